@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
-from wave_program import WaveProgram, limited, records_in
+from wave_program import WaveProgram, limited
 
 from hetctl.methods.pipeline.wave_log import violations
 from hetctl.methods.pipeline.wsp import Bounds
@@ -21,6 +22,7 @@ from hetctl.runtime.worker.group import SingleRank
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
+from hetctl.storage.wave_logs import read_waves
 
 LAYERS = """\
 layer,forward_s,backward_s,activation_bytes,parameter_bytes
@@ -42,6 +44,11 @@ def layouts_of(events, member):
     }
 
 
+def part_of(record):
+    """Return the part of an epoch that a record belongs to."""
+    return record.round, record.epoch, record.position
+
+
 class FollowedRun:
     """A member's run, followed by a sequential program.
 
@@ -56,7 +63,8 @@ class FollowedRun:
         self.functions = load_functions(spec.ensemble)
         self.framework = load_framework(spec.ensemble.framework)
         self.layouts = layouts_of(events_in(folder), name)
-        self.parts = records_in(folder.waves, name)
+        records = sorted(read_waves(folder, name), key=part_of)
+        self.parts = [(place, list(own)) for place, own in groupby(records, part_of)]
         self.samples, _ = self.functions.input_fn(spec.ensemble.data)
         self.program = None
 

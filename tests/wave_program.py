@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from itertools import groupby
 
 import numpy as np
-
-from hetctl.methods.pipeline.wave_log import WaveRecord
-from hetctl.model.serialization import decode
 
 
 class WaveProgram:
@@ -120,18 +115,6 @@ def set_weights(stage, weights):
     """Replace the weights of a stage."""
     stage.updates()
     stage.rebase(weights)
-
-
-def records_in(folder, member):
-    """Return the parts of the epochs in a member's logs: (round, epoch, position), and their records."""
-    records = [
-        decode(WaveRecord, json.loads(line))
-        for log in sorted(folder.glob(f"{member}-*.jsonl"))
-        for line in log.read_text().splitlines()
-        if line.strip()
-    ]
-    parts = sorted(records, key=lambda r: (r.round, r.epoch, r.position))
-    return [(place, list(own)) for place, own in groupby(parts, lambda r: (r.round, r.epoch, r.position))]
 
 
 def limited(records, minibatches):

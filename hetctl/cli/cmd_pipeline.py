@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hetctl.cli.options import Seconds, json_option
-from hetctl.cli.output import print_json, print_table
+from hetctl.cli.options import Seconds, json_option, this_project
+from hetctl.cli.output import leave, print_json, print_table
+from hetctl.model.errors import HetctlError
 
 if TYPE_CHECKING:
     from hetctl.app.pipeline.plan_pipelines import PlanOutcome, SimulationOutcome
@@ -22,7 +23,7 @@ MOST_IN_FLIGHT, MOST_CLOCKS, MOST_MINIBATCHES = 1000, 100, 100_000
 
 @click.group("pipeline")
 def command() -> None:
-    """Plan or simulate networks that are split over the GPUs of virtual workers as pipelines.
+    """Plan, simulate or check networks that are split over the GPUs of virtual workers as pipelines.
 
     \b
     Example: hetctl pipeline plan --layers vgg19.csv --cluster cluster.yaml
@@ -141,6 +142,31 @@ def simulate(as_json: bool, minibatches: int | None, **wishes: Any) -> None:
         ),
     ]
     _print(outcome, figures)
+
+
+@command.command("check")
+@click.argument("run", required=False)
+@json_option
+def check(run: str | None, as_json: bool) -> None:
+    """Compare the staleness of the weights that minibatches of RUN (default: the newest) met with its bounds.
+
+    \b
+    Example: hetctl pipeline check vgg-001
+    """
+    from hetctl.app.run.wave_checks import check_run
+    from hetctl.report.pipeline_tables import wave_check_table
+
+    checked = check_run(this_project(), run)
+    count = sum(len(one.violations) for one in checked.checks)
+    failure = HetctlError(
+        f"{count:,} passes of run {checked.run} met older weights than the bounds allow",
+        "keep its folder `waves`, and report the defect",
+    )
+    if as_json:
+        print_json(checked, failure if count else None)
+    else:
+        print_table(wave_check_table(checked.checks))
+    leave(failure if count else None, as_json=as_json)
 
 
 def _slowest(outcome: PlanOutcome | SimulationOutcome) -> tuple[str, str]:

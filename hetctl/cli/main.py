@@ -26,7 +26,7 @@ COMMANDS = {
     "simulate": "Simulate a planner on a cluster of any size.",
     "hopper": "Plan or simulate configurations that hop over partitioned data.",
     "balance": "Balance the batches of workers with different speeds.",
-    "pipeline": "Plan or simulate networks that are split over GPUs as pipelines.",
+    "pipeline": "Plan, simulate or check networks that are split over GPUs as pipelines.",
     "render": "Print the batch script of a job; no machine is queried.",
     "submit": "Start a run, or continue the unfinished one.",
     "advance": "Collect a run's events and submit its next job.",

@@ -9,6 +9,7 @@ from hetctl.model.hop_status import HopStatus
 from hetctl.model.job import Job
 from hetctl.model.pipeline_status import PipelineStatus
 from hetctl.model.training_progress import EpochResult, Heartbeat
+from hetctl.model.wave_record import WaveCheck
 
 FOREMOST = ("failed", "training", "waiting", "converged")
 """States of members, the most important to show first."""
@@ -225,6 +226,8 @@ class RunStatus:
         Hops of its members; None if they do not hop.
     pipelines : tuple of PipelineStatus
         Pipelines of the members that train, or trained, in that mode.
+    wave_checks : tuple of WaveCheck
+        Staleness of the pipelines' weights beside its bounds, if requested.
     """
 
     run: str
@@ -249,3 +252,4 @@ class RunStatus:
     balances: tuple[BalanceCourse, ...] = ()
     hops: HopStatus | None = None
     pipelines: tuple[PipelineStatus, ...] = ()
+    wave_checks: tuple[WaveCheck, ...] = ()

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hetctl.model.pipeline_layout import PipelineLayout
 from hetctl.model.pipeline_status import PipelineStatus, PipelineUse
+from hetctl.model.wave_record import WaveCheck
 from hetctl.report.table_style import ruled_table
 from hetctl.report.units import NONE, format_bytes, format_percent, printable
 
 NOTE = "waits: of first stages, for waves of others (D); idle: bubbles of all stages"
+
+MOST_VIOLATIONS = 10
+"""Violations of the bounds of staleness that are printed; JSON has all."""
 
 
 def pipeline_tables(pipelines: Sequence[PipelineStatus]) -> list[RenderableType]:
@@ -62,6 +66,24 @@ def _bytes(trained: Iterable[tuple[str, PipelineUse]]) -> RenderableType:
         sizes = [size for link in links for size in (link.passes, link.parameters)]
         table.add_row(Text(printable(name)), *map(format_bytes, sizes))
     return table
+
+
+def wave_check_table(checks: Sequence[WaveCheck]) -> RenderableType:
+    """Return a table with the staleness of pipelines beside its bounds, and a line for each violation."""
+    table = ruled_table(
+        "\nmember", ">in\nflight", ">\nD", ">mini-\nbatches", ">local\nlargest", ">\nbound",
+        ">global\nlargest", ">\nbound", ">viola-\ntions", gap=1, fold="\nmember",
+    )  # fmt: skip
+    for one in checks:
+        counts = (one.in_flight, one.distance, one.minibatches, one.local, one.local_bound)
+        overall = (NONE, NONE) if one.overall is None else (f"{one.overall}", f"{one.overall_bound}")
+        table.add_row(
+            Text(printable(one.member)), *(f"{n:,}" for n in counts), *overall, f"{len(one.violations):,}"
+        )
+    found = [f"{one.member}: {line}" for one in checks for line in one.violations]
+    more = [f"and {len(found) - MOST_VIOLATIONS:,} more"] if len(found) > MOST_VIOLATIONS else []
+    lines = [Text(printable(line)) for line in [*found[:MOST_VIOLATIONS], *more]]
+    return Group(table, *lines)
 
 
 def describe_layout(layout: PipelineLayout) -> str:

@@ -173,6 +173,34 @@ idle.</p>
 </div>
 </section>
 
+{% if status.wave_checks %}
+<section>
+<h2>Staleness in pipelines</h2>
+<p>Most updates that a minibatch missed of its own virtual worker (local) and of any other (global), and the
+bounds of N_m minibatches in flight and the clock distance D, in all rounds.</p>
+<div class="wide">
+<table class="narrow">
+<thead><tr><th>member</th><th class="number">in flight</th><th class="number">D</th>
+<th class="number">minibatches</th><th class="number">local</th><th class="number">bound</th>
+<th class="number">global</th><th class="number">bound</th><th class="number">violations</th></tr></thead>
+<tbody>
+{% for one in status.wave_checks %}
+<tr><td>{{ swatches[one.member] }}{{ one.member }}</td><td class="number">{{ one.in_flight }}</td>
+<td class="number">{{ one.distance }}</td><td class="number">{{ one.minibatches }}</td>
+<td class="number">{{ one.local }}</td><td class="number">{{ one.local_bound }}</td>
+<td class="number">{{ "-" if one.overall is none else one.overall }}</td>
+<td class="number">{{ "-" if one.overall is none else one.overall_bound }}</td>
+<td class="number">{{ one.violations | length }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+{% if status.wave_checks | map(attribute="violations") | select | list %}
+<p>Violations are defects: <code>hetctl pipeline check {{ status.run }}</code> lists them.</p>
+{% endif %}
+</section>
+{% endif %}
+
 {% if stage_charts %}
 <section>
 <h2>Bytes between stages</h2>

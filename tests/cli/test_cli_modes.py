@@ -8,12 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pipelined_run import step_started
 from workbench import new_project
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
+from hetctl.model.events import DRIVER
 from hetctl.model.profile import INTER_NODE, INTRA_NODE, Hardware, LayerPoint, LinkPoint, MeasuredLayer
+from hetctl.model.wave_record import WaveRecord
+from hetctl.runtime.stages.wave_recorder import WaveRecorder
 from hetctl.scheduling.planners.base import options_from
+from hetctl.storage.event_files import EventWriter
 from hetctl.storage.run_file import read_spec
 
 SITE = """\
@@ -481,6 +486,29 @@ def test_measured_layers_and_links_stand_for_files(tmp_path):
     assert modes(plan)["giant"] == "pipeline"
     # With the gigabyte that the framework takes.
     assert "it needs 29.9 GB of memory" in {c["member"]: c["reason"] for c in plan["choices"]}["giant"]
+
+
+@pytest.mark.usefixtures("queued")
+def test_a_check_says_which_weights_were_too_old(tmp_path):
+    project = Mini(tmp_path, small(1) + GIANT).project
+    folder = project.home.run(submitted(project, "--mode", "auto").run)
+    refused = project.here("pipeline", "check")
+    assert (refused.code, "has trained a wave" in refused.stderr) == (2, True)
+    EventWriter(folder.events, DRIVER, 0).write("step_started", **step_started(member="giant"))
+    log = WaveRecorder(folder.waves / "giant-000.jsonl", 0)
+    log.write(WaveRecord(1, 0, 0, 0, 1, (0, 0, 1), (0, 0, 0)))
+    (check,) = project.here("pipeline", "check", "--json").json["checks"]
+    assert (check["local"], check["local_bound"], check["overall_bound"]) == (1, 2, 7)
+    assert project.here("report").code == 0
+    page = (project.path / "report.html").read_text()
+    assert "Staleness in pipelines" in page
+    assert "Violations are defects" not in page
+    log.write(WaveRecord(1, 0, 0, 0, 4, (0,), (0,)))
+    done = project.here("pipeline", "check")
+    assert (done.code, "minibatch 4 has only 0 updates of its own" in done.stdout) == (1, True)
+    assert project.here("pipeline", "check", "--json").json["error"]["kind"] == "internal"
+    assert project.here("report").code == 0
+    assert "Violations are defects" in (project.path / "report.html").read_text()
 
 
 def test_layers_of_one_type_are_none_for_nodes_of_two(tmp_path):

@@ -14,6 +14,7 @@ from hetctl.app.run.hop_summary import hop_spans, hop_status
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.stage_summary import pipeline_statuses
 from hetctl.app.run.view import RunView
+from hetctl.app.run.wave_checks import wave_checks
 from hetctl.catalog.catalog import RunRecord
 from hetctl.catalog.database import Stamp, stamp_of
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
@@ -48,12 +49,14 @@ def run_status(project: Project, run: str | None, most: int | None = None) -> Ru
 def compared_status(project: Project, run: str | None) -> RunStatus:
     """Return the status of a run for its report.
 
-    It has the courses of balanced batches, the visits of members that hop and, if the run has finished,
-    simulations of it for comparison.
+    It has the courses of balanced batches, the staleness of pipelines, the visits of members that hop and,
+    if the run has finished, simulations of it for comparison.
     """
     watch = RunWatch(project, run)
     status = watch.with_visits(watch.compared(watch.look()))
-    return replace(status, balances=balance_courses(project.home.run(status.run)))
+    folder = project.home.run(status.run)
+    checks = wave_checks(folder) if status.pipelines else ()
+    return replace(status, balances=balance_courses(folder), wave_checks=checks)
 
 
 class RunWatch:

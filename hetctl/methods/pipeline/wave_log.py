@@ -1,50 +1,12 @@
-"""Log of the weights that minibatches met in training, and the paper's bounds of staleness in it."""
+"""Staleness of the weights that minibatches met in training, beside the paper's bounds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetctl.methods.pipeline.wsp import Bounds
-
-
-@dataclass(frozen=True)
-class WaveRecord:
-    """Weights of the minibatches of a wave in one stage.
-
-    Parameters
-    ----------
-    epoch : int
-        Epoch, counted from 1.
-    position : int
-        Samples of the epoch that were trained before this part of it; minibatches count from there.
-    worker, stage : int
-        Numbers of the virtual worker and of the stage.
-    first : int
-        Number of the first minibatch of the record, counted from 1.
-    completed : tuple of int
-        Own minibatches whose updates the weights contained, for each minibatch.
-    pulled : tuple of int
-        Waves of all virtual workers that they contained.
-    round : int
-        Round of the run.
-    """
-
-    epoch: int
-    position: int
-    worker: int
-    stage: int
-    first: int
-    completed: tuple[int, ...]
-    pulled: tuple[int, ...]
-    round: int = 0
-
-    @property
-    def minibatches(self) -> Iterator[tuple[int, int, int]]:
-        """Number, completed and pulled of each minibatch."""
-        return zip(
-            range(self.first, self.first + len(self.completed)), self.completed, self.pulled, strict=True
-        )
+from hetctl.model.wave_record import WaveRecord
 
 
 @dataclass(frozen=True)

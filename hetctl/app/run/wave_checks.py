@@ -1,0 +1,96 @@
+"""Check of a run's pipelines: the weights that their minibatches met, beside the bounds of their layouts."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from hetctl.app.project import Project
+from hetctl.app.run.select_run import record_of
+from hetctl.methods.pipeline.wave_log import staleness, violations
+from hetctl.methods.pipeline.wsp import Bounds
+from hetctl.model.errors import BadInputError
+from hetctl.model.events import DRIVER
+from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.serialization import decode
+from hetctl.model.wave_record import WaveCheck, WaveRecord
+from hetctl.storage.event_schema import StepStartedRecord
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import events_in
+from hetctl.storage.wave_logs import read_waves
+
+Layouts = Mapping[int, PipelineLayout]
+"""Layouts of a member by round."""
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """A run with what the logs of its pipelines say."""
+
+    run: str
+    checks: tuple[WaveCheck, ...]
+
+
+def check_run(project: Project, run: str | None) -> CheckedRun:
+    """Check the logs of a run, by default of the newest one.
+
+    Raises
+    ------
+    BadInputError
+        If it has none.
+    """
+    with project.reading() as catalog:
+        spec = record_of(catalog, run).spec
+    checks = wave_checks(project.home.run(spec.run))
+    if not checks:
+        raise BadInputError(
+            f"no pipeline of run {spec.run} has trained a wave: members are pipelines with --mode pipeline,"
+            " or auto",
+            "name another run, or wait for its first waves (`hetctl status`)",
+        )
+    return CheckedRun(spec.run, checks)
+
+
+def wave_checks(folder: RunFolder) -> tuple[WaveCheck, ...]:
+    """Return a check of each member that trained as a pipeline, for each pair of N_m and D of its layouts."""
+    return tuple(
+        check
+        for member, layouts in _layouts_in(folder).items()
+        for check in _checks(member, layouts, read_waves(folder, member))
+    )
+
+
+def _layouts_in(folder: RunFolder) -> Mapping[str, Layouts]:
+    layouts: defaultdict[str, dict[int, PipelineLayout]] = defaultdict(dict)
+    for event in events_in(folder):
+        if event.source == DRIVER and event.kind == "step_started":
+            step = decode(StepStartedRecord, event.data)
+            if step.pipeline is not None:
+                layouts[step.member][event.round] = step.pipeline
+    return layouts
+
+
+def _checks(member: str, layouts: Layouts, records: Iterable[WaveRecord]) -> Iterator[WaveCheck]:
+    alike: defaultdict[tuple[int, int, bool], list[WaveRecord]] = defaultdict(list)
+    for record in records:
+        # Without its step the bounds of a record are not known.
+        if layout := layouts.get(record.round):
+            alike[layout.in_flight, layout.distance, len(layout.workers) > 1].append(record)
+    for (in_flight, distance, shares), own in sorted(alike.items()):
+        yield _check(member, Bounds(in_flight, distance), own, shares=shares)
+
+
+def _check(member: str, bounds: Bounds, records: Sequence[WaveRecord], *, shares: bool) -> WaveCheck:
+    found = staleness(records, bounds)
+    return WaveCheck(
+        member=member,
+        in_flight=bounds.in_flight,
+        distance=bounds.distance,
+        minibatches=sum(len(record.completed) for record in records),
+        local=found.local,
+        local_bound=bounds.local_staleness,
+        overall=found.overall if shares else None,
+        overall_bound=bounds.global_staleness,
+        violations=tuple(violations(records, bounds)),
+    )

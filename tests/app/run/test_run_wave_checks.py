@@ -1,0 +1,55 @@
+"""Staleness of a run's pipelines beside the bounds of the layouts that they had."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pipelined_run import ALONE, LAYOUT, step_started
+
+from hetctl.app.run.wave_checks import wave_checks
+from hetctl.model.events import DRIVER
+from hetctl.model.wave_record import WaveRecord
+from hetctl.runtime.stages.wave_recorder import WaveRecorder
+from hetctl.storage.event_files import EventWriter
+from hetctl.storage.paths import RunFolder
+
+RECORD = WaveRecord(1, 0, 0, 0, 4, (1, 3, 4), (0, 0, 0))
+
+
+def run_with(tmp_path, *layouts):
+    """Return the folder of a run with a round for each layout."""
+    folder = RunFolder(tmp_path)
+    folder.create()
+    for number, layout in enumerate(layouts):
+        EventWriter(folder.events, DRIVER, number).write("step_started", **step_started(layout))
+    return folder
+
+
+def found_in(folder):
+    return [
+        (one.in_flight, one.minibatches, one.local, one.overall, len(one.violations))
+        for one in wave_checks(folder)
+    ]
+
+
+def test_each_layout_has_bounds_of_its_own(tmp_path):
+    folder = run_with(tmp_path, LAYOUT, replace(LAYOUT, in_flight=2, distance=0))
+    for number in (0, 1):
+        WaveRecorder(folder.waves / "a-000.jsonl", number).write(RECORD)
+    (short, long) = wave_checks(folder)
+    assert (short.local_bound, short.overall_bound) == (1, 2)
+    assert (long.local_bound, long.overall_bound) == (2, 7)
+    assert found_in(folder) == [(2, 3, 2, 5, 4), (3, 3, 2, 5, 0)]
+    assert "minibatch 4 has only 1 updates of its own" in short.violations[0]
+
+
+def test_a_single_virtual_worker_misses_nothing_of_others(tmp_path):
+    folder = run_with(tmp_path, ALONE)
+    WaveRecorder(folder.waves / "a-000.jsonl", 0).write(replace(RECORD, pulled=(0, 1, 1)))
+    assert found_in(folder) == [(3, 3, 2, None, 0)]
+
+
+def test_records_without_a_layout_and_other_modes_are_left_out(tmp_path):
+    folder = run_with(tmp_path, None)
+    WaveRecorder(folder.waves / "a-000.jsonl", 0).write(RECORD)
+    assert found_in(folder) == []
