@@ -175,12 +175,12 @@ def test_a_stop_ends_all_virtual_workers_after_the_same_wave():
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_stop_at_the_beginning_trains_one_wave_at_most(workers):
+def test_a_stop_at_the_beginning_ends_what_had_begun(workers):
     layout = layout_of(workers, 2, 4, in_flight=2, distance=1)
     ranks = trained(layout, hooks=lambda _saved: PartHooks(should_stop=lambda: True))
     (minibatches,) = {rank[2][0].minibatches for rank in ranks}
-    # The other virtual worker may have begun before it was told.
-    assert minibatches in ((0,), (0, 2))[workers - 1]
+    # The other virtual worker may have begun as many as D permits before it was told.
+    assert minibatches in ((0,), (0, 2, 4, 6))[workers - 1]
     if not minibatches:
         found, fresh = final_weights(ranks, layout), CHAIN.build(range(4)).save()
         assert all(np.array_equal(found[name], array) for name, array in fresh.items())
