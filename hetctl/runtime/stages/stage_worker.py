@@ -277,14 +277,16 @@ class _StageRun:
     def _forward(self, ready: ReadyPass) -> None:
         self._waves.adopt(ready.pulled)
         self._met.append((ready.minibatch, self._completed, self._waves.pulled - self._part.first_wave))
-        version = self._network.version()
         assert ready.targets is not None
         if self._stage.is_last:
-            loss, gradient = self._network.both(ready.minibatch, version, ready.tensor, ready.targets)
+            # No name for the version: the update would copy all weights if it were still in use.
+            loss, gradient = self._network.both(
+                ready.minibatch, self._network.version(), ready.tensor, ready.targets
+            )
             self._return(ready, gradient, loss)
             self._complete(ready, loss)
             return
-        activations = self._network.forward(ready.minibatch, version, ready.tensor)
+        activations = self._network.forward(ready.minibatch, self._network.version(), ready.tensor)
         self._mail.send(
             self._stage.ranks[self._stage.stage + 1],
             FORWARD,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -143,6 +144,42 @@ def test_virtual_workers_end_each_epoch_with_equal_weights():
     mean = sum(one["val_loss"] * count for one, count in scores) / sum(count for _, count in scores)
     assert mean == pytest.approx(whole.scores()[0]["val_loss"])
     assert sum(count for _, count in scores) == SAMPLES
+
+
+class Weights(list):
+    """A version of weights, of which it is known whether it is in use."""
+
+
+class WatchedStage(SlowStage):
+    """A stage that notes at each update whether the newest version is still in use."""
+
+    def __init__(self, network):
+        super().__init__(network, lambda _: 0.0)
+        self.in_use = []
+
+    def version(self):
+        newest = Weights(self._network.version())
+        self._newest = weakref.ref(newest)
+        return newest
+
+    def update(self, minibatch):
+        self.in_use.append(self._newest() is not None)
+        self._network.update(minibatch)
+
+
+def test_the_last_stage_updates_weights_that_nothing_uses():
+    layout = layout_of(1, 2, 4, in_flight=2)
+
+    def work(rank):
+        plan = layout.workers[0][rank.mail.rank]
+        network = WatchedStage(CHAIN.build(range(plan.first, plan.last + 1)))
+        feed = loader_of(0, 1).batches(1, 0) if rank.mail.rank == 0 else None
+        StageWorker(network, layout, rank.mail).train(EpochPart(0, 1, 0, SAMPLES, BATCH, 0), feed)
+        return network.in_use
+
+    first, last = run_ranks(layout, work)
+    # The first stage has the next minibatch under way, with the weights that are updated.
+    assert (any(first), any(last)) == (True, False)
 
 
 @pytest.mark.parametrize("distance", [0, 2])
