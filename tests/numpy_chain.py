@@ -88,6 +88,9 @@ class DenseStage:
     def weights(self) -> list[Tensor]:
         return [value.copy() for value in self.values]
 
+    def slot_bytes(self) -> int:
+        return sum(slot.nbytes for slot in self.slots)
+
     def updates(self) -> list[Tensor]:
         found = [value - base for value, base in zip(self.values, self._base, strict=True)]
         self._base = self.weights()

@@ -16,7 +16,7 @@ from hetctl.inputs.pipedream import is_graph, layers_of
 
 TIMES, BYTES = ("forward_s", "backward_s"), ("activation_bytes", "parameter_bytes")
 REQUIRED = ("layer", *TIMES, *BYTES)
-OPTIONAL_BYTES = ("held_bytes", "workspace_bytes")
+OPTIONAL_BYTES = ("held_bytes", "workspace_bytes", "optimizer_bytes")
 OPTIONAL = ("gpu_type", *OPTIONAL_BYTES)
 SAME_ON_ALL_TYPES = (*BYTES, *OPTIONAL_BYTES)
 
@@ -35,6 +35,8 @@ class LayerRow:
         Bytes kept on the GPU for the backward pass; None: equal to `activation_bytes`.
     workspace_bytes : int
         Bytes used during a pass only.
+    optimizer_bytes : int or None
+        Bytes of the optimizer's state; None: equal to `parameter_bytes`, as of SGD with momentum.
     """
 
     place: SourceLine
@@ -46,6 +48,7 @@ class LayerRow:
     parameter_bytes: int
     held_bytes: int | None = None
     workspace_bytes: int = 0
+    optimizer_bytes: int | None = None
 
 
 def read_layers(path: Path) -> list[LayerRow]:
@@ -103,7 +106,7 @@ def _problems(record: CsvRow) -> list[Problem]:
 
 
 def _row(record: CsvRow) -> LayerRow:
-    cells, held = record.cells, record.cells.get("held_bytes", "")
+    cells = record.cells
     return LayerRow(
         place=record.place,
         layer=cells["layer"],
@@ -112,9 +115,14 @@ def _row(record: CsvRow) -> LayerRow:
         backward_s=float(cells["backward_s"]),
         activation_bytes=int(cells["activation_bytes"]),
         parameter_bytes=int(cells["parameter_bytes"]),
-        held_bytes=int(held) if held else None,
-        workspace_bytes=int(cells.get("workspace_bytes") or 0),
+        held_bytes=_size(cells.get("held_bytes")),
+        workspace_bytes=_size(cells.get("workspace_bytes")) or 0,
+        optimizer_bytes=_size(cells.get("optimizer_bytes")),
     )
+
+
+def _size(text: str | None) -> int | None:
+    return int(text) if text else None
 
 
 def _broken(row: Mapping[str, str]) -> list[tuple[str, str]]:

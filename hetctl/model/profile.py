@@ -130,8 +130,11 @@ class MeasuredLayer:
     activation_bytes, parameter_bytes, held_bytes : int
         Sizes as in `hetctl.methods.pipeline.layers.Layer`.
     workspace_bytes : int
-        Peak of memory during the passes and the update beyond what was there before, what is held, and the
-        activations received: gradients of the weights, temporary memory of operations.
+        Peak of memory during the passes and the update beyond what was there before, what is held, the
+        activations received and the gradients of the weights: temporary memory of operations.
+    optimizer_bytes : int or None
+        State that the optimizer keeps for its weights after a step. None in measurements of earlier
+        versions, whose workspace includes the gradients.
     """
 
     name: str
@@ -141,6 +144,7 @@ class MeasuredLayer:
     parameter_bytes: int
     held_bytes: int
     workspace_bytes: int
+    optimizer_bytes: int | None = None
 
 
 @dataclass(frozen=True)

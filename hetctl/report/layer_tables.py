@@ -8,13 +8,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetctl.model.profile import INTRA_NODE, LayerPoint, LinkPoint
+from hetctl.model.profile import INTRA_NODE, LayerPoint, LinkPoint, MeasuredLayer
 from hetctl.report.table_style import ruled_table
-from hetctl.report.units import device_word, format_bytes, format_ms, printable
+from hetctl.report.units import NONE, device_word, format_bytes, format_ms, printable
 
 HEADERS = (
     *("layer", ">forward\nms", ">backward\nms"),
-    *(">activations", ">parameters", ">held", ">workspace"),
+    *(">activations", ">parameters", ">optimizer", ">held", ">workspace"),
 )
 
 
@@ -41,12 +41,14 @@ def _parts(point: LayerPoint, device: str) -> Iterator[RenderableType]:
 def _layer_table(point: LayerPoint) -> Table:
     table = ruled_table(*HEADERS, fold="layer")
     for layer in point.layers:
-        sizes = (layer.activation_bytes, layer.parameter_bytes, layer.held_bytes, layer.workspace_bytes)
+        kept = (layer.held_bytes, layer.workspace_bytes)
         table.add_row(
             Text(printable(layer.name)),
             format_ms(layer.forward_s),
             format_ms(layer.backward_s),
-            *map(format_bytes, sizes),
+            *map(format_bytes, (layer.activation_bytes, layer.parameter_bytes)),
+            _optimizer_bytes([layer]),
+            *map(format_bytes, kept),
         )
     table.add_row(
         Text("all", "bold"),
@@ -54,10 +56,17 @@ def _layer_table(point: LayerPoint) -> Table:
         format_ms(sum(layer.backward_s for layer in point.layers)),
         "",
         format_bytes(sum(layer.parameter_bytes for layer in point.layers)),
+        _optimizer_bytes(point.layers),
         format_bytes(sum(layer.held_bytes for layer in point.layers)),
         format_bytes(max(layer.workspace_bytes for layer in point.layers)),
     )
     return table
+
+
+def _optimizer_bytes(layers: Sequence[MeasuredLayer]) -> str:
+    """Return the bytes of layers' slots, which earlier versions did not measure."""
+    known = [layer.optimizer_bytes for layer in layers if layer.optimizer_bytes is not None]
+    return format_bytes(sum(known)) if len(known) == len(layers) else NONE
 
 
 def _link_table(links: Sequence[LinkPoint]) -> Table:

@@ -46,6 +46,7 @@ import replay
 import ring_bench
 import round_bench
 import sharing_bench
+import stage_memory_bench
 import stages_bench
 import state_bench
 import static_bench
@@ -373,6 +374,7 @@ DECIDING: dict[str, Section] = {
     "stages": stages_bench.throughput,
     "stages-waiting": stages_bench.waiting,
     "stages-processors": stages_bench.processors,
+    "stages-memory": stage_memory_bench.table,
     "balance": balance_bench.table,
     "balance-replay": balance_bench.replay,
     "balance-training": balanced_bench.table,

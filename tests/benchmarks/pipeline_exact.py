@@ -54,7 +54,10 @@ def slowest_s(
 def stage_needs(profile: LayerProfile, first: int, last: int, held: int) -> int:
     """Count the bytes of a stage one by one."""
     layers = profile.layers[first : last + 1]
-    needed = sum(layer.parameter_bytes for layer in layers) + max(layer.workspace_bytes for layer in layers)
+    needed = max(layer.workspace_bytes for layer in layers)
+    for layer in layers:
+        # Updates of the wave, gradients of a minibatch, and the optimizer's state.
+        needed += layer.parameter_bytes + layer.parameter_bytes + layer.slot_bytes
     for _ in range(held):
         needed += profile.layers[first - 1].activation_bytes if first else 0
         needed += sum(layer.parameter_bytes + layer.kept_bytes for layer in layers)

@@ -261,13 +261,16 @@ def test_equal_ranks_are_not_shown_and_many_are_cut(make_run: MakeRun) -> None:
 
 def test_layers_are_added_up_and_share_one_workspace() -> None:
     mib = 2**20
-    layer = MeasuredLayer("conv\x1b[31m", 0.001, 0.002, mib, 2 * mib, 3 * mib, 4 * mib)
+    layer = MeasuredLayer("conv\x1b[31m", 0.001, 0.002, mib, 2 * mib, 3 * mib, 4 * mib, 5 * mib)
     machine = Hardware("V100", "1", "fake")
     point = LayerPoint("m", "f", 16, 0.0, machine, 100, 300 * mib, (layer, replace(layer, name="fc")))
     link = LinkPoint(INTRA_NODE, ("n0", "n0"), 0.0, ((65536.0, 0.00025),))
     lines = [line.split() for line in show(layers_table([point], [link]))]
-    sizes = ["2.0", "MiB", "3.0", "MiB", "4.0", "MiB"]
+    sizes = ["2.0", "MiB", "5.0", "MiB", "3.0", "MiB", "4.0", "MiB"]
     assert ["conv", "1", "2", "1.0", "MiB", *sizes] in lines
-    assert ["all", "2", "4", "4.0", "MiB", "6.0", "MiB", "4.0", "MiB"] in lines
+    assert ["all", "2", "4", "4.0", "MiB", "10.0", "MiB", "6.0", "MiB", "4.0", "MiB"] in lines
     assert ["within", "a", "node", "0.25", "n0"] in lines
     assert any("300" in line and "GPU" in line for line in lines)
+    earlier = replace(point, layers=(replace(layer, optimizer_bytes=None),))
+    lines = [line.split() for line in show(layers_table([earlier], []))]
+    assert ["conv", "1", "2", "1.0", "MiB", "2.0", "MiB", "-", "3.0", "MiB", "4.0", "MiB"] in lines

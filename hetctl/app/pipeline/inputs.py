@@ -75,6 +75,7 @@ def _layer(name: str, rows: Sequence[LayerRow]) -> Layer:
         parameter_bytes=rows[0].parameter_bytes,
         held_bytes=rows[0].held_bytes,
         workspace_bytes=rows[0].workspace_bytes,
+        optimizer_bytes=rows[0].optimizer_bytes,
     )
 
 

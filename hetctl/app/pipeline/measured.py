@@ -40,6 +40,7 @@ def rows_of(points: Sequence[LayerPoint]) -> list[LayerRow]:
             parameter_bytes=on_types[0].parameter_bytes,
             held_bytes=max(one.held_bytes for one in on_types),
             workspace_bytes=max(one.workspace_bytes for one in on_types),
+            optimizer_bytes=on_types[0].optimizer_bytes,
         )
         for number, on_types in enumerate(zip(*(point.layers for point in alike), strict=True), start=1)
         for point, layer in zip(alike, on_types, strict=True)

@@ -30,6 +30,9 @@ class Layer:
         Data kept on the GPU from the forward to the backward pass; None for `activation_bytes`.
     workspace_bytes : int
         Memory that only one pass of the layer uses, and leaves to the next layer.
+    optimizer_bytes : int or None
+        State that the optimizer keeps for its weights; None for `parameter_bytes`: SGD with momentum, which
+        trains the networks of HetPipe.
     """
 
     name: str
@@ -39,6 +42,12 @@ class Layer:
     parameter_bytes: int
     held_bytes: int | None = None
     workspace_bytes: int = 0
+    optimizer_bytes: int | None = None
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the optimizer's state."""
+        return self.parameter_bytes if self.optimizer_bytes is None else self.optimizer_bytes
 
     @property
     def kept_bytes(self) -> int:
@@ -88,6 +97,11 @@ class LayerProfile:
         """Bytes of each layer's workspace, shape (layers,)."""
         return np.array([layer.workspace_bytes for layer in self.layers], dtype=np.int64)
 
+    @property
+    def slot_bytes(self) -> NDArray[np.int64]:
+        """Bytes of the optimizer's state of each layer, shape (layers,)."""
+        return np.array([layer.slot_bytes for layer in self.layers], dtype=np.int64)
+
     def derived(self, time_ratios: Mapping[str, float], measured_on: str = UNNAMED) -> LayerProfile:
         """Return the profile for other GPU types, from the ratios of their times to the measured ones."""
         return LayerProfile(
@@ -127,6 +141,7 @@ def _merged(layers: Sequence[Layer]) -> Layer:
         parameter_bytes=sum(layer.parameter_bytes for layer in layers),
         held_bytes=sum(layer.kept_bytes for layer in layers),
         workspace_bytes=max(layer.workspace_bytes for layer in layers),
+        optimizer_bytes=sum(layer.slot_bytes for layer in layers),
     )
 
 

@@ -29,18 +29,20 @@ def stage_bytes(profile: LayerProfile, held: int) -> NDArray[np.int64]:
     """Return the bytes of every stage, shape (layers, layers): first and last layer.
 
     For each minibatch held: its version of the weights (w_p in section 4), the data kept by its layers,
-    and the activations received. Once: the accumulated updates of the wave, and the workspace of the layer
-    that needs most, as layers run one after another. The value is meaningless if the last layer comes
-    before the first.
+    and the activations received. Once: the accumulated updates of the wave, the gradients of the weights,
+    which the optimizer applies before the next backward pass begins, the optimizer's state, and the
+    workspace of the layer that needs most, as layers run one after another. The value is meaningless if the
+    last layer comes before the first.
     """
     received = np.concatenate([[0], profile.activation_bytes[:-1]])
+    once = np.concatenate([[0], np.cumsum(_bytes_once(profile))])
     weights = np.concatenate([[0], np.cumsum(profile.parameter_bytes)])
     kept = np.concatenate([[0], np.cumsum(profile.kept_bytes)])
     of_each = (weights + kept)[None, 1:] - (weights + kept - np.append(received, 0))[:-1, None]
     workspace = np.maximum.accumulate(
         np.triu(np.broadcast_to(profile.workspace_bytes, of_each.shape)), axis=1
     )
-    bytes_: NDArray[np.int64] = held * of_each + weights[None, 1:] - weights[:-1, None] + workspace
+    bytes_: NDArray[np.int64] = held * of_each + once[None, 1:] - once[:-1, None] + workspace
     return bytes_
 
 
@@ -49,7 +51,15 @@ def least_bytes(profile: LayerProfile) -> NDArray[np.int64]:
 
     Workspaces are left out, since the layers of a stage share one.
     """
-    return 2 * profile.parameter_bytes + profile.kept_bytes
+    return profile.parameter_bytes + profile.kept_bytes + _bytes_once(profile)
+
+
+def _bytes_once(profile: LayerProfile) -> NDArray[np.int64]:
+    """Return the bytes of each layer that do not depend on the minibatches held, shape (layers,).
+
+    The updates of a wave, the gradients of one minibatch, and the optimizer's state.
+    """
+    return 2 * profile.parameter_bytes + profile.slot_bytes
 
 
 def bytes_alone(profile: LayerProfile) -> int:

@@ -124,6 +124,10 @@ class KerasStage:
         """Return copies of the trainable weights, in the order of the layers."""
         return [array_of(variable).copy() for variable in self._model.trainable_variables]
 
+    def slot_bytes(self) -> int:
+        """Return the bytes of the variables that belong to one weight each."""
+        return sum(array_of(slot).nbytes for slots in self._slots.values() for slot in slots)
+
     def updates(self) -> list[Tensor]:
         """Return the differences of the weights since the last call."""
         before, self._sent = self._sent, self.weights()

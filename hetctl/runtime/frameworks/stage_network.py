@@ -73,6 +73,9 @@ class StageNetwork(Protocol):
     def weights(self) -> list[Tensor]:
         """Return copies of the present trainable weights, in an order that only the layers determine."""
 
+    def slot_bytes(self) -> int:
+        """Return the bytes of the optimizer's state for the weights, once it has updated them."""
+
     def updates(self) -> list[Tensor]:
         """Return the sum of all updates since the last call, in the order of `weights`: those of a wave.
 

@@ -151,6 +151,12 @@ class TorchStage:
         """Return copies of the trainable weights, in the order of the layers."""
         return [array_of(copy) for copy in self._copies()]
 
+    def slot_bytes(self) -> int:
+        """Return the bytes of all tensors in the optimizer's state."""
+        states = self._parts.optimizer.state.values()
+        slots = (slot for state in states for slot in state.values() if isinstance(slot, torch.Tensor))
+        return sum(slot.numel() * slot.element_size() for slot in slots)
+
     def updates(self) -> list[Tensor]:
         """Return the differences of the weights since the last call."""
         before, self._sent = self._sent, self._copies()

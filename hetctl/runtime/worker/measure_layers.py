@@ -111,17 +111,20 @@ def measured_layers(
             _LastLayer(stage, inputs, targets, gauge) if number == last else _InnerLayer(stage, inputs, gauge)
         )
         (forward_s, backward_s), (there_s, back_s) = _steady(layer.timed_passes, sign), layer.copies()
-        held, workspace = layer.memory()
+        held, beyond = layer.memory()
+        parameters = _size_of(stage.weights())
         yield MeasuredLayer(
             name=name,
             # Within a stage of several layers, activations stay on the GPU.
             forward_s=max(0.0, forward_s - there_s),
             backward_s=max(0.0, backward_s - back_s),
             activation_bytes=layer.outputs.nbytes,
-            parameter_bytes=_size_of(stage.weights()),
+            parameter_bytes=parameters,
             # The inputs of other layers are the outputs of those before them, or were received.
             held_bytes=held + (inputs.nbytes if number == 0 else 0),
-            workspace_bytes=workspace,
+            # All layers of a stage have their gradients at once, but share one workspace.
+            workspace_bytes=max(0, beyond - parameters),
+            optimizer_bytes=stage.slot_bytes(),
         )
         inputs = layer.outputs
 
@@ -168,13 +171,13 @@ class _InnerLayer:
         return inputs_s + outputs_s, outputs_s + inputs_s * self._returns_gradient
 
     def memory(self) -> tuple[int, int]:
-        """Return the bytes held between the passes, and those of the workspace."""
+        """Return the bytes held between the passes, and those that they and the update need beyond that."""
         minibatch = next(self._minibatches)
         before = self._gauge.used()
         reset_peak_memory()
         held = self._gauge.kept_by(lambda: self._forward(minibatch), self._inputs)
         self._finish(minibatch)
-        return held, _workspace(self._gauge, before, held, self._inputs)
+        return held, _beyond(self._gauge, before, held, self._inputs)
 
     def _forward(self, minibatch: int) -> Tensor:
         outputs = self._stage.forward(minibatch, self._stage.version(), self._inputs)
@@ -217,7 +220,7 @@ class _LastLayer:
         reset_peak_memory()
         self._both()
         held = self.outputs.nbytes
-        return held, _workspace(self._gauge, before, held, self._inputs)
+        return held, _beyond(self._gauge, before, held, self._inputs)
 
     def _both(self) -> None:
         minibatch = next(self._minibatches)
@@ -226,7 +229,7 @@ class _LastLayer:
         self._gauge.synchronize()
 
 
-def _workspace(gauge: MemoryGauge, before: int, held: int, inputs: Tensor) -> int:
+def _beyond(gauge: MemoryGauge, before: int, held: int, inputs: Tensor) -> int:
     """Return the peak of the passes beyond what was there before, is held, or was received."""
     return max(0, gauge.peak() - before - held - gauge.received_bytes(inputs))
 

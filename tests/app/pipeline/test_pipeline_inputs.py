@@ -12,7 +12,7 @@ TYPED = "layer,gpu_type,forward_s,backward_s,activation_bytes,parameter_bytes\na
 CLUSTER = """\
 gpu_types:
   V: {memory: 1000}
-  Q: {memory: 900, time_ratio: 2}
+  Q: {memory: 1700, time_ratio: 2}
 nodes:
   - {Q: 2}
 links:
@@ -36,7 +36,7 @@ def test_times_of_no_type_are_scaled_to_those_of_the_cluster(read):
     layers, cluster = read(UNTYPED, CLUSTER)
     assert [dict(layer.forward_s) for layer in layers.layers] == [{"Q": 2.0}, {"Q": 6.0}]
     assert cluster.nodes == (("Q", "Q"),)
-    assert cluster.memory_bytes["Q"] == 900
+    assert cluster.memory_bytes["Q"] == 1700
 
 
 def test_links_are_fitted_to_their_points(read):
@@ -55,8 +55,10 @@ def test_a_type_without_times_is_refused(read):
 
 
 def test_a_layer_larger_than_every_gpu_is_refused(read):
-    with pytest.raises(InfeasibleError, match=r"layers.csv:3: layer 'b' needs 850 bytes .* \(Q\) has 800"):
-        read(UNTYPED, CLUSTER.replace("900", "800"))
+    with pytest.raises(
+        InfeasibleError, match=r"layers.csv:3: layer 'b' needs 1,650 bytes .* \(Q\) has 1,600"
+    ):
+        read(UNTYPED, CLUSTER.replace("1700", "1600"))
 
 
 def test_layers_that_take_no_time_are_refused(read):
@@ -67,6 +69,6 @@ def test_layers_that_take_no_time_are_refused(read):
 def test_layers_that_need_more_than_all_gpus_have_are_refused(read):
     many = UNTYPED + "".join(f"c{number},1,1,0,400\n" for number in range(3))
     with pytest.raises(
-        InfeasibleError, match=r"cluster.yaml:4: nodes: all GPUs together have 1,800 bytes.* 3,"
+        InfeasibleError, match=r"cluster.yaml:4: nodes: all GPUs together have 3,400 bytes.* 6,"
     ):
         read(many, CLUSTER)

@@ -19,7 +19,7 @@ from hetctl.scheduling.planners.base import Options, Request
 NODES = (Node("n1", (0, 1)), Node("n2", (2, 3)))
 
 
-def problem(policy="np", memory=10_000, **how):
+def problem(policy="np", memory=20_000, **how):
     layers = tuple(Layer(f"l{n}", {UNNAMED: 1.0}, {UNNAMED: 2.0}, 100, 1000) for n in range(4))
     how = {"in_flight": 2, "seconds": 0.2, **how}
     return PipelineProblem(
@@ -58,7 +58,7 @@ def test_each_rank_has_a_stage_and_each_layer_a_server(policy, placement):
 
 
 def test_no_more_gpus_are_used_than_a_member_may_have():
-    found = lay_out(problem(memory=30_000, max_gpus=3), NODES)
+    found = lay_out(problem(memory=50_000, max_gpus=3), NODES)
     assert sum(len(place.gpus) for place in found.placement) <= 3
 
 

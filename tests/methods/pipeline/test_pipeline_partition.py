@@ -78,7 +78,7 @@ def test_more_minibatches_in_flight_need_more_memory():
 
 def test_a_framework_takes_room_from_layers():
     layers = profile(1, 1, 1, 1, activation=10, parameters=20)
-    free = PipelineCluster((("A", "A"),), {"A": 160}, LINKS)
+    free = PipelineCluster((("A", "A"),), {"A": 240}, LINKS)
     assert len(partitioner(layers, free).partition(free.gpus)) == 2
     with pytest.raises(InfeasibleError):
         partitioner(layers, replace(free, context_bytes={"A": 80})).partition(free.gpus)
@@ -118,7 +118,7 @@ def test_an_inexact_partition_is_found_wherever_one_fits(layers, where, in_fligh
 def test_64_unlike_gpus_are_partitioned_if_a_single_order_fits():
     types = ("A", "B", "C")
     nodes = (types * 11, types * 10 + ("A",))
-    needed = [3 * PLENTY // 7, PLENTY // 7] * 10
+    needed = [3 * PLENTY // 14, PLENTY // 14] * 10
     layers = LayerProfile(
         tuple(
             Layer(f"l{i}", dict.fromkeys(types, 1.0), dict.fromkeys(types, 2.0), 1, size)

@@ -141,7 +141,7 @@ def test_a_large_cluster_is_planned():
 
 
 def test_without_time_a_network_that_needs_all_gpus_has_a_plan():
-    where = cluster("AA", "BB", memory=100)
+    where = cluster("AA", "BB", memory=190)
     layers = profile(1, 1, 1, 1, activation=1, parameters=45)
     for policy in GROUPINGS:
         with pytest.raises(InfeasibleError):

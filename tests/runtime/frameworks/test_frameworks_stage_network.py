@@ -298,6 +298,18 @@ def test_updates_are_what_weights_have_gained(framework):
         np.testing.assert_allclose(update, expected, rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize(("config", "slots"), [(MOMENTUM, 1), (ADAM, 2)], ids=["momentum", "adam"])
+@pytest.mark.parametrize("framework", MODULES)
+def test_slots_take_the_memory_that_the_optimizer_keeps(framework, config, slots):
+    pipeline = Pipeline(stages_of(framework, config, 2))
+    pipeline.train(copies(batches(framework)))
+    for stage in pipeline.stages:
+        weights = sum(array.nbytes for array in stage.weights())
+        # PyTorch's Adam counts its steps for each weight.
+        counters = 4 * len(stage.weights()) * (framework == "pytorch" and slots == 2)
+        assert stage.slot_bytes() == slots * weights + counters
+
+
 def saved(pipeline):
     """Return the state of all stages; what they have in common is equal."""
     together = {}

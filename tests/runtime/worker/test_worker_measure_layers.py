@@ -78,6 +78,9 @@ class Scaling:
     def weights(self):
         return [self.weight.copy()]
 
+    def slot_bytes(self):
+        return 2 * self.weight.nbytes
+
 
 class ScalingChain:
     layers = ("first", "middle", "last")
@@ -154,8 +157,10 @@ def test_copies_of_activations_are_no_part_of_the_times():
 def test_memory_is_divided_into_held_and_workspace():
     first, middle, last = measured_chain(ScalingChain())
     assert (first.held_bytes, middle.held_bytes, last.held_bytes) == (600 + 128, 600, 128)
-    assert (first.workspace_bytes, middle.workspace_bytes) == (1000 - 600 - 128,) * 2
-    assert last.workspace_bytes == 1000 - 128 - 128
+    # Inputs and outputs have 128 bytes, and the gradient of the weight has 4.
+    assert (first.workspace_bytes, middle.workspace_bytes) == (1000 - 600 - 128 - 4,) * 2
+    assert last.workspace_bytes == 1000 - 128 - 128 - 4
+    assert [layer.optimizer_bytes for layer in (first, middle, last)] == [8, 8, 8]
 
 
 def on_a_rank(folder, framework, config, functions):
