@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hetctl.app.pipeline.inputs import measured_profile
 from hetctl.inputs.layer_profile import read_layers
 from hetctl.model.errors import BadInputError
 
@@ -155,3 +156,9 @@ def test_cuts_cost_what_is_still_needed(tmp_path_factory, graph):
     for number, row in enumerate(rows[:-1]):
         over = {a for a, b in edges if at[names[a]] <= number < at[names[b]]}
         assert row.activation_bytes == sum(sizes[a] for a in over)
+
+
+def test_an_optimizer_without_a_size_has_that_of_momentum(tmp_path):
+    rows = read(tmp_path, f"{HEADER},optimizer_bytes\na,V,1,2,3,4,0\nb,V,1,2,3,4,\n")
+    assert [row.optimizer_bytes for row in rows] == [0, None]
+    assert measured_profile(rows).slot_bytes.tolist() == [0, 4]
