@@ -68,37 +68,47 @@ def use_float64(framework):
         torch.set_default_dtype(torch.float64)
 
 
-def train_rank(number, framework, gpus, batch, config, folder, samples, train_fn, seed, sizes):
+def train_rank(number, framework, gpus, batch, config, folder, samples, train_fn, seed, sizes, chunk):
     """Train as a rank of a group; write its state and what it returned."""
     if config.get("float64"):
         use_float64(framework)
-    member = Member("m", config, batch, seed, StopRule())
+    member = Member("m", config, batch, seed, StopRule(), global_batch_size=chunk)
     ensemble = Ensemble("t", framework, functions_of(framework, train_fn), (member,), str(ENSEMBLES))
     stack = ExitStack()
     place, announce = ranks.place_in(folder, number, gpus)
     context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, announce=announce)
     rank = context.build(ensemble, member, place, Sharing(), InputShare(), stack)
     (x, y), _ = load_functions(ensemble).input_fn(None)
-    chunk = sum(sizes[0]) if sizes else gpus * batch
-    stream = Stream(samples, chunk, seed, rank=rank.group.rank, ranks=rank.group.size)
+    stream = Stream(
+        samples,
+        sum(sizes[0]) if sizes else member.chunk(gpus),
+        seed,
+        rank=rank.group.rank,
+        ranks=rank.group.size,
+    )
     loader = ArrayLoader(ArraySource(x[:samples], y[:samples], "training"), stream)
     balancer = Scripted(rank.group.rank, sizes) if sizes and gpus > 1 else None
     if balancer:
         loader.split(balancer.sizes)
     for epoch in (1, 2, 3) if sizes else (1, 2):
-        loss = rank.network.train(Batches(loader, epoch, 0, rank.group, lambda: False, balancer=balancer))
+        most = member.micro_batch_size
+        batches = Batches(loader, epoch, 0, rank.group, lambda: False, balancer=balancer, most=most)
+        loss = rank.network.train(batches)
     metrics = rank.network.evaluate(held_out_batches(rank.validation, 1, lambda: None))
     np.savez(folder / f"{gpus}-{number}.npz", **rank.network.save())
     (folder / f"{gpus}-{number}.json").write_text(json.dumps([loss, metrics]))
     rank.group.leave()
 
 
-def train_on(framework, gpus, batch, config, folder, *, samples=600, train_fn=None, seed=5, sizes=()):
+def train_on(
+    framework, gpus, batch, config, folder, *, samples=600, train_fn=None, seed=5, sizes=(), chunk=None
+):
     """Train two epochs, or three with `sizes`; return the state of each rank and what it returned.
 
-    `sizes` has the batch sizes of all ranks in one step after another, over and over.
+    `sizes` has the batch sizes of all ranks in one step after another, over and over; `chunk` is the global
+    batch size.
     """
-    how = (framework, gpus, batch, config, folder, samples, train_fn, seed, sizes)
+    how = (framework, gpus, batch, config, folder, samples, train_fn, seed, sizes, chunk)
     ranks.run_ranks(train_rank, gpus, folder, *how)
     states = [dict(np.load(folder / f"{gpus}-{rank}.npz")) for rank in range(gpus)]
     results = [json.loads((folder / f"{gpus}-{rank}.json").read_text()) for rank in range(gpus)]

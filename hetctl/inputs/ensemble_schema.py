@@ -93,7 +93,16 @@ class StopModel(Strict):
 class Settings(Strict):
     """Settings of an ensemble for all its members, and of a member for itself."""
 
-    batch_size: int = Field(default=32, ge=1, description="Samples per GPU and step.")
+    batch_size: int = Field(
+        default=32,
+        ge=1,
+        description="Samples per GPU and step; with global_batch_size, the most that a GPU takes at once.",
+    )
+    global_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Samples of a step on any number of GPUs, which share them; null: batch_size times GPUs.",
+    )
     min_batch_size: int | None = Field(
         default=None,
         ge=1,
@@ -112,7 +121,8 @@ class Settings(Strict):
     )
     rescale_learning_rate: bool = Field(
         default=True,
-        description="Scale the learning rate with the number of GPUs (Capes et al., Equation 7).",
+        description="Scale the learning rate with the number of GPUs (Capes et al., Equation 7). Never done"
+        " with global_batch_size.",
     )
     stop: StopModel = Field(
         default_factory=StopModel,

@@ -104,7 +104,10 @@ class Member:
     config : mapping
         Hyper-parameters, passed to ``model_fn`` and ``train_fn`` unchanged.
     batch_size : int
-        Samples per GPU and step; a group of k GPUs takes k times as many.
+        Samples per GPU and step; a group of k GPUs takes k times as many. With `global_batch_size`, the most
+        samples that a GPU takes at once.
+    global_batch_size : int or None
+        Samples of a step of the whole group, whatever its number of GPUs; None: as `batch_size` says.
     min_batch_size : int or None
         Least batch size to which it may be halved when memory runs out; None: it is not changed.
     layers : str or None
@@ -127,6 +130,32 @@ class Member:
     min_batch_size: int | None = None
     layers: str | None = None
     validation_batch_size: int | None = None
+    global_batch_size: int | None = None
+
+    def most_gpus(self, gpus: int) -> int:
+        """Return the number of GPUs that it may have, out of `gpus`: each needs a sample of every step."""
+        return min(gpus, self.max_gpus or gpus, self.global_batch_size or gpus)
+
+    def chunk(self, gpus: int) -> int:
+        """Return the samples of a step of a group of so many GPUs."""
+        return self.global_batch_size or self.batch_size * gpus
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """Largest batch of which several may make a rank's part of a step; None: a step has one batch."""
+        return self.batch_size if self.global_batch_size else None
+
+    def rows_trained(self, gpus: int) -> int:
+        """Return the samples of the largest batch that a rank of a group of so many GPUs trains at once."""
+        if self.global_batch_size is None:
+            return self.batch_size
+        share = -(-self.global_batch_size // gpus)
+        return -(-share // -(-share // self.batch_size))
+
+    @property
+    def rescales(self) -> bool:
+        """True if the learning rate follows the number of GPUs, as the global batch does."""
+        return self.rescale_learning_rate and self.global_batch_size is None
 
     @property
     def rows_evaluated(self) -> int:
@@ -141,9 +170,10 @@ class Member:
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all that a measured rate depends on: the network and its batch size."""
+        """Return a digest of all that a measured rate depends on: the network and its batch sizes."""
         # Sorted keys: reordering the keys of `config` in the file must not make the measured rates stale.
-        text = json.dumps([encode(self.config), self.batch_size], sort_keys=True)
+        sizes = [size for size in (self.batch_size, self.global_batch_size) if size is not None]
+        text = json.dumps([encode(self.config), *sizes], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

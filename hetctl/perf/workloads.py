@@ -141,7 +141,7 @@ def _untrained(
     member: Member, profile: MemberProfile, progress: Progress, max_gpus: int, gpus_per_node: int
 ) -> Workload:
     """Return a member with the rates known so far, before its remaining work is determined."""
-    limit = min(max_gpus, member.max_gpus or max_gpus)
+    limit = member.most_gpus(max_gpus)
     profile = known_rates(profile, progress.epochs, progress.batch_size or member.batch_size)
     rates, notes = rate_curve(profile.rates, limit, gpus_per_node)
     return Workload(

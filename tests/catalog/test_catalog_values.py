@@ -250,6 +250,7 @@ MEMBERS = st.builds(
     config=st.dictionaries(st.text(), JSON_VALUES, max_size=3),
     batch_size=st.integers(1, 4096),
     max_gpus=st.none() | st.integers(1, 8),
+    global_batch_size=st.none() | st.integers(1, 4096),
 )
 NUMBERED = itertools.count()
 POINTS = st.builds(

@@ -82,6 +82,14 @@ def test_what_modes_go_by(tmp_path: Path):
     assert (plain.partitions, plain.samples_per_epoch) == (None, None)
 
 
+def test_a_global_batch_leaves_the_learning_rate_alone(tmp_path: Path):
+    found = members(tmp_path, "  - {name: a, global_batch_size: 64}\n  - {name: b}\n")
+    a, b = (found[name] for name in "ab")
+    assert (a.chunk(1), a.chunk(4), a.micro_batch_size, a.rescales) == (64, 64, 32, False)
+    assert (b.chunk(1), b.chunk(4), b.micro_batch_size, b.rescales) == (32, 128, None, True)
+    assert a.fingerprint != b.fingerprint
+
+
 PARTS = "partitions: {count: 4, path: '$TMPDIR/{partition}.npz'}\n"
 STAGED = "partitions: {{count: 4, path: '$TMPDIR/{{partition}}.npz', source: '{}', replicas: 2}}\n"
 
@@ -180,6 +188,14 @@ REFUSALS = [
     ("batch_size: 8.0\nmembers: [{name: a}]\n", "e.yaml:3: batch_size: must be a whole number, got 8.0"),
     ("batch_size: true\nmembers: [{name: a}]\n", "e.yaml:3: batch_size: must be a whole number, got True"),
     ("max_gpus: 0\nmembers: [{name: a}]\n", "e.yaml:3: max_gpus: must be at least 1, got 0"),
+    (
+        "members: [{name: a, global_batch_size: 64, rescale_learning_rate: true}]\n",
+        "e.yaml:3: members[0].rescale_learning_rate: must not be true with global_batch_size (64)",
+    ),
+    (
+        "rescale_learning_rate: true\nglobal_batch_size: 64\nmembers: [{name: a}, {name: b}]\n",
+        "e.yaml:3: rescale_learning_rate: must not be true with global_batch_size (64)",
+    ),
     ("seed: -1\nmembers: [{name: a}]\n", "e.yaml:3: seed: must be at least 0, got -1"),
     (
         "framework: torch\nmembers: [{name: a}]\n",

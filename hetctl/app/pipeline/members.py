@@ -162,10 +162,6 @@ class PipelineMember:
         """Planned number of epochs."""
         return self.member.stop.planned_epochs
 
-    def most_gpus(self, gpus: int) -> int:
-        """Return the number of GPUs that it may have, out of `gpus`."""
-        return min(gpus, self.member.max_gpus or gpus)
-
     def ideal(self, gpus: int) -> Workload:
         """Return an upper bound of any pipeline's rate: no layer waits, each on its fastest type of GPU."""
         layers = self.layers.profile
@@ -173,7 +169,7 @@ class PipelineMember:
         rate = self.member.batch_size / float(np.min(times, axis=0).sum())
         return Workload(
             name=self.member.name,
-            rates={count: count * rate for count in range(1, self.most_gpus(gpus) + 1)},
+            rates={count: count * rate for count in range(1, self.member.most_gpus(gpus) + 1)},
             samples_left=float(self.epochs * self.samples_per_epoch),
             samples_per_epoch=self.samples_per_epoch,
         )

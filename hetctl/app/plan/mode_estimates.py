@@ -98,8 +98,15 @@ def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineM
     Raises
     ------
     BadInputError
-        If the number of samples in an epoch is unknown.
+        If the number of samples in an epoch is unknown, or the member has a global batch size.
     """
+    member = question.ensemble.member(name)
+    if member.global_batch_size is not None:
+        raise BadInputError(
+            f"{name} has global_batch_size {member.global_batch_size}, and would train as a pipeline, which"
+            " makes a step of each batch of a virtual worker",
+            "give it a batch_size alone, or plan with --mode data-parallel",
+        )
     known = [
         question.ensemble.samples_per_epoch,
         *(profile.samples_per_epoch for profile in question.profiles.values()),
@@ -111,9 +118,7 @@ def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineM
             f"the number of samples in an epoch of {name} is unknown",
             "set samples_per_epoch in the ensemble file, or run hetctl profile for a member that fits a GPU",
         )
-    return PipelineMember(
-        question.ensemble.member(name), layers, samples_per_epoch, question.profiles.get(name)
-    )
+    return PipelineMember(member, layers, samples_per_epoch, question.profiles.get(name))
 
 
 def pipelines(question: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDraft:
@@ -199,11 +204,11 @@ def _balanced(
     """Return rounds with batches for members that have GPUs of several types."""
     gpu_types = {node.name: node.gpu_type or "" for node in question.world.cluster.nodes}
     by_name = {member.name: member for member in members}
-    batch_sizes = {member.name: member.batch_size for member in question.ensemble.members}
+    chunk_of = {member.name: member.chunk for member in question.ensemble.members}
 
     def with_batches(given: Allocation) -> Allocation:
-        workload, size = by_name[given.member], batch_sizes[given.member]
-        batches = first_batches(given, size, gpu_types, lambda t: workload.on_type(t).rates[given.gpus])
+        workload, chunk = by_name[given.member], chunk_of[given.member](given.gpus)
+        batches = first_batches(given, chunk, gpu_types, lambda t: workload.on_type(t).rates[given.gpus])
         return replace(given, batch_sizes=batches)
 
     return tuple(

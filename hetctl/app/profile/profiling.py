@@ -58,7 +58,7 @@ class _Rates:
         return (
             ProfileTarget(member.name, gpus)
             for member in self._ensemble.members
-            for gpus in range(1, min(most_gpus, member.max_gpus or most_gpus) + 1)
+            for gpus in range(1, member.most_gpus(most_gpus) + 1)
         )
 
     def most_gpus(self) -> int:

@@ -101,6 +101,7 @@ MEMBER: Mapping[str, ChangeRule] = {
     "name": MEMBERS,
     "config": _kept("its checkpoints are those of such a network"),
     "batch_size": _kept("it has trained with it so far"),
+    "global_batch_size": _kept("it has trained with it so far"),
     "min_batch_size": _kept("it has trained with it so far"),
     "seed": _kept("it orders the samples of an epoch"),
     "rescale_learning_rate": _kept("it has trained with it so far"),

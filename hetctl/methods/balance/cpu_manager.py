@@ -58,15 +58,16 @@ class CpuManager:
 
 
 def first_batches(
-    given: Allocation, batch_size: int, gpu_types: Mapping[str, str], rate_of: Callable[[str], float]
+    given: Allocation, samples: int, gpu_types: Mapping[str, str], rate_of: Callable[[str], float]
 ) -> tuple[int, ...]:
     """Return a batch for each GPU of an allocation in proportion to its rate (LB-BSP, Algorithm 1).
 
-    The sum of the batches is that of equal ones of `batch_size`. Empty if the GPUs are of one type. During
-    training, a manager adapts the batches.
+    Empty if the GPUs are of one type. During training, a manager adapts the batches.
 
     Parameters
     ----------
+    samples : int
+        Samples of a step of the whole group, the sum of the batches.
     gpu_types : mapping of str to str
         GPU type of each node.
     rate_of : callable
@@ -76,7 +77,7 @@ def first_batches(
     if len(set(types)) == 1:
         return ()
     rates = np.array([rate_of(gpu_type) for gpu_type in types])
-    return _in_proportion(rates, given.gpus * batch_size, np.full_like(rates, np.inf))
+    return _in_proportion(rates, samples, np.full_like(rates, np.inf))
 
 
 def _in_proportion(speeds: Values, total: int, limits: Values) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.runtime.data.loaders import Loader, Samples
-from hetctl.runtime.data.sampler import Order
+from hetctl.runtime.data.sampler import Chunk, Order, micro_batches
 from hetctl.runtime.worker.group import Group
 
 Arrays = tuple[npt.NDArray[Any], ...]
@@ -63,6 +63,16 @@ class Batches:
         Balancer of the group's batch sizes; None: they are constant.
     is_last : bool
         True if the epoch ends with these batches; False if other partitions are still to be visited in it.
+    most : int or None
+        Largest batch: a larger part of a chunk comes as several batches, whose gradients are to be added
+        up; None: each part is one batch.
+
+    Attributes
+    ----------
+    weight : float
+        Share of the batch that was yielded last in the samples of the group's chunk.
+    ends_step : bool
+        True if that batch is the last of this rank's part of the chunk.
 
     A ``train_fn`` may set `loss` to that of its last batch, in any type of its framework, for display.
     """
@@ -78,6 +88,7 @@ class Batches:
         order: Order | None = None,
         balancer: StepBalancer | None = None,
         is_last: bool = True,
+        most: int | None = None,
     ) -> None:
         self._loader = loader
         self._epoch = epoch
@@ -87,16 +98,18 @@ class Batches:
         self._on_step = on_step
         self._balancer = balancer
         self._is_last = is_last
+        self._most = most
         self.start = start
         self.position = start
         self.trained = 0
         self.weight = 1.0
+        self.ends_step = True
         self.loss: Any = None
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of this rank in a full chunk of a balanced group; None: those of the member."""
-        return None if self._balancer is None else self._balancer.batch_size
+        """Samples of this rank's largest batch in a balanced group; None: those of the member."""
+        return None if self._balancer is None else micro_batches(self._balancer.batch_size, self._most)[0]
 
     @property
     def share(self) -> float:
@@ -118,13 +131,23 @@ class Batches:
         with closing(self._loader.batches(self._epoch, self.position, self.order)) as batches:
             while not self.complete and not self._told_to_stop():
                 samples, chunk = next(batches)
-                self.weight, self.order = chunk.weight, chunk.order
-                yield samples
+                self.order = chunk.order
+                yield from self._parts(samples, chunk)
                 self.position = chunk.stop
                 self.trained += len(chunk.numbers)
                 self._on_step(self.position)
             if self.complete:
                 next(batches, None)  # lets the loader go on to the next epoch
+
+    def _parts(self, samples: Samples, chunk: Chunk) -> Iterator[Samples]:
+        """Yield the batches of this rank's part of a chunk; without a share, the example of the loader."""
+        (x, y), done = samples, 0
+        sizes = micro_batches(len(chunk.numbers), self._most)
+        for number, size in enumerate(sizes, start=1):
+            self.weight = size / (chunk.stop - chunk.start)
+            self.ends_step = number == len(sizes)
+            yield samples if len(sizes) == 1 else (x[done : done + size], y[done : done + size])
+            done += size
 
     def _told_to_stop(self) -> bool:
         """Return rank 0's decision: ranks that stop at different steps would leave others waiting."""
@@ -147,7 +170,7 @@ class TrainingData:
     Parameters
     ----------
     batch_size : int
-        Samples of a full batch on this rank, if the group is not balanced.
+        Samples of this rank's largest batch, if the group is not balanced.
     convert : callable
         Function called with the arrays of each batch just before it is trained.
     on_batch : callable
@@ -167,6 +190,8 @@ class TrainingData:
         self._on_batch = on_batch
         self.samples = 0
         """Samples in the batch that was yielded last, without padding."""
+        self.counted = 0
+        """The same, but 0 for the example that a rank without a share trains to take part."""
 
     @property
     def loss(self) -> Any:
@@ -176,6 +201,11 @@ class TrainingData:
     @loss.setter
     def loss(self, value: Any) -> None:
         self._batches.loss = value
+
+    @property
+    def ends_step(self) -> bool:
+        """True if the optimizer takes a step after the last batch; else more batches of the step follow."""
+        return self._batches.ends_step
 
     def __iter__(self) -> Iterator[Any]:
         for samples in self._taken():
@@ -197,6 +227,7 @@ class TrainingData:
     def _taken(self) -> Iterator[Samples]:
         for samples in self._batches:
             self.samples = len(samples[0])
+            self.counted = self.samples if self._batches.weight else 0
             self._on_batch(self.samples)
             yield samples
 

@@ -58,8 +58,7 @@ class Lineup:
     @property
     def locksteps(self) -> tuple[Lockstep, ...]:
         """Lockstep of each rank with the others on its node, in the order of the roles."""
-        sizes = {member.name: member.batch_size for member in self.ensemble.members}
-        batches = {a.member: a.gpus * sizes[a.member] for a in self.allocations}
+        batches = {a.member: self.ensemble.member(a.member).chunk(a.gpus) for a in self.allocations}
         steps = together(self.roles, batches, self.run, self.index)
         return tuple(replace(lockstep, led=self.led) for lockstep in steps)
 

@@ -18,7 +18,7 @@ from hetctl.runtime.data.loaders import ArrayLoader, Loader
 from hetctl.runtime.data.part_folder import path_on_node
 from hetctl.runtime.data.partition_loader import PartitionLoader
 from hetctl.runtime.data.sample_exchange import SampleExchange
-from hetctl.runtime.data.sampler import UNSHUFFLED, Stream, streams_of
+from hetctl.runtime.data.sampler import UNSHUFFLED, Stream, parts_of, streams_of
 from hetctl.runtime.data.sources import ArraySource, as_sources
 from hetctl.runtime.worker.group import Group, RankInfo, all_gather
 
@@ -75,7 +75,7 @@ class PartitionedData:
             place.rank,
             (training.x, training.y),
             visits,
-            (member.batch_size,) * place.size,
+            parts_of(member.chunk(place.size), (1,) * place.size),
             SampleExchange(group, place, training.spec, interfaces, timeouts),
         )
         validation = joined(self.validation[number] for number in own)

@@ -185,9 +185,15 @@ def parts_of(samples: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(parts)
 
 
+def micro_batches(samples: int, most: int | None) -> tuple[int, ...]:
+    """Return the fewest sizes of up to `most` samples for a rank's part of a chunk, as equal as possible."""
+    # Not all but the last of the full size: batch norm would have to do with the few samples of that one.
+    return (samples,) if most is None or samples <= most else parts_of(samples, (1,) * -(-samples // most))
+
+
 def streams_of(member: Member, samples: int, held_out: int, rank: int, ranks: int) -> tuple[Stream, Stream]:
     """Return a rank's streams of the training and of the validation samples of a member."""
-    chunk, rows = member.batch_size * ranks, member.rows_evaluated * ranks
+    chunk, rows = member.chunk(ranks), member.rows_evaluated * ranks
     return (
         Stream(samples, chunk, member.seed, rank=rank, ranks=ranks),
         Stream(held_out, rows, UNSHUFFLED, rank=rank, ranks=ranks),

@@ -192,7 +192,7 @@ class RoundLauncher:
         found = {t: self._rate_on(allocation.gpus, t, profile) for t in types.values()}
         # A type that was not measured: the manager finds its speed.
         slowest = min((rate for rate in found.values() if rate), default=1.0)
-        return first_batches(allocation, member.batch_size, types, lambda t: found[t] or slowest)
+        return first_batches(allocation, member.chunk(allocation.gpus), types, lambda t: found[t] or slowest)
 
     def _rate_on(self, gpus: int, gpu_type: str, profile: MemberProfile) -> float | None:
         return rate_on(gpus, profile.rates_by_type.get(gpu_type, {}), self.spec.site.gpus_per_node)

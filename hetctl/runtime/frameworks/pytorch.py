@@ -15,6 +15,7 @@ import torch.distributed as dist
 from hetctl.model.ensemble import Member
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.frameworks.torch_accumulation import Accumulation
 from hetctl.runtime.frameworks.torch_chain import TorchChain
 from hetctl.runtime.frameworks.torch_padding import (
     accept_lone_samples,
@@ -62,16 +63,24 @@ class TorchNetwork:
         self._train_fn = train_fn or _default_train_fn(parts.loss, self._compiled)
         self._rate = RateFactor(self._optimizer)
         self._averaging: Averaging | None = None
+        self._accumulation: Accumulation | None = None
         self.timer: StepTimer | None = None
+        accumulates = member.micro_batch_size is not None
         if group.size > 1:
             make_equal([*self._model.parameters(), *self._model.buffers()])
-            self._averaging = Averaging(self._optimizer)
+            self._averaging = Averaging(self._optimizer, hooked=not accumulates)
             self.timer = self._averaging.timer
+        if accumulates:
+            average = self._averaging.average_all if self._averaging else lambda: None
+            self._accumulation = Accumulation(self._optimizer, average)
 
     def train(self, batches: Batches) -> float:
         """Run ``train_fn``; advance the scheduler if the epoch is done."""
         self._model.train()
-        data = TrainingData(batches, self._member.batch_size, self._tensors, self._noting(batches))
+        if self._accumulation is not None:
+            self._accumulation.begin()
+        rows = self._member.rows_trained(self._group.size)
+        data = TrainingData(batches, rows, self._tensors, self._noting(batches))
         config = dict(self._member.config)
         loss = loss_of(self._train_fn(data, self._model, self._optimizer, config))
         if self._parts.scheduler is not None and batches.ends_epoch:
@@ -138,7 +147,9 @@ class TorchNetwork:
                 self._is_sample[:samples] = 1
                 self._is_sample[samples:] = 0
                 self._samples = samples
-            if self._averaging is not None:
+            if self._accumulation is not None:
+                self._accumulation.expect(batches.weight, ends_step=batches.ends_step)
+            elif self._averaging is not None:
                 self._averaging.weight = batches.weight
 
         return on_batch
@@ -278,8 +289,8 @@ def _default_train_fn(
             optimizer.step()
             data.loss = loss.detach()
             # A sum on the device: float() in each step would wait for the GPU.
-            total = total + data.loss * data.samples
-            samples += data.samples
+            total = total + data.loss * data.counted
+            samples += data.counted
         return float(total) / samples if samples else 0.0
 
     return train_fn

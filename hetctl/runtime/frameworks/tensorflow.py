@@ -22,6 +22,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import GLOO, NCCL
+from hetctl.runtime.frameworks.keras_accumulation import KerasAccumulation
 from hetctl.runtime.frameworks.keras_chain import KerasChain
 from hetctl.runtime.frameworks.keras_padding import first_samples, ignore_padding
 from hetctl.runtime.frameworks.keras_rate import KerasRate
@@ -48,14 +49,21 @@ class KerasNetwork:
         ignore_padding(model, self._rows)
         self._train_fn = train_fn or _default_train_fn(model, self._rows)
         self._test_step = _test_step_of(model)
-        self.timer: GraphStepTimer | None = None
+        self.timer = GraphStepTimer() if group.size > 1 else None
+        self._accumulation: KerasAccumulation | None = None
         if group.size > 1:
-            self.timer = GraphStepTimer()
-            self._average_gradients(self.timer)
+            _horovod().broadcast_variables([_raw(v) for _, v in self._variables()], root_rank=0)
+        if member.micro_batch_size is not None:
+            self._accumulation = KerasAccumulation(model, self._added_up)
+        elif group.size > 1:
+            self._average_gradients()
 
     def train(self, batches: Batches) -> float:
         """Run ``train_fn``; return the loss, averaged over the samples of all ranks."""
-        data = TrainingData(batches, self._member.batch_size, on_batch=self._noting(batches))
+        if self._accumulation is not None:
+            self._accumulation.begin()
+        rows = self._member.rows_trained(self._group.size)
+        data = TrainingData(batches, rows, on_batch=self._noting(batches))
         config = dict(self._member.config)
         loss = loss_of(self._train_fn(data, self._model, self._optimizer, config))
         if self._group.size > 1:
@@ -130,14 +138,12 @@ class KerasNetwork:
             for index, variable in enumerate(holder.variables)
         ]
 
-    def _average_gradients(self, timer: GraphStepTimer) -> None:
+    def _average_gradients(self) -> None:
         """Average in the optimizer's ``apply``, which both ``fit`` and custom loops use.
 
         Each rank's weight is its share of the samples (LB-BSP, Equation 7). Keras 3 never calls the method
         that Horovod's own DistributedOptimizer overrides.
         """
-        hvd = _horovod()
-        hvd.broadcast_variables([_raw(v) for _, v in self._variables()], root_rank=0)
         # A variable, because a Python number would be a constant of the traced step.
         self._weight = tf.Variable(1.0 / self._group.size, trainable=False, dtype=tf.float64)
         apply = self._optimizer.apply
@@ -147,10 +153,17 @@ class KerasNetwork:
             # from all ranks instead of adding them.
             dense = [tf.convert_to_tensor(g) for g in gradients]
             # Horovod's own prescale_factor must be equal on all ranks, and shares of a last batch are not.
-            weighted = timer.end([g * tf.cast(self._weight, g.dtype) for g in dense])
-            return apply(hvd.grouped_allreduce(weighted, op=hvd.Sum), trainable_variables)
+            weighted = [g * tf.cast(self._weight, g.dtype) for g in dense]
+            return apply(self._added_up(weighted), trainable_variables)
 
         self._optimizer.apply = apply_averaged
+
+    def _added_up(self, gradients: list[Any]) -> list[Any]:
+        """Return the sums of weighted gradients over the ranks, whose own part of a step ends here."""
+        if self.timer is None:
+            return gradients
+        summed: list[Any] = _horovod().grouped_allreduce(self.timer.end(gradients), op=_horovod().Sum)
+        return summed
 
     def _noting(self, batches: Batches) -> Callable[[int], None]:
         """Tell the compiled step the number of samples in each batch, and the averaging their share."""
@@ -163,7 +176,10 @@ class KerasNetwork:
 
         def on_batch(samples: int) -> None:
             note(self._rows, samples)
-            if self._group.size > 1:
+            if self._accumulation is not None:
+                note(self._accumulation.weight, batches.weight)
+                note(self._accumulation.ends_step, batches.ends_step)
+            elif self._group.size > 1:
                 note(self._weight, batches.weight)
 
         return on_batch
@@ -381,8 +397,8 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
             data.loss = step(tf.convert_to_tensor(x), tf.convert_to_tensor(y))
             # Kept as a tensor: to read its value in each step would wait for the GPU.
             losses.append(data.loss)
-            sizes.append(data.samples)
-        return float(np.average(np.array(losses, dtype=float), weights=sizes)) if sizes else 0.0
+            sizes.append(data.counted)
+        return float(np.average(np.array(losses, dtype=float), weights=sizes)) if any(sizes) else 0.0
 
     return train_fn
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.autograd import Variable
 
+from hetctl.runtime.frameworks.torch_accumulation import at_end_of_backward, parameters_of
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import WiredGroup
 from hetctl.runtime.worker.step_clock import HostStepTimer
@@ -71,6 +71,11 @@ class Averaging:
     of the whole batch on every rank. Averaging an average again does not change it: gradients may be
     accumulated over several passes.
 
+    Parameters
+    ----------
+    hooked : bool
+        True if it averages by itself; False: only when `average_all` is called.
+
     Attributes
     ----------
     weight : float
@@ -80,42 +85,30 @@ class Averaging:
         Timer of the steps, which ends where the average begins.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.weight = 1.0 / dist.get_world_size()
+    def __init__(self, optimizer: torch.optim.Optimizer, *, hooked: bool = True) -> None:
+        self.weight = 1.0 / dist.get_world_size() if hooked else 1.0
         self.timer = CudaStepTimer() if torch.cuda.is_available() else HostStepTimer()
         self._optimizer = optimizer
-        self._queued = False
         self._averaged = False
-        for parameter in self._parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._after_gradient)
-        optimizer.register_step_pre_hook(self._before_step)
-        optimizer.register_step_post_hook(self._after_step)
-
-    def _parameters(self) -> list[torch.Tensor]:
-        return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
-
-    def _after_gradient(self, _parameter: torch.Tensor) -> None:
-        if not self._queued:
-            self._queued = True
-            # The engine calls it once, at the end of this backward pass; DistributedDataParallel
-            # relies on it, too.
-            Variable._execution_engine.queue_callback(self._average)
+        if hooked:
+            at_end_of_backward(parameters_of(optimizer), self.average_all)
+            optimizer.register_step_pre_hook(self._before_step)
+            optimizer.register_step_post_hook(self._after_step)
 
     def _before_step(self, *_: Any) -> None:
         """Average gradients that were not computed by a backward pass."""
         if not self._averaged:
-            self._average()
+            self.average_all()
 
     def _after_step(self, *_: Any) -> None:
         self._averaged = False
 
-    def _average(self) -> None:
-        self._queued = False
+    def average_all(self) -> None:
+        """Set all gradients on every rank to their weighted sum over the ranks."""
         self._averaged = True
         self.timer.end()
         kinds: dict[Any, list[torch.Tensor]] = {}
-        for parameter in self._parameters():
+        for parameter in parameters_of(self._optimizer):
             # A rank without samples runs its example batch only to take part: its gradients must not count.
             if not self.weight:
                 parameter.grad = None

@@ -80,7 +80,7 @@ def _measure_point(
     result = ProfilePoint(
         member=point.member,
         gpus=point.gpus,
-        rate=member.batch_size * point.gpus / times.mean_s,
+        rate=member.chunk(point.gpus) / times.mean_s,
         fingerprint=member.fingerprint,
         batch_size=member.batch_size,
         measured_at=time.time(),
@@ -106,13 +106,14 @@ def _train_steadily(built: BuiltMember, member: Member, context: WorkerContext) 
     """Train full batches until their rate is known."""
     clock = SteadyClock()
     # With the smaller last batches, which TensorFlow traced anew, rates were up to 2.2 times too low.
-    loader = FullBatches(built.training, member.batch_size * built.group.size)
+    loader = FullBatches(built.training, member.chunk(built.group.size))
 
     def after_step(_position: int) -> None:
         clock.note(batches.loss)
         context.sign()
 
-    batches = Batches(loader, 1, 0, built.group, lambda: clock.done, after_step)
+    most = member.micro_batch_size
+    batches = Batches(loader, 1, 0, built.group, lambda: clock.done, after_step, most=most)
     built.network.train(batches)
     return clock
 
@@ -128,14 +129,20 @@ def _epoch_ends(
         Seconds beyond those of the same samples at the steady rate: the first time, and the mean of
         the later times; at least 0.
     """
-    chunk = member.batch_size * built.group.size
+    chunk = member.chunk(built.group.size)
     samples = built.training.samples
     left = min(samples, chunk + samples % chunk)
     beyond = []
     for epoch in range(1, EPOCH_ENDS + 1):
         loader = TimedLoader(built.training)
         batches = Batches(
-            loader, epoch, samples - left, built.group, lambda: False, lambda _position: context.sign()
+            loader,
+            epoch,
+            samples - left,
+            built.group,
+            lambda: False,
+            lambda _position: context.sign(),
+            most=member.micro_batch_size,
         )
         built.network.train(batches)
         beyond.append(time.perf_counter() - loader.given_at - left / chunk * step_s)
@@ -161,13 +168,14 @@ def _save_beside(
         steps += 1
         context.sign()
 
-    loader = TimedLoader(FullBatches(built.training, member.batch_size * built.group.size))
+    loader = TimedLoader(FullBatches(built.training, member.chunk(built.group.size)))
     began = time.perf_counter()
     with closing(Saver(CheckpointFolder(folder))) as saver:
         if built.group.rank == 0:
             saver.save(built.network.save(), TrainingState(), lambda *_: written.set())
         saved_s = time.perf_counter() - began
-        built.network.train(Batches(loader, 1, 0, built.group, written.is_set, after_step))
+        most = member.micro_batch_size
+        built.network.train(Batches(loader, 1, 0, built.group, written.is_set, after_step, most=most))
         trained_s = time.perf_counter() - loader.given_at if loader.given_at else 0.0
     return saved_s + trained_s - steps * step_s
 

@@ -213,7 +213,7 @@ class MemberTrainer:
 
     def _rescale_learning_rate(self) -> None:
         """Rescale by Capes et al., Equation 7: ``lr_new = gpus_new / gpus_last * lr_last``."""
-        if self.member.rescale_learning_rate and self.gpus != self.state.gpus:
+        if self.member.rescales and self.gpus != self.state.gpus:
             self.network.scale_learning_rate(self.gpus / self.state.gpus)
         self.state = replace(self.state, gpus=self.gpus)
 

@@ -61,7 +61,7 @@ class Trainer(MemberTrainer):
     def _train_epoch(self) -> bool:
         """Train the rest of the epoch; return false if told to stop before its end."""
         number = len(self.state.epochs) + 1
-        clock = EpochClock(self.training.samples, self.member.batch_size * self.group.size)
+        clock = EpochClock(self.training.samples, self.member.chunk(self.group.size))
 
         def after_step(position: int) -> None:
             clock.note(position, batches.loss)
@@ -76,6 +76,7 @@ class Trainer(MemberTrainer):
             after_step,
             self.state.part_order or None,
             self.balancer,
+            most=self.member.micro_batch_size,
         )
         began = time.perf_counter()
         loss = self.network.train(batches)

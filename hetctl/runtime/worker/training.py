@@ -12,6 +12,7 @@ from hetctl.model.balance_settings import OFF
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.partition_loader import PartitionLoader
+from hetctl.runtime.data.sampler import parts_of
 from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.worker.background_training import BackgroundTraining
 from hetctl.runtime.worker.balance_records import BalanceRecorder
@@ -106,7 +107,7 @@ def _balancer(
     if group.size == 1 or timer is None or spec.balance.mode == OFF:
         return None
     given = spec.allocation.batch_sizes
-    sizes = given or (member.batch_size,) * group.size
+    sizes = given or parts_of(member.chunk(group.size), (1,) * group.size)
     balance = Balance(spec.balance, worker_names(spec), sizes, unlike=bool(given), seed=member.seed)
     leader = None
     if group.rank == 0:

@@ -253,7 +253,7 @@ class Visitor:
         if arrays is not None:
             network.restore(own_arrays(arrays))
             set_random_state(state.random_state)
-        if self._member.rescale_learning_rate and state.gpus != gpus:
+        if self._member.rescales and state.gpus != gpus:
             network.scale_learning_rate(gpus / state.gpus)
         self._context.sign()
         return network, replace(state, gpus=gpus)
@@ -287,7 +287,8 @@ class Visitor:
 
         is_last = len(visited) == self._count
         group, stop = self._group, self._stop
-        batches = Batches(training, self._visit.epoch, 0, group, stop, after_step, is_last=is_last)
+        most = self._member.micro_batch_size
+        batches = Batches(training, self._visit.epoch, 0, group, stop, after_step, is_last=is_last, most=most)
         laps = Laps()
         with self._heartbeats(whole) as note:
             loss = network.train(batches)

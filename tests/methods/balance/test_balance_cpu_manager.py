@@ -64,7 +64,9 @@ def on(gpus_of_a, gpus_of_b):
 
 
 def batches(allocation, fast, slow, batch_size):
-    return first_batches(allocation, batch_size, TYPES, {"V100": fast, "P100": slow}.__getitem__)
+    return first_batches(
+        allocation, allocation.gpus * batch_size, TYPES, {"V100": fast, "P100": slow}.__getitem__
+    )
 
 
 def test_a_gpu_three_times_as_fast_gets_three_times_the_samples():

@@ -51,3 +51,27 @@ def test_stopping_and_going_on_equals_not_stopping(samples, batch_size, steps):
     assert len(parts) == min(steps, len(whole))
     parts += [x.tolist() for x, _ in batches(samples, 1, 0, batch_size, start=first.position)]
     assert parts == whole
+
+
+@given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 60), st.integers(1, 20))
+def test_large_shares_come_in_batches_that_make_one_step(samples, size, chunk, most):
+    x = np.arange(samples)
+    ranks = [
+        Batches(
+            ArrayLoader(ArraySource(x, x, "training"), Stream(samples, chunk, 1, rank=rank, ranks=size)),
+            *(1, 0, Rank(size, rank), lambda: False),
+            most=most,
+        )
+        for rank in range(size)
+    ]
+    seen, weights, steps = [], 0.0, []
+    for rank in ranks:
+        steps.append(0)
+        for batch, _ in rank:
+            assert 1 <= len(batch) <= most
+            seen += batch.tolist() if rank.weight else []
+            weights += rank.weight
+            steps[-1] += rank.ends_step
+    assert sorted(seen) == list(range(samples))
+    assert steps == [-(-samples // chunk)] * size
+    assert weights == pytest.approx(steps[0])

@@ -1,0 +1,117 @@
+"""Steps of a PyTorch optimizer over several batches, whose gradients are added up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch.autograd import Variable
+
+from hetctl.model.errors import BadInputError
+
+
+def at_end_of_backward(parameters: Iterable[torch.Tensor], call: Callable[[], None]) -> None:
+    """Have a function called once at the end of every backward pass that gives a parameter a gradient."""
+    queued = False
+
+    def end() -> None:
+        nonlocal queued
+        queued = False
+        call()
+
+    def after_gradient(_parameter: torch.Tensor) -> None:
+        nonlocal queued
+        if not queued:
+            queued = True
+            # The engine calls it once, at the end of this backward pass; DistributedDataParallel
+            # relies on it, too.
+            Variable._execution_engine.queue_callback(end)
+
+    for parameter in parameters:
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(after_gradient)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return all parameters of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+class Accumulation:
+    """Weighted sum of the gradients of the batches of one step; the optimizer steps with the last of them.
+
+    At the end of the last backward pass of a step the parameters have the gradients of the whole step, of
+    all ranks. So clipping between that pass and the step is that of the whole step. After the other batches
+    ``optimizer.step()`` does nothing.
+
+    Parameters
+    ----------
+    average : callable
+        Function that adds up the gradients of all ranks.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, average: Callable[[], None]) -> None:
+        self._optimizer = optimizer
+        self._average = average
+        self._weight = 1.0
+        self._ends_step = True
+        self._taken = False
+        self._totals: dict[torch.Tensor, torch.Tensor] = {}
+        at_end_of_backward(parameters_of(optimizer), self._after_backward)
+        # A pre-hook cannot prevent a step. Schedulers mark the method, and `wraps` keeps their mark.
+        optimizer.step = self._at_the_end(optimizer.step)
+
+    def begin(self) -> None:
+        """Begin a step: drop the gradients of one that was not finished."""
+        self._totals.clear()
+
+    def expect(self, weight: float, *, ends_step: bool) -> None:
+        """Note the next batch: its share in the samples of the step, and whether it is this rank's last."""
+        self._weight, self._ends_step, self._taken = weight, ends_step, False
+
+    def _after_backward(self) -> None:
+        if self._taken:
+            raise BadInputError(
+                "train_fn made two backward passes for one batch of a member with global_batch_size",
+                "add up its losses before a single loss.backward(), or use batch_size",
+            )
+        self._take()
+
+    def _take(self) -> None:
+        """Add the gradients of a batch to those of the step; after the last one, set them to the sum."""
+        self._taken = True
+        parameters = parameters_of(self._optimizer)
+        with torch.no_grad():
+            for parameter in parameters:
+                # A rank without samples runs its example batch only to take part: its gradients must not
+                # count.
+                if parameter.grad is not None and self._weight:
+                    part, total = parameter.grad * self._weight, self._totals.get(parameter)
+                    self._totals[parameter] = part if total is None else total + part
+        if self._ends_step:
+            for parameter in parameters:
+                parameter.grad = self._totals.get(parameter)
+            self._totals.clear()
+            self._average()
+
+    def _at_the_end(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the optimizer's step, taken after the last batch only."""
+
+        @wraps(step)
+        def take(closure: Callable[[], Any] | None = None) -> Any:
+            loss = None
+            if closure is not None:
+                with torch.enable_grad():
+                    loss = closure()
+            # Gradients that were not computed by a backward pass.
+            if not self._taken:
+                self._take()
+            if self._ends_step:
+                step()
+            else:
+                self._optimizer.zero_grad()
+            return loss
+
+        return take
