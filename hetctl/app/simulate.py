@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
+from hetctl.app.plan.gpu_limits import refuse_wide_members
 from hetctl.app.plan.planning import AUTO, check_planner, chosen
 from hetctl.app.profile.known import profiles_at
 from hetctl.app.project import Project
@@ -106,7 +107,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     BadInputError
         If there is no profile, or several and no site was named, or a member's profile is missing.
     InfeasibleError
-        If the round limit is too short for some member to make any progress.
+        If the round limit is too short for some member to make any progress, or it needs more GPUs.
     """
     options = options_from(request.options)
     with project.reading() as catalog:
@@ -114,9 +115,10 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
         per_node = request.gpus_per_node or _gpus_per_node(catalog, site)
         profiles = {p.member: p for p in profiles_at(catalog, request.ensemble, site)}
     _refuse_unknown_types(request, profiles.values())
+    world = _world(request, per_node, options.seed)
+    refuse_wide_members(request.ensemble.members, world.cluster, mix_types=options.mix_types)
     members = active_workloads(request.ensemble, profiles, {}, sum(request.gpus.values()), per_node)
     arrivals = _arrivals(_as_restarting(members, request.restart_s), request, options.seed)
-    world = _world(request, per_node, options.seed)
     expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals
     choice = chosen(request.planner, expected, replace(world, failures=None), options)
     seen = _sight(arrivals, request, options.seed)

@@ -12,7 +12,7 @@ from typing import Any
 from hetctl.inputs.ensemble_schema import EnsembleModel, PartitionsModel
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, count_members, members_of, points_of
-from hetctl.inputs.member_problems import batch_problems
+from hetctl.inputs.member_problems import batch_problems, gpu_problems
 from hetctl.inputs.placed_partitions import read_partition_table, wrong_source
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
@@ -40,6 +40,7 @@ def read_ensemble(path: Path) -> Ensemble:
         *_name_problems(points),
         *_stop_problems(points, members),
         *batch_problems(model, points, members),
+        *gpu_problems(model, points, members),
         *_partition_problems(model),
     ]
     if problems:

@@ -116,6 +116,12 @@ class Settings(Strict):
     seed: int = Field(
         default=0, ge=0, description="Random seed; each member's own is a hash of it and the member's name."
     )
+    gpus: int | None = Field(
+        default=None,
+        ge=1,
+        description="Exact number of GPUs of a member, in place of min_gpus and max_gpus; null: those.",
+    )
+    min_gpus: int = Field(default=1, ge=1, description="Minimum number of GPUs of a member while it trains.")
     max_gpus: int | None = Field(
         default=None, ge=1, description="Maximum number of GPUs of a member; null: no limit."
     )

@@ -125,7 +125,16 @@ def _member(common: dict[str, Any], point: MemberEntry) -> Member:
     # The built-in hash of text differs from process to process.
     seed = zlib.crc32(f"{merged.pop('seed')}/{point.name}".encode())
     stop = _stop_rule(common["stop"], own.get("stop", {}))
-    return Member(**{**merged, "name": point.name, "config": point.config, "seed": seed, "stop": stop})
+    del merged["gpus"]
+    settings = {**merged, **_gpu_limits(common, own)}
+    return Member(**{**settings, "name": point.name, "config": point.config, "seed": seed, "stop": stop})
+
+
+def _gpu_limits(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Return the least and the largest number of GPUs; limits of a member's own replace inherited `gpus`."""
+    limits = {key: own.get(key, common[key]) for key in ("min_gpus", "max_gpus")}
+    exact = own.get("gpus", None if limits.keys() & own.keys() else common["gpus"])
+    return limits if exact is None else dict.fromkeys(limits, exact)
 
 
 def _own(settings: Settings) -> dict[str, Any]:

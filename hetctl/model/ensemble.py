@@ -112,6 +112,8 @@ class Member:
         Least batch size to which it may be halved when memory runs out; None: it is not changed.
     layers : str or None
         Absolute path of a profile of its layers, needed to cut it into a pipeline.
+    min_gpus : int
+        Least number of GPUs on which it trains.
     max_gpus : int or None
         Largest number of GPUs that it may get; None: the planner decides.
     rescale_learning_rate : bool
@@ -131,6 +133,7 @@ class Member:
     layers: str | None = None
     validation_batch_size: int | None = None
     global_batch_size: int | None = None
+    min_gpus: int = 1
 
     def most_gpus(self, gpus: int) -> int:
         """Return the number of GPUs that it may have, out of `gpus`: each needs a sample of every step."""

@@ -13,7 +13,7 @@ class Workload:
     Parameters
     ----------
     rates : mapping of int to float
-        Samples/s for every number of GPUs that the planner may assign.
+        Samples/s for every number of GPUs that the planner may assign, from the least to the largest.
     samples_left : float
         Predicted samples left, at least zero.
     startup_s : float
@@ -67,6 +67,21 @@ class Workload:
         """Return the member after a step that did not finish it."""
         startup_s = self.startup_s if self.restart_s is None else self.restart_s
         return replace(self, samples_left=samples_left, startup_s=startup_s)
+
+    @property
+    def min_gpus(self) -> int:
+        """Least number of GPUs on which this member trains."""
+        return min(self.rates)
+
+    @property
+    def least_rate(self) -> float:
+        """Rate on the least number of GPUs, in samples/s."""
+        return self.rates[self.min_gpus]
+
+    @property
+    def gpu_rate(self) -> float:
+        """Rate of one GPU of the least number, in samples/s."""
+        return self.least_rate / self.min_gpus
 
     @property
     def max_gpus(self) -> int:

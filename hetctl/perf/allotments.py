@@ -62,7 +62,7 @@ class Allotments:
 
 
 def allotments_of(workload: Workload, allowed: Container[int]) -> Allotments:
-    """Return the allotments of a member among the `allowed` numbers of GPUs, which must include 1.
+    """Return the allotments of a member among the `allowed` numbers of GPUs, at least one of its own.
 
     Start-up, evaluations and checkpoints are included in its time.
     """

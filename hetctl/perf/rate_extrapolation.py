@@ -34,9 +34,9 @@ def usable_rates(measured: Mapping[int, float]) -> dict[int, float]:
 
 
 def rate_curve(
-    measured: Mapping[int, float], max_gpus: int, gpus_per_node: int
+    measured: Mapping[int, float], max_gpus: int, gpus_per_node: int, least: int = 1
 ) -> tuple[dict[int, float], tuple[str, ...]]:
-    """Return the rate on each of 1 to `max_gpus` GPUs, and notes on deviations from Equation 5.
+    """Return the rate on each of `least` to `max_gpus` GPUs, and notes on deviations from Equation 5.
 
     Measured rates are kept, rates between them are interpolated. Beyond the last one, Equation 5 is used,
     anchored at M_b. If M_b or M_b - 1 was not measured, the two largest measured numbers of GPUs replace
@@ -54,8 +54,8 @@ def rate_curve(
     first, last = min(points), max(points)
     notes = [f"unusable rate at {_gpus(m)} left out" for m in sorted(measured) if m not in points]
     rates = dict(points)
-    if first > 1:
-        rates |= {m: points[first] * m / first for m in range(1, first)}
+    if first > least:
+        rates |= {m: points[first] * m / first for m in range(least, first)}
         notes.append(f"proportional below {_gpus(first)}: no fewer were measured")
     for low, high in pairwise(points):
         rates |= {m: _between(points, low, high, m) for m in range(low + 1, high)}
@@ -63,7 +63,7 @@ def rate_curve(
             notes.append(f"interpolated between {low} and {_gpus(high)}")
     if max_gpus > last:
         rates |= _beyond(points, max_gpus, gpus_per_node, notes)
-    return {m: rates[m] for m in range(1, max_gpus + 1)}, tuple(notes)
+    return {m: rates[m] for m in range(least, max_gpus + 1)}, tuple(notes)
 
 
 def rate_on(gpus: int, measured: Mapping[int, float], gpus_per_node: int) -> float | None:

@@ -108,8 +108,9 @@ def active_workloads(
 ) -> tuple[Workload, ...]:
     """Return the active members in the ensemble's order, each with its rates and its remaining work.
 
-    Rates observed in training take precedence over profiled ones. A rate curve ends at the member's
-    `max_gpus`, at the size of the cluster, or at its highest rate, whichever is least.
+    Rates observed in training take precedence over profiled ones. A rate curve begins at the member's
+    `min_gpus`. It ends at its `max_gpus`, at the size of the cluster, or at its highest rate from there on,
+    whichever is least.
 
     Raises
     ------
@@ -141,14 +142,15 @@ def _untrained(
     member: Member, profile: MemberProfile, progress: Progress, max_gpus: int, gpus_per_node: int
 ) -> Workload:
     """Return a member with the rates known so far, before its remaining work is determined."""
-    limit = member.most_gpus(max_gpus)
+    # A job that is too small for a member counts as large enough: planners leave the member out there.
+    limit = max(member.most_gpus(max_gpus), member.min_gpus)
     profile = known_rates(profile, progress.epochs, progress.batch_size or member.batch_size)
-    rates, notes = rate_curve(profile.rates, limit, gpus_per_node)
+    rates, notes = rate_curve(profile.rates, limit, gpus_per_node, member.min_gpus)
     return Workload(
         name=member.name,
         rates=_up_to_the_peak(rates),
         rates_by_type={
-            gpu_type: _up_to_the_peak(rate_curve(measured, limit, gpus_per_node)[0])
+            gpu_type: _up_to_the_peak(rate_curve(measured, limit, gpus_per_node, member.min_gpus)[0])
             for gpu_type, measured in profile.rates_by_type.items()
         },
         samples_left=0.0,

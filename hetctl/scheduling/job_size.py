@@ -126,8 +126,10 @@ def _node_counts(site: Site, b: Bin, members: Sequence[Workload], gpus: int | No
 def _prospect(
     site: Site, b: Bin, nodes: int, members: Sequence[Workload], gpus: int | None, wall_s: int | None
 ) -> JobSizeOption | None:
-    """Return the predicted outcome of jobs of a number of nodes; None if they are too short to train in."""
+    """Return the predicted outcome of jobs of a number of nodes; None if no member can train in them."""
     held = gpus or nodes * site.gpus_per_node
+    if any(member.min_gpus > held for member in members):
+        return None
     start_s = _startup_s(members)
     bound_s = makespan_bound([(0.0, member) for member in members], held)
     makespan_s = bound_s + sum(member.startup_s for member in members) / held

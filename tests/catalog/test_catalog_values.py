@@ -251,6 +251,7 @@ MEMBERS = st.builds(
     batch_size=st.integers(1, 4096),
     max_gpus=st.none() | st.integers(1, 8),
     global_batch_size=st.none() | st.integers(1, 4096),
+    min_gpus=st.integers(1, 8),
 )
 NUMBERED = itertools.count()
 POINTS = st.builds(

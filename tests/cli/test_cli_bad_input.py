@@ -143,6 +143,23 @@ def test_more_gpus_for_a_member_than_the_site_has(planned):
     assert "max_gpus of b is 8; site local has only 2" in said
 
 
+@pytest.mark.parametrize(
+    ("own", "arguments", "said"),
+    [
+        ("min_gpus: 3", ("submit",), "min_gpus of b is 3; of the 2 of a job it can have at most 2"),
+        ("gpus: 2", ("plan", "--gpus", "1"), "gpus of b is 2; of the 1 of a job it can have at most 1"),
+        (
+            "gpus: 3",
+            ("profile",),
+            "gpus of b is 3; of the 2 of a job it can have at most 2 ask for more",
+        ),
+    ],
+)
+def test_more_gpus_needed_by_a_member_than_a_job_has(planned, own, arguments, said):
+    edited(planned, "- {name: b, config: {}}", f"- {{name: b, config: {{}}, {own}}}")
+    assert said in refused(planned, 3, "infeasible", *arguments, "--site", "local")
+
+
 def test_longer_than_any_queue_takes(planned):
     said = refused(planned, 3, "infeasible", "plan", "--site", "local", "--time", "13h")
     assert "no queue of site local takes" in said

@@ -119,6 +119,24 @@ def test_each_network_gets_the_mode_that_suits_it(tmp_path):
     assert sorted(ranks) == list(range(giant["gpus"]))
 
 
+def test_a_member_that_needs_several_gpus_does_not_hop(tmp_path):
+    members = small(6).replace("m0,", "m0, min_gpus: 2,")
+    mini = Mini(tmp_path, members, "partitions: 4\n", ONE_TYPE, 0.5)
+    plan = mini.auto(*ALL_GPUS)
+    assert set(modes(plan).values()) == {"data-parallel"}
+    assert all("hopper" not in phase["prices"] for phase in plan["phases"])
+    done = Mini(tmp_path / "located", members, READ, ONE_TYPE, 0.5).plan("--mode", "hopper")
+    assert done.code == 3
+    assert "m0 trains on no fewer than 2 GPUs, and a member that hops on one" in done.stderr
+
+
+def test_a_member_with_a_global_batch_is_no_pipeline(tmp_path):
+    giant = GIANT.replace("}", ", global_batch_size: 64}")
+    done = Mini(tmp_path, small(1) + giant).plan("--mode", "auto")
+    assert done.code == 2
+    assert "giant has global_batch_size 64, and would train as a pipeline" in done.stderr
+
+
 def test_phases_follow_one_another_and_have_their_prices(tmp_path):
     mini = Mini(tmp_path, small(5) + LONG + GIANT, "partitions: 8\n", ONE_TYPE, 0.5)
     plan = mini.auto(*ALL_GPUS)

@@ -385,3 +385,46 @@ def test_random_draws_keep_to_their_bounds_and_reach_all_of_them(tmp_path: Path)
 def test_random_draws_are_the_same_on_every_machine(tmp_path: Path):
     (member,) = members(tmp_path, RANDOM.format(1, "lr: {log_uniform: [1e-4, 1e-1]}")).values()
     assert member.config == {"lr": 0.00013805}
+
+
+@pytest.mark.parametrize(
+    ("written", "own", "limits"),
+    [
+        ("", "", (1, None)),
+        ("min_gpus: 2\nmax_gpus: 4\n", "", (2, 4)),
+        ("gpus: 4\n", "", (4, 4)),
+        ("min_gpus: 2\nmax_gpus: 4\n", ", gpus: 3", (3, 3)),
+        ("gpus: 4\n", ", max_gpus: 8", (1, 8)),
+        ("gpus: 4\n", ", gpus: null", (1, None)),
+        ("min_gpus: 2\n", ", max_gpus: 4", (2, 4)),
+    ],
+)
+def test_numbers_of_gpus_are_limits_or_exact(tmp_path: Path, written: str, own: str, limits):
+    (member,) = read(tmp_path, f"{HEAD}{written}members:\n  - {{name: a{own}}}\n").members
+    assert (member.min_gpus, member.max_gpus) == limits
+
+
+@pytest.mark.parametrize(
+    ("written", "own", "message"),
+    [
+        ("gpus: 4\nmax_gpus: 4\n", "", "e.yaml:3: gpus: is the exact number, and does not go with max_gpus"),
+        (
+            "",
+            ", gpus: 2, min_gpus: 2, max_gpus: 3",
+            "[0].gpus: is the exact number, and does not go with",
+        ),
+        (
+            "min_gpus: 4\nmax_gpus: 2\n",
+            "",
+            "e.yaml:3: min_gpus: the least number of GPUs, 4, must be",
+        ),
+        (
+            "min_gpus: 4\n",
+            ", max_gpus: 2",
+            "members[0].max_gpus: the least number of GPUs, 4, must be",
+        ),
+        ("global_batch_size: 2\n", ", gpus: 4", "4, must be at most global_batch_size, 2"),
+    ],
+)
+def test_wrong_numbers_of_gpus_are_refused(tmp_path: Path, written: str, own: str, message: str):
+    assert message in refused(tmp_path, f"{HEAD}{written}members:\n  - {{name: a{own}}}\n")

@@ -16,8 +16,8 @@ def ensemble(*members: Member) -> Ensemble:
     return Ensemble("e", "tensorflow", Functions("m:i", "m:m"), members, "/nowhere")
 
 
-def member(name: str, epochs: int = 10, max_gpus: int | None = None) -> Member:
-    return Member(name, stop=StopRule(max_epochs=100, expected_epochs=epochs), max_gpus=max_gpus)
+def member(name: str, epochs: int = 10, max_gpus: int | None = None, **limits: int) -> Member:
+    return Member(name, stop=StopRule(max_epochs=100, expected_epochs=epochs), max_gpus=max_gpus, **limits)
 
 
 def profile(name: str, **values: object) -> MemberProfile:
@@ -87,6 +87,21 @@ def test_rates_end_at_the_members_limit_the_clusters_or_the_peak() -> None:
     rates = {"a": {1: 10.0}, "b": {1: 10.0}, "c": {1: 10.0, 2: 18.0, 3: 12.0, 4: 11.0}}
     found = active_workloads(whole, {n: profile(n, rates=r) for n, r in rates.items()}, {}, 6, 2)
     assert [workload.max_gpus for workload in found] == [3, 6, 2]
+
+
+def test_rates_begin_at_the_least_number_of_gpus() -> None:
+    whole = ensemble(member("a", min_gpus=2), member("b", min_gpus=3), member("c", min_gpus=8), member("d"))
+    dips = {1: 20.0, 2: 10.0, 3: 9.0, 4: 11.0}
+    found = active_workloads(whole, {n: profile(n, rates=dips) for n in "abcd"}, {}, 4, 4)
+    assert [list(workload.rates) for workload in found] == [[2, 3, 4], [3, 4], [8], [1]]
+    # Equation 5 of M_b = 8 GPUs is not needed for what was measured.
+    assert found[1].rates == {3: 9.0, 4: 11.0}
+
+
+def test_no_gpu_is_without_a_sample_of_the_global_batch() -> None:
+    whole = ensemble(member("a", global_batch_size=3))
+    (workload,) = active_workloads(whole, {"a": profile("a", rates={1: 10.0, 4: 40.0})}, {}, 4, 4)
+    assert workload.max_gpus == 3
 
 
 def test_overheads_are_copied() -> None:

@@ -126,3 +126,10 @@ def test_every_size_fits_its_queue_and_its_jobs_hold_the_work(hours, count, most
         assert 0 < size.grace_s < size.wall_s <= limit * HOUR
         assert prospect.jobs * size.wall_s >= prospect.makespan_s
     assert best_of(found, Budget()) in found
+
+
+def test_jobs_are_large_enough_for_the_member_that_needs_most():
+    wide = Workload("w", {gpus: 100.0 * gpus for gpus in range(13, 19)}, 1e5)
+    sizes = {found.size.nodes for found in prospects(site(), bins_of(site(), SUMMIT), [wide])}
+    # Each bin has its smallest job.
+    assert sizes == {3, 46, 92}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hetctl.app.plan.gpu_limits import refuse_wide_members
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.inputs.quantities import format_duration
@@ -12,7 +13,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.run import Budget
-from hetctl.model.site import Site
+from hetctl.model.site import Cluster, Site
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.job_size import Bin, best_of, bins_of, grace_of, prospects
@@ -130,8 +131,10 @@ def sizing(
     BadInputError
         If the site has no such queue.
     InfeasibleError
-        If no queue accepts such a job.
+        If no queue accepts such a job, or a member needs more GPUs than it has.
     """
+    # Whether types are mixed is for the plan to say.
+    refuse_wide_members(ensemble.members, Cluster.at(site, wishes.gpus or site.gpus), mix_types=True)
     members = _members(project, ensemble, site)
     if not members or (wishes.gpus and wishes.wall_s):
         return JobSizeChoice(job_size(site, wishes.gpus, wishes.wall_s, wishes.queue))

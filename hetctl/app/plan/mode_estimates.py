@@ -150,6 +150,12 @@ def hops(question: PlanContext, hopping: Sequence[Workload]) -> PhaseDraft:
 
 def _hop_run(question: PlanContext, members: Sequence[Workload]) -> PhaseRun:
     cluster, options = question.world.cluster, question.options
+    if wide := next((member for member in members if member.min_gpus > 1), None):
+        raise InfeasibleError(
+            f"{wide.name} trains on no fewer than {wide.min_gpus} GPUs, and a member that hops on one, or on"
+            " more only while there are fewer members than GPUs",
+            "lower min_gpus of it, or plan with --mode data-parallel",
+        )
     if len(members) * question.partitions * question.gpus > MOST_TIMES:
         raise InfeasibleError(
             f"{len(members):,} members times {question.partitions:,} partitions times {question.gpus:,} GPUs"

@@ -13,6 +13,7 @@ from typing import Any
 
 from hetctl import __version__
 from hetctl.app.pipeline.measured import links_between
+from hetctl.app.plan.gpu_limits import refuse_wide_members
 from hetctl.app.plan.hop_rules import refuse_hops_by_launch, refuse_without_hops
 from hetctl.app.plan.mode_estimates import PlanContext
 from hetctl.app.plan.multi_mode_plan import plan_hopper, plan_modes, plan_pipelined
@@ -157,15 +158,17 @@ def plan_from(
         If a member has no profile, the planner or an option is unknown, the planner does not support the
         requested sharing, or members cannot hop as requested.
     InfeasibleError
-        If the site, the wall-clock limit or a member's `max_gpus` permit no plan.
+        If the site, the wall-clock limit or a member's `min_gpus` or `max_gpus` permit no plan.
     """
     site, size = request.site, request.size
     if request.mode == HOPPER:
         refuse_without_hops(request.ensemble, site, request.sharing)
+    options = options_from(request.options)
+    cluster = Cluster.at(site, size.gpus)
+    refuse_wide_members(request.ensemble.members, cluster, mix_types=options.mix_types)
     _refuse_too_large(request.ensemble, site)
     clock = JobTiming(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
-    world = Scenario(Cluster.at(site, size.gpus), clock, lockstep=request.sharing == LOCKSTEP)
-    options = options_from(request.options)
+    world = Scenario(cluster, clock, lockstep=request.sharing == LOCKSTEP)
     data_parallel = partial(_data_parallel, request, world)
     question = PlanContext(request.ensemble, site, profiles, world, options, request.planner, data_parallel)
     if request.mode == AUTO:

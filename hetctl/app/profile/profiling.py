@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from hetctl.app.plan.gpu_limits import refuse_wide_members
 from hetctl.app.profile.folder import measurements_in
 from hetctl.app.profile.follow import ProfileMonitor
 from hetctl.app.profile.jobs import JobGroup
@@ -12,7 +13,9 @@ from hetctl.app.profile.outcome import ProfileOutcome
 from hetctl.app.profile.session import ProfileCommand, ProfileSession, profiling
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
+from hetctl.model.ensemble import Member
 from hetctl.model.profile import ProfilePoint
+from hetctl.model.site import Cluster
 from hetctl.perf.rate_extrapolation import largest_profile, profiled_gpus
 from hetctl.storage.profile_request import ProfileTarget
 
@@ -25,7 +28,14 @@ def profile(
     First each member on 1 to M_b GPUs; then, if the rates on one GPU differ more than that, up to M_a.
     Points that a job of an earlier command is measuring are left to that job. All measurements are kept,
     also if this is interrupted. Errors are those of `profiling`.
+
+    Raises
+    ------
+    InfeasibleError
+        If a member needs more GPUs than the job has.
     """
+    cluster = Cluster.at(command.site, command.size.gpus)
+    refuse_wide_members(command.ensemble.members, cluster, mix_types=True)
     with profiling(project, command, observer) as attending:
         rates = _Rates(command, attending.catalog)
         session = ProfileSession(attending, command, rates.known(), rates.missing_cores)
@@ -53,17 +63,25 @@ class _Rates:
         return (ProfileTarget(point.member, point.gpus) for point in self._current())
 
     def targets(self, most_gpus: int) -> Iterator[ProfileTarget]:
-        """Yield the members on all numbers of GPUs of one type up to `most_gpus`."""
-        most_gpus = min(most_gpus, self._gpus, self._site.gpus_of_one_type)
+        """Yield the members on all numbers of GPUs of one type that they may have, up to `most_gpus`.
+
+        A member that needs more than that, or than there are of one type, is measured on its least number or
+        on as many as there are.
+        """
+        available = min(self._gpus, self._site.gpus_of_one_type)
         return (
             ProfileTarget(member.name, gpus)
             for member in self._ensemble.members
-            for gpus in range(1, member.most_gpus(most_gpus) + 1)
+            for gpus in measured_counts(member, min(most_gpus, available), available)
         )
 
     def most_gpus(self) -> int:
         """Return M_t = max(M_a, M_b)."""
-        single = [point.rate for point in self._current() if point.gpus == 1]
+        fewest: dict[str, ProfilePoint] = {}
+        for point in self._current():
+            if point.gpus <= fewest.setdefault(point.member, point).gpus:
+                fewest[point.member] = point
+        single = [point.rate / point.gpus for point in fewest.values()]
         return largest_profile(single, self._site.gpus_per_node)
 
     def missing_cores(self, earlier: Sequence[JobGroup]) -> tuple[int, ...]:
@@ -81,6 +99,18 @@ class _Rates:
             for member in self._ensemble.members
             for point in current_points(points, self._ensemble, member.name)
         ]
+
+
+def measured_counts(member: Member, most: int, available: int) -> range:
+    """Return the numbers of GPUs on which a member is measured.
+
+    Parameters
+    ----------
+    most : int
+        Largest number that is to be measured, out of those `available`.
+    """
+    least = min(member.min_gpus, available)
+    return range(least, max(member.most_gpus(most), least) + 1)
 
 
 def _powers_of_two(limit: int) -> list[int]:

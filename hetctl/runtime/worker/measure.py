@@ -77,6 +77,7 @@ def _measure_point(
         + max(0.0, first_evaluate_s - evaluate_s)
     )
     scratch = Path(assignment.task.folder) / "scratch" / point.source
+    saves = point.gpus == member.min_gpus
     result = ProfilePoint(
         member=point.member,
         gpus=point.gpus,
@@ -91,7 +92,7 @@ def _measure_point(
         startup_s=step_s + built_s + once_s,
         evaluate_s=evaluate_s,
         checkpoint_s=_checkpoint_seconds(built, scratch),
-        save_s=_save_seconds(built, member, context, times.mean_s, scratch) if point.gpus == 1 else None,
+        save_s=_save_seconds(built, member, context, times.mean_s, scratch) if saves else None,
         peak_memory_bytes=peak_memory(),
         epoch_s=epoch_s,
         rate_error=times.error,

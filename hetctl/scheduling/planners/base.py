@@ -108,7 +108,7 @@ class Request:
     ----------
     workloads : sequence of Workload
         Members that hold no GPU now and need training, in the planner's order (`Planner.order`), with
-        a rate for every number of GPUs from 1 up.
+        a rate for every number of GPUs from its least up.
     nodes : tuple of Node
         Nodes with their free GPUs only.
     gpus : int

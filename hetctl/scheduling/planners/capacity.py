@@ -8,6 +8,19 @@ from collections.abc import Sequence
 from hetctl.model.site import Node
 
 
+def most_on_one(node_sizes: Sequence[int]) -> int:
+    """Return the most GPUs of one member: full nodes of the largest size, and a part of one more.
+
+    Parameters
+    ----------
+    node_sizes : sequence of int
+        GPUs of each node; 0 is the result without any.
+    """
+    largest = max(node_sizes, default=0)
+    full = sum(size == largest for size in node_sizes)
+    return full * largest + max((size for size in node_sizes if size < largest), default=0)
+
+
 class NodeCapacity:
     """Numbers of GPUs that fit on nodes together, each on as few nodes as it needs.
 

@@ -40,7 +40,7 @@ def twice(gpus: int) -> int:
 
 
 def double(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
-    """Return GPUs by member (section 4.2): powers of two, except those of fixed members."""
+    """Return GPUs by member (section 4.2): powers of two times their least, except those of fixed members."""
     counts = allot(jobs, nodes, twice)
     left = sum(len(node.gpus) for node in nodes) - sum(counts.values())
     better = exchange(jobs, counts, left)
@@ -79,7 +79,7 @@ def exchange(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int], left: i
     Parameters
     ----------
     counts : mapping of str to int
-        GPUs by member, powers of two, as in the result.
+        GPUs by member, powers of two times their least, as in the result.
     left : int
         GPUs that no member has.
     """
@@ -111,7 +111,7 @@ def _worth_trying(job: ResizeCandidate, gpus: int) -> list[int]:
     """Return twice and four times as many GPUs if they gain anything, and half and a quarter."""
     fewer = [gpus // 2, gpus // 4] if gpus != job.holds and gpus in job.rates else []
     more = [other for other in (2 * gpus, 4 * gpus) if other in job.rates and job.gain(gpus, other) > 0]
-    return [*more, *(other for other in fewer if other)]
+    return [*more, *(other for other in fewer if other in job.rates and other >= job.least)]
 
 
 def _best(changes: Mapping[str, Sequence[Change]], left: int) -> dict[str, int]:

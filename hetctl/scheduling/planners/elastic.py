@@ -61,8 +61,11 @@ Choose = Callable[[Sequence[ResizeCandidate], Sequence[Node]], dict[str, int]]
 
 def jobs_of(request: Request) -> list[ResizeCandidate]:
     """Return all members: first those in training, then the waiting ones by arrival."""
-    held = [ResizeCandidate(h.workload, h.workload.rates, h.allocation.gpus, h.fixed) for h in request.held]
-    return held + [ResizeCandidate(workload, workload.rates) for workload in request.workloads]
+    held = [
+        ResizeCandidate(h.workload, h.workload.rates, h.allocation.gpus, h.fixed, h.workload.min_gpus)
+        for h in request.held
+    ]
+    return held + [ResizeCandidate(c, c.rates, least=c.min_gpus) for c in request.workloads]
 
 
 def movable_nodes(request: Request) -> list[Node]:
@@ -80,17 +83,31 @@ def allot(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node], step: Step) ->
     """Return GPUs by member: the least for each while GPUs are left, then steps for the largest gain.
 
     Members in training first grow to the number that they should keep: none is made smaller for the
-    gain of others, but only so that all get their least number. A member stays as it is if its next
-    step gains nothing, or if the GPUs for it are not free on as few nodes as the member then needs.
-    Fixed members are left out.
+    gain of others, but only so that all get their least number. No member overtakes one whose least number
+    is not free. A member stays as it is if its next step gains nothing, or if the GPUs for it are not free on
+    as few nodes as the member then needs. Fixed members are left out.
     """
     capacity = NodeCapacity(nodes)
-    growing = [job for job in jobs if not job.fixed and capacity.left and capacity.change(0, job.least)]
+    growing = _beginning(jobs, capacity)
     counts = {job.name: job.least for job in growing}
     kept = {job.name: _kept(job, step) for job in growing}
     _grow([job for job in growing if kept[job.name] > job.least], counts, capacity, step, kept)
     _grow(growing, counts, capacity, step, {})
     return counts
+
+
+def _beginning(jobs: Sequence[ResizeCandidate], capacity: NodeCapacity) -> list[ResizeCandidate]:
+    """Return the members that get their least number of GPUs."""
+    growing: list[ResizeCandidate] = []
+    for job in jobs:
+        if job.fixed:
+            continue
+        if capacity.left and capacity.change(0, job.least):
+            growing.append(job)
+        elif not job.holds and job.least == job.workload.min_gpus:
+            # Members of one GPU would take each that becomes free, and a wide member would come last.
+            break
+    return growing
 
 
 def _kept(job: ResizeCandidate, step: Step) -> int:
@@ -135,24 +152,31 @@ def _grow(
 
 def give(request: Request, counts: Mapping[str, int], step: Step) -> Decision:
     """Place members; one that does not fit goes back by as many steps as needed."""
+    workloads = [*request.workloads, *(held.workload for held in request.held)]
+    least = {workload.name: workload.min_gpus for workload in workloads}
     while True:
         decision, given = place_members(request, counts)
-        short = {name: _reached(given[name], step) for name in counts if given[name] < counts[name]}
+        # A member for which nothing is left waits: it is not among those given.
+        short = {
+            name: _reached(gpus, step, least[name])
+            for name, gpus in given.items()
+            if gpus < counts.get(name, gpus)
+        }
         if all(given[name] == gpus for name, gpus in short.items()):
             return decision
         counts = {**counts, **short}
 
 
-def _reached(gpus: int, step: Step) -> int:
-    """Return the largest number up to `gpus` that steps from 1 reach."""
-    reached = 1
+def _reached(gpus: int, step: Step, least: int) -> int:
+    """Return the largest number up to `gpus` that steps from `least` reach."""
+    reached = least
     while step(reached) <= gpus:
         reached = step(reached)
     return reached
 
 
 def by_gain(name: str, step: Step, choose: Choose) -> Planner:
-    """Return the elastic planner that uses `choose`, with steps from one GPU each."""
+    """Return the elastic planner that uses `choose`, with steps from the least number of GPUs."""
 
     def decide(request: Request) -> Decision:
         return give(request, choose(jobs_of(request), movable_nodes(request)), step)

@@ -99,15 +99,15 @@ def _stages(request: Request, known: Known) -> dict[str, int]:
     capacity = NodeCapacity(movable_nodes(request))
     explorers: dict[str, tuple[ResizeCandidate, int]] = {}
     for job in jobs:
-        if job.fixed or not capacity.left or not capacity.change(0, 1):
+        if job.fixed or not capacity.left or not capacity.change(0, job.least):
             continue
         stage, key = stages[job.name], known.key(job.workload)
-        # Of a family the member that already holds its stage's GPUs goes on; one GPU is what all others have.
-        if stage and (key not in explorers or job.holds == stage > 1):
+        # Of a family the member that already holds its stage's GPUs goes on; the least is what all have.
+        if stage and (key not in explorers or job.holds == stage > job.least):
             explorers[key] = job, stage
     # Members at their stage go first: if replaced at the next call, none would ever finish its stage.
     first = sorted(explorers.values(), key=lambda explorer: explorer[0].holds != explorer[1])
-    return {job.name: stage for job, stage in first if capacity.change(1, stage)}
+    return {job.name: stage for job, stage in first if capacity.change(job.least, stage)}
 
 
 def _apart(request: Request, known: Known) -> Exploration:
@@ -117,7 +117,7 @@ def _apart(request: Request, known: Known) -> Exploration:
     rest = _without(request, kept)
     jobs = [known.job(job) for job in jobs_of(rest)]
     new = {
-        job.name: replace(job, rates={}, least=_power_within(min(most, job.workload.max_gpus)))
+        job.name: replace(job, rates={}, least=max(_stages_of(job.workload, most)))
         for job in jobs
         if not job.fixed and known.next_stage(job.workload, most)
     }
@@ -171,12 +171,8 @@ def _without(request: Request, kept: Mapping[str, Parts]) -> Request:
 
 def _most(request: Request) -> int:
     """Return the largest number of GPUs that one member can explore on an empty cluster."""
-    sizes = [gpus for gpus in powers_of_two(EXPLORED) if NodeCapacity(request.all_nodes).change(0, gpus)]
+    sizes = [gpus for gpus in doublings(1, EXPLORED) if NodeCapacity(request.all_nodes).change(0, gpus)]
     return max(sizes, default=1)
-
-
-def _power_within(limit: int) -> int:
-    return max(powers_of_two(limit))
 
 
 def reasons(request: Request, decision: Decision) -> dict[str, str]:
@@ -214,20 +210,20 @@ class Known:
         return f"member {workload.name}"
 
     def next_stage(self, workload: Workload, limit: int = EXPLORED) -> int | None:
-        """Return the first power of two whose rate is to be explored; None if all are known."""
+        """Return the first of a member's stages whose rate is to be explored; None if all are known."""
         known = self._counts[self.key(workload)]
-        stages = powers_of_two(min(limit, EXPLORED, workload.max_gpus))
-        return next((gpus for gpus in stages if gpus not in known), None)
+        return next((gpus for gpus in _stages_of(workload, limit) if gpus not in known), None)
 
     def rates(self, workload: Workload) -> dict[int, float]:
-        """Return the rates on powers of two up to the first one that is still to be explored.
+        """Return the rates on powers of two times its least, up to the first that is still to be explored.
 
         Above `EXPLORED`, Equation 5 of Capes et al., fitted to the known rates, gives the others.
         """
         known = self._counts[self.key(workload)]
-        tried = {gpus: workload.rates[gpus] for gpus in powers_of_two(workload.max_gpus) if gpus in known}
+        counts = tuple(doublings(workload.min_gpus, workload.max_gpus))
+        tried = {gpus: workload.rates[gpus] for gpus in counts if gpus in known}
         rates: dict[int, float] = {}
-        for gpus in powers_of_two(workload.max_gpus):
+        for gpus in counts:
             if gpus in tried:
                 rates[gpus] = tried[gpus]
             elif gpus > EXPLORED and tried:
@@ -255,9 +251,14 @@ def ready_s(held: Held) -> float:
     return held.since_s + STAGE_S
 
 
-def powers_of_two(limit: int) -> Iterator[int]:
-    """Yield 1, 2, 4, .. up to `limit`."""
-    gpus = 1
+def _stages_of(workload: Workload, limit: int = EXPLORED) -> Iterator[int]:
+    """Yield the numbers of GPUs on which a member explores its rate: powers of two times its least."""
+    return doublings(workload.min_gpus, min(limit, EXPLORED, workload.max_gpus))
+
+
+def doublings(least: int, limit: int) -> Iterator[int]:
+    """Yield `least`, twice as many, four times as many, .. up to `limit`."""
+    gpus = least
     while gpus <= limit:
         yield gpus
         gpus *= 2

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Planner, Request, gpu_count
 from hetctl.scheduling.planners.packing import Item, pack
 
@@ -15,12 +16,12 @@ from hetctl.scheduling.planners.packing import Item, pack
 def fixed(k: int) -> Planner:
     """Return the planner that gives every member `k` GPUs, at least 1.
 
-    It gives fewer if a member's rates or the cluster end below `k`. The first member in the queue waits
-    for its GPUs, and no other overtakes it.
+    It gives fewer if a member's rates or the cluster end below `k`, and more if its rates begin above. The
+    first member in the queue waits for its GPUs, and no other overtakes it.
     """
 
     def decide(request: Request) -> Decision:
-        return _decide(request, k)
+        return in_turn(request, k)
 
     def reasons(request: Request, decision: Decision) -> dict[str, str]:
         return _reasons(request, decision, k)
@@ -28,8 +29,8 @@ def fixed(k: int) -> Planner:
     return Planner(f"fixed-{k}", "local", decide, reasons=reasons)
 
 
-def _decide(request: Request, k: int) -> Decision:
-    """Start the longest part of the queue that fits."""
+def in_turn(request: Request, k: int) -> Decision:
+    """Start the longest part of the queue that fits, each member on `k` GPUs or as near as it may have."""
     queue = _affordable(request, k)
     placements, unplaced = _pack(queue, request)
     if unplaced:
@@ -50,12 +51,16 @@ def _affordable(request: Request, k: int) -> list[Item]:
     most, left = _most(request, k), request.free_gpus
     queue: list[Item] = []
     for workload in request.workloads:
-        gpus = min(most, workload.max_gpus)
+        gpus = _wanted(workload, most)
         if gpus > left:
             break
         left -= gpus
         queue.append((workload.name, gpus))
     return queue
+
+
+def _wanted(workload: Workload, most: int) -> int:
+    return max(min(most, workload.max_gpus), workload.min_gpus)
 
 
 def _most(request: Request, k: int) -> int:
@@ -69,20 +74,20 @@ def _pack(
 
 
 def _reasons(request: Request, decision: Decision, k: int) -> dict[str, str]:
-    """Return which members get less than K, and what the others wait for."""
+    """Return which members get less or more than K, and what the others wait for."""
     started = {allocation.member: allocation.gpus for allocation in decision.start}
     waiting = [workload for workload in request.workloads if workload.name not in started]
-    less = {
-        name: f"{gpu_count(gpus)} and not {k}: it can use no more here"
+    other = {
+        name: f"{gpu_count(gpus)} and not {k}: it can use no {'more' if gpus < k else 'fewer'} here"
         for name, gpus in started.items()
-        if gpus < k
+        if gpus != k
     }
     if not waiting:
-        return less
+        return other
     free = request.free_gpus - sum(started.values())
     head, *rest = waiting
-    wanted = min(_most(request, k), head.max_gpus)
-    return less | {
+    wanted = _wanted(head, _most(request, k))
+    return other | {
         head.name: f"waits for {gpu_count(wanted)} on as few nodes as that takes; {free} free",
         **{workload.name: f"waits: {head.name} came first" for workload in rest},
     }

@@ -8,29 +8,42 @@ remaining members alone, while all others continue to train.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from hetctl.model.plan import Placement
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, allocation_on
+from hetctl.scheduling.planners.base import (
+    Decision,
+    Options,
+    Planner,
+    Request,
+    allocation_on,
+    gpu_count,
+)
 from hetctl.scheduling.planners.packing import pack
 
 
 def decide(request: Request) -> Decision:
     """Create a flotilla and place it (Algorithm 1, lines 4 and 5).
 
-    A member that does not fit gets fewer GPUs.
+    A member that does not fit gets fewer GPUs, or waits.
     """
     free = request.free_gpus
-    if not request.workloads or free == 0:
+    workloads = _affordable(request)
+    if not workloads:
         return Decision()
-    counts = create_flotilla(request.workloads, free, request.options)
-    share_leftover(request.workloads, counts, free)
-    placements = _placed(counts, request)
-    by_name = {workload.name: workload for workload in request.workloads}
+    counts = create_flotilla(workloads, free, request.options)
+    share_leftover(workloads, counts, free)
+    by_name = {workload.name: workload for workload in workloads}
+    placements = _placed(counts, by_name, request)
     return Decision(
         tuple(allocation_on(by_name[name], placements[name]) for name in counts if name in placements)
     )
+
+
+def _affordable(request: Request) -> list[Workload]:
+    """Return the members for whose fewest GPUs enough are free."""
+    return [workload for workload in request.workloads if workload.min_gpus <= request.free_gpus]
 
 
 def create_flotilla(workloads: Sequence[Workload], gpus: int, options: Options) -> dict[str, int]:
@@ -39,11 +52,13 @@ def create_flotilla(workloads: Sequence[Workload], gpus: int, options: Options) 
     The paper searches all workloads for the best next member again and again (Equation 3). As the
     number of GPUs left only falls, one pass over all choices, the nearest to the reference rate
     first, gives the same members. Ties: first in the ensemble's order, then fewest GPUs.
+
+    Where the paper takes one GPU, a member has the fewest on which it trains, which must be free.
     """
-    fastest = max(workloads, key=lambda workload: workload.rates[1])
-    reference = fastest.rates[1]
+    fastest = max(workloads, key=lambda workload: workload.least_rate)
+    reference = fastest.least_rate
     delta = options.relative_delta * reference if options.delta is None else options.delta
-    counts, left = {fastest.name: 1}, gpus - 1
+    counts, left = {fastest.name: fastest.min_gpus}, gpus - fastest.min_gpus
     choices = sorted(
         # Order and count settle ties, so that the same request gives the same flotilla.
         (abs(rate - reference), order, count, workload.name)
@@ -85,7 +100,7 @@ def _near(workload: Workload, reference: float, delta: float, limit: int) -> Ite
     The search ends at the first rate above that window: beyond it, a member could only return to
     the window with more GPUs for no higher rate.
     """
-    for count in range(1, min(limit, len(workload.rates)) + 1):
+    for count in range(workload.min_gpus, min(limit, workload.max_gpus) + 1):
         rate = workload.rates[count]
         if rate > reference + delta:
             return
@@ -93,10 +108,12 @@ def _near(workload: Workload, reference: float, delta: float, limit: int) -> Ite
             yield count, rate
 
 
-def _placed(counts: dict[str, int], request: Request) -> dict[str, tuple[Placement, ...]]:
+def _placed(
+    counts: dict[str, int], workloads: Mapping[str, Workload], request: Request
+) -> dict[str, tuple[Placement, ...]]:
     """Return placements; while members do not fit without straddling nodes, take a GPU from each of them.
 
-    A member that is left without any waits for the next round.
+    A member that is left with fewer than it trains on waits for the next round.
     """
     while True:
         placements, unplaced = pack(
@@ -106,15 +123,16 @@ def _placed(counts: dict[str, int], request: Request) -> dict[str, tuple[Placeme
             return placements
         for name in unplaced:
             counts[name] -= 1
-        counts = {name: count for name, count in counts.items() if count}
+        counts = {name: count for name, count in counts.items() if count in workloads[name].rates}
 
 
 def _local_reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Return the rates of members that start, beside the rate that they were chosen by."""
     if not decision.start:
         return {}
-    fastest = max(request.workloads, key=lambda workload: workload.rates[1])
-    beside = f"chosen by {fastest.name}, the fastest left, with {fastest.rates[1]:.4g} on one GPU"
+    fastest = max(_affordable(request), key=lambda workload: workload.least_rate)
+    fewest = "one GPU" if fastest.min_gpus == 1 else gpu_count(fastest.min_gpus)
+    beside = f"chosen by {fastest.name}, the fastest left, with {fastest.least_rate:.4g} on {fewest}"
     words = {
         a.member: f"{a.gpus} of {request.free_gpus} GPUs: {a.rate:.4g} samples/s, {beside}"
         for a in decision.start

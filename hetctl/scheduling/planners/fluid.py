@@ -72,8 +72,8 @@ class FluidCandidate:
         return self.workload.samples_left / self.workload.rates[gpus]
 
     def grow(self, capacity: NodeCapacity, gpus: int) -> None:
-        """Increase its GPUs up to `gpus`, as far as there is room."""
-        for count in range(gpus, self.gpus, -1):
+        """Increase its GPUs up to `gpus`, as far as there is room; a member has its fewest, or none."""
+        for count in range(gpus, max(self.gpus, self.workload.min_gpus - 1), -1):
             if capacity.change(self.gpus, count):
                 self.gpus = count
                 return
@@ -166,7 +166,7 @@ def _finish(jobs: list[FluidCandidate], capacity: NodeCapacity) -> None:
     for job in sorted(jobs, key=lambda job: -job.share_s):
         if not job.gpus:
             job.grow(capacity, job.high)
-    for job in sorted(jobs, key=lambda job: -job.seconds_on(job.gpus or 1)):
+    for job in sorted(jobs, key=lambda job: -job.seconds_on(job.gpus or job.workload.min_gpus)):
         most = min(job.gpus + capacity.left, job.envelope.gpus[-1])
         if job.held and most > job.gpus and job.start_s + job.seconds_on(most) < job.seconds_on(job.gpus):
             job.grow(capacity, most)

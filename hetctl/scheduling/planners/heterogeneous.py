@@ -7,7 +7,7 @@ without balanced batches, of the slowest type.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -17,7 +17,8 @@ from hetctl.model.balance_settings import OFF
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Planner, Request, gpu_count
+from hetctl.scheduling.planners.capacity import most_on_one
 
 
 @lru_cache(maxsize=256)
@@ -30,6 +31,7 @@ def by_type(planner: Planner) -> Planner:
 
     def decide(request: Request) -> Decision:
         types = _types_of(_Same(request.all_nodes))
+        request = _startable(request)
         # Without any node left the types are unknown; a state by type is kept all the same.
         if types == ("",) and not _is_by_type(request.planner_state):
             return planner.decide(request)
@@ -41,6 +43,14 @@ def by_type(planner: Planner) -> Planner:
 
     def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
         types = _types_of(_Same(request.all_nodes))
+        whole, request = request, _startable(request)
+        startable = {workload.name for workload in request.workloads}
+        return {
+            **of_startable(request, decision, types),
+            **{c.name: _too_wide(c) for c in whole.workloads if c.name not in startable},
+        }
+
+    def of_startable(request: Request, decision: Decision, types: Sequence[str]) -> Mapping[str, str]:
         if types == ("",) and not _is_by_type(decision.planner_state):
             return planner.reasons(request, decision)
         if request.options.mix_types:
@@ -52,6 +62,29 @@ def by_type(planner: Planner) -> Planner:
         }
 
     return replace(planner, decide=decide, reasons=reasons)
+
+
+def _startable(request: Request) -> Request:
+    """Return the request without waiting members that need more GPUs than there are, free or not."""
+    most = most_for_one(request.all_nodes, mix_types=request.options.mix_types)
+    fitting = [workload for workload in request.workloads if workload.min_gpus <= most]
+    return request if len(fitting) == len(request.workloads) else replace(request, workloads=fitting)
+
+
+def most_for_one(nodes: Sequence[Node], *, mix_types: bool) -> int:
+    """Return the most GPUs that one member can have, of one type or, if types are mixed, of all."""
+    if mix_types:
+        return most_on_one([len(node.gpus) for node in nodes])
+    sizes: defaultdict[str, list[int]] = defaultdict(list)
+    for node in nodes:
+        sizes[node.gpu_type or ""].append(len(node.gpus))
+    return max(map(most_on_one, sizes.values()), default=0)
+
+
+def _too_wide(workload: Workload) -> str:
+    return (
+        f"waits for {gpu_count(workload.min_gpus)}: it trains on no fewer, and the nodes of the job have less"
+    )
 
 
 class _Same:
@@ -116,7 +149,7 @@ class _TypeQueue:
     Parameters
     ----------
     work : float
-        GPU-seconds of their work on single GPUs.
+        GPU-seconds of their work on their fewest GPUs.
     """
 
     nodes: list[Node] = field(default_factory=list)
@@ -134,6 +167,11 @@ class _TypeQueue:
     def surplus(self) -> int:
         """Number of waiting members beyond the free GPUs."""
         return len(self.waiting) - sum(len(node.gpus) for node in self.free)
+
+    @property
+    def most(self) -> int:
+        """Most GPUs of this type that one member can have."""
+        return most_on_one([len(node.gpus) for node in self.nodes])
 
     @property
     def is_unused(self) -> bool:
@@ -166,19 +204,28 @@ def _assign(
     """Assign waiting members to their former type, and new ones, the longest first, to the earliest end."""
     new = []
     for workload in workloads:
-        if before.get(workload.name) in queues:
-            _enqueue(queues, before[workload.name], workload)
+        former = before.get(workload.name, "")
+        if workload.name in before and former in queues and workload.min_gpus <= queues[former].most:
+            _enqueue(queues, former, workload)
         else:
             new.append(workload)
     gpus = {gpu_type: max(queue.gpus, 1) for gpu_type, queue in queues.items()}
-    alone = {c.name: {gpu_type: _single_s(c.on_type(gpu_type)) for gpu_type in gpus} for c in new}
+    alone = {
+        c.name: {
+            gpu_type: _single_s(c.on_type(gpu_type))
+            for gpu_type, queue in queues.items()
+            if c.min_gpus <= queue.most
+        }
+        for c in new
+    }
 
     def done_s(workload: Workload, gpu_type: str) -> float:
         on_all = (queues[gpu_type].work + alone[workload.name][gpu_type]) / gpus[gpu_type]
         return max(on_all, _least_s(workload.on_type(gpu_type), gpus[gpu_type]))
 
     for workload in sorted(new, key=lambda c: -min(alone[c.name].values())):
-        _enqueue(queues, min(gpus, key=lambda gpu_type: done_s(workload, gpu_type)), workload)
+        earliest = min(alone[workload.name], key=lambda gpu_type: done_s(workload, gpu_type))
+        _enqueue(queues, earliest, workload)
 
 
 def _enqueue(queues: Mapping[str, _TypeQueue], gpu_type: str, workload: Workload) -> None:
@@ -192,7 +239,8 @@ def _use_idle_types(queues: Mapping[str, _TypeQueue]) -> None:
         if queue.is_unused:
             longest = max(queues.values(), key=lambda other: other.surplus)
             for name in list(longest.waiting)[len(longest.waiting) - -(-longest.surplus // 2) :]:
-                queue.waiting[name] = longest.waiting.pop(name)
+                if longest.waiting[name].min_gpus <= queue.most:
+                    queue.waiting[name] = longest.waiting.pop(name)
 
 
 def _part(request: Request, gpu_type: str, queue: _TypeQueue) -> Request:
@@ -250,7 +298,7 @@ def _remembered(state: Any, name: str) -> Mapping[str, Any]:
 
 
 def _single_s(workload: Workload) -> float:
-    return workload.samples_left / workload.rates[1]
+    return workload.samples_left / workload.gpu_rate
 
 
 def _least_s(workload: Workload, gpus: int) -> float:

@@ -1,5 +1,7 @@
 """Random members, one GPU each: FLEET's Baseline (section 6.1) and homogeneous ensembles.
 
+A member that trains on no fewer than k GPUs gets k, and no other overtakes it meanwhile.
+
 `INDEPENDENT` is the Baseline: each free GPU gets a random remaining member. `HOMOGENEOUS` is the training of
 homogeneous ensembles (Pittman et al.) as in FLEET's comparison: a random set of members trains with shared
 data, and the next set begins when all of it are done. Sets follow one another in the order in which
@@ -13,11 +15,14 @@ from functools import lru_cache
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, gpu_count
+from hetctl.scheduling.planners.fixed import in_turn
 
 
 def decide(request: Request) -> Decision:
     """Give each free GPU one member, in the order drawn."""
+    if any(workload.min_gpus > 1 for workload in request.workloads):
+        return in_turn(request, 1)
     slots = ((node.name, gpu) for node in request.nodes for gpu in node.gpus)
     return Decision(
         tuple(
@@ -45,7 +50,7 @@ def _draw(seed: int, name: str) -> bytes:
 def _reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Return the members of the set, and the number of sets before each waiting one."""
     size = len(decision.start)
-    words = {a.member: f"1 GPU: drawn into this set of {size}" for a in decision.start}
+    words = {a.member: f"{gpu_count(a.gpus)}: drawn into this set of {size}" for a in decision.start}
     waiting = (workload.name for workload in request.workloads if workload.name not in words)
     return words | {
         name: f"waits for this set and {place // max(size, 1)} more: {place} drawn before it"

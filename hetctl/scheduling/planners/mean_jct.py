@@ -57,7 +57,7 @@ class JctCandidate:
 
 
 def decide(request: Request) -> Decision:
-    """Give each member a GPU, the least work first, then let the members grow that gain most."""
+    """Give each member its fewest GPUs, the least work first, then let the members grow that gain most."""
     jobs = _jobs(request)
     capacity = NodeCapacity(request.all_nodes)
     for job in jobs:
@@ -65,8 +65,8 @@ def decide(request: Request) -> Decision:
             job.gpus = job.holds
     growing = [job for job in jobs if not job.fixed]
     for job in growing:
-        if capacity.left and capacity.change(0, 1):
-            job.gpus = 1
+        if capacity.left and capacity.change(0, job.workload.min_gpus):
+            job.gpus = job.workload.min_gpus
     _grow([job for job in growing if job.gpus], capacity)
     return place_members(request, {job.workload.name: job.gpus for job in jobs})[0]
 

@@ -83,7 +83,7 @@ class _Board:
         self._queue.reverse()
         while self._queue:
             name = self._queue.pop()
-            for gpus in range(self._counts[name], 0, -1):
+            for gpus in range(self._counts[name], self._workloads[name].min_gpus - 1, -1):
                 parts = self._find(gpus) or self._make_room(gpus)
                 if parts:
                     self._put(name, parts)

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hetctl.perf.allotments import Allotments
+from hetctl.scheduling.planners.capacity import most_on_one
 
 NEAR = 1e-3
 """Relative distance from the bound at which a schedule is good enough."""
@@ -96,10 +97,7 @@ class Problem:
 
 def placeable(node_sizes: Sequence[int]) -> frozenset[int]:
     """Return the numbers of GPUs that fit on full nodes of the largest size and a part of one more."""
-    largest = max(node_sizes)
-    full = sum(size == largest for size in node_sizes)
-    rest = max((size for size in node_sizes if size < largest), default=0)
-    return frozenset(range(1, full * largest + rest + 1))
+    return frozenset(range(1, most_on_one(node_sizes) + 1))
 
 
 def is_even(gpus: int, node_size: int) -> bool:

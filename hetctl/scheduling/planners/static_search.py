@@ -95,7 +95,8 @@ def _add_lists(problem: Problem, found: list[_Listed], seconds: float) -> None:
 
 def _even(member: Allotments, node_size: int) -> Allotments:
     seconds = dict(zip(member.gpus, member.seconds, strict=True))
-    return Allotments.of({gpus: t for gpus, t in seconds.items() if is_even(gpus, node_size)})
+    even = {gpus: t for gpus, t in seconds.items() if is_even(gpus, node_size)}
+    return Allotments.of(even) if even else member
 
 
 def _cheapest_run(number: int, member: Allotments, limit_s: float) -> Run:

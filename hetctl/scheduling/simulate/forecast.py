@@ -110,7 +110,7 @@ def reasons_for(planner: Planner, request: Request, decision: Decision) -> dict[
 
 
 def _reason(workload: Workload, allocation: Allocation, whole_s: float) -> str:
-    efficiency = allocation.rate / (allocation.gpus * workload.rates[1])
+    efficiency = allocation.rate / (allocation.gpus * workload.gpu_rate)
     share = _single_s(workload) / whole_s if whole_s else 0.0
     return (
         f"{gpu_count(allocation.gpus)} for {share:.0%} of the work:"
@@ -119,8 +119,8 @@ def _reason(workload: Workload, allocation: Allocation, whole_s: float) -> str:
 
 
 def _single_s(workload: Workload) -> float:
-    """Return the seconds of the remaining work on one GPU, which compare across different members."""
-    return workload.samples_left / workload.rates[1]
+    """Return the GPU-seconds of the remaining work on the fewest GPUs, to compare different members."""
+    return workload.samples_left / workload.gpu_rate
 
 
 def _waiting_reason(request: Request, given: Mapping[str, Allocation]) -> str:

@@ -9,8 +9,10 @@ import pytest
 from profiles import events_below, measured, members, profiling_project
 from workbench import TIMEOUT_S, alive, wait_for
 
+from hetctl.app.profile.profiling import measured_counts
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
+from hetctl.model.ensemble import Member
 from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.profile_request import read_measurements
@@ -30,6 +32,20 @@ def test_each_member_is_measured_on_as_many_gpus_as_it_may_have(project):
     assert (done.code, done.json["measured"], done.json["known"]) == (0, 3, 0)
     assert measured(project) == [("a", 1), ("b", 1), ("b", 2)]
     assert {point["cores"] for point in done.json["preprocess"]} == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("limits", "most", "available", "counts"),
+    [
+        ({}, 4, 8, [1, 2, 3, 4]),
+        ({"min_gpus": 2, "max_gpus": 3}, 4, 8, [2, 3]),
+        ({"min_gpus": 6, "max_gpus": 6}, 4, 8, [6]),
+        ({"min_gpus": 6}, 4, 4, [4]),
+        ({"global_batch_size": 3}, 4, 8, [1, 2, 3]),
+    ],
+)
+def test_no_number_is_measured_that_a_member_never_has(limits, most, available, counts):
+    assert list(measured_counts(Member("m", **limits), most, available)) == counts
 
 
 def test_jobs_of_spread_points_take_turns_on_one_machine(project):

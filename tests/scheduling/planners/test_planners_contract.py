@@ -21,6 +21,7 @@ from hetctl.perf.bounds import makespan_bound, mean_jct_bound
 from hetctl.perf.epoch_timeline import least_step_s
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import OBJECTIVES, Decision, Held, Options, Planner, Request
+from hetctl.scheduling.planners.heterogeneous import most_for_one
 from hetctl.scheduling.planners.packing import pack
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
@@ -51,10 +52,18 @@ def examples(
 curves = st.lists(st.floats(1.0, 500.0), min_size=1, max_size=20).map(
     lambda values: dict(enumerate(values, start=1))
 )
-members = st.lists(st.tuples(curves, st.floats(1.0, 1e6), st.floats(0.0, 100.0)), max_size=12).map(
+fewest = st.sampled_from([1, 1, 1, 2, 3, 4, 8])
+
+
+def from_least(rates: dict[int, float], least: int) -> dict[int, float]:
+    """Return the rates from `least` GPUs up, or that on the largest number alone."""
+    return {gpus: rate for gpus, rate in rates.items() if gpus >= min(least, max(rates))}
+
+
+members = st.lists(st.tuples(curves, fewest, st.floats(1.0, 1e6), st.floats(0.0, 100.0)), max_size=12).map(
     lambda found: tuple(
-        Workload(f"m{i:02}", rates, left, startup_s=startup_s, family=f"f{i % 3}")
-        for i, (rates, left, startup_s) in enumerate(found)
+        Workload(f"m{i:02}", from_least(rates, least), left, startup_s=startup_s, family=f"f{i % 3}")
+        for i, (rates, least, left, startup_s) in enumerate(found)
     )
 )
 clusters = st.lists(st.sets(st.integers(0, 7), min_size=1), min_size=1, max_size=5).map(
@@ -79,7 +88,11 @@ def requests(draw: st.DrawFn, planner: Planner) -> Request:
     wishes = draw(st.lists(st.integers(0, 9), min_size=len(workloads), max_size=len(workloads)))
     if planner.paradigm == "global" or draw(st.booleans()):
         wishes = [0] * len(wishes)
-    counts = [(c.name, min(wish, c.max_gpus)) for c, wish in zip(workloads, wishes, strict=True) if wish]
+    counts = [
+        (c.name, max(min(wish, c.max_gpus), c.min_gpus))
+        for c, wish in zip(workloads, wishes, strict=True)
+        if wish
+    ]
     placements, _ = pack(counts, cluster, 1)
     by_name = {c.name: c for c in workloads}
     held = tuple(
@@ -151,7 +164,8 @@ def check_nodes(request: Request, decision: Decision) -> None:
 
 def check_somebody_trains(request: Request, decision: Decision) -> None:
     if not request.held and request.free_gpus == request.gpus:
-        assert bool(decision.start) is bool(request.workloads and request.gpus)
+        most = most_for_one(request.all_nodes, mix_types=False)
+        assert bool(decision.start) is any(c.min_gpus <= most for c in request.workloads)
 
 
 def check_memory(request: Request, decision: Decision) -> None:
@@ -233,21 +247,27 @@ def test_the_same_question_has_the_same_answer(planner: Planner) -> None:
 
 worlds = st.builds(
     Scenario,
-    cluster=st.builds(Cluster.of, st.integers(1, 10), st.integers(1, 4)),
+    cluster=st.builds(Cluster.of, st.integers(3, 10), st.integers(1, 4)),
     lockstep=st.booleans(),
 )
 
 
 @st.composite
 def arrivals_of(draw: st.DrawFn, planner: Planner) -> list[Arrival]:
-    """Draw members of up to 6 GPUs and about a minute to an hour, that come over time or all at once."""
+    """Draw members of up to 6 GPUs and about a minute to an hour, that come over time or all at once.
+
+    Some of them need two or three GPUs at least.
+    """
     most = 4 if planner.name in SEARCHES else 8
     arrivals = []
     for number in range(draw(st.integers(1, most))):
         single, power = draw(st.floats(1.0, 10.0)), draw(st.floats(0.3, 1.1))
         member = Workload(
             f"m{number}",
-            {gpus: single * gpus**power for gpus in range(1, draw(st.integers(1, 6)) + 1)},
+            from_least(
+                {gpus: single * gpus**power for gpus in range(1, draw(st.integers(1, 6)) + 1)},
+                draw(st.sampled_from([1, 1, 2, 3])),
+            ),
             draw(st.floats(200.0, 3000.0)),
             draw(st.none() | st.integers(100, 1000)),
             startup_s=draw(st.floats(0.0, 10.0)),

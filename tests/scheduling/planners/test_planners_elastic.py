@@ -147,3 +147,28 @@ def test_an_immediate_second_call_changes_nothing(planner: Planner, request_: Re
         planner_state=decision.planner_state,
     )
     assert planner.decide(again).start == ()
+
+
+@pytest.mark.parametrize("name", ["doubling", "optimus"])
+def test_no_member_overtakes_one_that_needs_more_gpus(name: str) -> None:
+    """Four members on 4 GPUs: when one ends, the wide one waits, and the narrow one behind it, too."""
+    cluster = Cluster.of(4, 4)
+    linear = {gpus: 10.0 * gpus for gpus in range(1, 5)}
+    held = [Workload(f"h{i}", linear, 1e4) for i in range(3)]
+    wide, narrow = Workload("wide", {2: 20.0, 3: 30.0, 4: 40.0}, 1e4), Workload("narrow", linear, 1e4)
+    placements, _ = pack([(each.name, 1) for each in held], cluster.nodes, 1)
+    training = tuple(
+        Held(each, Allocation(each.name, 1, DATA_PARALLEL, 10.0, placements[each.name]), 0.0) for each in held
+    )
+
+    def asked(held: tuple[Held, ...]) -> Request:
+        taken = {gpu for each in held for part in each.allocation.placement for gpu in part.gpus}
+        free = tuple(gpu for gpu in range(4) if gpu not in taken)
+        return Request(
+            (wide, narrow), (replace(cluster.nodes[0], gpus=free),), 4, 0, Options(), held, cluster.nodes
+        )
+
+    planner = planner_named(name)
+    assert {a.member for a in planner.decide(asked(training)).start} <= {"h0", "h1", "h2"}
+    fewer = planner.decide(asked(training[:2]))
+    assert {a.member: a.gpus for a in fewer.start}["wide"] == 2

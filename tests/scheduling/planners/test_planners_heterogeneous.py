@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -183,3 +184,33 @@ def test_a_lockstep_round_runs_at_the_rate_of_its_slowest_type() -> None:
     assert {types[i.allocation.placement[0].node] for i in result.intervals} == {"v100", "p100"}
     assert {i.round_index for i in result.intervals} == {0}
     assert [i.end_s - i.start_s for i in result.intervals] == pytest.approx([100.0] * 8)
+
+
+@every_planner
+def test_members_that_need_several_gpus_get_a_type_with_so_many(name: str) -> None:
+    """Two slow nodes of 4 GPUs, and a fast one of 2: only the slow ones hold a member that needs 3."""
+    cluster = Cluster.of_types({"v100": (2, 2), "p100": (8, 4)})
+    least = {gpus: rate for gpus, rate in SLOW.items() if gpus >= 3}
+    types = {"v100": {gpus: 3 * rate for gpus, rate in least.items()}, "p100": least}
+    wide = [replace(member(f"w{i}"), rates=least, rates_by_type=types) for i in range(3)]
+    arrivals = [Arrival(each) for each in (*wide, member("a"), member("b", 9000.0))]
+    result = simulate(planner_named(name), arrivals, Scenario(cluster), Options(plan_seconds=0.05))
+    assert {interval.member for interval in result.intervals} == {"w0", "w1", "w2", "a", "b"}
+    slow = {node.name for node in cluster.nodes if node.gpu_type == "p100"}
+    for interval in result.intervals:
+        if interval.member.startswith("w"):
+            assert interval.gpus >= 3
+            assert {part.node for part in interval.allocation.placement} <= slow
+
+
+def test_a_member_that_needs_more_gpus_than_there_are_waits() -> None:
+    least = {6: 60.0}
+    wide = replace(member("w"), rates=least, rates_by_type={"v100": least, "p100": least})
+    small = Cluster.of_types({"v100": (4, 4), "p100": (4, 4)})
+    request = asked(wide, member("a"), cluster=small)
+    fluid = planner_named("fluid")
+    decision = fluid.decide(request)
+    assert [allocation.member for allocation in decision.start] == ["a"]
+    assert fluid.reasons(request, decision)["w"].startswith("waits for 6 GPUs: it trains on no fewer")
+    mixed = asked(wide, cluster=small, mix_types=True)
+    assert [allocation.gpus for allocation in fluid.decide(mixed).start] == [6]
