@@ -76,6 +76,26 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class BatchChange:
+    """Change of the samples that a member trains in a step, its global batch.
+
+    Parameters
+    ----------
+    epoch : int
+        First epoch that ended with the new one.
+    before, after : int
+        Samples of a step.
+    gpus : int
+        GPUs of the member in that epoch.
+    """
+
+    epoch: int
+    before: int
+    after: int
+    gpus: int
+
+
+@dataclass(frozen=True)
 class MemberStatus:
     """Row of the status table.
 
@@ -96,7 +116,9 @@ class MemberStatus:
     pulse : Heartbeat or None
         Current metrics of a member in training.
     rates : tuple of MemberRate
-        Rates on one GPU, and on every number of GPUs that it has trained on.
+        Rates on its least number of GPUs, and on every number of GPUs that it has trained on.
+    batch_changes : tuple of BatchChange
+        Changes of its global batch, which are in its results.
     """
 
     member: str
@@ -112,13 +134,14 @@ class MemberStatus:
     log_tail: tuple[str, ...] = ()
     pulse: Heartbeat | None = None
     rates: tuple[MemberRate, ...] = ()
+    batch_changes: tuple[BatchChange, ...] = ()
 
     @property
     def last_rate(self) -> MemberRate | None:
-        """Rate on the number of GPUs that it had last, or on one GPU."""
+        """Rate on the number of GPUs that it had last, or on the fewest."""
         held = next((gpus for gpus in reversed(self.gpus_by_round) if gpus), 1)
         found = {rate.gpus: rate for rate in self.rates}
-        return found.get(held) or found.get(1)
+        return found.get(held) or found.get(min(found, default=0))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from hetctl.report.stage_chart import MOST_PIPELINES, PARTS, stage_svg
 from hetctl.report.summary import (
     STATES,
     busy_fraction,
+    describe_batches,
     describe_comparison,
     describe_error,
     describe_states,
@@ -244,7 +245,7 @@ the member.</p>
 <thead><tr><th>member</th><th>state</th><th>{{ devices }} per round</th><th class="number">rate profiled</th>
 <th class="number">rate seen</th>
 <th class="number">epochs</th><th>metric</th><th class="number">best</th><th class="number">predicted</th>
-<th class="number">measured</th><th>reason of its end</th></tr></thead>
+<th class="number">measured</th><th>reason of its end, changes of its global batch</th></tr></thead>
 <tbody>
 {% for member in status.members %}
 <tr><td>{{ swatches[member.member] }}{{ member.member }}</td>
@@ -257,7 +258,8 @@ the member.</p>
 <td class="number">{{ member.best | metric }}</td>
 <td class="number">{{ member.predicted_s | seconds }}</td>
 <td class="number">{{ member.measured_s | seconds }}</td>
-<td class="text">{{ member.reason or "" }}</td></tr>
+<td class="text">{{ member.reason or "" }}{% if batches[member.member] %}
+{{ "; " if member.reason }}{{ batches[member.member] }}{% endif %}</td></tr>
 {% endfor %}
 </tbody>
 </table>
@@ -317,6 +319,7 @@ def render_page(status: RunStatus) -> str:
         devices=device_word(status.device),
         time=describe_time(status),
         comparison=describe_comparison(status),
+        batches={member.member: describe_batches(member, status.device) for member in status.members},
         failed=[member for member in status.members if member.state == "failed"],
         gantt=Markup(gantt_svg(spans_of(status), colours)) if status.steps else None,
         hopping=_hopping(status, colours),

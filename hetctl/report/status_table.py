@@ -14,7 +14,7 @@ from hetctl.model.run_status import MemberStatus, RunStatus
 from hetctl.model.training_progress import Heartbeat, RankShare
 from hetctl.report.hop_tables import hop_tables
 from hetctl.report.pipeline_tables import pipeline_tables
-from hetctl.report.summary import describe_states, describe_time, gpus_by_round
+from hetctl.report.summary import describe_batches, describe_states, describe_time, gpus_by_round
 from hetctl.report.table_style import ruled_table
 from hetctl.report.units import (
     device_word,
@@ -55,6 +55,7 @@ def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
         _member_table(status, ROUNDS_WIDTH + max(0, width - NARROW)),
         *more,
         note,
+        *_batch_lines(status),
         *warnings,
         *_live_table(status),
         *pipeline_tables(status.pipelines),
@@ -120,6 +121,12 @@ def _member_table(status: RunStatus, rounds_width: int) -> Table:
             format_seconds(member.measured_s),
         )
     return table
+
+
+def _batch_lines(status: RunStatus) -> list[Text]:
+    """Return a line for each member whose global batch has changed."""
+    told = [(member.member, describe_batches(member, status.device)) for member in status.members]
+    return [Text(printable(f"{name}: {changes}"), "dim") for name, changes in told if changes]
 
 
 def _live_table(status: RunStatus) -> list[RenderableType]:

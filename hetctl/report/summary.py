@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetctl.model.run_status import MemberStatus, RoundSpan, RunStatus, StepSpan
-from hetctl.report.units import format_percent, format_seconds
+from hetctl.report.units import device_word, format_percent, format_seconds
 
 IDLE_MARK = "·"
+MOST_CHANGES = 3
+"""Largest number of changes of a member's global batch that are told, the last ones."""
 STATES = ("converged", "training", "waiting", "failed")
 
 
@@ -47,6 +49,19 @@ def describe_error(error: float) -> str:
     """Return a prediction's error in words."""
     percent = format_percent(abs(error))
     return "exact to 1 %" if percent == "0 %" else f"{percent} too {'long' if error > 0 else 'short'}"
+
+
+def describe_batches(member: MemberStatus, device: str) -> str:
+    """Return the changes of a member's global batch in words; empty if there are none."""
+    changes = member.batch_changes
+    told = [
+        f"{change.before:,} -> {change.after:,} at epoch {change.epoch}"
+        f" ({change.gpus} {device_word(device, change.gpus)})"
+        for change in changes[-MOST_CHANGES:]
+    ]
+    earlier = len(changes) - MOST_CHANGES
+    before = f", after {earlier} earlier changes" if earlier > 0 else ""
+    return f"global batch {', '.join(told)}{before}" if told else ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,14 @@ import matplotlib
 import pytest
 from pipelined_run import status as pipeline
 
-from hetctl.model.run_status import BalanceCourse, BalancePoint, Comparison, MemberRate, RunStatus
+from hetctl.model.run_status import (
+    BalanceCourse,
+    BalancePoint,
+    BatchChange,
+    Comparison,
+    MemberRate,
+    RunStatus,
+)
 from hetctl.report.palette import COLOURS, colours_of, ink_on
 from hetctl.report.run_page import render_page
 
@@ -243,3 +250,11 @@ def test_of_many_pipelines_six_are_drawn(make_run: MakeRun) -> None:
     page = render_page(replace(make_run(names), pipelines=tuple(map(pipeline, names))))
     assert "Of 8 members the first 6 are drawn." in page
     assert page.count("by stage") == 6
+
+
+def test_a_changed_global_batch_stands_with_the_member(make_run: MakeRun) -> None:
+    run = make_run(("mlp",))
+    changed = replace(run.members[0], batch_changes=(BatchChange(5, 32, 64, 2),))
+    cells = Outline(render_page(replace(run, device="gpu", members=(changed,)))).texts["td"]
+    (told,) = [cell for cell in cells if "global batch" in cell]
+    assert " ".join(told.split()).endswith("5 epochs; global batch 32 -> 64 at epoch 5 (2 GPUs)")

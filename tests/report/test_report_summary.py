@@ -7,8 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.run_status import RunStatus
-from hetctl.report.summary import busy_fraction, describe_time, gpus_by_round, prediction_error, ranked
+from hetctl.model.run_status import BatchChange, RunStatus
+from hetctl.report.summary import (
+    busy_fraction,
+    describe_batches,
+    describe_time,
+    gpus_by_round,
+    prediction_error,
+    ranked,
+)
 
 MakeRun = Callable[..., RunStatus]
 
@@ -66,6 +73,17 @@ def test_more_accuracy_is_better_and_less_loss(make_run: MakeRun) -> None:
 def test_nobody_is_best_until_the_direction_is_known(make_run: MakeRun) -> None:
     run = make_run(("a", "b"))
     assert ranked(replace(run, history={name: results[-1:] for name, results in run.history.items()})) == []
+
+
+def test_the_last_changes_of_a_global_batch_are_told(make_run: MakeRun) -> None:
+    (member,) = make_run(("a",)).members
+    assert describe_batches(member, "gpu") == ""
+    changes = tuple(BatchChange(number, 32 * number, 1024, number) for number in range(1, 6))
+    once = replace(member, batch_changes=changes[:1])
+    assert describe_batches(once, "gpu") == "global batch 32 -> 1,024 at epoch 1 (1 GPU)"
+    often = describe_batches(replace(member, batch_changes=changes), "slot")
+    assert often.startswith("global batch 96 -> 1,024 at epoch 3 (3 ")
+    assert often.endswith(", after 2 earlier changes")
 
 
 def test_rounds_are_compact() -> None:

@@ -18,7 +18,7 @@ from hetctl.model.profile import (
     PreprocessPoint,
     ProfilePoint,
 )
-from hetctl.model.run_status import RunStatus
+from hetctl.model.run_status import BatchChange, RunStatus
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import Heartbeat, RankShare
 from hetctl.report.layer_tables import layers_table
@@ -68,6 +68,14 @@ def test_a_failed_member_shows_its_reason_and_log_without_markup(make_run: MakeR
     assert "mlp failed: exit code 137 [red]" in lines
     assert "  Traceback" in lines
     assert "  [bold]OOM[/bold]" in lines
+
+
+def test_status_has_a_line_for_each_changed_global_batch(make_run: MakeRun) -> None:
+    run = make_run()
+    changed = replace(run.members[0], batch_changes=(BatchChange(5, 32, 64, 2),))
+    lines = show(status_table(replace(run, device="gpu", members=(changed, run.members[1]))))
+    assert "mlp: global batch 32 -> 64 at epoch 5 (2 GPUs)" in lines
+    assert sum("global batch" in line for line in lines) == 1
 
 
 def test_status_of_members_with_unlike_metrics_names_each(make_run: MakeRun) -> None:

@@ -9,7 +9,7 @@ import pytest
 from driven_job import Job
 from tiny_networks import ENSEMBLES, MODULES, functions_of
 
-from hetctl.model.ensemble import Ensemble, Member, StopRule
+from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import Budget
@@ -64,6 +64,17 @@ class Script:
 
 def after(seconds):
     return lambda request, since_s: request.now_s - since_s >= seconds
+
+
+def after_samples(count):
+    """Return a rule that is true when a member has trained so many samples on the GPUs that it has now."""
+    left_at_start = {}
+
+    def due(request, _since_s):
+        left = {held.since_s: held.workload.samples_left for held in request.held}
+        return any(left_at_start.setdefault(step, left[step]) - left[step] > count for step in left)
+
+    return due
 
 
 def scripted(tmp_path, members, **how):
@@ -194,6 +205,51 @@ def test_every_planner_brings_every_member_to_its_end(tmp_path, planner):
         assert max(job.steps("a")) > 1
 
 
+@pytest.mark.parametrize("planner", ["fluid", "doubling", "static", "independent", "flotilla"])
+def test_a_member_that_needs_two_gpus_never_has_one(tmp_path, planner):
+    members = (
+        Member("wide", {"epochs": 6}, min_gpus=2, max_gpus=4),
+        Member("exact", {"epochs": 4}, min_gpus=3, max_gpus=3),
+        *(Member(name, {"epochs": 8}, max_gpus=1) for name in "ab"),
+    )
+    rates = {k: 100.0 * k for k in range(1, 5)}
+    profiles = tuple(MemberProfile(member.name, rates, None, 10) for member in members)
+    ensemble = Ensemble("e", "tensorflow", Functions("nets:input_fn", "nets:model_fn"), members, "/x")
+    job = Job(
+        tmp_path, {}, slots=4, planner=planner, ensemble=ensemble, profiles=profiles,
+        options={"plan_seconds": 0.1},
+    )  # fmt: skip
+    assert "ended: finished" in job.drive()
+    assert min(job.steps("wide")) >= 2
+    assert set(job.steps("exact")) == {3}
+    assert job.trained("wide") == list(range(1, 7))
+    assert job.trained("b") == list(range(1, 9))
+
+
+@pytest.mark.training
+def test_a_resized_global_batch_ends_as_a_still_one(tmp_path, monkeypatch):
+    """Resized in the midst of epochs, from 1 to 2 and to 4 ranks: losses are equal to 1e-5."""
+    config = {"pause_s": 0.03, "optimizer": "sgd", "learning_rate": 0.1}
+    stop = StopRule("val_accuracy", "max", 9, max_epochs=2)
+    member = Member("m", config, 20, 5, stop, global_batch_size=40)
+    functions = functions_of("pytorch", "fit_train_fn")
+    ensemble = Ensemble("tiny", "pytorch", functions, (member,), str(ENSEMBLES))
+    profile = MemberProfile("m", {1: 200.0}, None, 640)
+    losses = {}
+    for name, states in {"still": [1], "resized": [1, 2, 4]}.items():
+        (tmp_path / name).mkdir()
+        job = Job(
+            tmp_path / name, {}, slots=4, planner="script", grace_s=60, profiles=(profile,), ensemble=ensemble
+        )
+        script = Script([(give("m", *range(gpus)),) for gpus in states], after_samples(40))
+        job.drive_by(script.planner, monkeypatch, real=True)
+        assert job.steps("m") == states
+        epochs = job.progress()["m"].epochs
+        losses[name] = [epoch.metrics["val_loss"] for epoch in epochs]
+    assert len(losses["still"]) == 2
+    assert losses["resized"] == pytest.approx(losses["still"], rel=1e-5)
+
+
 @pytest.mark.training
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="no Open MPI on this machine")
 @pytest.mark.parametrize("framework", MODULES)
@@ -204,16 +260,8 @@ def test_a_member_resized_twice_trains_every_sample_once(tmp_path, monkeypatch, 
         tmp_path, {}, planner="script", grace_s=60, profiles=(MemberProfile("m", {1: 100.0}, None, 640),),
         ensemble=Ensemble("tiny", framework, functions, (member,), str(ENSEMBLES)),
     )  # fmt: skip
-
-    left_at_start = {}
-
-    def trained_here(request, _since_s):
-        """Return true if the member has trained part of an epoch on the GPUs that it has now."""
-        left = {held.since_s: held.workload.samples_left for held in request.held}
-        return any(left_at_start.setdefault(step, left[step]) - left[step] > 40 for step in left)
-
     alone, both = (give("m", 0),), (give("m", 0, 1),)
-    job.drive_by(Script([alone, both, alone], trained_here).planner, monkeypatch, real=True)
+    job.drive_by(Script([alone, both, alone], after_samples(40)).planner, monkeypatch, real=True)
     assert (job.steps("m"), job.reason) == ([1, 2, 1], "finished")
     assert job.trained("m") == [1, 2, 3]
     stops, starts = job.events("stopped", "m"), job.events("started", "m")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from hetctl.app.log_tail import tail_of
+from hetctl.app.run.batch_changes import batch_changes
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.plan import Plan
@@ -154,6 +155,8 @@ class RunView:
             log_tail=tail_of(self.folder.log_of(name)) if progress.failed else (),
             rates=self._rates(name),
             pulse=pulse if state == TRAINING else None,
+            # Each minibatch of a pipeline is a step, whatever the number of GPUs.
+            batch_changes=() if name in self.spec.pipelines else batch_changes(member, progress.epochs),
         )
 
 
@@ -183,12 +186,12 @@ def step_spans(
 def rates_of(
     member: Member, profile: MemberProfile | None, progress: Progress, site: Site
 ) -> tuple[MemberRate, ...]:
-    """Return the rates on one GPU and on all numbers of GPUs that the member has trained on."""
+    """Return the rates on the least number of GPUs, and on all that the member has trained on."""
     seen = seen_rates(progress.epochs, progress.batch_size or member.batch_size) or {"": {}}
     better = known_rates(profile) if profile and profile.seen_rates else profile
     found = []
     for gpu_type in sorted(seen):
-        for count in sorted({1, *seen[gpu_type]}):
+        for count in sorted({member.min_gpus, *seen[gpu_type]}):
             profiled = _rate(profile, gpu_type, count, site)
             planned = profiled if better is profile else _rate(better, gpu_type, count, site)
             found.append(MemberRate(count, gpu_type or None, profiled, planned, seen[gpu_type].get(count)))
