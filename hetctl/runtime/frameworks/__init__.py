@@ -38,7 +38,9 @@ class TrainableNetwork(Protocol):
     def train(self, batches: Batches) -> float:
         """Train on the batches; return the mean training loss over them, equal on every rank.
 
-        Gradients, losses and statistics of the ranks are weighted by their samples (LB-BSP, Equation 7).
+        Gradients, losses and statistics of the ranks are weighted by their samples (LB-BSP, Equation 7). Of a
+        member with a global batch size, a step may have several batches of a rank: their gradients, weighted
+        by `batches.weight`, are added up until `batches.ends_step`.
         """
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
