@@ -13,7 +13,7 @@ class Workload:
     Parameters
     ----------
     rates : mapping of int to float
-        Samples/s for every number of GPUs that the planner may assign, from the least to the largest.
+        Samples/s for every number of GPUs that the planner may assign, in ascending order of these.
     samples_left : float
         Predicted samples left, at least zero.
     startup_s : float
@@ -71,7 +71,8 @@ class Workload:
     @property
     def min_gpus(self) -> int:
         """Least number of GPUs on which this member trains."""
-        return min(self.rates)
+        # Asked of all members at each decision: the first key, without a look at the others.
+        return next(iter(self.rates))
 
     @property
     def least_rate(self) -> float:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from functools import lru_cache
+from itertools import islice
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
@@ -21,7 +22,7 @@ from hetctl.scheduling.planners.fixed import in_turn
 
 def decide(request: Request) -> Decision:
     """Give each free GPU one member, in the order drawn."""
-    if any(workload.min_gpus > 1 for workload in request.workloads):
+    if any(workload.min_gpus > 1 for workload in islice(request.workloads, request.free_gpus)):
         return in_turn(request, 1)
     slots = ((node.name, gpu) for node in request.nodes for gpu in node.gpus)
     return Decision(
