@@ -18,6 +18,7 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
+from hetctl.runtime.frameworks.packed_state import unpack
 from hetctl.runtime.worker.context import InputShare, WorkerContext
 from hetctl.runtime.worker.user_functions import load_functions
 
@@ -113,3 +114,12 @@ def train_on(
     states = [dict(np.load(folder / f"{gpus}-{rank}.npz")) for rank in range(gpus)]
     results = [json.loads((folder / f"{gpus}-{rank}.json").read_text()) for rank in range(gpus)]
     return states, results
+
+
+def context_in(arrays, framework):
+    """Return what a checkpoint has of the context of ``train_fn``."""
+    if framework == "pytorch":
+        from hetctl.runtime.frameworks import torch_state
+
+        return torch_state.unpack(arrays)["context"]
+    return unpack({n.removeprefix("context/"): a for n, a in arrays.items() if n.startswith("context/")})

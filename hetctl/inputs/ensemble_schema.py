@@ -58,7 +58,8 @@ class FunctionsModel(Strict):
     model_fn: FunctionName = Field(description="model_fn(config) returns the network and its optimizer.")
     train_fn: FunctionName | None = Field(
         default=None,
-        description="train_fn(data, model, optimizer, config) trains an epoch; null: the default.",
+        description="train_fn(data, model, optimizer, config), or with a fifth argument, context, trains an "
+        "epoch; null: the default.",
     )
 
 

@@ -80,6 +80,9 @@ class LinearNetwork:
                 sums += count * np.array([self._classifier.loss(x, y), hits.mean(), 1.0])
         return {"val_loss": float(sums[0] / sums[2]), "val_accuracy": float(sums[1] / sums[2])}
 
+    def end_epoch(self, metrics: Mapping[str, float]) -> None:
+        """Do nothing: the learning rate is constant."""
+
     def save(self) -> dict[str, Array]:
         """Return the weights and the learning rate."""
         return {

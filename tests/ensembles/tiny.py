@@ -54,6 +54,25 @@ def fit_train_fn(data, model, optimizer, config):
     return {"loss": float(np.mean(losses)) if losses else 0.0}
 
 
+def mixed_train_fn(data, model, optimizer, config, context):
+    """A train_fn with an average of the weights, which lowers the learning rate when val_loss stagnates."""
+    state = context.state
+    average = state.setdefault("average", [np.array(weight) for weight in model.get_weights()])
+    if context.metrics and state.get("judged", 0) < context.epoch - 1:
+        state["judged"] = context.epoch - 1
+        if context.metrics["val_loss"] > 0.9 * state.get("best", np.inf):
+            optimizer.learning_rate = optimizer.learning_rate * 0.5
+        state["best"] = min(state.get("best", np.inf), context.metrics["val_loss"])
+    losses = []
+    for x, y in data:
+        losses.append(float(model.train_on_batch(x, y)[0]))
+        for mean, weight in zip(average, model.get_weights(), strict=True):
+            mean += 0.1 * (weight - mean)
+        state["seen"] = state.get("seen", np.zeros(2, int)) + np.array([1, data.samples])
+    context.on_epoch_end(lambda: state.setdefault("ended", []).append([context.epoch, context.step]))
+    return {"loss": float(np.mean(losses)) if losses else 0.0}
+
+
 def hungry_train_fn(data, model, optimizer, config):
     """A train_fn for which batches of more than `most` samples are too large."""
 

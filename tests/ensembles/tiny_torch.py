@@ -56,12 +56,14 @@ def model_fn(config):
         model.parameters(), lr=config.get("learning_rate", 0.01)
     )
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if config.get("decay") else None
+    scaler = torch.amp.GradScaler("cpu", 2.0**10, growth_interval=2) if config.get("scaled") else None
     return {
         "model": model,
         "optimizer": optimizer,
         "loss": nn.CrossEntropyLoss(),
         "metrics": {"accuracy": accuracy},
         "scheduler": decay,
+        "loss_scale": scaler,
     }
 
 
@@ -76,6 +78,44 @@ def fit_train_fn(data, model, optimizer, config):
         losses.append(loss.item())
         time.sleep(config.get("pause_s", 0.0))
     return {"loss": float(np.mean(losses)) if losses else 0.0}
+
+
+class MovingAverage:
+    """Exponential moving average of a model's weights."""
+
+    def __init__(self, model):
+        self.weights = {name: value.detach().clone() for name, value in model.named_parameters()}
+
+    def update(self, model):
+        for name, value in model.named_parameters():
+            self.weights[name].lerp_(value.detach(), 0.1)
+
+    def state_dict(self):
+        return self.weights
+
+    def load_state_dict(self, state):
+        for name, value in state.items():
+            self.weights[name].copy_(value)
+
+
+def mixed_train_fn(data, model, optimizer, config, context):
+    """A train_fn with mixed precision, gradients of three batches a step, and an average of the weights."""
+    scaler, state = context.loss_scale, context.state
+    average = state.setdefault("average", MovingAverage(model))
+    losses = []
+    for x, y in data:
+        with torch.autocast(context.device.type, torch.bfloat16):
+            loss = nn.functional.cross_entropy(model(x), y)
+        scaler.scale(loss / 3).backward()
+        if context.step % 3 == 0:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+            average.update(model)
+        losses.append(loss.item())
+        state["seen"] = state.get("seen", np.zeros(2, int)) + np.array([1, data.samples])
+    context.on_epoch_end(lambda: state.setdefault("ended", []).append([context.epoch, context.step]))
+    return float(np.mean(losses)) if losses else 0.0
 
 
 def paced_train_fn(data, model, optimizer, config):

@@ -91,7 +91,7 @@ class Batches:
         most: int | None = None,
     ) -> None:
         self._loader = loader
-        self._epoch = epoch
+        self.epoch = epoch
         self.order = order
         self._group = group
         self._should_stop = should_stop
@@ -128,7 +128,7 @@ class Batches:
         return self.complete and self._is_last
 
     def __iter__(self) -> Iterator[Samples]:
-        with closing(self._loader.batches(self._epoch, self.position, self.order)) as batches:
+        with closing(self._loader.batches(self.epoch, self.position, self.order)) as batches:
             while not self.complete and not self._told_to_stop():
                 samples, chunk = next(batches)
                 self.order = chunk.order

@@ -52,6 +52,9 @@ class TrainableNetwork(Protocol):
             Batches of this rank, each with its number of samples; batches with 0 do not count.
         """
 
+    def end_epoch(self, metrics: Mapping[str, float]) -> None:
+        """Take note of the results of an epoch, equal on every rank; called before its state is saved."""
+
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state: weights, optimizer, random generators of the layers.
 

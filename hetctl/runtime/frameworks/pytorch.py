@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from hetctl.model.ensemble import Member
+from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.torch_accumulation import Accumulation
@@ -37,7 +38,11 @@ from hetctl.runtime.frameworks.torch_state import (
 from hetctl.runtime.frameworks.torch_tensors import present_device, tensor_of
 from hetctl.runtime.worker.group import Group, WiredGroup
 from hetctl.runtime.worker.step_clock import StepTimer
-from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
+from hetctl.runtime.worker.training_context import TrainingContext
+from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
+
+CONTEXT, GRADIENTS = "context", "gradients"
+"""Names of the state of a ``train_fn``, and of gradients that await the optimizer's next step."""
 
 
 class TorchNetwork:
@@ -61,6 +66,12 @@ class TorchNetwork:
         else:
             accept_lone_samples(parts.model)
         self._train_fn = train_fn or _default_train_fn(parts.loss, self._compiled)
+        self._context: TrainingContext | None = None
+        self._accumulates = False
+        if takes_context(self._train_fn):
+            place = group.rank, group.size
+            self._context = TrainingContext(*place, device, parts.scheduler, parts.loss_scale)
+            self._optimizer.register_step_post_hook(self._after_step)
         self._rate = RateFactor(self._optimizer)
         self._averaging: Averaging | None = None
         self._accumulation: Accumulation | None = None
@@ -82,10 +93,22 @@ class TorchNetwork:
         rows = self._member.rows_trained(self._group.size)
         data = TrainingData(batches, rows, self._tensors, self._noting(batches))
         config = dict(self._member.config)
-        loss = loss_of(self._train_fn(data, self._model, self._optimizer, config))
+        if self._context is not None:
+            self._context.begin(batches.epoch)
+        more = () if self._context is None else (self._context,)
+        loss = loss_of(self._train_fn(data, self._model, self._optimizer, config, *more))
         if self._parts.scheduler is not None and batches.ends_epoch:
             self._parts.scheduler.step()
-        return loss if self._group.size == 1 else self._agree_after(loss, batches.share)
+        if self._group.size > 1:
+            loss = self._agree_after(loss, batches.share)
+        if self._context is not None and batches.ends_epoch:
+            self._context.end_epoch()
+        return loss
+
+    def end_epoch(self, metrics: Mapping[str, float]) -> None:
+        """Show the results to ``train_fn``."""
+        if self._context is not None:
+            self._context.metrics = metrics
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Evaluate each rank's share: scores are means over samples, and their sums are added over ranks."""
@@ -107,7 +130,10 @@ class TorchNetwork:
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state, each tensor by its name in the module or the optimizer."""
         holders = {name: without_functions(holder.state_dict()) for name, holder in self._holders().items()}
-        return pack({**holders, "generators": generators(), "learning_rate_factor": self._rate.factor})
+        own = {**holders, "generators": generators(), "learning_rate_factor": self._rate.factor}
+        if self._context is not None:
+            own |= {CONTEXT: self._context.save(), GRADIENTS: self._gradients()}
+        return pack(own)
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore all state.
@@ -121,6 +147,7 @@ class TorchNetwork:
             state = unpack(arrays)
             self._rate.factor = state.pop("learning_rate_factor")
             random_states = state.pop("generators")
+            context, gradients = state.pop(CONTEXT, None), state.pop(GRADIENTS, {})
             for name, holder in self._holders().items():
                 holder.load_state_dict(state.pop(name))
             if state:
@@ -129,11 +156,25 @@ class TorchNetwork:
             raise other_variables(error) from error
         # A network that was trained before has gradients of another state.
         self._optimizer.zero_grad()
+        for name, parameter in self._model.named_parameters():
+            if name in gradients:
+                parameter.grad = gradients[name].to(parameter.device)
+        self._accumulates = bool(gradients)
+        if context is not None and self._context is not None:
+            self._context.restore(context)
         set_generators(random_states)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Scale the learning rate of all later steps, also if a scheduler sets it."""
         self._rate.factor *= factor
+
+    def _after_step(self, *_: Any) -> None:
+        self._accumulates = False
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        """Return the gradients since the optimizer's last step: training may stop before the next."""
+        parameters = self._model.named_parameters() if self._accumulates else ()
+        return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
     def _tensors(self, arrays: Arrays) -> tuple[torch.Tensor, ...]:
         return tuple(tensor_of(values, self._device) for values in arrays)
@@ -151,6 +192,9 @@ class TorchNetwork:
                 self._accumulation.expect(batches.weight, ends_step=batches.ends_step)
             elif self._averaging is not None:
                 self._averaging.weight = batches.weight
+            if self._context is not None:
+                self._context.step += 1
+                self._accumulates = True
 
         return on_batch
 
@@ -164,9 +208,14 @@ class TorchNetwork:
 
     def _holders(self) -> dict[str, Any]:
         """Return the objects with state, by name."""
-        parts = {"model": self._model, "loss": self._parts.loss, "optimizer": self._optimizer}
-        holders = {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
-        return holders if self._parts.scheduler is None else {**holders, "scheduler": self._parts.scheduler}
+        parts = {
+            "model": self._model,
+            "loss": self._parts.loss,
+            "optimizer": self._optimizer,
+            "scheduler": self._parts.scheduler,
+            "loss_scale": self._parts.loss_scale,
+        }
+        return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 
     def _agree_after(self, loss: float, share: float) -> float:
         """Average the loss, and the statistics that each rank has gathered, such as batch-norm means.
@@ -215,6 +264,7 @@ class PyTorch:
             If ``model_fn`` returns anything but the parts of a network.
         """
         parts = parts_of(functions.model_fn(dict(member.config)), member.name)
+        _check_loss_scale(parts, member.name, functions.train_fn)
         device = present_device()
         make_parameters(parts, sample, device)
         return TorchNetwork(parts, member, functions.train_fn, group, device)
@@ -271,6 +321,15 @@ class PyTorch:
 
 
 FRAMEWORK = PyTorch()
+
+
+def _check_loss_scale(parts: Parts, name: str, train_fn: Callable[..., Any] | None) -> None:
+    """Refuse a scaler that no ``train_fn`` can use."""
+    if parts.loss_scale is not None and not (train_fn and takes_context(train_fn)):
+        raise BadInputError(
+            f"model_fn returned a loss_scale for {name}, which only a train_fn with a context can use",
+            "name a train_fn(data, model, optimizer, config, context), or leave out loss_scale",
+        )
 
 
 def _default_train_fn(

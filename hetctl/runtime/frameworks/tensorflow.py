@@ -21,7 +21,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks import GLOO, NCCL
+from hetctl.runtime.frameworks import GLOO, NCCL, packed_state
 from hetctl.runtime.frameworks.keras_accumulation import KerasAccumulation
 from hetctl.runtime.frameworks.keras_chain import KerasChain
 from hetctl.runtime.frameworks.keras_padding import first_samples, ignore_padding
@@ -29,8 +29,11 @@ from hetctl.runtime.frameworks.keras_rate import KerasRate
 from hetctl.runtime.frameworks.keras_variables import array_of, compiled_model
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import Group, WiredGroup
-from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
+from hetctl.runtime.worker.training_context import TrainingContext
+from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
 
+CONTEXT = "context/"
+"""Prefix of the names of the state of a ``train_fn``."""
 RATE_FACTOR = "learning_rate_factor"
 HOST = "localhost"
 
@@ -48,6 +51,9 @@ class KerasNetwork:
             self._rows = tf.Variable(member.batch_size, trainable=False, dtype=tf.int32)
         ignore_padding(model, self._rows)
         self._train_fn = train_fn or _default_train_fn(model, self._rows)
+        self._context: TrainingContext | None = None
+        if takes_context(self._train_fn):
+            self._context = TrainingContext(group.rank, group.size, _device())
         self._test_step = _test_step_of(model)
         self.timer = GraphStepTimer() if group.size > 1 else None
         self._accumulation: KerasAccumulation | None = None
@@ -65,12 +71,22 @@ class KerasNetwork:
         rows = self._member.rows_trained(self._group.size)
         data = TrainingData(batches, rows, on_batch=self._noting(batches))
         config = dict(self._member.config)
-        loss = loss_of(self._train_fn(data, self._model, self._optimizer, config))
+        if self._context is not None:
+            self._context.begin(batches.epoch)
+        more = () if self._context is None else (self._context,)
+        loss = loss_of(self._train_fn(data, self._model, self._optimizer, config, *more))
         if self._group.size > 1:
             self._agree_on_statistics(batches.share)
             own = tf.constant(loss * batches.share, tf.float64)
             loss = float(_horovod().allreduce(own, op=_horovod().Sum))
+        if self._context is not None and batches.ends_epoch:
+            self._context.end_epoch()
         return loss
+
+    def end_epoch(self, metrics: Mapping[str, float]) -> None:
+        """Show the results to ``train_fn``."""
+        if self._context is not None:
+            self._context.metrics = metrics
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Evaluate each rank's share; the metrics' variables are summed over the ranks."""
@@ -102,7 +118,9 @@ class KerasNetwork:
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return every variable by its position, and the factor of a schedule, which is not a variable."""
         arrays = {name: array_of(variable) for name, variable in self._variables()}
-        return {**arrays, RATE_FACTOR: np.array(self._rate.factor)}
+        packed = {} if self._context is None else packed_state.pack(self._context.save())
+        own = {f"{CONTEXT}{name}": array for name, array in packed.items()}
+        return {**arrays, **own, RATE_FACTOR: np.array(self._rate.factor)}
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Assign every variable.
@@ -114,6 +132,7 @@ class KerasNetwork:
         """
         arrays = dict(arrays)
         rate_factor = float(arrays.pop(RATE_FACTOR))
+        packed = {n.removeprefix(CONTEXT): arrays.pop(n) for n in list(arrays) if n.startswith(CONTEXT)}
         variables = dict(self._variables())
         shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
         saved = {name: tuple(array.shape) for name, array in arrays.items()}
@@ -125,6 +144,8 @@ class KerasNetwork:
         for name, variable in variables.items():
             variable.assign(arrays[name])
         self._rate.restore(rate_factor)
+        if packed and self._context is not None:
+            self._context.restore(packed_state.unpack(packed))
 
     def scale_learning_rate(self, factor: float) -> None:
         """Scale a constant learning rate, which is a variable, or a schedule."""
@@ -176,6 +197,8 @@ class KerasNetwork:
 
         def on_batch(samples: int) -> None:
             note(self._rows, samples)
+            if self._context is not None:
+                self._context.step += 1
             if self._accumulation is not None:
                 note(self._accumulation.weight, batches.weight)
                 note(self._accumulation.ends_step, batches.ends_step)
@@ -432,6 +455,11 @@ def _gloo_environment(group: WiredGroup, port: int) -> dict[str, str]:
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
     }
+
+
+def _device() -> str:
+    """Return the name of the device on which this rank's operations run."""
+    return "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0"
 
 
 def _horovod() -> Any:

@@ -27,6 +27,7 @@ class Parts:
     loss: Score
     metrics: Mapping[str, Score] = field(default_factory=dict)
     scheduler: LRScheduler | None = None
+    loss_scale: torch.amp.GradScaler | None = None
 
 
 KINDS: dict[str, tuple[Any, str]] = {
@@ -35,6 +36,7 @@ KINDS: dict[str, tuple[Any, str]] = {
     "loss": (Callable, "a function of outputs and targets"),
     "metrics": (Mapping, "a mapping of names to functions of outputs and targets"),
     "scheduler": (LRScheduler, "a torch.optim.lr_scheduler.LRScheduler"),
+    "loss_scale": (torch.amp.GradScaler, "a torch.amp.GradScaler"),
 }
 REQUIRED = ("model", "optimizer", "loss")
 
@@ -88,5 +90,5 @@ def _not_parts(name: str, problem: str) -> BadInputError:
     return BadInputError(
         f"model_fn returned {problem} for {name}",
         'return {"model": module, "optimizer": optimizer, "loss": function}, and optionally '
-        '"metrics": {name: function} and "scheduler": scheduler',
+        '"metrics": {name: function}, "scheduler": scheduler and "loss_scale": scaler',
     )

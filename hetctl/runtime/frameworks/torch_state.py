@@ -1,8 +1,7 @@
-"""PyTorch's state as NumPy arrays: each tensor under its path, and the structure as JSON."""
+"""PyTorch's state as NumPy arrays: each tensor under its path, as `packed_state` has them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,8 +10,8 @@ import numpy.typing as npt
 import torch
 
 from hetctl.model.errors import BadInputError
+from hetctl.runtime.frameworks import packed_state
 
-STRUCTURE = "structure"
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Types, by size in bytes, that hold the bits of numbers that NumPy lacks, such as bfloat16."""
 
@@ -20,21 +19,19 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def pack(state: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a state: mappings, lists and tuples of tensors and plain values.
+    """Return the arrays of a state: mappings, lists and tuples of tensors, arrays and plain values.
 
     Raises
     ------
     BadInputError
         If the state contains anything else.
     """
-    arrays: dict[str, npt.NDArray[Any]] = {}
-    text = json.dumps(_described(state, "", arrays))
-    return {**arrays, STRUCTURE: np.frombuffer(text.encode(), np.uint8)}
+    return packed_state.pack(state, _dissolved)
 
 
 def unpack(arrays: Arrays) -> Any:
     """Return a copy of the state that was packed."""
-    return _remade(json.loads(arrays[STRUCTURE].tobytes()), arrays)
+    return packed_state.unpack(arrays, _formed)
 
 
 def without_functions(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,39 +60,15 @@ def other_variables(error: Exception) -> BadInputError:
     )
 
 
-def _described(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]]) -> Any:
-    """Put tensors into `arrays`; return JSON that describes their places."""
-    if isinstance(value, torch.Tensor):
-        arrays[place] = _array(value)
-        return {"tensor": place, "dtype": str(value.dtype).removeprefix("torch.")}
-    if isinstance(value, Mapping):
-        return {"items": [[key, _described(v, _inside(place, key), arrays)] for key, v in value.items()]}
-    if isinstance(value, list | tuple):
-        kind = "list" if isinstance(value, list) else "tuple"
-        return {kind: [_described(v, _inside(place, n), arrays) for n, v in enumerate(value)]}
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    raise BadInputError(
-        f"the state of the network holds {type(value).__name__} at {place}, which no checkpoint can contain",
-        "state_dict() may return tensors, numbers, strings, and mappings and lists of these",
-    )
+def _dissolved(value: Any) -> tuple[npt.NDArray[Any], str] | None:
+    """Return the array of a tensor and its type."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    return _array(value), str(value.dtype).removeprefix("torch.")
 
 
-def _remade(described: Any, arrays: Arrays) -> Any:
-    match described:
-        case {"tensor": place, "dtype": dtype}:
-            return torch.tensor(arrays[place]).view(getattr(torch, dtype))
-        case {"items": items}:
-            return {key: _remade(value, arrays) for key, value in items}
-        case {"list": values}:
-            return [_remade(value, arrays) for value in values]
-        case {"tuple": values}:
-            return tuple(_remade(value, arrays) for value in values)
-    return described
-
-
-def _inside(place: str, key: Any) -> str:
-    return f"{place}/{key}" if place else str(key)
+def _formed(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
+    return torch.tensor(array).view(getattr(torch, dtype))
 
 
 def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:

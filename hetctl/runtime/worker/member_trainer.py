@@ -156,6 +156,9 @@ class MemberTrainer:
         """Return the ``val_*`` metrics after an epoch, equal on every rank."""
         raise NotImplementedError
 
+    def _end_epoch(self, metrics: Mapping[str, float]) -> None:
+        """Do what depends on the results of an epoch, before it is saved; by default nothing."""
+
     def _save(self, report: Report) -> None:
         """Start to write a checkpoint."""
         raise NotImplementedError
@@ -256,6 +259,7 @@ class MemberTrainer:
             overhead_s=max(0.0, last_s - self.training.samples / rate) if rate and last_s else None,
         )
         check_metrics(result.metrics, self.member.stop.metric)
+        self._end_epoch(result.metrics)
         # A member that has hopped before keeps its visits.
         visit = self.state.visit
         self.state = TrainingState(epochs=(*self.state.epochs, result), gpus=self.gpus, visit=visit)

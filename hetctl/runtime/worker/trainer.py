@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -106,6 +107,9 @@ class Trainer(MemberTrainer):
     def _evaluate(self, number: int) -> dict[str, float]:
         """Return the ``val_*`` metrics after an epoch, equal on every rank."""
         return self.network.evaluate(held_out_batches(self.validation, number, self.sign))
+
+    def _end_epoch(self, metrics: Mapping[str, float]) -> None:
+        self.network.end_epoch(metrics)
 
     def _save(self, report: Report) -> None:
         arrays = self.network.save()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,7 +22,13 @@ class UserFunctions:
 
     input_fn: Callable[..., Any]
     model_fn: Callable[[dict[str, Any]], Any]
-    train_fn: Callable[[Any, Any, Any, dict[str, Any]], Any] | None
+    train_fn: Callable[..., Any] | None
+
+
+TRAIN_PARAMETERS = "(data, model, optimizer, config) or (data, model, optimizer, config, context)"
+CONTEXT = "context"
+FEWEST, MOST = 4, 5
+"""Numbers of arguments of a ``train_fn``: without and with a context."""
 
 
 def load_functions(ensemble: Ensemble) -> UserFunctions:
@@ -35,11 +42,34 @@ def load_functions(ensemble: Ensemble) -> UserFunctions:
     if ensemble.folder not in sys.path:
         sys.path.insert(0, ensemble.folder)
     named = ensemble.functions
-    return UserFunctions(
-        input_fn=_load(named.input_fn),
-        model_fn=_load(named.model_fn),
-        train_fn=_load(named.train_fn) if named.train_fn else None,
-    )
+    train_fn = _load(named.train_fn) if named.train_fn else None
+    if train_fn is not None:
+        takes_context(train_fn)
+    return UserFunctions(input_fn=_load(named.input_fn), model_fn=_load(named.model_fn), train_fn=train_fn)
+
+
+def takes_context(train_fn: Callable[..., Any]) -> bool:
+    """Return true if a ``train_fn`` has a fifth parameter, for the context.
+
+    Parameters with a default are not counted, except one of the name `CONTEXT`.
+
+    Raises
+    ------
+    BadInputError
+        If it takes another number of arguments.
+    """
+    try:
+        parameters = inspect.signature(train_fn).parameters.values()
+    except ValueError:  # Some functions that are not written in Python tell no signature.
+        return False
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    own = [p for p in parameters if p.kind in positional]
+    count = sum(p.default is inspect.Parameter.empty or p.name == CONTEXT for p in own)
+    is_open = any(p.kind is inspect.Parameter.VAR_POSITIONAL for p in parameters)
+    if count in (FEWEST, MOST) or (is_open and count < FEWEST):
+        return count == MOST
+    name = getattr(train_fn, "__name__", type(train_fn).__name__)
+    raise BadInputError(f"train_fn {name} takes {count} arguments", f"define it as {name}{TRAIN_PARAMETERS}")
 
 
 def loss_of(result: Any) -> float:

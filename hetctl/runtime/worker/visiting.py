@@ -336,7 +336,9 @@ class Visitor:
         if len(after.visited) < self._count:
             return Stretch(after, validation.samples, seconds, sums=sums)
         merged = network.metrics_of(sums) if isinstance(network, SumsMetrics) else _means_in(after)
-        return Stretch(self._finished(after, merged), validation.samples, seconds)
+        finished = self._finished(after, merged)
+        network.end_epoch(finished.epochs[-1].metrics)
+        return Stretch(finished, validation.samples, seconds)
 
     def _until_stopped(self, validation: ArrayLoader) -> Iterator[tuple[Samples, int]]:
         """Yield validation batches until told to stop, but at least one: no metric has a mean of nothing."""

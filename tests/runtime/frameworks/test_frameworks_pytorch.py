@@ -63,6 +63,7 @@ def other_scheduler():
         (lambda: parts(loss=None), "no loss"),
         (lambda: parts(metric={}), "the unknown key metric"),
         (lambda: parts(loss="mse"), "str as loss instead of a function of outputs and targets"),
+        (lambda: parts(loss_scale=2.0), "float as loss_scale instead of a torch.amp.GradScaler"),
         (lambda: parts(metrics=[len]), "list as metrics instead of a mapping of names to functions"),
         (lambda: parts(metrics={"error": 3}), "no function as metric error"),
         (lambda: parts(metrics={"loss": len}), "a metric named loss"),
@@ -76,6 +77,11 @@ def test_the_result_of_model_fn_is_checked(returned, problem):
     assert caught.value.message.startswith(f"model_fn returned {problem}")
     assert caught.value.message.endswith("for m")
     assert '{"model": module, "optimizer": optimizer, "loss": function}' in caught.value.hint
+
+
+def test_a_loss_scale_without_a_context_is_refused():
+    with pytest.raises(BadInputError, match="loss_scale for m, which only a train_fn with a context can use"):
+        built(lambda: parts(loss_scale=torch.amp.GradScaler("cpu")), closing_train_fn)
 
 
 def test_the_result_of_train_fn_is_checked():

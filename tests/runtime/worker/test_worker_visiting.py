@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tiny_networks import MODULES, seed_all
+from tiny_networks import MODULES, context_in, seed_all
 from visiting_ranks import (
     PARTS,
     PATIENCE_S,
@@ -140,6 +140,24 @@ def test_a_schedule_of_pytorch_steps_once_an_epoch(tmp_path, path, ranks):
         rank.visit(member, one)
         rates.append(rate_in(rank.store / f"sgd-{one.number}"))
     assert rates == pytest.approx([0.05] * 3 + [0.045] * 8 + [0.0405] * 5)
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_the_context_of_train_fn_hops_with_its_member(tmp_path, path, ranks, framework):
+    """Visits end between two steps of the optimizer; one rank keeps the network, the other builds it anew."""
+    member = Member("adam", {"scaled": framework == "pytorch"}, 24, 6, STOP)
+    ensemble = ensemble_of(framework, path, "mixed_train_fn")
+    tasks = Visits(tmp_path, ensemble)
+    pair = ranks(tasks, 0), ranks(tasks, 1, networks_bytes=0)
+    visits = tuple(hops(member, ORDERS["adam"][:2]))
+    reports = [pair[one.number % 2].visit(member, one) for one in visits]
+    alone, _ = train_alone(tmp_path, ensemble, member, order_of(visits[:4]))
+    assert digest_in(pair[0].store, reports[3].state) == alone
+    arrays, _ = state_file.read(pair[0].store, reports[-1].state)
+    context = context_in(arrays, framework)
+    steps = sum(-(-samples // 24) for samples, _ in PARTS)
+    assert (context["step"], context["state"]["values"]["ended"]) == (steps, [[1, steps]])
+    assert context["metrics"] == reports[-1].result.metrics
 
 
 def rate_in(file):

@@ -1,0 +1,84 @@
+"""State as NumPy arrays: each tensor and each array under its path, and the structure as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hetctl.model.errors import BadInputError
+
+STRUCTURE = "structure"
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+Dissolve = Callable[[Any], tuple[npt.NDArray[Any], str] | None]
+"""Function that returns the array and the type of a framework's tensor; None for any other value."""
+Form = Callable[[npt.NDArray[Any], str], Any]
+"""Function that returns a new tensor of an array, and of the type that `Dissolve` returned."""
+
+
+def no_tensors(_value: Any) -> None:
+    """Return None, as of a framework without tensors of its own."""
+
+
+def pack(state: Mapping[str, Any], dissolve: Dissolve = no_tensors) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of a state: mappings, lists and tuples of tensors, arrays and plain values.
+
+    Raises
+    ------
+    BadInputError
+        If the state contains anything else.
+    """
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    text = json.dumps(_described(state, "", arrays, dissolve))
+    return {**arrays, STRUCTURE: np.frombuffer(text.encode(), np.uint8)}
+
+
+def unpack(arrays: Arrays, form: Form | None = None) -> Any:
+    """Return a copy of the state that was packed."""
+    return _remade(json.loads(arrays[STRUCTURE].tobytes()), arrays, form)
+
+
+def _described(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]], dissolve: Dissolve) -> Any:
+    """Put tensors into `arrays`; return JSON that describes their places."""
+    if (dissolved := dissolve(value)) is not None:
+        arrays[place], dtype = dissolved
+        return {"tensor": place, "dtype": dtype}
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        arrays[place] = value
+        return {"array": place}
+    if isinstance(value, Mapping):
+        items = value.items()
+        return {"items": [[key, _described(v, _inside(place, key), arrays, dissolve)] for key, v in items]}
+    if isinstance(value, list | tuple):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_described(v, _inside(place, n), arrays, dissolve) for n, v in enumerate(value)]}
+    plain = value.item() if isinstance(value, np.generic) else value
+    if plain is None or isinstance(plain, bool | int | float | str):
+        return plain
+    raise BadInputError(
+        f"the state of the network holds {type(value).__name__} at {place}, which no checkpoint can contain",
+        "state_dict() may return tensors, arrays, numbers, strings, and mappings and lists of these",
+    )
+
+
+def _remade(described: Any, arrays: Arrays, form: Form | None) -> Any:
+    match described:
+        case {"tensor": place, "dtype": dtype} if form is not None:
+            return form(arrays[place], dtype)
+        case {"array": place}:
+            return arrays[place].copy()
+        case {"items": items}:
+            return {key: _remade(value, arrays, form) for key, value in items}
+        case {"list": values}:
+            return [_remade(value, arrays, form) for value in values]
+        case {"tuple": values}:
+            return tuple(_remade(value, arrays, form) for value in values)
+    return described
+
+
+def _inside(place: str, key: Any) -> str:
+    return f"{place}/{key}" if place else str(key)
