@@ -56,6 +56,8 @@ def model_fn(config):
         model.parameters(), lr=config.get("learning_rate", 0.01)
     )
     decay = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9) if config.get("decay") else None
+    if config.get("plateau"):
+        decay = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, "max", patience=0, threshold=9)
     scaler = torch.amp.GradScaler("cpu", 2.0**10, growth_interval=2) if config.get("scaled") else None
     return {
         "model": model,

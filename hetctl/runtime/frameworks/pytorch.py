@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
@@ -97,8 +98,9 @@ class TorchNetwork:
             self._context.begin(batches.epoch)
         more = () if self._context is None else (self._context,)
         loss = loss_of(self._train_fn(data, self._model, self._optimizer, config, *more))
-        if self._parts.scheduler is not None and batches.ends_epoch:
-            self._parts.scheduler.step()
+        scheduler = None if self._parts.waits_for_metric else self._parts.scheduler
+        if scheduler is not None and batches.ends_epoch:
+            scheduler.step()
         if self._group.size > 1:
             loss = self._agree_after(loss, batches.share)
         if self._context is not None and batches.ends_epoch:
@@ -106,7 +108,9 @@ class TorchNetwork:
         return loss
 
     def end_epoch(self, metrics: Mapping[str, float]) -> None:
-        """Show the results to ``train_fn``."""
+        """Advance a scheduler that waits for the stop rule's metric; show the results to ``train_fn``."""
+        if self._parts.scheduler is not None and self._parts.waits_for_metric:
+            self._parts.scheduler.step(metrics[self._member.stop.metric])
         if self._context is not None:
             self._context.metrics = metrics
 
@@ -265,6 +269,7 @@ class PyTorch:
         """
         parts = parts_of(functions.model_fn(dict(member.config)), member.name)
         _check_loss_scale(parts, member.name, functions.train_fn)
+        _check_mode(parts.scheduler, member)
         device = present_device()
         make_parameters(parts, sample, device)
         return TorchNetwork(parts, member, functions.train_fn, group, device)
@@ -329,6 +334,17 @@ def _check_loss_scale(parts: Parts, name: str, train_fn: Callable[..., Any] | No
         raise BadInputError(
             f"model_fn returned a loss_scale for {name}, which only a train_fn with a context can use",
             "name a train_fn(data, model, optimizer, config, context), or leave out loss_scale",
+        )
+
+
+def _check_mode(scheduler: Any, member: Member) -> None:
+    """Refuse a scheduler that takes an improvement of the stop rule's metric for the contrary."""
+    mode = getattr(scheduler, "mode", member.stop.mode)
+    if isinstance(scheduler, ReduceLROnPlateau) and mode != member.stop.mode:
+        raise BadInputError(
+            f"the scheduler of {member.name} has mode {mode}, but its metric {member.stop.metric} has mode "
+            f"{member.stop.mode}",
+            f"create ReduceLROnPlateau with mode={member.stop.mode!r}, or name another metric in `stop`",
         )
 
 

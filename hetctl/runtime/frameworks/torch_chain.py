@@ -93,6 +93,8 @@ def _check(name: str, parts: Parts) -> None:
         problem = f"{type(parts.model).__name__} as model, which has hooks or a forward method of its own"
     elif any(p._backward_hooks or p._post_accumulate_grad_hooks for p in parts.model.parameters()):
         problem = "parameters with hooks"
+    elif parts.waits_for_metric:
+        problem = f"the scheduler {type(parts.scheduler).__name__}, which waits for a metric,"
     elif parts.loss_scale is not None:
         problem = "a loss_scale, which only a train_fn can use,"
     elif inspect.signature(parts.optimizer.step).parameters["closure"].default is inspect.Parameter.empty:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.loaders import Samples
@@ -28,6 +29,12 @@ class Parts:
     metrics: Mapping[str, Score] = field(default_factory=dict)
     scheduler: LRScheduler | None = None
     loss_scale: torch.amp.GradScaler | None = None
+
+    @property
+    def waits_for_metric(self) -> bool:
+        """True if the scheduler's ``step`` takes the value of a metric, as that of ReduceLROnPlateau does."""
+        step = getattr(self.scheduler, "step", None)
+        return step is not None and "metrics" in inspect.signature(step).parameters
 
 
 KINDS: dict[str, tuple[Any, str]] = {
@@ -80,9 +87,7 @@ def _problems(given: Mapping[Any, Any]) -> Iterator[str]:
     if "loss" in metrics:
         yield "a metric named loss, which is the name of the loss itself"
     scheduler = given.get("scheduler")
-    if isinstance(scheduler, ReduceLROnPlateau):
-        yield "a scheduler that waits for a metric, ReduceLROnPlateau"
-    elif scheduler is not None and getattr(scheduler, "optimizer", None) is not given["optimizer"]:
+    if scheduler is not None and getattr(scheduler, "optimizer", None) is not given["optimizer"]:
         yield "a scheduler of another optimizer"
 
 

@@ -67,7 +67,6 @@ def other_scheduler():
         (lambda: parts(metrics=[len]), "list as metrics instead of a mapping of names to functions"),
         (lambda: parts(metrics={"error": 3}), "no function as metric error"),
         (lambda: parts(metrics={"loss": len}), "a metric named loss"),
-        (lambda: parts(scheduler=lr_scheduler.ReduceLROnPlateau), "a scheduler that waits for a metric"),
         (lambda: parts(scheduler=lambda _: other_scheduler()), "a scheduler of another optimizer"),
     ],
 )
@@ -193,6 +192,27 @@ def test_a_scheduler_steps_each_epoch_and_its_rate_is_scaled(factor):
     train(network, 2)
     steps = math.ceil(SAMPLES / 16)
     assert rates == pytest.approx([0.01] * steps + [0.005 * factor] * steps + [0.0025 * factor] * steps)
+
+
+def test_a_scheduler_that_waits_for_a_metric_gets_it():
+    def plateau(optimizer):
+        return lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
+
+    network = built(lambda: parts(scheduler=plateau))
+    other = built(lambda: parts(scheduler=plateau))
+    rates = []
+    for loss in (1.0, 0.5, 0.6, 0.7, 0.8, 0.9):
+        train(network)
+        network.end_epoch({"val_loss": loss, "loss": 0.0})
+        rates.append(network._optimizer.param_groups[0]["lr"])
+        network, other = other, network
+        network.restore(other.save())
+    assert rates == [0.01, 0.01, 0.01, 0.005, 0.005, 0.0025]
+
+
+def test_a_scheduler_of_the_wrong_direction_is_refused():
+    with pytest.raises(BadInputError, match="has mode max, but its metric val_loss has mode min"):
+        built(lambda: parts(scheduler=lambda o: lr_scheduler.ReduceLROnPlateau(o, "max")))
 
 
 def test_part_of_an_epoch_is_no_step_of_the_scheduler():

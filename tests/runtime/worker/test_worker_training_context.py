@@ -120,7 +120,7 @@ def member_of(**config):
 def test_a_stop_within_an_accumulated_step_changes_no_bit(tmp_path, framework, gpus):
     """Mixed precision, scaled losses, gradients of three batches: the stop comes after the first of them."""
     functions = functions_of(framework, "mixed_train_fn")
-    member = member_of(scaled=framework == "pytorch")
+    member = member_of(scaled=framework == "pytorch", plateau=True)
     stop = BATCHES // gpus + 8
     train = partial(train_in_parts, framework=framework, functions=functions, member=member, gpus=gpus)
     whole, metrics = train(tmp_path / "whole", parts=(TO_THE_END,))
@@ -133,6 +133,8 @@ def test_a_stop_within_an_accumulated_step_changes_no_bit(tmp_path, framework, g
         state = unpack_tensors(whole)
         assert state["loss_scale"]["scale"] > 2.0**10
         assert state["gradients"]
+        assert state["scheduler"]["best"] == metrics[0][0]["val_accuracy"]
+        assert state["optimizer"]["param_groups"][0]["lr"] == pytest.approx(0.001)
     kept = context_in(whole, framework)
     assert kept["step"] == 2 * BATCHES // gpus
     assert kept["metrics"] == metrics[0][-1]
