@@ -17,6 +17,9 @@ from hetctl.runtime.worker.context import InputShare, WorkerContext
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.trainer import Trainer
 
+TO_THE_END = 10**9
+"""More batches than any training has."""
+
 
 class StepLimit(StopSignal):
     """Stop signal that is true after a number of batches."""

@@ -61,6 +61,10 @@ class FunctionsModel(Strict):
         description="train_fn(data, model, optimizer, config), or with a fifth argument, context, trains an "
         "epoch; null: the default.",
     )
+    evaluate_fn: FunctionName | None = Field(
+        default=None,
+        description="evaluate_fn(outputs, targets, config) returns metrics of all validation samples.",
+    )
 
 
 class StopModel(Strict):

@@ -187,6 +187,7 @@ class Functions:
     input_fn: str
     model_fn: str
     train_fn: str | None = None
+    evaluate_fn: str | None = None
 
 
 @dataclass(frozen=True)

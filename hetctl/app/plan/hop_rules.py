@@ -41,6 +41,12 @@ def refuse_without_hops(
             "add `path` or `file` to `partitions` in the ensemble file",
         ),
         (
+            ensemble.functions.evaluate_fn is None,
+            f"{ensemble.functions.evaluate_fn} needs the predictions of all validation samples at once, but "
+            "members that hop are evaluated on one partition after another",
+            f"leave out functions.evaluate_fn, or use --mode {DATA_PARALLEL}",
+        ),
+        (
             sharing in allowed,
             f"members that hop cannot share samples: sharing is {sharing}",
             "leave out --sharing, or use --sharing none",

@@ -57,6 +57,11 @@ def _refuse_what_has_no_stages(spec: RunSpec) -> None:
             "leave out functions.train_fn in the ensemble file: stages train by the loss of model_fn",
         ),
         (
+            ensemble.functions.evaluate_fn is None,
+            f"{ensemble.functions.evaluate_fn} evaluates a whole network, but stages have parts of it",
+            "leave out functions.evaluate_fn in the ensemble file: stages evaluate the metrics of model_fn",
+        ),
+        (
             not (ensemble.partitions and ensemble.reads_partitions),
             f"the data of {ensemble.name} is partitioned, but first stages read samples of the whole data",
             "leave out `partitions` in the ensemble file, or use another --mode",

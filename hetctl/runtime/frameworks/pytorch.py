@@ -26,7 +26,7 @@ from hetctl.runtime.frameworks.torch_padding import (
     is_compiled,
 )
 from hetctl.runtime.frameworks.torch_parts import Parts, Score, make_parameters, parts_of
-from hetctl.runtime.frameworks.torch_ranks import Averaging, add_up, average, make_equal, meet
+from hetctl.runtime.frameworks.torch_ranks import Averaging, add_up, average, gather, make_equal, meet
 from hetctl.runtime.frameworks.torch_rate import RateFactor
 from hetctl.runtime.frameworks.torch_state import (
     generators,
@@ -36,11 +36,12 @@ from hetctl.runtime.frameworks.torch_state import (
     unpack,
     without_functions,
 )
-from hetctl.runtime.frameworks.torch_tensors import present_device, tensor_of
+from hetctl.runtime.frameworks.torch_tensors import array_nest, present_device, tensor_of
 from hetctl.runtime.worker.group import Group, WiredGroup
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.training_context import TrainingContext
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
+from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
 
 CONTEXT, GRADIENTS = "context", "gradients"
 """Names of the state of a ``train_fn``, and of gradients that await the optimizer's next step."""
@@ -50,7 +51,7 @@ class TorchNetwork:
     """A module with its optimizer on this rank."""
 
     def __init__(
-        self, parts: Parts, member: Member, train_fn: Any, group: Group, device: torch.device
+        self, parts: Parts, member: Member, functions: UserFunctions, group: Group, device: torch.device
     ) -> None:
         self._parts = parts
         self._model = parts.model
@@ -66,7 +67,8 @@ class TorchNetwork:
             ignore_padding(parts.model, self._is_sample)
         else:
             accept_lone_samples(parts.model)
-        self._train_fn = train_fn or _default_train_fn(parts.loss, self._compiled)
+        self._train_fn = functions.train_fn or _default_train_fn(parts.loss, self._compiled)
+        self._whole = functions.evaluate_fn and WholeEvaluation(functions.evaluate_fn, member.config)
         self._context: TrainingContext | None = None
         self._accumulates = False
         if takes_context(self._train_fn):
@@ -126,10 +128,15 @@ class TorchNetwork:
                     outputs, y = self._outputs(samples, count)
                     means = [*(float(score(outputs, y)) for score in scores.values()), 1.0]
                     sums += count * torch.tensor(means, dtype=torch.float64)
+                if self._whole and count:
+                    self._whole.add(array_nest(outputs), samples[1][:count])
+                elif self._whole:
+                    self._whole.skip()
         if self._group.size > 1:
             sums = add_up(sums.to(self._device))
         *totals, count = sums.tolist()
-        return {f"val_{name}": total / count for name, total in zip(scores, totals, strict=True)}
+        found = {f"val_{name}": total / count for name, total in zip(scores, totals, strict=True)}
+        return found if self._whole is None else {**found, **self._metrics_of_all(self._whole, found)}
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state, each tensor by its name in the module or the optimizer."""
@@ -210,6 +217,13 @@ class TorchNetwork:
         x, y = self._tensors(pad(samples, self._member.rows_evaluated))
         return first_rows(self._model(x), count), y[:count]
 
+    def _metrics_of_all(self, whole: WholeEvaluation, others: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics that rank 0 computes of the predictions of all ranks."""
+        own = whole.taken()
+        shares = [own] if self._group.size == 1 else gather(own)
+        metrics: dict[str, float] = self._group.broadcast(whole.metrics(shares, others) if shares else None)
+        return metrics
+
     def _holders(self) -> dict[str, Any]:
         """Return the objects with state, by name."""
         parts = {
@@ -272,7 +286,7 @@ class PyTorch:
         _check_mode(parts.scheduler, member)
         device = present_device()
         make_parameters(parts, sample, device)
-        return TorchNetwork(parts, member, functions.train_fn, group, device)
+        return TorchNetwork(parts, member, functions, group, device)
 
     def chain(self, member: Member, functions: UserFunctions) -> TorchChain:
         """Call ``model_fn`` with memory for few weights at a time.

@@ -31,6 +31,7 @@ from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import Group, WiredGroup
 from hetctl.runtime.worker.training_context import TrainingContext
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
+from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
 
 CONTEXT = "context/"
 """Prefix of the names of the state of a ``train_fn``."""
@@ -41,7 +42,7 @@ HOST = "localhost"
 class KerasNetwork:
     """A compiled Keras model on this rank."""
 
-    def __init__(self, model: Any, member: Member, train_fn: Any, group: Group) -> None:
+    def __init__(self, model: Any, member: Member, functions: UserFunctions, group: Group) -> None:
         self._model = model
         self._member = member
         self._optimizer = model.optimizer
@@ -50,11 +51,13 @@ class KerasNetwork:
         with tf.device("CPU:0"):
             self._rows = tf.Variable(member.batch_size, trainable=False, dtype=tf.int32)
         ignore_padding(model, self._rows)
-        self._train_fn = train_fn or _default_train_fn(model, self._rows)
+        self._train_fn = functions.train_fn or _default_train_fn(model, self._rows)
+        self._whole = functions.evaluate_fn and WholeEvaluation(functions.evaluate_fn, member.config)
         self._context: TrainingContext | None = None
         if takes_context(self._train_fn):
             self._context = TrainingContext(group.rank, group.size, _device())
         self._test_step = _test_step_of(model)
+        self._predict_step = _predict_step_of(model)
         self.timer = GraphStepTimer() if group.size > 1 else None
         self._accumulation: KerasAccumulation | None = None
         if group.size > 1:
@@ -97,9 +100,15 @@ class KerasNetwork:
             x, y = pad(samples, self._member.rows_evaluated)
             if count:
                 self._test_step(tf.convert_to_tensor(x), tf.convert_to_tensor(y), tf.constant(count))
+            if self._whole and count:
+                outputs = self._predict_step(tf.convert_to_tensor(x), tf.constant(count))
+                self._whole.add(tf.nest.map_structure(np.asarray, outputs), samples[1][:count])
+            elif self._whole:
+                self._whole.skip()
         if self._group.size > 1:
             self._add_up_metrics(tested, samples)
-        return self._metrics()
+        metrics = self._metrics()
+        return metrics if self._whole is None else {**metrics, **self._metrics_of_all(self._whole, metrics)}
 
     def metric_sums(self) -> dict[str, npt.NDArray[Any]]:
         """Return the variables of the metrics, by position: they are sums, as in Keras' own."""
@@ -110,6 +119,14 @@ class KerasNetwork:
         for i, variable in enumerate(self._model.metrics_variables):
             variable.assign(sums[str(i)])
         return self._metrics()
+
+    def _metrics_of_all(self, whole: WholeEvaluation, others: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics that rank 0 computes of the predictions of all ranks."""
+        own = whole.taken()
+        shares = [own] if self._group.size == 1 else _horovod().allgather_object(own)
+        is_first = self._group.rank == 0
+        metrics: dict[str, float] = self._group.broadcast(whole.metrics(shares, others) if is_first else None)
+        return metrics
 
     def _metrics(self) -> dict[str, float]:
         results = self._model.get_metrics_result()
@@ -302,7 +319,7 @@ class TensorFlow:
         """
         model = compiled_model(functions.model_fn(dict(member.config)), member.name)
         make_variables(model, *sample)
-        return KerasNetwork(model, member, functions.train_fn, group)
+        return KerasNetwork(model, member, functions, group)
 
     def chain(self, member: Member, functions: UserFunctions) -> KerasChain:
         """Call ``model_fn`` without memory for weights.
@@ -432,6 +449,16 @@ def _test_step_of(model: Any) -> Any:
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
     def step(x: Any, y: Any, count: Any) -> Any:
         return model.test_step((x[:count], y[:count]))
+
+    return step
+
+
+def _predict_step_of(model: Any) -> Any:
+    """Return a step whose outputs are those of evaluation: Keras' own test step returns none."""
+
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+    def step(x: Any, count: Any) -> Any:
+        return tf.nest.map_structure(lambda output: output[:count], model(x, training=False))
 
     return step
 

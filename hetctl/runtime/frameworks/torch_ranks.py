@@ -64,6 +64,14 @@ def add_up(values: torch.Tensor) -> torch.Tensor:
     return values
 
 
+def gather(value: Any) -> list[Any]:
+    """Return the values of all ranks, by rank, on rank 0; no values on the others."""
+    size, is_first = dist.get_world_size(), dist.get_rank() == 0
+    values: list[Any] = [None] * size if is_first else []
+    dist.gather_object(value, values if is_first else None, dst=0)
+    return values
+
+
 class Averaging:
     """Average of an optimizer's gradients over the ranks at the end of every backward pass.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,3 +29,12 @@ def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """
     values = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
     return np.asarray(values.numpy(force=True))
+
+
+def array_nest(outputs: Any) -> Any:
+    """Return outputs of a network with arrays in the place of tensors, as `array_of` returns them."""
+    if isinstance(outputs, torch.Tensor):
+        return array_of(outputs)
+    if isinstance(outputs, Mapping):
+        return {key: array_nest(value) for key, value in outputs.items()}
+    return tuple(map(array_nest, outputs))

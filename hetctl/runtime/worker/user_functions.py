@@ -23,6 +23,7 @@ class UserFunctions:
     input_fn: Callable[..., Any]
     model_fn: Callable[[dict[str, Any]], Any]
     train_fn: Callable[..., Any] | None
+    evaluate_fn: Callable[..., Any] | None = None
 
 
 TRAIN_PARAMETERS = "(data, model, optimizer, config) or (data, model, optimizer, config, context)"
@@ -45,7 +46,12 @@ def load_functions(ensemble: Ensemble) -> UserFunctions:
     train_fn = _load(named.train_fn) if named.train_fn else None
     if train_fn is not None:
         takes_context(train_fn)
-    return UserFunctions(input_fn=_load(named.input_fn), model_fn=_load(named.model_fn), train_fn=train_fn)
+    return UserFunctions(
+        input_fn=_load(named.input_fn),
+        model_fn=_load(named.model_fn),
+        train_fn=train_fn,
+        evaluate_fn=_load(named.evaluate_fn) if named.evaluate_fn else None,
+    )
 
 
 def takes_context(train_fn: Callable[..., Any]) -> bool:

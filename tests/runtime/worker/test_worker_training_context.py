@@ -6,7 +6,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from resumed_ranks import train_in_parts
+from resumed_ranks import TO_THE_END, train_in_parts
 from tiny_networks import MODULES, context_in, functions_of
 
 from hetctl.model.ensemble import Member, StopRule
@@ -16,7 +16,6 @@ from hetctl.runtime.frameworks.torch_state import unpack as unpack_tensors
 from hetctl.runtime.worker.training_context import KeptState, TrainingContext
 from hetctl.runtime.worker.user_functions import takes_context
 
-TO_THE_END = 10**9
 BATCHES = 20
 """Batches of an epoch."""
 

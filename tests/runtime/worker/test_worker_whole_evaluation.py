@@ -1,0 +1,67 @@
+"""``evaluate_fn``: metrics of all validation samples, which do not depend on the number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from resumed_ranks import TO_THE_END, train_in_parts
+from tiny_networks import MODULES, functions_of
+
+from hetctl.model.ensemble import Member, StopRule
+from hetctl.model.errors import BadInputError
+from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
+
+
+@pytest.mark.training
+@pytest.mark.parametrize("framework", MODULES)
+def test_the_area_under_a_curve_is_that_of_one_rank(tmp_path, framework):
+    """With a rate of 0, all have the same weights; two ranks share 200 samples in chunks of 66."""
+    functions = replace(functions_of(framework), evaluate_fn="handwriting:evaluate_fn")
+    stop = StopRule("val_auc", "max", 9, max_epochs=1)
+    found = []
+    for gpus, rows in ((1, 64), (2, 33)):
+        member = Member("m", {"learning_rate": 0.0}, 32, 5, stop, validation_batch_size=rows)
+        how = framework, functions, member, gpus, (TO_THE_END,)
+        _, metrics = train_in_parts(tmp_path / f"{gpus}", *how)
+        assert all(own == metrics[0] for own in metrics)
+        found.append(metrics[0][0])
+    assert [one["val_in_order"] for one in found] == [1.0, 1.0]
+    assert 0.0 < found[0]["val_auc"] < 1.0
+    assert found[1]["val_auc"] == pytest.approx(found[0]["val_auc"], rel=1e-9)
+    assert found[1]["val_loss"] == pytest.approx(found[0]["val_loss"], rel=1e-5)
+
+
+def evaluated(returned, outputs=lambda y: y):
+    """Return the metrics if two ranks have rows 0 and 1, 2; the first has one more in a last chunk."""
+    ranks = []
+    for rows in (([0], [3]), ([1, 2], None)):
+        whole = WholeEvaluation(returned, {})
+        for y in rows:
+            whole.skip() if y is None else whole.add(outputs(np.array(y)), y)
+        ranks.append(whole.taken())
+        assert whole.taken() == []
+    return whole.metrics(ranks, {"val_loss"})
+
+
+def test_rows_of_all_ranks_come_in_order():
+    def check(outputs, targets, _config):
+        assert targets.tolist() == [0, 1, 2, 3]
+        assert outputs["pair"][1].tolist() == [0, 2, 4, 6]
+        return {"rows": len(outputs["plain"])}
+
+    assert evaluated(check, lambda y: {"plain": y, "pair": [y, 2 * y]}) == {"val_rows": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("returned", "problem"),
+    [
+        (0.5, "float instead of a mapping"),
+        ({"auc": "high"}, "could not convert"),
+        ({"loss": 1.0}, "val_loss, which model_fn has as well"),
+    ],
+)
+def test_the_result_of_evaluate_fn_is_checked(returned, problem):
+    with pytest.raises(BadInputError, match=f"evaluate_fn returned .*{problem}"):
+        evaluated(lambda *_: returned)
