@@ -394,6 +394,17 @@ def test_submit_refuses_pipelines_with_a_step_for_each_member(tmp_path):
     assert project.tree() == before
 
 
+@pytest.mark.parametrize("role", ["train_fn", "evaluate_fn"])
+def test_submit_refuses_pipelines_with_functions_for_a_whole_one(tmp_path, role):
+    project = Mini(tmp_path, small(6) + GIANT).project
+    file = project.path / "ensemble.yaml"
+    file.write_text(file.read_text().replace("nets:model_fn}", f"nets:model_fn, {role}: nets:model_fn}}"))
+    done = project.here("submit", *ON_8_GPUS, "--mode", "auto", "--json", "--dry-run")
+    assert done.code == 2
+    assert "whole network, but stages have parts of it" in done.error["message"]
+    assert f"leave out functions.{role}" in done.error["hint"]
+
+
 def test_all_are_pipelines_only_if_their_layers_are_known(tmp_path):
     project = Mini(tmp_path, small(1) + GIANT).project
     done = project.here("plan", *ON_8_GPUS, "--mode", "pipeline", "--json")

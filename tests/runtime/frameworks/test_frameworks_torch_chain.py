@@ -170,6 +170,16 @@ def test_an_optimizer_that_computes_the_loss_itself_is_refused():
         chain(lambda: model, optimizer=torch.optim.LBFGS(model.parameters()))
 
 
+@pytest.mark.parametrize("part", ["loss_scale", "scheduler"])
+def test_parts_that_no_stage_can_use_are_refused(part):
+    model = nn.Sequential(nn.Linear(6, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+    parts = {"loss_scale": torch.amp.GradScaler("cpu"), "scheduler": plateau}
+    with pytest.raises(BadInputError, match=f"{part}.*, which .* it cannot be cut into stages"):
+        chain(lambda: model, optimizer=optimizer, **{part: parts[part]})
+
+
 def test_a_layer_that_returns_several_tensors_ends_no_stage():
     class Outputs(nn.Module):
         def forward(self, both):
