@@ -123,8 +123,6 @@ class PipelineTrainer(MemberTrainer):
         if self.state.part_samples < part.samples:
             self._save(self._report_checkpoint)
             return False
-        # Before the checkpoint of the epoch, with which the next one begins.
-        self.stage.network.end_epoch()
         self._finish_epoch(number, clock.rate, last_s)
         return True
 
@@ -183,6 +181,9 @@ class PipelineTrainer(MemberTrainer):
         return {
             name: sum(scores[name] * count for scores, count in gathered) / total for name in gathered[0][0]
         }
+
+    def _end_epoch(self, metrics: Mapping[str, float]) -> None:
+        self.stage.network.end_epoch()
 
     def _is_save_due(self) -> bool:
         pause_s = max(LEAST_SAVE_S, self._write_s / SAVE_SHARE)
