@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from hetctl.model.errors import BadInputError
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer, ProfilePoint
+from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.worker.group import SingleRank, join_group
@@ -258,6 +259,7 @@ def measure(task: TaskMessage, events, _told) -> int:
     result = ProfilePoint(
         point.member, point.gpus, 100.0 * point.gpus, member.fingerprint, member.batch_size, time.time(),
         Hardware(task.gpu_type or "fake", "fake", "fake"), samples_per_epoch=100,
+        shape=shape_digest(member, measurements.ensemble.rate_keys),
     )  # fmt: skip
     events.write("point", **encode(result))
     return 0

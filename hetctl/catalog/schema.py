@@ -22,7 +22,7 @@ from sqlalchemy import (
     Table,
 )
 
-REVISION = "0001"
+REVISION = "0002"
 """Newest migration; a test checks that it is."""
 
 METADATA = MetaData(
@@ -97,6 +97,7 @@ PROFILE_POINTS = Table(
     Column("step_spread", Float),
     Column("steps", Integer, nullable=False),
     Column("slow_steps_s", JSON, nullable=False),
+    Column("shape", String, nullable=False, server_default=""),
 )
 
 LAYER_POINTS = Table(

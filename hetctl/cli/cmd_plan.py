@@ -12,6 +12,7 @@ from hetctl.cli.options import (
     mode_option,
     plan_request,
     planner_options,
+    predict_option,
     sharing_option,
     site_options,
     this_project,
@@ -26,6 +27,7 @@ from hetctl.cli.output import print_json, print_table
 @planner_options
 @sharing_option
 @mode_option
+@predict_option
 @click.option("--explain", is_flag=True, help="Show why each member gets its GPUs, and why others wait.")
 @json_option
 def command(as_json: bool, **wishes: Any) -> None:

@@ -246,13 +246,15 @@ def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcom
     from hetctl.app.profile.known import stale_points
     from hetctl.app.profile.outcome import ProfileOutcome
     from hetctl.report.layer_tables import layers_table
-    from hetctl.report.profile_table import profile_table
+    from hetctl.report.profile_table import profile_table, shapes_text
 
     if isinstance(outcome, ProfileOutcome):
         stale = stale_points(outcome.points, ensemble, site)
         print_table(profile_table(outcome.points, stale, outcome.preprocess, site.device))
     else:
         print_table(layers_table(outcome.layers, outcome.links, site.device))
+    if isinstance(outcome, ProfileOutcome):
+        print_table(shapes_text(outcome.shapes))
     click.echo(f"{outcome.measured} points measured now, {outcome.known} known before")
     for job in outcome.under_way:
         click.echo(_line(job))

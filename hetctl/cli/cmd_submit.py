@@ -14,6 +14,7 @@ from hetctl.cli.options import (
     mode_option,
     plan_request,
     planner_options,
+    predict_option,
     said_options,
     sharing_option,
     site_options,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from hetctl.model.run import Budget
 
 SITE_AND_SIZE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue"}
-NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode"}
+NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode", "predict_rates"}
 """Options of planning that are not the planner's own."""
 
 
@@ -41,6 +42,7 @@ NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode"}
 @planner_options
 @sharing_option
 @mode_option
+@predict_option
 @click.option("--dry-run", is_flag=True, help="Print the script and the submit command; write nothing.")
 @click.option("--wait", is_flag=True, help="Follow the run to its end; Ctrl-C leaves it running.")
 @click.option("--new", is_flag=True, help="Start a new run even if an unfinished one could continue.")

@@ -280,6 +280,15 @@ def sharing_option(command: F) -> F:
     )(command)
 
 
+def predict_option(command: F) -> F:
+    """Add ``--predict-rates``."""
+    return click.option(
+        "--predict-rates",
+        is_flag=True,
+        help="Predict the rates of members whose shape was not measured from those of the most similar ones.",
+    )(command)
+
+
 def mode_option(command: F) -> F:
     """Add ``--mode``."""
     return click.option(
@@ -306,6 +315,7 @@ def plan_request(
     explain: bool = False,
     mode: str = "data-parallel",
     budget: Budget | None = None,
+    predict_rates: bool = False,
     **options: Any,
 ) -> tuple[PlanRequest, JobSizeChoice]:
     """Return the input of planning from the values of all shared options."""
@@ -317,9 +327,12 @@ def plan_request(
     members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
     given.setdefault("balance", members.balance.mode)
-    sized = sizing(project, members, machine, JobSizeRequest(gpus, time, queue), budget or Budget())
+    wanted = JobSizeRequest(gpus, time, queue)
+    sized = sizing(project, members, machine, wanted, budget or Budget(), predict_rates=predict_rates)
     shared = sharing or (NONE if mode == HOPPER else CACHED)
-    request = PlanRequest(members, machine, sized.size, planner, given, explain, shared, mode)
+    request = PlanRequest(
+        *(members, machine, sized.size, planner, given, explain, shared, mode), predict_rates=predict_rates
+    )
     return request, sized
 
 
@@ -327,7 +340,7 @@ def warn(project: Project, request: PlanRequest) -> None:
     """Print warnings on stderr about the profile that a plan was made from."""
     from hetctl.app.profile.known import warnings_of
 
-    for warning in warnings_of(project, request.ensemble, request.site):
+    for warning in warnings_of(project, request.ensemble, request.site, predict=request.predict_rates):
         click.echo(f"warning: {warning}", err=True)
 
 

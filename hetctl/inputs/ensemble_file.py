@@ -14,6 +14,7 @@ from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, count_members, members_of, points_of
 from hetctl.inputs.member_problems import batch_problems, gpu_problems
 from hetctl.inputs.placed_partitions import read_partition_table, wrong_source
+from hetctl.inputs.shape_problems import shape_problems
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
 from hetctl.model.balance_settings import BalanceSettings
@@ -42,6 +43,7 @@ def read_ensemble(path: Path) -> Ensemble:
         *batch_problems(model, points, members),
         *gpu_problems(model, points, members),
         *_partition_problems(model),
+        *shape_problems(model, points),
     ]
     if problems:
         raise source.refusal(problems)
@@ -55,6 +57,7 @@ def read_ensemble(path: Path) -> Ensemble:
         partitions=None if model.partitions is None else _partitions(model.partitions, folder),
         samples_per_epoch=model.samples_per_epoch,
         balance=BalanceSettings(**model.balance.model_dump()),
+        rate_keys=tuple(model.rate_keys or ()),
     )
 
 

@@ -46,6 +46,7 @@ def _rising(bounds: list[Any]) -> list[Any]:
 
 
 Values = Annotated[list[Any], Field(min_length=1), AfterValidator(_distinct)]
+ConfigKey = Annotated[str, Field(min_length=1)]
 Config = Annotated[dict[str, Any], Field(description="Passed to model_fn and train_fn unchanged.")]
 
 
@@ -154,7 +155,17 @@ class MemberSettings(Settings):
     model_config = ConfigDict(json_schema_extra=_without_inherited_defaults)
 
 
-class MemberModel(MemberSettings):
+class EntrySettings(MemberSettings):
+    """Settings of an entry of members that an ensemble does not have."""
+
+    profile_as: MemberName | None = Field(
+        default=None,
+        description="Name of the member whose measured rates it has, whatever its own config; null: those of"
+        " its own shape.",
+    )
+
+
+class MemberModel(EntrySettings):
     """Single member."""
 
     name: MemberName = Field(description="Name, unique in the ensemble and valid as a file name.")
@@ -165,7 +176,7 @@ class MemberModel(MemberSettings):
     )
 
 
-class GridModel(MemberSettings):
+class GridModel(EntrySettings):
     """Members for all combinations of the values in `over`."""
 
     name: SafeName = Field(
@@ -205,7 +216,7 @@ def _one_way(draw: DrawModel) -> DrawModel:
     return draw
 
 
-class RandomModel(MemberSettings):
+class RandomModel(EntrySettings):
     """Members with values of `over` that are drawn at random."""
 
     name: SafeName = Field(description="Prefix of the names NAME-000, NAME-001, ...")
@@ -341,6 +352,11 @@ class EnsembleModel(Settings):
         default=None,
         ge=1,
         description="Number of training samples; null: as profiled. Required if no member fits on one GPU.",
+    )
+    rate_keys: Annotated[list[ConfigKey], Field(min_length=1), AfterValidator(_distinct)] | None = Field(
+        default=None,
+        description="Keys of config that can change the training rate: members that differ in others only are"
+        " of one shape, and measured once. null: all keys except learning rates, seeds and the like.",
     )
     balance: BalanceModel = Field(
         default_factory=BalanceModel,

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from hetctl.inputs.ensemble_schema import (
     DrawModel,
     EnsembleModel,
+    EntrySettings,
     GridEntry,
     GridModel,
     MemberModel,
@@ -36,7 +37,7 @@ class MemberEntry(NamedTuple):
     where: Location
     name: str
     config: dict[str, Any]
-    settings: Settings
+    settings: EntrySettings
 
 
 def count_members(ensemble: EnsembleModel) -> int:
@@ -111,7 +112,14 @@ def members_of(ensemble: EnsembleModel, points: list[MemberEntry], folder: Path)
         Folder to which paths of layer profiles are relative.
     """
     common = ensemble.model_dump(include=set(Settings.model_fields))
-    return [replace(_member(common, point), layers=_layers(point, folder)) for point in points]
+    return [
+        replace(
+            _member(common, point),
+            layers=_layers(point, folder),
+            profile_as=point.settings.profile_as,
+        )
+        for point in points
+    ]
 
 
 def _layers(point: MemberEntry, folder: Path) -> str | None:

@@ -120,6 +120,8 @@ class Member:
         Scale the learning rate with the number of GPUs (Capes et al., Equation 7).
     validation_batch_size : int or None
         Samples per GPU and step of an evaluation; None: the batch size of training.
+    profile_as : str or None
+        Name of the member whose rates it has; None: those of its own shape.
     """
 
     name: str
@@ -134,6 +136,7 @@ class Member:
     validation_batch_size: int | None = None
     global_batch_size: int | None = None
     min_gpus: int = 1
+    profile_as: str | None = None
 
     def most_gpus(self, gpus: int) -> int:
         """Return the number of GPUs that it may have, out of `gpus`: each needs a sample of every step."""
@@ -156,6 +159,11 @@ class Member:
         return -(-share // -(-share // self.batch_size))
 
     @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Its `batch_size` and, if it has one, its `global_batch_size`."""
+        return tuple(size for size in (self.batch_size, self.global_batch_size) if size is not None)
+
+    @property
     def rescales(self) -> bool:
         """True if the learning rate follows the number of GPUs, as the global batch does."""
         return self.rescale_learning_rate and self.global_batch_size is None
@@ -173,10 +181,9 @@ class Member:
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of all that a measured rate depends on: the network and its batch sizes."""
+        """Return a digest of the network and its batch sizes."""
         # Sorted keys: reordering the keys of `config` in the file must not make the measured rates stale.
-        sizes = [size for size in (self.batch_size, self.global_batch_size) if size is not None]
-        text = json.dumps([encode(self.config), *sizes], sort_keys=True)
+        text = json.dumps([encode(self.config), *self.batch_sizes], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -270,6 +277,8 @@ class Ensemble:
         Training samples, for members without a profile; None: the profiles give the number.
     balance : BalanceSettings
         Settings of balanced batches; an option of the command line overrides the mode.
+    rate_keys : tuple of str
+        Config keys that can change a member's rate; empty: all except those known not to.
     """
 
     name: str
@@ -281,6 +290,7 @@ class Ensemble:
     partitions: Partitions | None = None
     samples_per_epoch: int | None = None
     balance: BalanceSettings = field(default_factory=BalanceSettings)
+    rate_keys: tuple[str, ...] = ()
 
     @property
     def reads_partitions(self) -> bool:

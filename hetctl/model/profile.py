@@ -37,6 +37,8 @@ class MemberProfile:
     seen_rates : mapping
         Rates in training that are newer than the measured ones, by type of GPU ("" at a site with one
         type) and number of GPUs.
+    predicted_from : str
+        Member of another shape from whose rates they are predicted; empty: its own shape was measured.
     """
 
     member: str
@@ -53,6 +55,7 @@ class MemberProfile:
     seen_rates: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     save_s: float | None = None
     seen_overhead_s: float | None = None
+    predicted_from: str = ""
 
 
 @dataclass(frozen=True)
@@ -87,6 +90,8 @@ class ProfilePoint:
         Number of timed steps.
     slow_steps_s : tuple of float
         Excluded outliers: seconds per step of each run of steps that was far too slow.
+    shape : str
+        Digest of the member's shape, for all members of which it holds; empty: it holds for the member.
     """
 
     member: str
@@ -108,6 +113,7 @@ class ProfilePoint:
     step_spread: float | None = None
     steps: int = 0
     slow_steps_s: tuple[float, ...] = ()
+    shape: str = ""
 
 
 @dataclass(frozen=True)

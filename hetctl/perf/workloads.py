@@ -128,7 +128,11 @@ def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) ->
         names = ", ".join(member.name for member in missing)
         with_layers = any(member.layers for member in missing)
         pipelines = "; `hetctl plan --mode auto` plans those that fit no GPU by their layers"
-        raise BadInputError(f"no profile of {names}", f"run hetctl profile{pipelines * with_layers}")
+        raise BadInputError(
+            f"no profile of {names}",
+            "run hetctl profile, or plan and submit with --predict-rates if similar members were measured"
+            f"{pipelines * with_layers}",
+        )
     for member in active:
         profile = profiles[member.name]
         if profile.samples is None and not profile.samples_per_epoch:
@@ -144,8 +148,11 @@ def _untrained(
     """Return a member with the rates known so far, before its remaining work is determined."""
     # A job that is too small for a member counts as large enough: planners leave the member out there.
     limit = max(member.most_gpus(max_gpus), member.min_gpus)
+    seen = bool(profile.seen_rates)
     profile = known_rates(profile, progress.epochs, progress.batch_size or member.batch_size)
     rates, notes = rate_curve(profile.rates, limit, gpus_per_node, member.min_gpus)
+    if profile.predicted_from and not (progress.epochs or seen):
+        notes = (f"rates predicted from those of {profile.predicted_from}", *notes)
     return Workload(
         name=member.name,
         rates=_up_to_the_peak(rates),

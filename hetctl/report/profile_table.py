@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hetctl.model.profile import PreprocessPoint, ProfilePoint
+from hetctl.model.rate_shapes import RateShape, some_of
 from hetctl.report.table_style import ruled_table
 from hetctl.report.units import (
     NONE,
@@ -23,6 +24,8 @@ from hetctl.report.units import (
 WANTED_ERROR = 0.03
 """Relative error of a rate above which its point is named in a warning."""
 COUNTS_PER_BLOCK = 8
+SHARING_NAMED = 20
+"""Largest number of members of a shape that are named."""
 
 
 def profile_table(
@@ -53,6 +56,22 @@ def profile_table(
         parts += [Text(), Text("Preprocessing in samples/s, by cores", "bold"), _preprocess_table(preprocess)]
     machines = sorted({printable(point.machine.gpu_type) for point in points})
     return Group(*parts, Text(f"\nMeasured on {', '.join(machines) or 'nothing yet'}", "dim"))
+
+
+def shapes_text(shapes: Sequence[RateShape]) -> RenderableType:
+    """Return a line with the number of shapes, and one for each that several members share."""
+    members = sum(1 + len(shape.shared_by) for shape in shapes)
+    title = f"{_counted(members, 'member')} of {_counted(len(shapes), 'shape')}"
+    shared = [
+        Text(printable(f"  {shape.member} is measured for {some_of(shape.shared_by, SHARING_NAMED)}"))
+        for shape in shapes
+        if shape.shared_by
+    ]
+    return Group(Text(title), *shared)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
 
 
 def _doubts(points: Sequence[ProfilePoint]) -> list[str]:

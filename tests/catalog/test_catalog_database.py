@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from hetctl.catalog import database
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.schema import METADATA, REVISION
 from hetctl.model.errors import BadInputError, LockedError
-from hetctl.model.profile import PreprocessPoint
+from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
 
 
 @pytest.fixture
@@ -233,8 +234,25 @@ def test_reading_makes_no_catalog(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_an_older_catalog_is_read_migrated_but_not_changed(path: Path) -> None:
-    """There is one older schema: that of a file which a killed process has only just made."""
+def test_points_from_before_there_were_shapes_are_kept(path: Path) -> None:
+    point = ProfilePoint("a", 1, 10.0, "f0", 32, 1.0, Hardware("V100", "535", "torch 2"))
+    with Catalog.open(path) as catalog:
+        catalog.save_points("e", "here", [point])
+    # What the first migration made of such a point.
+    sql(path, "ALTER TABLE profile_points DROP COLUMN shape")
+    sql(path, "UPDATE alembic_version SET version_num = '0001'")
+    before = path.read_bytes()
+    with Catalog.open_to_read(path) as catalog:
+        assert catalog.points("e", "here") == [point]
+    assert path.read_bytes() == before
+    with Catalog.open(path) as catalog:
+        shaped = replace(point, member="b", shape="s0")
+        catalog.save_points("e", "here", [shaped])
+        assert catalog.points("e", "here") == [point, shaped]
+
+
+def test_an_empty_catalog_is_read_migrated_but_not_changed(path: Path) -> None:
+    """It is that of a file which a killed process has only just made."""
     path.parent.mkdir()
     path.touch()
     with Catalog.open_to_read(path) as catalog:

@@ -51,7 +51,7 @@ LAYERS = "layer,gpu_type,forward_s,backward_s,activation_bytes,parameter_bytes\n
     for i in range(24)
     for gpu_type, seconds in (("V100", 0.004), ("P100", 0.008))
 )
-GIANT = "  - {name: giant, layers: giant.csv}\n"
+GIANT = "  - {name: giant, config: {blocks: 24}, layers: giant.csv}\n"
 ON_8_GPUS = ("--site", "mini", "--gpus", "8", "--time", "24h", "--plan-seconds", "0.2")
 
 

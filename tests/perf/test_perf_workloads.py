@@ -115,7 +115,19 @@ def test_all_members_without_a_profile_are_named() -> None:
     whole = ensemble(member("a"), member("b"), member("c"))
     with pytest.raises(BadInputError, match="no profile of b, c") as caught:
         active_workloads(whole, {"a": profile("a"), "c": profile("c", rates={})}, {}, 4, 4)
-    assert caught.value.hint == "run hetctl profile"
+    assert caught.value.hint.startswith("run hetctl profile, or plan and submit with --predict-rates")
+
+
+def test_predicted_rates_are_corrected_by_the_first_epoch() -> None:
+    predicted = {"a": profile("a", predicted_from="b")}
+    (workload,) = active_workloads(ensemble(member("a")), predicted, {}, 2, 4)
+    assert (dict(workload.rates), workload.notes[0]) == (
+        {1: 10.0, 2: 18.0},
+        "rates predicted from those of b",
+    )
+    first = Progress("a", (EpochResult(1, {}, 1.0, 1, 0.0, rate=5.0, batch_size=32),))
+    (workload,) = active_workloads(ensemble(member("a")), predicted, {"a": first}, 2, 4)
+    assert (dict(workload.rates), workload.notes) == ({1: 5.0, 2: 9.0}, ())
 
 
 def test_a_profile_that_does_not_tell_the_work_is_refused() -> None:

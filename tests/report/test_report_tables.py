@@ -18,12 +18,13 @@ from hetctl.model.profile import (
     PreprocessPoint,
     ProfilePoint,
 )
+from hetctl.model.rate_shapes import RateShape
 from hetctl.model.run_status import BatchChange, RunStatus
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import Heartbeat, RankShare
 from hetctl.report.layer_tables import layers_table
 from hetctl.report.plan_tables import plan_table
-from hetctl.report.profile_table import profile_table
+from hetctl.report.profile_table import profile_table, shapes_text
 from hetctl.report.site_tables import sites_table
 from hetctl.report.status_table import status_table
 
@@ -185,6 +186,16 @@ def test_profile_has_rates_by_gpus_costs_and_stale_marks() -> None:
     assert line_of(lines, "* stale")
     assert line_of(lines, "rate").split() == ["rate", "5,000"]
     assert lines[-1] == "Measured on A100"
+
+
+def test_shapes_are_counted_and_name_the_members_that_share_them() -> None:
+    many = tuple(f"m{number}" for number in range(23))
+    shapes = [RateShape("alone", (), 1), RateShape("pair", ("other",), None), RateShape("first", many, None)]
+    lines = show(shapes_text(shapes), width=200)
+    assert lines[:2] == ["27 members of 3 shapes", "  pair is measured for other"]
+    assert lines[2].startswith("  first is measured for m0, m1, ")
+    assert lines[2].endswith("m19 and 3 more")
+    assert show(shapes_text(shapes[:1])) == ["1 member of 1 shape"]
 
 
 def test_profile_names_points_whose_steps_were_not_steady() -> None:

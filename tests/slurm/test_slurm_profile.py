@@ -100,7 +100,7 @@ def test_the_next_command_follows_jobs_left_measuring(project, slurm_cluster, nu
 def test_killed_at_any_step_of_its_submission(project, monkeypatch):
     """No point is measured twice, none is lost, also where sbatch outlives the command."""
     monkeypatch.setattr(sys, "executable", str(project.python))
-    text = "name: killed\n" + ENSEMBLE.partition("\n")[2].replace("{fail: true}", "{}")
+    text = "name: killed\n" + ENSEMBLE.partition("\n")[2].replace("{fail: true}", "{units: 3}")
     (project.path / "ensemble.yaml").write_text(text)
     lines = lines_of(project, "profile")
     reached = 0

@@ -122,9 +122,20 @@ def _describe(b: Bin) -> str:
 
 
 def sizing(
-    project: Project, ensemble: Ensemble, site: Site, wishes: JobSizeRequest, budget: Budget
+    project: Project,
+    ensemble: Ensemble,
+    site: Site,
+    wishes: JobSizeRequest,
+    budget: Budget,
+    *,
+    predict_rates: bool = False,
 ) -> JobSizeChoice:
     """Choose the size by the profile; without a profile, the whole site for at most two hours.
+
+    Parameters
+    ----------
+    predict_rates : bool
+        Same as in `PlanRequest`.
 
     Raises
     ------
@@ -135,19 +146,20 @@ def sizing(
     """
     # Whether types are mixed is for the plan to say.
     refuse_wide_members(ensemble.members, Cluster.at(site, wishes.gpus or site.gpus), mix_types=True)
-    members = _members(project, ensemble, site)
+    members = _members(project, ensemble, site, predict=predict_rates)
     if not members or (wishes.gpus and wishes.wall_s):
         return JobSizeChoice(job_size(site, wishes.gpus, wishes.wall_s, wishes.queue))
     chosen, found = planned_size(site, members, wishes.gpus, wishes.wall_s, wishes.queue, budget)
     return JobSizeChoice(chosen.size, chosen, tuple(found))
 
 
-def _members(project: Project, ensemble: Ensemble, site: Site) -> Sequence[Workload]:
+def _members(project: Project, ensemble: Ensemble, site: Site, *, predict: bool) -> Sequence[Workload]:
     """Return the members as workloads; nothing if one has no profile."""
     if not project.home.catalog.exists():
         return ()
     with project.reading() as catalog:
-        profiles = {profile.member: profile for profile in member_profiles(catalog, ensemble, site)}
+        found = member_profiles(catalog, ensemble, site, predict=predict)
+    profiles = {profile.member: profile for profile in found}
     # A size for a part of the members would be too small for all.
     if set(profiles) < {member.name for member in ensemble.members}:
         return ()

@@ -69,6 +69,8 @@ class PlanRequest:
         each.
     layers : mapping
         Measured layers of members that name no layer profile, one measurement for each type of GPU.
+    predict_rates : bool
+        True to predict the rates of members whose shape was not measured.
     """
 
     ensemble: Ensemble
@@ -80,6 +82,11 @@ class PlanRequest:
     sharing: str = CACHED
     mode: str = DATA_PARALLEL
     layers: Mapping[str, Sequence[LayerPoint]] = field(default_factory=dict)
+    predict_rates: bool = False
+
+    def profiles(self, catalog: Catalog) -> tuple[MemberProfile, ...]:
+        """Return the profiles of the members in a catalog, and those that are to be predicted."""
+        return member_profiles(catalog, self.ensemble, self.site, predict=self.predict_rates)
 
     def __post_init__(self) -> None:
         """Raise BadInputError on an unknown planner or wrong option before any file is opened."""
@@ -105,8 +112,7 @@ def plan_and_save(project: Project, request: PlanRequest) -> Plan:
 
 def make_plan(catalog: Catalog, request: PlanRequest) -> Plan:
     """Make a plan from the profiles in the catalog; errors are those of `plan_from`."""
-    profiles = member_profiles(catalog, request.ensemble, request.site)
-    return _plan_from(profiles, with_measurements(catalog, request))
+    return _plan_from(request.profiles(catalog), with_measurements(catalog, request))
 
 
 def saved_or_new_plan(catalog: Catalog, request: PlanRequest) -> Plan:
@@ -114,7 +120,7 @@ def saved_or_new_plan(catalog: Catalog, request: PlanRequest) -> Plan:
 
     What a user has seen is then what is submitted, even if the planner searches for a given time.
     """
-    profiles = member_profiles(catalog, request.ensemble, request.site)
+    profiles = request.profiles(catalog)
     request = with_measurements(catalog, request)
     saved = catalog.latest_plan(request.ensemble.name, request.site.name)
     return saved if saved and saved.inputs == _digest(profiles, request) else _plan_from(profiles, request)

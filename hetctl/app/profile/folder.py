@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from hetctl.app.log_tail import tail_of
 from hetctl.catalog.catalog import Catalog
-from hetctl.model.ensemble import Ensemble
+from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.events import Event
 from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
+from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.serialization import decode
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.profile_request import (
     LINKS,
+    RATE,
     Measurements,
     ProfileTarget,
     measurements_file,
@@ -77,15 +79,22 @@ def preprocess_in(folder: Path) -> list[PreprocessPoint]:
 
 
 def wanted_of(measurements: Measurements, ensemble: Ensemble) -> set[ProfileTarget]:
-    """Return those points of a job whose members have not changed since."""
-    now = {member.name: member.fingerprint for member in ensemble.members}
-    then = {member.name: member.fingerprint for member in measurements.ensemble.members}
+    """Return those points of a job whose members have not changed since; rates hold for the same shape."""
+    now = {member.name: member for member in ensemble.members}
+    then = {member.name: member for member in measurements.ensemble.members}
     # A point of an edited member is still measured by its job, but is no result for the present one.
     return {
         point
         for point in measurements.points
-        if point.what == LINKS or now.get(point.member) == then[point.member]
+        if point.what == LINKS
+        or (point.member in now and _digest(now, point, ensemble) == _digest(then, point, ensemble))
     }
+
+
+def _digest(members: Mapping[str, Member], point: ProfileTarget, ensemble: Ensemble) -> str:
+    """Return the digest of all of a member that the results of a point depend on."""
+    member = members[point.member]
+    return shape_digest(member, ensemble.rate_keys) if point.what == RATE else member.fingerprint
 
 
 def measured_in(folder: Path) -> set[str]:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from hetctl.app.profile.rate_points import RatePoints
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.profile import MemberProfile, ProfilePoint
+from hetctl.model.rate_shapes import rate_config, shape_digest, shapes_of, some_of
 from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult
+from hetctl.perf.rate_prediction import nearest_config, predicted_profile
 from hetctl.perf.seen_rates import seen_overhead_s, seen_rates
 
+NAMED = 3
+"""Largest number of members that a warning about predicted rates names."""
 IMPORTED = "imported"
 """Framework, and site, of an ensemble that consists of a rate table only."""
 DAY_S = 86400
@@ -21,31 +27,41 @@ OLD_S = 90 * DAY_S
 """Age of a profile in seconds from which on there is a warning."""
 
 
-def member_profiles(catalog: Catalog, ensemble: Ensemble, site: Site) -> tuple[MemberProfile, ...]:
-    """Return the profiles of the members as they are now; points of other batch sizes are ignored."""
-    return profiles_at(catalog, ensemble, site.name)
+def member_profiles(
+    catalog: Catalog, ensemble: Ensemble, site: Site, *, predict: bool = False
+) -> tuple[MemberProfile, ...]:
+    """Return the profiles of the members as they are now, in their order; those without points have none.
+
+    Parameters
+    ----------
+    predict : bool
+        True to predict the rates of shapes without points from those of similar ones.
+    """
+    profiles = profiles_at(catalog, ensemble, site.name)
+    if not predict:
+        return profiles
+    every = [*profiles, *_predictions(ensemble, profiles, _trained(catalog, ensemble, site.name))]
+    order = {member.name: position for position, member in enumerate(ensemble.members)}
+    return tuple(sorted(every, key=lambda profile: order[profile.member]))
 
 
 def profiles_at(catalog: Catalog, ensemble: Ensemble, site: str) -> tuple[MemberProfile, ...]:
     """Return the profiles at the site of that name."""
-    points = catalog.points(ensemble.name, site)
-    by_member = {member.name: current_points(points, ensemble, member.name) for member in ensemble.members}
+    points = RatePoints(catalog.points(ensemble.name, site), ensemble)
     trained = _trained(catalog, ensemble, site)
-    found = (_profile(ensemble.member(name), own, trained[name]) for name, own in by_member.items() if own)
+    found = (
+        _profile(member, own, trained[member.name])
+        for member in ensemble.members
+        if (own := points.of(member.name))
+    )
     return tuple(
         replace(profile, samples_per_epoch=profile.samples_per_epoch or ensemble.samples_per_epoch)
         for profile in found
     )
 
 
-def current_points(points: Iterable[ProfilePoint], ensemble: Ensemble, member: str) -> list[ProfilePoint]:
-    """Return a member's points that were measured with its present network and batch size."""
-    fingerprint = ensemble.member(member).fingerprint
-    return [p for p in points if p.member == member and p.fingerprint == fingerprint]
-
-
 def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble, site: Site) -> set[tuple[str, int]]:
-    """Return (member, GPUs) of points whose member has changed, or whose machine differs from the newest.
+    """Return (member, GPUs) of points that hold for no member, or whose machine differs from the newest.
 
     A machine differs by its software, or by its type of GPU unless the site has both types.
     """
@@ -56,41 +72,86 @@ def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble, site: Site)
         return point.machine.gpu_type if point.machine.gpu_type in types else None
 
     newest = {own_type(point): point.machine for point in points}
-    current = {member.name: member.fingerprint for member in ensemble.members}
+    current = RatePoints(points, ensemble)
     return {
         (point.member, point.gpus)
         for point in points
-        if point.machine != newest[own_type(point)] or current.get(point.member) != point.fingerprint
+        if point.machine != newest[own_type(point)] or not current.is_current(point)
     }
 
 
-def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
-    """Return warnings about the profile that a plan would be made from."""
+def warnings_of(project: Project, ensemble: Ensemble, site: Site, *, predict: bool = False) -> list[str]:
+    """Return warnings about the profile that a plan would be made from.
+
+    Parameters
+    ----------
+    predict : bool
+        Same as in `member_profiles`.
+    """
     with project.reading() as catalog:
-        every = catalog.points(ensemble.name, site.name)
-    points = [p for member in ensemble.members for p in current_points(every, ensemble, member.name)]
+        points = RatePoints(catalog.points(ensemble.name, site.name), ensemble).every()
+        profiles = member_profiles(catalog, ensemble, site, predict=predict)
     old = {point.member for point in points if time.time() - point.measured_at > OLD_S}
     mixed = {member for member, _ in stale_points(points, ensemble, site)}
     reasons = {
         "was measured with other hardware or software than the rest": mixed,
         f"is older than {OLD_S // DAY_S} days": old,
     }
-    return [
+    doubts = [
         f"the profile of {', '.join(sorted(members))} {reason}; `hetctl profile --force` measures it again"
         for reason, members in reasons.items()
         if members
     ]
+    return [*doubts, *_named_predictions(profiles)]
+
+
+def _named_predictions(profiles: Iterable[MemberProfile]) -> list[str]:
+    """Return a line for each member from which rates are predicted."""
+    sources: dict[str, list[str]] = {}
+    for profile in profiles:
+        if profile.predicted_from:
+            sources.setdefault(profile.predicted_from, []).append(profile.member)
+    return [
+        f"the rates of {some_of(members, NAMED)} are predicted from those of {source};"
+        " `hetctl profile` measures them"
+        for source, members in sources.items()
+    ]
+
+
+def _predictions(
+    ensemble: Ensemble, profiles: Iterable[MemberProfile], trained: Mapping[str, Sequence[EpochResult]]
+) -> Iterator[MemberProfile]:
+    """Yield profiles for shapes without points that compare to one with points."""
+    known = {profile.member: profile for profile in profiles}
+    members = {member.name: member for member in ensemble.members}
+    shapes = shapes_of(ensemble)
+    configs = {shape.member: _counting(members[shape.member], ensemble) for shape in shapes}
+    measured = {name: config for name, config in configs.items() if name in known}
+    for shape in shapes:
+        if shape.member in known or (nearest := nearest_config(configs[shape.member], measured)) is None:
+            continue
+        for name in (shape.member, *shape.shared_by):
+            yield replace(
+                predicted_profile(name, known[nearest]),
+                seen_rates=seen_rates(trained[name], members[name].batch_size),
+                seen_overhead_s=seen_overhead_s(trained[name], members[name].batch_size),
+            )
+
+
+def _counting(member: Member, ensemble: Ensemble) -> dict[str, Any]:
+    """Return all values on which a member's rate depends."""
+    return {"config": rate_config(member, ensemble.rate_keys), "batch_size": member.batch_size}
 
 
 def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[EpochResult]]:
-    """Return the epochs of all runs at a site that trained the members as they are now, by time."""
+    """Return the epochs of all runs at a site that trained members of the same name and shape, by time."""
     found: dict[str, list[EpochResult]] = {member.name: [] for member in ensemble.members}
-    fingerprints = {member.name: member.fingerprint for member in ensemble.members}
+    shapes = {member.name: shape_digest(member, ensemble.rate_keys) for member in ensemble.members}
     for record in catalog.runs(ensemble.name):
         if record.spec.site.name == site:
             epochs = catalog.epochs(record.spec.run)
             for member in record.spec.ensemble.members:
-                if fingerprints.get(member.name) == member.fingerprint:
+                if shapes.get(member.name) == shape_digest(member, ensemble.rate_keys):
                     found[member.name] += epochs.get(member.name, ())
     return {name: sorted(epochs, key=lambda epoch: epoch.finished_at) for name, epochs in found.items()}
 

@@ -14,6 +14,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.profile import PreprocessPoint, ProfilePoint
+from hetctl.model.rate_shapes import RateShape, shapes_of
 from hetctl.model.site import Site
 
 
@@ -48,6 +49,8 @@ class ProfileOutcome:
     ----------
     measured, known : int
         Numbers of points measured now, and of points known before.
+    shapes : tuple of RateShape
+        Shapes of the ensemble, each with the member that is measured for it.
     """
 
     points: tuple[ProfilePoint, ...]
@@ -56,6 +59,7 @@ class ProfileOutcome:
     known: int
     failures: tuple[Failure, ...] = field(default=())
     under_way: tuple[JobUnderWay, ...] = field(default=())
+    shapes: tuple[RateShape, ...] = field(default=())
 
 
 def known_profile(project: Project, ensemble: Ensemble, site: Site) -> ProfileOutcome:
@@ -73,6 +77,7 @@ def known_profile(project: Project, ensemble: Ensemble, site: Site) -> ProfileOu
         measured=0,
         known=len(points),
         under_way=jobs_under_way(project, ensemble, site),
+        shapes=shapes_of(ensemble),
     )
 
 

@@ -8,13 +8,13 @@ from hetctl.app.plan.gpu_limits import refuse_wide_members
 from hetctl.app.profile.folder import measurements_in
 from hetctl.app.profile.follow import ProfileMonitor
 from hetctl.app.profile.jobs import JobGroup
-from hetctl.app.profile.known import current_points
 from hetctl.app.profile.outcome import ProfileOutcome
+from hetctl.app.profile.rate_points import RatePoints
 from hetctl.app.profile.session import ProfileCommand, ProfileSession, profiling
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
-from hetctl.model.ensemble import Member
 from hetctl.model.profile import ProfilePoint
+from hetctl.model.rate_shapes import RateShape, shapes_of
 from hetctl.model.site import Cluster
 from hetctl.perf.rate_extrapolation import largest_profile, profiled_gpus
 from hetctl.storage.profile_request import ProfileTarget
@@ -25,9 +25,9 @@ def profile(
 ) -> ProfileOutcome:
     """Measure the missing points of FLEET's profile (appendix B.3) and store them in the catalog.
 
-    First each member on 1 to M_b GPUs; then, if the rates on one GPU differ more than that, up to M_a.
-    Points that a job of an earlier command is measuring are left to that job. All measurements are kept,
-    also if this is interrupted. Errors are those of `profiling`.
+    One member of each shape is measured for all of them: first on 1 to M_b GPUs; then, if the rates on one
+    GPU differ more than that, up to M_a. Points that a job of an earlier command is measuring are left to
+    that job. All measurements are kept, also if this is interrupted. Errors are those of `profiling`.
 
     Raises
     ------
@@ -48,6 +48,7 @@ def profile(
             measured=session.measured,
             known=session.had,
             failures=tuple(session.failures),
+            shapes=shapes_of(command.ensemble),
         )
 
 
@@ -57,31 +58,31 @@ class _Rates:
     def __init__(self, command: ProfileCommand, catalog: Catalog) -> None:
         self._ensemble, self._site, self._gpus = command.ensemble, command.site, command.size.gpus
         self._catalog = catalog
+        self._shapes = shapes_of(command.ensemble)
 
     def known(self) -> Iterator[ProfileTarget]:
         """Yield the targets in the catalog."""
-        return (ProfileTarget(point.member, point.gpus) for point in self._current())
+        return (
+            ProfileTarget(name, point.gpus) for name, points in self._current().items() for point in points
+        )
 
     def targets(self, most_gpus: int) -> Iterator[ProfileTarget]:
-        """Yield the members on all numbers of GPUs of one type that they may have, up to `most_gpus`.
+        """Yield the first member of each shape on all numbers of GPUs of one type up to `most_gpus`.
 
-        A member that needs more than that, or than there are of one type, is measured on its least number or
-        on as many as there are.
+        A shape whose members need more than that, or than there are of one type, is measured on their least
+        number or on as many as there are.
         """
         available = min(self._gpus, self._site.gpus_of_one_type)
         return (
-            ProfileTarget(member.name, gpus)
-            for member in self._ensemble.members
-            for gpus in measured_counts(member, min(most_gpus, available), available)
+            ProfileTarget(shape.member, gpus)
+            for shape in self._shapes
+            for gpus in measured_counts(shape, min(most_gpus, available), available)
         )
 
     def most_gpus(self) -> int:
         """Return M_t = max(M_a, M_b)."""
-        fewest: dict[str, ProfilePoint] = {}
-        for point in self._current():
-            if point.gpus <= fewest.setdefault(point.member, point).gpus:
-                fewest[point.member] = point
-        single = [point.rate / point.gpus for point in fewest.values()]
+        fewest = [min(points, key=lambda point: point.gpus) for points in self._current().values() if points]
+        single = [point.rate / point.gpus for point in fewest]
         return largest_profile(single, self._site.gpus_per_node)
 
     def missing_cores(self, earlier: Sequence[JobGroup]) -> tuple[int, ...]:
@@ -91,26 +92,22 @@ class _Rates:
         known.update(cores for _, wanted in measurements_in(folders) for cores in wanted.preprocess_cores)
         return tuple(n for n in _powers_of_two(self._site.cores_per_node) if n not in known)
 
-    def _current(self) -> list[ProfilePoint]:
-        """Return the points in the catalog of the members as they are now."""
-        points = self._catalog.points(self._ensemble.name, self._site.name)
-        return [
-            point
-            for member in self._ensemble.members
-            for point in current_points(points, self._ensemble, member.name)
-        ]
+    def _current(self) -> dict[str, list[ProfilePoint]]:
+        """Return the points in the catalog that hold for the shapes, by the first member of each."""
+        points = RatePoints(self._catalog.points(self._ensemble.name, self._site.name), self._ensemble)
+        return {shape.member: points.of(shape.member) for shape in self._shapes}
 
 
-def measured_counts(member: Member, most: int, available: int) -> range:
-    """Return the numbers of GPUs on which a member is measured.
+def measured_counts(shape: RateShape, most: int, available: int) -> range:
+    """Return the numbers of GPUs on which the first member of a shape is measured.
 
     Parameters
     ----------
     most : int
         Largest number that is to be measured, out of those `available`.
     """
-    least = min(member.min_gpus, available)
-    return range(least, max(member.most_gpus(most), least) + 1)
+    least = min(shape.min_gpus, available)
+    return range(least, max(min(most, shape.max_gpus or most), least) + 1)
 
 
 def _powers_of_two(limit: int) -> list[int]:

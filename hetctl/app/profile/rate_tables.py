@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from hetctl.app.profile.known import IMPORTED, current_points
+from hetctl.app.profile.known import IMPORTED
+from hetctl.app.profile.rate_points import RatePoints
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.names import NAME_RULE, SAFE_NAME
@@ -77,7 +79,11 @@ def export_rates(project: Project, ensemble: Ensemble, site: Site, file: TextIO)
     """
     with project.reading() as catalog:
         points = catalog.points(ensemble.name, site.name)
-    known = [point for member in ensemble.members for point in current_points(points, ensemble, member.name)]
+    of_members = RatePoints(points, ensemble)
+    # A row for each member: a table is imported by the names of members, not by their shapes.
+    known = [
+        replace(p, member=member.name) for member in ensemble.members for p in of_members.of(member.name)
+    ]
     if not known:
         raise BadInputError(
             f"there is no profile of {ensemble.name} at site {site.name}", "run `hetctl profile` first"

@@ -95,6 +95,7 @@ ENSEMBLE: Mapping[str, ChangeRule] = {
     "partitions": _kept("the data lie on the nodes in so many"),
     "samples_per_epoch": _may("only predictions depend on it"),
     "balance": _kept("a run keeps how its batches are balanced"),
+    "rate_keys": _may("only profiling depends on them"),
 }
 MEMBERS = _kept("a run keeps its members")
 MEMBER: Mapping[str, ChangeRule] = {
@@ -109,6 +110,7 @@ MEMBER: Mapping[str, ChangeRule] = {
     "max_gpus": _may("it goes on from its checkpoint on any number of GPUs"),
     "layers": _may("only pipelines are planned with them"),
     "validation_batch_size": _may("metrics do not depend on it"),
+    "profile_as": _may("only profiling depends on it"),
 }
 STOP: Mapping[str, ChangeRule] = {
     "metric": _kept("its epochs were judged by it"),

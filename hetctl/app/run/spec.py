@@ -9,7 +9,6 @@ from pathlib import Path
 from hetctl.app.plan.hop_rules import refuse_without_hops
 from hetctl.app.plan.pipeline_problems import with_pipelines
 from hetctl.app.plan.planning import AUTO, PlanRequest, saved_or_new_plan, with_measurements
-from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import ended_by_files
@@ -132,7 +131,7 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunS
     site = request.plan.site
     return replace(
         _spec(project, run, request),
-        profiles=member_profiles(catalog, ensemble, site),
+        profiles=request.plan.profiles(catalog),
         preprocess=tuple(catalog.preprocess(ensemble.name, site.name)),
         replay=str(project.home.run(run).replay.resolve()) if request.replay else "",
     )

@@ -182,7 +182,7 @@ class PipelineTrainer(MemberTrainer):
             name: sum(scores[name] * count for scores, count in gathered) / total for name in gathered[0][0]
         }
 
-    def _end_epoch(self, metrics: Mapping[str, float]) -> None:
+    def _end_epoch(self, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
         self.stage.network.end_epoch()
 
     def _is_save_due(self) -> bool:

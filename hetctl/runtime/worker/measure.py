@@ -13,6 +13,7 @@ from pathlib import Path
 
 from hetctl.model.ensemble import Member
 from hetctl.model.profile import Hardware, ProfilePoint
+from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
@@ -99,6 +100,7 @@ def _measure_point(
         step_spread=times.spread,
         steps=steady.steps,
         slow_steps_s=times.outliers,
+        shape=shape_digest(member, measurements.ensemble.rate_keys),
     )
     return result, built
 

@@ -192,7 +192,7 @@ def test_only_missing_points_are_submitted_failed_ones_not_again(project):
 
 def test_points_that_a_job_lost_are_measured_by_a_new_one(project):
     leave_measuring(project)
-    members(project, quick=(1, "{}"), slow=(1, gated(project)), new=(1, "{}"))
+    members(project, quick=(1, "{}"), slow=(1, gated(project)), new=(1, "{units: 3}"))
     process = project.start("profile", "--json")
     assert "following it" in process.stderr.readline()
     for supervisor in set(alive("hetctl.cluster.batch.supervisor")) & set(alive(str(project.path))):
@@ -209,7 +209,7 @@ def test_points_that_a_job_lost_are_measured_by_a_new_one(project):
 def test_a_job_of_another_ensemble_is_left_alone(project):
     leave_measuring(project)
     text = (project.path / "ensemble.yaml").read_text()
-    text = text.replace("name: many", "name: other").replace(gated(project), "{}")
+    text = text.replace("name: many", "name: other").replace(gated(project), "{units: 3}")
     (project.path / "other.yaml").write_text(text)
     process = project.start("profile", "--ensemble", "other.yaml", "--json")
     wait_for(lambda: len(local_jobs(project)) == 2)

@@ -16,6 +16,7 @@ from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import Plan
 from hetctl.model.profile import Hardware, ProfilePoint
+from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.run import RunSpec
 from hetctl.model.site import NodeType, Queue, Site
 from hetctl.storage.paths import Home
@@ -109,6 +110,33 @@ def test_rates_that_runs_have_seen_since_the_profile_are_known(project: Project)
         a, b = member_profiles(catalog, ENSEMBLE, SITE)
     assert (a.rates, a.seen_rates, a.seen_overhead_s) == ({1: 100.0}, {"": {1: 80.0}}, 0.5)
     assert (b.seen_rates, b.seen_overhead_s) == ({}, None)
+
+
+def test_seen_rates_outlive_edits_of_the_learning_rate(project: Project) -> None:
+    keep(project, point(A, measured_at=1000.0, shape=shape_digest(A, ())))
+    with Catalog.open(project.home.catalog) as catalog:
+        trained(catalog, "run", SITE, A, 80.0, at=1100.0)
+        edited = replace(ENSEMBLE, members=(replace(A, config={"units": 1, "lr": 0.5}), B))
+        (a,) = member_profiles(catalog, edited, SITE)
+    assert a.seen_rates == {"": {1: 80.0}}
+
+
+def test_shapes_without_points_are_predicted_if_asked(project: Project) -> None:
+    near, far = Member("near", {"units": 3, "lr": 1}), Member("far", {"units": 3, "lr": 2})
+    strange = Member("strange", {"kind": "cnn"})
+    ensemble = replace(ENSEMBLE, members=(near, A, strange, B, far))
+    keep(project, point(A), replace(point(B), rate=70.0))
+    with Catalog.open(project.home.catalog) as catalog:
+        assert [profile.member for profile in member_profiles(catalog, ensemble, SITE)] == ["a", "b"]
+        trained(catalog, "run", SITE, near, 60.0, at=1100.0)
+        found = member_profiles(catalog, ensemble, SITE, predict=True)
+    assert [(profile.member, profile.predicted_from) for profile in found] == [
+        ("near", "b"), ("a", ""), ("b", ""), ("far", "b"),
+    ]  # fmt: skip
+    assert [profile.rates for profile in found] == [{1: 70.0}, {1: 100.0}, {1: 70.0}, {1: 70.0}]
+    assert [profile.seen_rates for profile in found] == [{"": {1: 60.0}}, {}, {}, {}]
+    (warning,) = warnings_of(project, ensemble, SITE, predict=True)
+    assert warning.startswith("the rates of near, far are predicted from those of b;")
 
 
 def test_a_newer_point_counts_more_than_earlier_seen_rates(project: Project) -> None:

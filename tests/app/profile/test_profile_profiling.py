@@ -12,8 +12,9 @@ from workbench import TIMEOUT_S, alive, wait_for
 from hetctl.app.profile.profiling import measured_counts
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
-from hetctl.model.ensemble import Member
+from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.profile import Hardware, ProfilePoint
+from hetctl.model.rate_shapes import shapes_of
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.profile_request import read_measurements
 
@@ -27,7 +28,7 @@ def project(tmp_path):
 
 
 def test_each_member_is_measured_on_as_many_gpus_as_it_may_have(project):
-    members(project, a=(1, "{}"), b=(2, "{}"))
+    members(project, a=(1, "{units: 1}"), b=(2, "{units: 2}"))
     done = project.hetctl("profile", "--json")
     assert (done.code, done.json["measured"], done.json["known"]) == (0, 3, 0)
     assert measured(project) == [("a", 1), ("b", 1), ("b", 2)]
@@ -45,11 +46,14 @@ def test_each_member_is_measured_on_as_many_gpus_as_it_may_have(project):
     ],
 )
 def test_no_number_is_measured_that_a_member_never_has(limits, most, available, counts):
-    assert list(measured_counts(Member("m", **limits), most, available)) == counts
+    (shape,) = shapes_of(
+        Ensemble("e", "pytorch", Functions("m:i", "m:m"), (Member("m", **limits),), "/nowhere")
+    )
+    assert list(measured_counts(shape, most, available)) == counts
 
 
 def test_jobs_of_spread_points_take_turns_on_one_machine(project):
-    members(project, a=(2, "{}"), b=(2, "{}"), c=(2, "{}"))
+    members(project, a=(2, "{units: 1}"), b=(2, "{units: 2}"), c=(2, "{units: 3}"))
     done = project.hetctl("profile", "--jobs", "2", "--json")
     assert (done.code, done.json["measured"]) == (0, 6)
     assert len(measured(project)) == 6
@@ -77,7 +81,7 @@ def test_more_jobs_than_the_site_lets_a_user_queue_are_refused(project):
 
 
 def test_known_points_are_measured_again_only_when_changed(project):
-    members(project, a=(1, "{}"), b=(1, "{}"))
+    members(project, a=(1, "{}"), b=(1, "{units: 2}"))
     project.hetctl("profile")
     again = project.hetctl("profile", "--json")
     assert (again.json["measured"], again.json["known"]) == (0, 2)
@@ -85,6 +89,29 @@ def test_known_points_are_measured_again_only_when_changed(project):
     changed = project.hetctl("profile", "--json")
     assert (changed.json["measured"], changed.json["known"]) == (1, 1)
     assert project.hetctl("profile", "--force", "--json").json["measured"] == 2
+
+
+def test_a_shape_is_measured_on_as_many_gpus_as_any_member_has(project):
+    members(project, a=(1, "{lr: 1}"), b=(2, "{lr: 2}"), c=(1, "{units: 2}"))
+    done = project.hetctl("profile", "--json")
+    assert (done.json["measured"], measured(project)) == (3, [("a", 1), ("a", 2), ("c", 1)])
+    members(project, z=(2, "{lr: 3}"), c=(1, "{units: 2}"))
+    again = project.hetctl("profile", "--json")
+    assert (again.json["measured"], again.json["known"], again.json["stale"]) == (0, 3, [])
+
+
+def test_earlier_points_of_members_count_until_remeasured(project):
+    members(project, a=(1, "{lr: 1}"), b=(1, "{lr: 2}"))
+    table = "member,gpus,rate,gpu_type\na,1,7.0,fake\nb,1,8.0,fake\n"
+    (project.path / "old.csv").write_text(table)
+    assert project.here("profile", "import", "old.csv").code == 0
+    assert project.hetctl("profile", "--json").json["measured"] == 0
+    assert project.here("profile", "export").stdout == table
+    assert project.hetctl("profile", "--force", "--json").json["measured"] == 1
+    assert (
+        project.here("profile", "export").stdout
+        == "member,gpus,rate,gpu_type\na,1,100.0,fake\nb,1,100.0,fake\n"
+    )
 
 
 def test_a_failing_member_stops_no_other_and_shows_its_log(project):
