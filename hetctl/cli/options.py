@@ -321,14 +321,16 @@ def plan_request(
     """Return the input of planning from the values of all shared options."""
     from hetctl.app.plan.job_request import JobSizeRequest, sizing
     from hetctl.app.plan.planning import PlanRequest
-    from hetctl.model.plan import HOPPER
+    from hetctl.model.plan import HOPPER, PIPELINE
     from hetctl.model.run import CACHED, NONE, Budget
 
     members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
     given.setdefault("balance", members.balance.mode)
     wanted = JobSizeRequest(gpus, time, queue)
-    sized = sizing(project, members, machine, wanted, budget or Budget(), predict_rates=predict_rates)
+    # Where pipelines are an option, members without a profile may fit no GPU, and have no rates to predict.
+    predict = predict_rates and mode not in (PIPELINE, "auto")
+    sized = sizing(project, members, machine, wanted, budget or Budget(), predict_rates=predict)
     shared = sharing or (NONE if mode == HOPPER else CACHED)
     request = PlanRequest(
         *(members, machine, sized.size, planner, given, explain, shared, mode), predict_rates=predict_rates
@@ -338,9 +340,9 @@ def plan_request(
 
 def warn(project: Project, request: PlanRequest) -> None:
     """Print warnings on stderr about the profile that a plan was made from."""
-    from hetctl.app.profile.known import warnings_of
+    from hetctl.app.plan.planning import warnings_about
 
-    for warning in warnings_of(project, request.ensemble, request.site, predict=request.predict_rates):
+    for warning in warnings_about(project, request):
         click.echo(f"warning: {warning}", err=True)
 
 

@@ -10,7 +10,8 @@ from dataclasses import replace
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile
-from hetctl.model.training_progress import Progress
+from hetctl.model.rate_shapes import shapes_of
+from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.model.workload import Workload
 from hetctl.perf.epochs_to_converge import Outlook
 from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
@@ -45,6 +46,7 @@ class Workloads:
         self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
         self._whole: dict[str, Workload] = {}
         self._left: dict[str, Workload] = {}
+        self._alike = _predicted_alike(ensemble, profiles)
 
     @property
     def left(self) -> Mapping[str, Workload]:
@@ -65,6 +67,8 @@ class Workloads:
         self._progress |= changed
         outdated = {*changed, *self._outlook.update(changed)}
         for name in changed:
+            outdated.update(mate for mate in self._alike.get(name, ()) if mate in self._progress)
+        for name in outdated.intersection(self._alike).union(changed):
             self._whole.pop(name, None)
         if outdated:
             self._left = self._with({name: self._workload(name) for name in outdated})
@@ -90,13 +94,32 @@ class Workloads:
             return None
         profile = self._profiles[name]
         if name not in self._whole:
-            self._whole[name] = _untrained(member, profile, progress, self._max_gpus, self._gpus_per_node)
+            epochs = progress.epochs or self._epochs_of_alike(name)
+            known = known_rates(profile, epochs, progress.batch_size or member.batch_size)
+            guessed = bool(profile.predicted_from) and not (epochs or profile.seen_rates)
+            self._whole[name] = _untrained(
+                member, known, self._max_gpus, self._gpus_per_node, guessed=guessed
+            )
         whole = self._whole[name]
         left, remarks = _samples_left(member, profile, progress, self._outlook.epochs.get(name))
         # For a member that was never restarted, the last restarts of other members are used.
         restarts_s = progress.restarts_s or self._restarts_s
         restart_s = statistics.median(restarts_s) if restarts_s else None
         return replace(whole, samples_left=left, notes=whole.notes + remarks, restart_s=restart_s)
+
+    def _epochs_of_alike(self, name: str) -> list[EpochResult]:
+        """Return the epochs of all members of a shape whose rates are predicted, by time."""
+        mates = (self._progress[mate] for mate in self._alike.get(name, ()) if mate in self._progress)
+        return sorted((e for mate in mates for e in mate.epochs), key=lambda epoch: epoch.finished_at)
+
+
+def _predicted_alike(ensemble: Ensemble, profiles: Mapping[str, MemberProfile]) -> dict[str, tuple[str, ...]]:
+    """Return the members of each shape whose rates are predicted, for each of them."""
+    if not any(profile.predicted_from for profile in profiles.values()):
+        return {}
+    groups = [(shape.member, *shape.shared_by) for shape in shapes_of(ensemble)]
+    predicted = {name for name, profile in profiles.items() if profile.predicted_from}
+    return {name: group for group in groups for name in predicted.intersection(group)}
 
 
 def active_workloads(
@@ -143,15 +166,13 @@ def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) ->
 
 
 def _untrained(
-    member: Member, profile: MemberProfile, progress: Progress, max_gpus: int, gpus_per_node: int
+    member: Member, profile: MemberProfile, max_gpus: int, gpus_per_node: int, *, guessed: bool
 ) -> Workload:
     """Return a member with the rates known so far, before its remaining work is determined."""
     # A job that is too small for a member counts as large enough: planners leave the member out there.
     limit = max(member.most_gpus(max_gpus), member.min_gpus)
-    seen = bool(profile.seen_rates)
-    profile = known_rates(profile, progress.epochs, progress.batch_size or member.batch_size)
     rates, notes = rate_curve(profile.rates, limit, gpus_per_node, member.min_gpus)
-    if profile.predicted_from and not (progress.epochs or seen):
+    if guessed:
         notes = (f"rates predicted from those of {profile.predicted_from}", *notes)
     return Workload(
         name=member.name,

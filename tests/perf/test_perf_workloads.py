@@ -130,6 +130,23 @@ def test_predicted_rates_are_corrected_by_the_first_epoch() -> None:
     assert (dict(workload.rates), workload.notes) == ({1: 5.0, 2: 9.0}, ())
 
 
+def test_an_epoch_corrects_predicted_rates_of_the_whole_shape() -> None:
+    alike = [Member(name, {"units": 1}) for name in "ab"]
+    whole = ensemble(*alike, Member("c", {"units": 2}), Member("d", {"units": 3}))
+    profiles = {name: profile(name, predicted_from="d" * (name != "d")) for name in "abcd"}
+    workloads = Workloads(whole, profiles, 2, 4)
+    now = {name: Progress(name) for name in "abcd"}
+    workloads.update(now)
+    now["b"] = Progress("b", (EpochResult(1, {}, 1.0, 1, 0.0, rate=5.0, batch_size=32),))
+    workloads.update({"b": now["b"]})
+    assert [workload.rates[2] for workload in workloads.left.values()] == [9.0, 9.0, 18.0, 18.0]
+    assert [bool(workload.notes) for workload in workloads.left.values()] == [False, False, True, False]
+    assert tuple(workloads.left.values()) == active_workloads(whole, profiles, now, 2, 4)
+    now["a"] = Progress("a", (EpochResult(1, {}, 1.0, 1, 1.0, rate=20.0, batch_size=32),))
+    workloads.update({"a": now["a"]})
+    assert [workload.rates[1] for workload in workloads.left.values()] == [20.0, 5.0, 10.0, 10.0]
+
+
 def test_a_profile_that_does_not_tell_the_work_is_refused() -> None:
     with pytest.raises(BadInputError, match="profile of a has neither samples"):
         active_workloads(ensemble(member("a")), {"a": profile("a", samples_per_epoch=None)}, {}, 4, 4)

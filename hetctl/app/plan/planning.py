@@ -17,7 +17,7 @@ from hetctl.app.plan.gpu_limits import refuse_wide_members
 from hetctl.app.plan.hop_rules import refuse_hops_by_launch, refuse_without_hops
 from hetctl.app.plan.mode_estimates import PlanContext
 from hetctl.app.plan.multi_mode_plan import plan_hopper, plan_modes, plan_pipelined
-from hetctl.app.profile.known import member_profiles
+from hetctl.app.profile.known import member_profiles, predictions_in, warnings_of
 from hetctl.app.profile.layer_profiling import current_layers
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
@@ -85,8 +85,17 @@ class PlanRequest:
     predict_rates: bool = False
 
     def profiles(self, catalog: Catalog) -> tuple[MemberProfile, ...]:
-        """Return the profiles of the members in a catalog, and those that are to be predicted."""
-        return member_profiles(catalog, self.ensemble, self.site, predict=self.predict_rates)
+        """Return the profiles of the members in a catalog, and those that are to be predicted.
+
+        Where pipelines are an option, a member that has layers but no profile is one that fits no GPU: it is
+        planned by its layers.
+        """
+        found = member_profiles(catalog, self.ensemble, self.site, predict=self.predict_rates)
+        if self.mode not in (AUTO, PIPELINE):
+            return found
+        by_layers = {member.name for member in self.ensemble.members if member.layers is not None}
+        by_layers.update(with_measurements(catalog, self).layers)
+        return tuple(p for p in found if not p.predicted_from or p.member not in by_layers)
 
     def __post_init__(self) -> None:
         """Raise BadInputError on an unknown planner or wrong option before any file is opened."""
@@ -124,6 +133,13 @@ def saved_or_new_plan(catalog: Catalog, request: PlanRequest) -> Plan:
     request = with_measurements(catalog, request)
     saved = catalog.latest_plan(request.ensemble.name, request.site.name)
     return saved if saved and saved.inputs == _digest(profiles, request) else _plan_from(profiles, request)
+
+
+def warnings_about(project: Project, request: PlanRequest) -> list[str]:
+    """Return warnings about the profiles that a plan is made from."""
+    with project.reading() as catalog:
+        predicted = predictions_in(request.profiles(catalog))
+    return [*warnings_of(project, request.ensemble, request.site), *predicted]
 
 
 def with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:

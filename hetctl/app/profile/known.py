@@ -80,33 +80,25 @@ def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble, site: Site)
     }
 
 
-def warnings_of(project: Project, ensemble: Ensemble, site: Site, *, predict: bool = False) -> list[str]:
-    """Return warnings about the profile that a plan would be made from.
-
-    Parameters
-    ----------
-    predict : bool
-        Same as in `member_profiles`.
-    """
+def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
+    """Return warnings about the measurements that a plan would be made from."""
     with project.reading() as catalog:
         points = RatePoints(catalog.points(ensemble.name, site.name), ensemble).every()
-        profiles = member_profiles(catalog, ensemble, site, predict=predict)
     old = {point.member for point in points if time.time() - point.measured_at > OLD_S}
     mixed = {member for member, _ in stale_points(points, ensemble, site)}
     reasons = {
         "was measured with other hardware or software than the rest": mixed,
         f"is older than {OLD_S // DAY_S} days": old,
     }
-    doubts = [
+    return [
         f"the profile of {', '.join(sorted(members))} {reason}; `hetctl profile --force` measures it again"
         for reason, members in reasons.items()
         if members
     ]
-    return [*doubts, *_named_predictions(profiles)]
 
 
-def _named_predictions(profiles: Iterable[MemberProfile]) -> list[str]:
-    """Return a line for each member from which rates are predicted."""
+def predictions_in(profiles: Iterable[MemberProfile]) -> list[str]:
+    """Return a warning for each member from which rates are predicted."""
     sources: dict[str, list[str]] = {}
     for profile in profiles:
         if profile.predicted_from:
@@ -130,11 +122,14 @@ def _predictions(
     for shape in shapes:
         if shape.member in known or (nearest := nearest_config(configs[shape.member], measured)) is None:
             continue
-        for name in (shape.member, *shape.shared_by):
+        names = (shape.member, *shape.shared_by)
+        of_any = sorted((e for name in names for e in trained[name]), key=lambda epoch: epoch.finished_at)
+        for name in names:
+            epochs, batch_size = trained[name] or of_any, members[name].batch_size
             yield replace(
                 predicted_profile(name, known[nearest]),
-                seen_rates=seen_rates(trained[name], members[name].batch_size),
-                seen_overhead_s=seen_overhead_s(trained[name], members[name].batch_size),
+                seen_rates=seen_rates(epochs, batch_size),
+                seen_overhead_s=seen_overhead_s(epochs, batch_size),
             )
 
 
