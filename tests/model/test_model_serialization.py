@@ -119,4 +119,6 @@ def test_an_ensemble_is_what_it_looks_like_in_json():
     ensemble = Ensemble("e", "tensorflow", Functions("a:b", "a:c"), (member,), "/x")
     encoded = encode(ensemble)
     assert encoded["members"][0]["config"] == {"units": 3}
-    assert encoded["functions"] == {"input_fn": "a:b", "model_fn": "a:c", "train_fn": None}
+    assert encoded["functions"] == {
+        "input_fn": "a:b", "model_fn": "a:c", "train_fn": None, "evaluate_fn": None,
+    }  # fmt: skip
