@@ -11,6 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from hetctl.app.command_members import refuse_commands
 from hetctl.model.ensemble import Ensemble, Partitions
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.partition_manifest import PART_FILE, PartFile
@@ -72,6 +73,7 @@ def partition_data(
     HetctlError
         If the process ends without an answer.
     """
+    refuse_commands(ensemble, "there is no input_fn whose data could be divided", "divide it yourself")
     parts = count or (ensemble.partitions.count if ensemble.partitions else 0)
     if not parts:
         raise BadInputError(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from hetctl.inputs.command_rules import command_problems
 from hetctl.inputs.ensemble_schema import EnsembleModel, PartitionsModel
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, count_members, members_of, points_of
@@ -18,7 +19,7 @@ from hetctl.inputs.shape_problems import shape_problems
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
 from hetctl.model.balance_settings import BalanceSettings
-from hetctl.model.ensemble import Ensemble, Functions, Member, Partitions
+from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitions
 
 
 def read_ensemble(path: Path) -> Ensemble:
@@ -37,6 +38,7 @@ def read_ensemble(path: Path) -> Ensemble:
     points = list(points_of(model))
     members = members_of(model, points, folder)
     problems = [
+        *command_problems(model, points, members),
         *_function_problems(model, folder),
         *_name_problems(points),
         *_stop_problems(points, members),
@@ -49,8 +51,8 @@ def read_ensemble(path: Path) -> Ensemble:
         raise source.refusal(problems)
     return Ensemble(
         name=model.name,
-        framework=model.framework,
-        functions=Functions(**model.functions.model_dump()),
+        framework=model.framework if model.functions else COMMAND,
+        functions=Functions(**model.functions.model_dump()) if model.functions else Functions("", ""),
         members=tuple(members),
         folder=str(folder),
         data=None if model.data is None else _located(model.data, folder),
@@ -73,7 +75,7 @@ def _located(data: str, folder: Path) -> str:
 
 
 def _function_problems(model: EnsembleModel, folder: Path) -> Iterator[tuple[Location, str]]:
-    for role, function in model.functions:
+    for role, function in model.functions or ():
         problem = _entry_point_problem(function, folder) if function is not None else None
         if problem is not None:
             yield ("functions", role), problem

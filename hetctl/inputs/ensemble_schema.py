@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
@@ -23,6 +24,10 @@ from hetctl.model.balance_settings import BALANCE_MODES, MANAGERS, PREDICTORS
 from hetctl.model.frameworks import FRAMEWORKS
 
 FUNCTION_RULE = "must be module:function"
+Value = str | int | float
+VariableName = Annotated[
+    str, Matching(r"[A-Za-z_][A-Za-z0-9_]*", "must be letters, digits and _, not starting with a digit")
+]
 FunctionName = Annotated[
     str, Matching(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*", FUNCTION_RULE)
 ]
@@ -45,6 +50,15 @@ def _rising(bounds: list[Any]) -> list[Any]:
     return bounds
 
 
+def _words(command: str | list[str]) -> str | list[str]:
+    """Split a command as a shell would; no shell is involved, so nothing else is expanded."""
+    words = shlex.split(command) if isinstance(command, str) else command
+    if not words or not words[0]:
+        raise ValueError("must name a program")
+    return words
+
+
+Command = Annotated[str | list[str], AfterValidator(_words)]
 Values = Annotated[list[Any], Field(min_length=1), AfterValidator(_distinct)]
 ConfigKey = Annotated[str, Field(min_length=1)]
 Config = Annotated[dict[str, Any], Field(description="Passed to model_fn and train_fn unchanged.")]
@@ -140,6 +154,15 @@ class Settings(Strict):
         default_factory=StopModel,
         description="Conditions under which a member has converged. Keys of a member override those of the "
         "ensemble; a member with its own metric does not inherit mode and target.",
+    )
+    command: Command | None = Field(
+        default=None,
+        description="Command that trains a member, in place of functions: text that is split into words, or"
+        " a list of words, with placeholders {key} for values of config.",
+    )
+    environment: dict[VariableName, Value] = Field(
+        default_factory=dict,
+        description="Variables of the command; those of a member are added to the ensemble's.",
     )
 
 
@@ -338,7 +361,9 @@ class EnsembleModel(Settings):
     framework: FrameworkName = Field(
         default="tensorflow", description="Framework in which the networks are built."
     )
-    functions: FunctionsModel = Field(description="The user's functions.")
+    functions: FunctionsModel | None = Field(
+        default=None, description="The user's functions; required unless all members have a command."
+    )
     data: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
         description="Argument of input_fn; a relative path is relative to the folder of the ensemble file.",

@@ -133,8 +133,14 @@ def _member(common: dict[str, Any], point: MemberEntry) -> Member:
     # The built-in hash of text differs from process to process.
     seed = zlib.crc32(f"{merged.pop('seed')}/{point.name}".encode())
     stop = _stop_rule(common["stop"], own.get("stop", {}))
+    variables = {**common["environment"], **own.get("environment", {})}
     del merged["gpus"]
-    settings = {**merged, **_gpu_limits(common, own)}
+    settings = {
+        **merged,
+        **_gpu_limits(common, own),
+        "command": tuple(merged["command"] or ()),
+        "environment": {name: str(value) for name, value in variables.items()},
+    }
     return Member(**{**settings, "name": point.name, "config": point.config, "seed": seed, "stop": stop})
 
 

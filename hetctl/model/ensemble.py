@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.model.balance_settings import BalanceSettings
+from hetctl.model.command_line import filled
 from hetctl.model.serialization import encode
 
+COMMAND = "command"
+"""Value of `Ensemble.framework` if all members are commands: hetctl imports no framework for them."""
 PARTITION = "{partition}"
 """Placeholder for the number of a part in a path."""
 RAISABLE = {
@@ -122,6 +125,10 @@ class Member:
         Samples per GPU and step of an evaluation; None: the batch size of training.
     profile_as : str or None
         Name of the member whose rates it has; None: those of its own shape.
+    command : tuple of str
+        Words of the command that trains it, with placeholders; empty: the ensemble's functions do.
+    environment : mapping of str to str
+        Variables of the command.
     """
 
     name: str
@@ -137,6 +144,8 @@ class Member:
     global_batch_size: int | None = None
     min_gpus: int = 1
     profile_as: str | None = None
+    command: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def most_gpus(self, gpus: int) -> int:
         """Return the number of GPUs that it may have, out of `gpus`: each needs a sample of every step."""
@@ -159,14 +168,15 @@ class Member:
         return -(-share // -(-share // self.batch_size))
 
     @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """Its `batch_size` and, if it has one, its `global_batch_size`."""
-        return tuple(size for size in (self.batch_size, self.global_batch_size) if size is not None)
-
-    @property
     def rescales(self) -> bool:
         """True if the learning rate follows the number of GPUs, as the global batch does."""
         return self.rescale_learning_rate and self.global_batch_size is None
+
+    @property
+    def command_line(self) -> tuple[str, ...]:
+        """Words of its command with its values in place of the placeholders."""
+        own = {"name": self.name, "seed": self.seed, "batch_size": self.batch_size}
+        return filled(self.command, {**self.config, **own})
 
     @property
     def rows_evaluated(self) -> int:
@@ -181,9 +191,15 @@ class Member:
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of the network and its batch sizes."""
+        """Return a digest of the network or its command, and its batch sizes."""
+        return self.digest_with(self.config)
+
+    def digest_with(self, config: Mapping[str, Any]) -> str:
+        """Return a digest of a config, and of all else that a measured rate depends on."""
+        sizes = [size for size in (self.batch_size, self.global_batch_size) if size is not None]
+        command = [self.command, encode(self.environment)] if self.command else []
         # Sorted keys: reordering the keys of `config` in the file must not make the measured rates stale.
-        text = json.dumps([encode(self.config), *self.batch_sizes], sort_keys=True)
+        text = json.dumps([encode(config), *sizes, *command], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -267,8 +283,12 @@ class Ensemble:
 
     Parameters
     ----------
+    framework : str
+        Name of the framework, or `COMMAND`.
+    functions : Functions
+        Functions of all members; their names are empty if the members are commands.
     folder : str
-        Absolute folder of the ensemble file, which also holds the modules of `functions`.
+        Absolute folder of the ensemble file, which also holds the modules of `functions`. Commands run there.
     data : str or None
         Argument of ``input_fn``.
     partitions : Partitions or None
@@ -291,6 +311,11 @@ class Ensemble:
     samples_per_epoch: int | None = None
     balance: BalanceSettings = field(default_factory=BalanceSettings)
     rate_keys: tuple[str, ...] = ()
+
+    @property
+    def preloaded(self) -> str | None:
+        """Framework that ranks import before they start; None for commands."""
+        return None if self.framework == COMMAND else self.framework
 
     @property
     def reads_partitions(self) -> bool:

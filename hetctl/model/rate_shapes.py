@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -60,9 +58,8 @@ def rate_config(member: Member, rate_keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def shape_digest(member: Member, rate_keys: tuple[str, ...]) -> str:
-    """Return a digest of a member's shape: of `rate_config` and its batch sizes."""
-    text = json.dumps([rate_config(member, rate_keys), *member.batch_sizes], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """Return a digest of a member's shape: its fingerprint with nothing but `rate_config` of its config."""
+    return member.digest_with(rate_config(member, rate_keys))
 
 
 def measured_members(ensemble: Ensemble) -> dict[str, Member]:

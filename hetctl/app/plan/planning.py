@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from hetctl import __version__
+from hetctl.app.command_members import refuse_modes_of_commands
 from hetctl.app.pipeline.measured import links_between
 from hetctl.app.plan.gpu_limits import refuse_wide_members
 from hetctl.app.plan.hop_rules import refuse_hops_by_launch, refuse_without_hops
@@ -183,6 +184,7 @@ def plan_from(
         If the site, the wall-clock limit or a member's `min_gpus` or `max_gpus` permit no plan.
     """
     site, size = request.site, request.size
+    refuse_modes_of_commands(request.ensemble, request.mode, request.sharing)
     if request.mode == HOPPER:
         refuse_without_hops(request.ensemble, site, request.sharing)
     options = options_from(request.options)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from hetctl.app.command_members import refuse_commands
 from hetctl.app.interruptions import Interruption, Interruptions
 from hetctl.app.profile.folder import Failure, failures_in, measured_in, measurements_in, wanted_of
 from hetctl.app.profile.follow import Attending, ProfileMonitor, leave
@@ -60,6 +61,11 @@ def profiling(
         After SIGINT, SIGTERM or SIGHUP.
     """
     _refuse_too_many(command.spread, command.site)
+    refuse_commands(
+        command.ensemble,
+        "hetctl cannot measure them",
+        "write their rates into a CSV file member,gpus,rate,samples and run `hetctl profile import FILE`",
+    )
     # Signals are kept from here on, so that none leaves a job without its record.
     with Interruptions() as interruptions, project.writing(create=True) as catalog:
         catalog.save_ensemble(command.ensemble)

@@ -111,6 +111,8 @@ MEMBER: Mapping[str, ChangeRule] = {
     "layers": _may("only pipelines are planned with them"),
     "validation_batch_size": _may("metrics do not depend on it"),
     "profile_as": _may("only profiling depends on it"),
+    "command": _kept("its checkpoints are those of such a command"),
+    "environment": _kept("its checkpoints are those of such a command"),
 }
 STOP: Mapping[str, ChangeRule] = {
     "metric": _kept("its epochs were judged by it"),

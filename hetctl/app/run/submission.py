@@ -137,7 +137,7 @@ def _steps_of(
     address, python = script.files.agents.address, spec.site.python or script.python
     placements = {allocation.member: allocation.placement for allocation in allocations}
     return tuple(
-        agents_step(spec.site, name, sets, address, spec.ensemble.framework, python)
+        agents_step(spec.site, name, sets, address, spec.ensemble.preloaded, python)
         for name, sets in sets_by_step(spec.site, nodes, round_prefix(0), placements).items()
     )
 

@@ -111,7 +111,18 @@ class RunView:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about the rates of all members."""
-        return rate_warnings(chain.from_iterable(self._wrong[name] for name in self._members))
+        wrong = rate_warnings(chain.from_iterable(self._wrong[name] for name in self._members))
+        return (*wrong, *blind_warnings(self._blind))
+
+    @property
+    def _blind(self) -> list[str]:
+        """Members whose commands have run without a report."""
+        return [
+            name
+            for name, member in self._members.items()
+            if member.command and not self.progress[name].epochs and not self.progress[name].failed
+            if any(step.ended_at for steps in self._state.steps_of(name).values() for step in steps)
+        ]
 
     @property
     def _begun(self) -> list[int]:
@@ -220,6 +231,16 @@ def rate_warnings(wrong: Iterable[str]) -> tuple[str, ...]:
     return (
         f"the plan's rates were off by more than {NOTEWORTHY:.0%}: {off}. Planners go by"
         " what is seen, in this run and in later ones; `hetctl profile --force` measures anew",
+    )
+
+
+def blind_warnings(blind: Sequence[str]) -> tuple[str, ...]:
+    """Return a warning about members whose commands report nothing; empty if there are none."""
+    if not blind:
+        return ()
+    return (
+        f"the command of {', '.join(blind)} reports nothing: no stop rule or rate sees its epochs."
+        " It counts as converged when it exits with 0; `hetctl.report` in the script reports epochs",
     )
 
 

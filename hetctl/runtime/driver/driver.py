@@ -112,7 +112,7 @@ class Driver:
         self._nodes = [node.name for node in nodes]
         self._returned: list[str] = []
         self._workers = WorkerPool(
-            *(self._spec.site, nodes, self._files.agents, self._spec.ensemble.framework),
+            *(self._spec.site, nodes, self._files.agents, self._spec.ensemble.preloaded),
             stages=stage_orders(self._spec.ensemble.partitions, self._nodes),
             store=store_order(self._spec),
         )

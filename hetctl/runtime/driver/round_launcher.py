@@ -26,7 +26,15 @@ from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.worker.context import InputShare
-from hetctl.runtime.worker.messages import STAGE, TRAIN, VISIT, TaskMessage, TrainingSpec, VisitSpec
+from hetctl.runtime.worker.messages import (
+    RUN_COMMAND,
+    STAGE,
+    TRAIN,
+    VISIT,
+    TaskMessage,
+    TrainingSpec,
+    VisitSpec,
+)
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
 from hetctl.storage.paths import JobFiles, RunFolder
@@ -147,7 +155,8 @@ class RoundLauncher:
             **({"pipeline": encode(allocation.pipeline)} if allocation.pipeline else {}),
         )
         training = replace(self._training(opened.index, allocation, member, shares), visit=visit)
-        kind = VISIT if visit else STAGE if allocation.pipeline else TRAIN
+        own = RUN_COMMAND if member.command else TRAIN
+        kind = VISIT if visit else STAGE if allocation.pipeline else own
         # Before the ranks start: what the file gets from now on is this round's.
         opened.expect_events_of(member.name)
         try:
@@ -181,6 +190,7 @@ class RoundLauncher:
             balance=balance,
             network=site.network,
             timeouts=site.timeouts,
+            grace_s=self.spec.grace_s,
         )
 
     def _first_batches(self, allocation: Allocation, member: Member) -> tuple[int, ...]:

@@ -21,6 +21,7 @@ from hetctl.storage.atomic_io import write_json
 from hetctl.storage.paths import RunFolder
 
 TRAIN, VISIT, STAGE, PROBE, ALL_REDUCE = "train", "visit", "stage", "probe", "all-reduce"
+RUN_COMMAND = "run-command"
 MEASURE, MEASURE_LAYERS, MEASURE_LINKS = "measure", "measure-layers", "measure-links"
 
 
@@ -156,6 +157,8 @@ class TrainingSpec:
         Settings of the site.
     visit : VisitSpec or None
         Visit for the kind `VISIT`; else None.
+    grace_s : float
+        Seconds from a stop to the end of the job; a command that is slow to stop is killed within them.
     """
 
     run: str
@@ -173,6 +176,7 @@ class TrainingSpec:
     network: NetworkInterfaces = ANY_INTERFACES
     timeouts: Timeouts = USUAL_TIMEOUTS
     visit: VisitSpec | None = None
+    grace_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -182,14 +186,14 @@ class TaskMessage:
     Parameters
     ----------
     kind : str
-        `TRAIN`, `VISIT`, `STAGE`, `PROBE` or `ALL_REDUCE`, or in profiling `MEASURE`, `MEASURE_LAYERS` or
-        `MEASURE_LINKS`.
+        `TRAIN`, `VISIT`, `STAGE`, `RUN_COMMAND`, `PROBE` or `ALL_REDUCE`, or in profiling `MEASURE`,
+        `MEASURE_LAYERS` or `MEASURE_LINKS`.
     folder : str
         Folder of the run or of the profiling job.
     name : str
         Name of the member or of the point; also that of event file and log.
     training : TrainingSpec or None
-        Specification for the kinds `TRAIN`, `VISIT` and `STAGE`; else None.
+        Specification for the kinds `TRAIN`, `VISIT`, `STAGE` and `RUN_COMMAND`; else None.
     gpu_type : str or None
         Type of the GPUs in profiling, if the site has several types; else None.
     """

@@ -23,6 +23,7 @@ from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.rank_logs import private_log
 from hetctl.runtime.stages.stage_training import train_stage
 from hetctl.runtime.transport import Connection
+from hetctl.runtime.worker.command_training import run_command
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError
 from hetctl.runtime.worker.hardware import reset_peak_memory
@@ -35,6 +36,7 @@ from hetctl.runtime.worker.messages import (
     MEASURE_LAYERS,
     MEASURE_LINKS,
     PROBE,
+    RUN_COMMAND,
     STAGE,
     TRAIN,
     VISIT,
@@ -58,13 +60,14 @@ WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     TRAIN: train,
     VISIT: visit,
     STAGE: train_stage,
+    RUN_COMMAND: run_command,
     MEASURE: measure,
     MEASURE_LAYERS: measure_layers,
     MEASURE_LINKS: measure_links,
     PROBE: report_node,
     ALL_REDUCE: time_all_reduce,
 }
-STOPPED_BY_SIGTERM = frozenset({TRAIN, VISIT, STAGE})
+STOPPED_BY_SIGTERM = frozenset({TRAIN, VISIT, STAGE, RUN_COMMAND})
 """Tasks that SIGTERM stops instead of ending the rank: with a checkpoint, or a visit without a trace."""
 
 

@@ -1,0 +1,28 @@
+"""Command of a member that is a script of the user's own, with placeholders for its hyper-parameters."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
+"""Name in braces; other braces, as in JSON, are text."""
+BUILT_IN = frozenset({"name", "seed", "batch_size"})
+"""Placeholders of all members; they take precedence over keys of a config."""
+
+
+def unknown_placeholders(command: Iterable[str], config: Mapping[str, Any]) -> list[str]:
+    """Return the placeholders of a command for which a config has no value, in their order."""
+    named = dict.fromkeys(name for word in command for name in PLACEHOLDER.findall(word))
+    return [name for name in named if name not in BUILT_IN and name not in config]
+
+
+def filled(command: Iterable[str], values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the words of a command with values in place of placeholders; those other than text as JSON."""
+    return tuple(PLACEHOLDER.sub(lambda found: _word(values[found[1]]), word) for word in command)
+
+
+def _word(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,200 @@
+"""The process of a member's command on one rank: its start, its reports, and its end."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from hetctl.model.errors import BadInputError
+from hetctl.model.script_variables import PROGRESS_VARIABLE, STOP_VARIABLE
+from hetctl.runtime.worker.script_reports import ReportLines
+from hetctl.storage.processes import die_with_parent
+
+KEPT_BYTES = 4096
+"""Bytes at the end of the standard error that are kept for the cause of a failure."""
+KEPT_LINES = 3
+PIPE_BYTES = 2**16
+"""Bytes that a pipe holds, as in pipe(7)."""
+LONGEST_CAUSE = 500
+TERMINATE_SHARE, KILL_SHARE = 0.4, 0.55
+"""Shares of the grace period, before those of the driver, which ends the rank."""
+GUARD = 'trap "" HUP INT TERM USR1; read _; kill -9 "-$1"'
+"""Shell program that kills a process group when its standard input is closed."""
+
+
+class CommandProcess:
+    """A command as a child of its rank, in a process group of its own that ends with the rank.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder in which it runs.
+    grace_s : float
+        Grace period in seconds, in shares of which the signals of a stop follow each other.
+
+    Raises
+    ------
+    BadInputError
+        If it cannot be started.
+    """
+
+    def __init__(
+        self, words: Sequence[str], folder: Path, environment: Mapping[str, str], grace_s: float
+    ) -> None:
+        self._grace_s = grace_s
+        self._reports, progress = os.pipe()
+        stop, self._stop = os.pipe()
+        errors, errors_end = os.pipe()
+        descriptors = {PROGRESS_VARIABLE: str(progress), STOP_VARIABLE: str(stop)}
+        try:
+            self._process = subprocess.Popen(
+                words,
+                cwd=folder,
+                env={**environment, **descriptors},
+                stdin=subprocess.DEVNULL,
+                stderr=errors_end,
+                pass_fds=(progress, stop),
+                start_new_session=True,
+                preexec_fn=_prepared(),
+            )
+        except OSError as error:
+            for descriptor in (self._reports, self._stop, errors):
+                os.close(descriptor)
+            raise BadInputError(
+                f"the program '{words[0]}' of the command cannot be started: {error.strerror}",
+                "correct `command` in the ensemble file, or the PATH of the job",
+            ) from None
+        finally:
+            for descriptor in (progress, stop, errors_end):
+                os.close(descriptor)
+        self._guard = _guard_of(self._process.pid)
+        self._errors = _ErrorTail(errors)
+        self._lines = ReportLines()
+        self._open = True
+        self._stopped_at: float | None = None
+        self._to_send = [(TERMINATE_SHARE, signal.SIGTERM), (KILL_SHARE, signal.SIGKILL)]
+
+    @property
+    def stopping(self) -> bool:
+        """True if it was told to stop."""
+        return self._stopped_at is not None
+
+    def reports(self, wait_s: float) -> Iterator[bytes]:
+        """Yield the lines that it has written to its descriptor for reports, within so many seconds."""
+        if not self._open:
+            time.sleep(wait_s)
+            return
+        # Twice, for its end: a command that writes without end must not keep the rank here.
+        for patience_s in (wait_s, 0.0):
+            if self._open and select.select([self._reports], [], [], patience_s)[0]:
+                data = os.read(self._reports, PIPE_BYTES)
+                self._open = bool(data)
+                # The end of the last line may be missing.
+                yield from self._lines.add(data or b"\n")
+
+    def stop(self) -> None:
+        """Tell it to write a checkpoint and exit; `press` follows this up."""
+        if self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+            os.close(self._stop)
+            # To it alone: a handler would also run in the processes that it has forked.
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGUSR1)
+
+    def press(self) -> None:
+        """Send SIGTERM and then SIGKILL to all of it, if it was told to stop long enough ago."""
+        if self._stopped_at is None:
+            return
+        since = time.monotonic() - self._stopped_at
+        while self._to_send and since > self._to_send[0][0] * self._grace_s:
+            _, number = self._to_send.pop(0)
+            print(f"the command was told to stop {since:.1f} s ago: {number.name}", flush=True)
+            self._signal(number)
+
+    def ended(self) -> int | None:
+        """Return its exit code, -n if signal n ended it; None if it runs.
+
+        It is left a zombie, so that its number, which is that of its group, stays its own until `close`.
+        """
+        found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def close(self) -> None:
+        """End all of it that still runs."""
+        self._signal(signal.SIGKILL)
+        assert self._guard.stdin
+        self._guard.stdin.close()
+        self._guard.wait()
+        self._process.wait()
+        self._errors.join()
+        os.close(self._reports)
+        if not self.stopping:
+            os.close(self._stop)
+
+    def last_errors(self) -> str:
+        """Return the last lines of its standard error, once it has ended; empty if it wrote none."""
+        self._signal(signal.SIGKILL)
+        self._errors.join()
+        return self._errors.last_lines()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+
+def _prepared() -> Callable[[], None]:
+    end_with_rank = die_with_parent(signal.SIGKILL)
+
+    def prepare() -> None:
+        end_with_rank()
+        # A command that has no handler is not ended by the signal, which it may not know.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+    return prepare
+
+
+def _guard_of(group: int) -> subprocess.Popen[bytes]:
+    """Start a process that ends a group if this one ends in whatever way: the kernel ends the child alone."""
+    return subprocess.Popen(
+        ["/bin/sh", "-c", GUARD, "guard", str(group)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+class _ErrorTail:
+    """Thread that copies a standard error into the log, and keeps its end."""
+
+    def __init__(self, source: int) -> None:
+        self._source, self._log = source, os.dup(2)
+        self._kept = b""
+        self._thread = threading.Thread(target=self._copy, name="errors", daemon=True)
+        self._thread.start()
+
+    def _copy(self) -> None:
+        while data := os.read(self._source, 2**16):
+            self._kept = (self._kept + data)[-KEPT_BYTES:]
+            # A full disk must not block the command.
+            with suppress(OSError):
+                os.write(self._log, data)
+        os.close(self._source)
+        os.close(self._log)
+
+    def join(self) -> None:
+        """Wait for the end of the errors; a process that has left the group may hold them open."""
+        self._thread.join(timeout=1.0)
+
+    def last_lines(self) -> str:
+        lines = [line.strip() for line in self._kept.decode(errors="replace").splitlines() if line.strip()]
+        return " / ".join(lines[-KEPT_LINES:])[-LONGEST_CAUSE:]

@@ -1,0 +1,148 @@
+"""Members that are commands: real scripts in real jobs on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+from workbench import TINY, alive, new_project
+
+from hetctl.storage.progress_fold import events_in
+
+RUN = "own-001"
+
+
+def project_of(folder, *words: str, script: str = "own_script.py", gpus: int = 1, rates: str = "", **stop):
+    rule = {"metric": "val_loss", "patience": 200, "max_epochs": 100, **stop}
+    command = json.dumps([sys.executable, script, *words])
+    ensemble = f"name: own\nstop: {json.dumps(rule)}\nmembers:\n"
+    ensemble += f"  - {{name: a, command: {command}, config: {{epochs: 4}}, max_gpus: {gpus}}}\n"
+    project = new_project(folder / "project", ensemble, environment={"HETCTL_SITE": "local"})
+    shutil.copy(TINY / script, project.path)
+    (project.path / "rates.csv").write_text(rates or "member,gpus,rate,samples\na,1,1000,100\n")
+    assert project.here("profile", "import", "rates.csv").code == 0
+    return project
+
+
+def submitted(project, *options: str):
+    return project.hetctl("submit", "--gpus", "1", "--wait", "--json", *options)
+
+
+def events(project, kind: str) -> list:
+    return [event.data for event in events_in(project.home.run(RUN)) if event.kind == kind]
+
+
+def log_of(project) -> str:
+    return project.home.run(RUN).log_of("a").read_text()
+
+
+def stopped_by(project) -> list[str]:
+    return [event["reason"] for event in events(project, "stopped")]
+
+
+def test_a_script_trains_to_its_end(tmp_path):
+    project = project_of(tmp_path, "--epochs", "{epochs}")
+    done = submitted(project)
+    assert (done.code, project.epochs(RUN)) == (0, {"a": [1, 2, 3, 4]}), done
+    (member,) = done.json["members"]
+    assert member["reason"] == "its command has ended with exit code 0"
+    assert member["best"] == 0.25
+    assert events(project, "epoch")[1]["rate"] > 0
+
+
+def test_the_stop_rule_ends_a_script(tmp_path):
+    project = project_of(tmp_path, "--epochs", "1000", "--epoch-s", "0.02", max_epochs=3)
+    done = submitted(project)
+    assert done.json["members"][0]["reason"] == "3 epochs done"
+    assert "stopped after" in log_of(project)
+
+
+def test_a_script_goes_on_in_the_next_job(tmp_path):
+    project = project_of(tmp_path, "--epochs", "10", "--epoch-s", "0.3")
+    done = submitted(project, "--time", "12s")
+    assert (done.code, project.epochs(RUN)) == (0, {"a": list(range(1, 11))}), done
+    assert len(done.json["jobs"]) > 1
+    assert set(stopped_by(project)) == {"deadline"}
+    assert "stopped after" in log_of(project)
+
+
+def test_a_blind_script_is_run_again_and_told_of(tmp_path):
+    project = project_of(tmp_path, "--epochs", "10", "--epoch-s", "0.3", "--harm", "blind")
+    done = submitted(project, "--time", "12s")
+    assert (done.code, project.epochs(RUN)) == (0, {}), done
+    assert len(done.json["jobs"]) > 1
+    assert "reports nothing" in project.here("status").stdout
+
+
+def test_a_script_that_does_not_stop_is_killed(tmp_path):
+    project = project_of(tmp_path, "--epochs", "10000", "--harm", "deaf", max_epochs=2)
+    done = submitted(project, "--time", "20s")
+    assert (done.code, done.json["members"][0]["reason"]) == (0, "2 epochs done"), done
+    assert [line.rpartition(" ")[2] for line in log_of(project).splitlines() if "told to stop" in line] == [
+        "SIGTERM",
+        "SIGKILL",
+        "(SIGKILL)",
+    ]
+    assert alive(str(project.path)) == []
+
+
+@pytest.mark.parametrize(("harm", "cause"), [("child", "SIGKILL"), ("rank", "killed by SIGKILL")])
+def test_a_killed_script_goes_on_from_its_checkpoint(tmp_path, harm, cause):
+    project = project_of(tmp_path, "--epochs", "4", "--harm", harm)
+    done = submitted(project)
+    assert (done.code, project.epochs(RUN)) == (0, {"a": [1, 2, 3, 4]}), done
+    first = next(e.data for e in project.driver_events(RUN) if e.kind == "step_ended")
+    assert first["fault"]
+    told = [event["error"] for event in events(project, "failed")] or [first["cause"]]
+    assert told[0].endswith(cause)
+    assert "start after 2 epochs" in log_of(project)
+    assert alive(str(project.path)) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "script", "cause"),
+    [
+        (["--harm", "fail"], "own_script.py", "ended with exit code 1: the data are not there"),
+        ([], "missing.py", "can't open file"),
+    ],
+)
+def test_a_failed_script_has_its_last_error_as_cause(tmp_path, words, script, cause):
+    project = project_of(tmp_path, *words)
+    file = project.path / "ensemble.yaml"
+    file.write_text(file.read_text().replace("own_script.py", script))
+    assert project.here("profile", "import", "rates.csv").code == 0
+    done = submitted(project, "--retries", "0")
+    assert done.code == 5
+    assert cause in done.json["members"][0]["reason"]
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path):
+    project = project_of(tmp_path)
+    file = project.path / "ensemble.yaml"
+    file.write_text(file.read_text().replace(sys.executable, "pyhton"))
+    assert project.here("profile", "import", "rates.csv").code == 0
+    done = submitted(project, "--retries", "0")
+    reason = done.json["members"][0]["reason"]
+    assert (done.code, "program 'pyhton' of the command cannot be started: No such" in reason) == (5, True)
+
+
+def test_garbage_among_the_reports_is_ignored(tmp_path):
+    project = project_of(tmp_path, "--epochs", "2", "--harm", "garbage")
+    assert submitted(project).code == 0
+    (ignored,) = events(project, "report_ignored")
+    assert ignored == {"line": "?[31m epoch one is done", "rule": "it is not JSON"}
+    assert "is ignored: it is not JSON: ?[31m epoch one" in log_of(project)
+    assert project.epochs(RUN) == {"a": [1, 2]}
+
+
+@pytest.mark.parametrize("mode", ["hopper", "pipeline", "auto"])
+def test_other_modes_refuse_commands(tmp_path, mode):
+    refused = project_of(tmp_path).here("plan", "--mode", mode, "--gpus", "1", "--json")
+    assert (refused.code, f"cannot train in mode {mode}" in refused.error["message"]) == (2, True)
+
+
+def test_profiling_refuses_commands(tmp_path):
+    refused = project_of(tmp_path).here("profile", "--json")
+    assert (refused.code, "profile import" in refused.error["hint"]) == (2, True)
