@@ -7,7 +7,7 @@ import shutil
 import sys
 
 import pytest
-from workbench import TINY, alive, new_project
+from workbench import TINY, alive, new_project, wait_for
 
 from hetctl.storage.progress_fold import events_in
 
@@ -135,6 +135,22 @@ def test_garbage_among_the_reports_is_ignored(tmp_path):
     assert ignored == {"line": "?[31m epoch one is done", "rule": "it is not JSON"}
     assert "is ignored: it is not JSON: ?[31m epoch one" in log_of(project)
     assert project.epochs(RUN) == {"a": [1, 2]}
+
+
+def test_ranks_of_a_script_go_on_in_another_number(tmp_path):
+    rates = "member,gpus,rate,samples\na,1,64,64\na,2,127,64\n"
+    project = project_of(tmp_path, "25", script="own_ddp.py", gpus=2, rates=rates)
+    assert project.here("submit", "--gpus", "2", "--planner", "static", "--json").code == 0
+    wait_for(lambda: project.epochs(RUN))
+    assert project.here("cancel", "--json").code == 0
+    wait_for(lambda: any(event.kind == "job_ended" for event in project.driver_events(RUN)))
+    then = submitted(project, "--planner", "static")
+    assert (then.code, project.epochs(RUN)) == (0, {"a": list(range(1, 26))}), then
+    ranks = [event["metrics"]["ranks"] for event in events(project, "epoch")]
+    assert ranks == sorted(ranks, reverse=True)
+    assert set(ranks) == {1.0, 2.0}
+    losses = [event["metrics"]["val_loss"] for event in events(project, "epoch")]
+    assert losses == sorted(losses, reverse=True)
 
 
 @pytest.mark.parametrize("mode", ["hopper", "pipeline", "auto"])

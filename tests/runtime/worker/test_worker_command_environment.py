@@ -1,0 +1,31 @@
+"""Variables of commands: places among ranks, and the GPUs that each sees."""
+
+from __future__ import annotations
+
+from hetctl.runtime.worker.command_environment import Meeting, RankDevice, rank_variables, visible_devices
+
+DEVICES = (RankDevice("n1", 2), RankDevice("n1", 3), RankDevice("n2", 0))
+
+
+def test_ranks_have_their_places_on_nodes():
+    second, third = (rank_variables(rank, DEVICES, Meeting("10.0.0.1", 4242, "ib0")) for rank in (1, 2))
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "HOROVOD_CROSS_SIZE")
+    assert [second[name] for name in names] == ["1", "3", "1", "2", "0", "2"]
+    assert [third[name] for name in names] == ["2", "3", "0", "1", "1", "2"]
+    assert (third["MASTER_ADDR"], third["MASTER_PORT"]) == ("10.0.0.1", "4242")
+    assert third["GLOO_SOCKET_IFNAME"] == "ib0"
+    assert "GLOO_SOCKET_IFNAME" not in rank_variables(0, DEVICES[:1], Meeting("127.0.0.1", 1, None))
+
+
+def test_the_gpu_of_a_local_rank_has_its_number():
+    assert visible_devices(1, DEVICES, {}) == {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert visible_devices(2, DEVICES, {}) == {"CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_devices_that_a_batch_system_has_given_are_kept():
+    given = {"ROCR_VISIBLE_DEVICES": "4,5,6,7"}
+    assert visible_devices(0, DEVICES, given) == {"ROCR_VISIBLE_DEVICES": "6,7"}
+
+
+def test_slots_see_no_device():
+    assert visible_devices(0, (RankDevice("n1", None),), {"CUDA_VISIBLE_DEVICES": "0"}) == {}
