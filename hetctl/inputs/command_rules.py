@@ -35,10 +35,15 @@ def command_problems(
         if key in model.model_fields_set:
             yield (key,), "does not go with members that are commands"
     for point, member in zip(points, members, strict=True):
-        own = "command" in point.settings.model_fields_set
-        where: Location = (*point.where, "command") if own else ("command",)
-        for name in unknown_placeholders(member.command, member.config):
-            likely = suggestion(name, {*member.config, *BUILT_IN})
-            yield where, f"the config of {point.name} has no '{name}' for the placeholder {{{name}}}{likely}"
-        if member.layers is not None:
-            yield (*point.where, "layers"), "does not go with members that are commands"
+        yield from _problems_of(point, member)
+
+
+def _problems_of(point: MemberEntry, member: Member) -> Iterator[tuple[Location, str]]:
+    own = "command" in point.settings.model_fields_set
+    where: Location = (*point.where, "command") if own else ("command",)
+    for name in unknown_placeholders(member.command, member.config):
+        likely = suggestion(name, {*member.config, *BUILT_IN})
+        yield where, f"the config of {point.name} has no '{name}' for the placeholder {{{name}}}{likely}"
+    for key in ("layers", "global_batch_size"):
+        if getattr(member, key) is not None:
+            yield (*point.where, key), "does not go with members that are commands"

@@ -206,7 +206,9 @@ def epochs_to_converge(curve: LossCurve, stop: StopRule) -> float:
 def _to_target(curve: LossCurve, target: float | None) -> float:
     if target is None or target <= curve.floor:
         return math.inf
-    return max((1 / (target - curve.floor) - curve.start) / curve.slope, 1.0)
+    # Unlike NumPy's, these numbers become infinite without a warning.
+    height, start, slope = map(float, (target - curve.floor, curve.start, curve.slope))
+    return max((1 / height - start) / slope, 1.0)
 
 
 def _to_standstill(curve: LossCurve, stop: StopRule) -> float:

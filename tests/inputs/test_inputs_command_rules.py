@@ -57,6 +57,7 @@ def test_another_command_has_other_rates(tmp_path):
         ("name: own\n", "name: own\ndata: x\n", ":2: data: does not go with"),
         ("command: python", "data: python", "members[0].command: is missing: all members"),
         ("lr: 1e-3}}", "lr: 1}, layers: l.csv}", ":5: members[0].layers: does not go with"),
+        ("lr: 1e-3}}", "lr: 1}, global_batch_size: 8}", "members[0].global_batch_size: does not go"),
         ("{THREADS: 4", "{4x: 4", "environment"),
     ],
 )
