@@ -148,13 +148,8 @@ def active_workloads(
 def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) -> None:
     missing = [m for m in active if m.name not in profiles or not usable_rates(profiles[m.name].rates)]
     if missing:
-        names = ", ".join(member.name for member in missing)
-        with_layers = any(member.layers for member in missing)
-        pipelines = "; `hetctl plan --mode auto` plans those that fit no GPU by their layers"
         raise BadInputError(
-            f"no profile of {names}",
-            "run hetctl profile, or plan and submit with --predict-rates if similar members were measured"
-            f"{pipelines * with_layers}",
+            f"no profile of {', '.join(member.name for member in missing)}", _ways_out(missing)
         )
     for member in active:
         profile = profiles[member.name]
@@ -163,6 +158,16 @@ def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) ->
                 f"the profile of {member.name} has neither samples nor samples_per_epoch",
                 hint="run hetctl profile, or import a rate table with a samples column",
             )
+
+
+def _ways_out(missing: list[Member]) -> str:
+    """Return what gives members without a profile their rates."""
+    if any(member.command for member in missing):
+        return "import their rates: hetctl profile import FILE"
+    with_layers = any(member.layers for member in missing)
+    pipelines = "; `hetctl plan --mode auto` plans those that fit no GPU by their layers"
+    similar = "run hetctl profile, or plan and submit with --predict-rates if similar members were measured"
+    return f"{similar}{pipelines * with_layers}"
 
 
 def _untrained(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,6 +118,13 @@ def test_all_members_without_a_profile_are_named() -> None:
     with pytest.raises(BadInputError, match="no profile of b, c") as caught:
         active_workloads(whole, {"a": profile("a"), "c": profile("c", rates={})}, {}, 4, 4)
     assert caught.value.hint.startswith("run hetctl profile, or plan and submit with --predict-rates")
+
+
+def test_rates_of_commands_are_imported() -> None:
+    command = replace(member("a"), command=("train",))
+    with pytest.raises(BadInputError) as caught:
+        active_workloads(ensemble(command), {}, {}, 4, 4)
+    assert caught.value.hint == "import their rates: hetctl profile import FILE"
 
 
 def test_predicted_rates_are_corrected_by_the_first_epoch() -> None:

@@ -64,7 +64,7 @@ def profiling(
     refuse_commands(
         command.ensemble,
         "hetctl cannot measure them",
-        "write their rates into a CSV file member,gpus,rate,samples and run `hetctl profile import FILE`",
+        "write their rates into a CSV file member,gpus,rate and run `hetctl profile import FILE`",
     )
     # Signals are kept from here on, so that none leaves a job without its record.
     with Interruptions() as interruptions, project.writing(create=True) as catalog:
