@@ -38,9 +38,9 @@ framework: tensorflow
 functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
 stop: {metric: val_accuracy, mode: max, patience: 50, max_epochs: 4}
 members:
-  - {name: a, max_gpus: 3, config: {}}
-  - {name: b, max_gpus: 1, config: {}}
-  - {name: c, max_gpus: 1, config: {}}
+  - {name: a, max_gpus: 3, config: {units: 1}}
+  - {name: b, max_gpus: 1, config: {units: 2}}
+  - {name: c, max_gpus: 1, config: {units: 3}}
 """
 EPOCHS = "{metric: val_accuracy, patience: 6, max_epochs: 40, expected_epochs: 19}"
 FEW_EPOCHS = "{metric: val_accuracy, patience: 2, max_epochs: 2}"
@@ -83,7 +83,7 @@ def test_a_profiling_job_left_measuring_is_followed_by_the_next(start_lsf, tmp_p
     cluster = start_lsf(hosts=HOSTS, launch_host="batch1")
     environment = {**cluster.environment(), "HETCTL_SITE": "lab"}
     slow = ENSEMBLE.replace(
-        "b, max_gpus: 1, config: {}", f"b, max_gpus: 1, config: {{gate: {tmp_path}/gate}}"
+        "b, max_gpus: 1, config: {units: 2}", f"b, max_gpus: 1, config: {{gate: {tmp_path}/gate}}"
     )
     python = python_without_training(tmp_path)
     project = new_project(tmp_path / "project", slow, python=python, environment=environment)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-import hetctl
+from hetctl import script
 from hetctl.model.script_variables import PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.runtime.worker.script_reports import (
     LONGEST_LINE,
@@ -30,21 +30,21 @@ print(*({"numpy", "yaml", "pydantic", "torch", "tensorflow", "click"} & set(sys.
 def test_what_a_script_reports_is_read_back(monkeypatch):
     source, target = os.pipe()
     monkeypatch.setenv(PROGRESS_VARIABLE, str(target))
-    hetctl.report(epoch=3, samples=100, val_loss=0.5)
+    script.report(epoch=3, samples=100, val_loss=0.5)
     os.close(target)
     with os.fdopen(source, "rb") as file:
         (line,) = file
     assert parse_report(line) == ScriptReport(3, {"val_loss": 0.5}, 100.0)
     # Nobody reads any more.
-    hetctl.report(epoch=4)
+    script.report(epoch=4)
 
 
 def test_a_closed_descriptor_tells_a_script_to_stop(monkeypatch):
     source, target = os.pipe()
     monkeypatch.setenv(STOP_VARIABLE, str(source))
-    assert not hetctl.should_stop()
+    assert not script.should_stop()
     os.close(target)
-    assert hetctl.should_stop()
+    assert script.should_stop()
     os.close(source)
 
 
