@@ -29,8 +29,9 @@ from hetctl.runtime.driver.hop_job import (
     HopJob,
     hop_core,
     newest_states,
+    next_number,
+    recorded_visits,
     store_order,
-    undone_visits,
 )
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.phased_core import PhasedCore
@@ -161,8 +162,10 @@ class Driver:
         assert self._hops is not None
         observer = self._observer(self._planner, options)
         left = observer.left(self._now_s())
-        states = newest_states(self._spec, left, undone_visits(self._folder))
-        number = self._hops.reconcile(states, self._members.epochs(left))
+        recorded = recorded_visits(self._folder)
+        states = newest_states(self._spec, left, recorded)
+        number = next_number(self._spec, left, recorded)
+        self._hops.reconcile(states, self._members.epochs(left), recorded)
         # Those whose last job ended in the middle of a data-parallel epoch go on with the next phase.
         fit = [name for name in left if not states[name].is_within_epoch]
         active = {member.name: member for member in self._members.as_they_are(fit)}

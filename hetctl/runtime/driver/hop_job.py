@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -193,8 +194,10 @@ class HopJob:
     def _report_plan(self, command: ReportPlan) -> None:
         self._write(DRIVER, "hop_plan", **encode(command))
 
-    def reconcile(self, states: Mapping[str, TrainingState], epochs: Mapping[str, int]) -> int:
-        """Make the log agree with the newest checkpoints; return the number of the next visit.
+    def reconcile(
+        self, states: Mapping[str, TrainingState], epochs: Mapping[str, int], recorded: RecordedVisits
+    ) -> None:
+        """Make the log agree with the checkpoints from which members continue.
 
         The last driver may have been killed between a checkpoint and its event, or before the checkpoint of
         a visit was written.
@@ -204,24 +207,12 @@ class HopJob:
         epochs : mapping of str to int
             Finished epochs by events.
         """
-        done: dict[str, set[int]] = {name: set() for name in states}
-        newest = max((state.visit for state in states.values()), default=-1)
-        for event in events_in(self._folder):
-            if event.kind in ("visit", "visit_lost"):
-                newest = max(newest, int(event.data["number"]))
-            if event.source not in done:
-                continue
-            if event.kind == "visit":
-                done[event.source].add(int(event.data["number"]))
-            elif event.kind == "visits_undone":
-                done[event.source].difference_update(event.data["numbers"])
         for name, state in states.items():
-            lost = sorted(number for number in done[name] if number > state.visit)
+            lost = sorted(number for number in recorded.of(name) if number > state.visit)
             if lost:
                 self._write(name, "visits_undone", numbers=lost, reason="no checkpoint has them")
             if len(state.epochs) > epochs[name]:
                 self._write(name, "epoch", **encode(state.epochs[-1]))
-        return newest + 1
 
     def _write(self, source: str, kind: str, **data: Any) -> None:
         def announce(length: int) -> None:
@@ -290,31 +281,60 @@ def store_order(spec: RunSpec) -> StoreOrder | None:
     return StoreOrder(spec.run, partitions.paths(), tuple(spec.site.network.control))
 
 
-def undone_visits(folder: RunFolder) -> dict[str, set[int]]:
-    """Return the numbers of the visits that were undone, by member: a node that was given up may save one."""
-    undone: defaultdict[str, set[int]] = defaultdict(set)
-    for event in events_in(folder):
-        if event.kind == "visits_undone":
-            undone[event.source].update(event.data["numbers"])
-    return undone
-
-
-def newest_states(
-    spec: RunSpec, members: Iterable[str], undone: Mapping[str, Set[int]]
-) -> dict[str, TrainingState]:
-    """Return the states of the members' newest checkpoints; that of a fresh network if there is none.
+@dataclass(frozen=True)
+class RecordedVisits:
+    """Visits that a run's events have, each of which counts.
 
     Parameters
     ----------
-    undone : mapping of str to set of int
-        Visits by member whose checkpoints are left out.
+    numbers : mapping of str to set of int
+        Their numbers, by member.
+    newest : int
+        Number of the newest visit, whether it counts or not; -1 if there was none.
+    """
+
+    numbers: Mapping[str, Set[int]]
+    newest: int
+
+    def of(self, member: str) -> Set[int]:
+        """Return the numbers of a member's visits."""
+        return self.numbers.get(member, frozenset())
+
+
+def recorded_visits(folder: RunFolder) -> RecordedVisits:
+    """Return the visits in the events of a run."""
+    numbers: defaultdict[str, set[int]] = defaultdict(set)
+    newest = -1
+    for event in events_in(folder):
+        if event.kind in ("visit", "visit_lost"):
+            newest = max(newest, int(event.data["number"]))
+        if event.kind == "visit":
+            numbers[event.source].add(int(event.data["number"]))
+        elif event.kind == "visits_undone":
+            numbers[event.source].difference_update(event.data["numbers"])
+    return RecordedVisits(numbers, newest)
+
+
+def newest_states(
+    spec: RunSpec, members: Iterable[str], recorded: RecordedVisits
+) -> dict[str, TrainingState]:
+    """Return the states of the newest checkpoints that the events have; that of a fresh network without one.
+
+    Others are left out. A node that was given up may save a visit that was undone, and a rank one that its
+    driver did not live to record; such a visit is repeated.
     """
     folders = {name: CheckpointFolder(checkpoint_folder(spec, name)) for name in members}
-    return {name: _newest(folder, undone.get(name, frozenset())) for name, folder in folders.items()}
+    return {name: _newest(folder, recorded.of(name)) for name, folder in folders.items()}
 
 
-def _newest(folder: CheckpointFolder, undone: Set[int]) -> TrainingState:
-    return folder.newest_state(lambda state: state.visit not in undone)
+def _newest(folder: CheckpointFolder, recorded: Set[int]) -> TrainingState:
+    return folder.newest_state(lambda state: state.visit < 0 or state.visit in recorded)
+
+
+def next_number(spec: RunSpec, members: Iterable[str], recorded: RecordedVisits) -> int:
+    """Return a number that no visit has, not even one that is in a checkpoint alone."""
+    folders = (CheckpointFolder(checkpoint_folder(spec, name)) for name in members)
+    return max((recorded.newest, *(folder.newest_visit() for folder in folders))) + 1
 
 
 def _progress(member: Member, state: TrainingState, partitions: int) -> HopProgress:

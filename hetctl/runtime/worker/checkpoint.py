@@ -243,6 +243,10 @@ class CheckpointFolder:
                     return manifest.state
         return TrainingState()
 
+    def newest_visit(self) -> int:
+        """Return the largest number of a visit in the checkpoints, valid or not; -1 if there is none."""
+        return max((_visit_in(path.stem) for path in self._manifests()), default=-1)
+
     def _manifests(self) -> list[Path]:
         # Numbers in the names have fixed widths, so the order of names is that of training.
         return sorted(self.path.glob("epoch-*.json"), key=lambda path: path.stem, reverse=True)
