@@ -170,7 +170,8 @@ def assert_equal_to_one_process(project, visits):
     path = f"{TESTS}:{project.path}:{TESTS.parent}"
     done = subprocess.run(
         [sys.executable, "-m", "hop_reference", *arguments],
-        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": path, "WITHOUT_PAUSES": "1"},
     )  # fmt: skip
     expected = json.loads(done.stdout.splitlines()[-1])
     assert last_states(project, RUN, expected) == expected
