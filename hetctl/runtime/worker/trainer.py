@@ -22,9 +22,9 @@ from hetctl.runtime.worker.step_clock import EpochClock
 MANAGER_STATE = "balance/manager"
 """Name of the state of the manager of batch sizes among a checkpoint's arrays."""
 VISITS = "visits/"
+"""Prefix of the names of the state of `SampleVisits`."""
 SCORES = "scores/"
 """Prefix of the sums from which a member that hops computes the metrics of an unfinished evaluation."""
-"""Prefix of the names of the state of `SampleVisits`."""
 
 
 @dataclass
