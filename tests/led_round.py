@@ -147,6 +147,7 @@ class LedRound:
         functions = Functions("rows:input_fn", "rows:input_fn")
         return Lineup(
             run="r",
+            run_key="r",
             index=0,
             ensemble=Ensemble("e", "none", functions, members, str(self.folder)),
             allocations=tuple(

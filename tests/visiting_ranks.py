@@ -136,6 +136,7 @@ class Visits:
         place = Placement(NODE, gpus)
         training = TrainingSpec(
             run=RUN,
+            run_key=RUN,
             round=0,
             ensemble=replace(self.ensemble, members=(member,)),
             allocation=Allocation(member.name, len(gpus), HOPPER, 100.0, (place,)),

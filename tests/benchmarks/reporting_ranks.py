@@ -93,7 +93,9 @@ def _srun_in(folder: Path) -> Iterator[None]:
 
 def _task(folder: Path, spec: RunSpec, index: int, allocation: Allocation) -> TaskMessage:
     alone = replace(spec.ensemble, members=(spec.ensemble.member(allocation.member),))
-    training = TrainingSpec(spec.run, index, alone, allocation, spec.checkpoints, time.time() + 3600, ())
+    training = TrainingSpec(
+        spec.run, spec.run, index, alone, allocation, spec.checkpoints, time.time() + 3600, ()
+    )
     return TaskMessage(TRAIN, str(folder), allocation.member, training)
 
 

@@ -120,7 +120,7 @@ class Agent:
         self._staging = Staging(self._welcome.node, stage) if stage else None
         self._bytes_staged = 0
         order = self._welcome.store
-        folder = state_folder(order.run, self._welcome.node) if order else ""
+        folder = state_folder(order.run_key, self._welcome.node) if order else ""
         self._store = StateStore(folder, order.control) if order else None
         # GPUs of ranks that are forked when the parts are there; None: they are there.
         self._to_start: list[int] | None = [] if stage else None

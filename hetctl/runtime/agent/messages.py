@@ -109,15 +109,15 @@ class StoreOrder:
 
     Parameters
     ----------
-    run : str
-        Name of the run.
+    run_key : str
+        Name of the run that no other run has, as of `run_key`.
     partitions : tuple of str
         Path of each partition, with variables of the node.
     control : tuple of str
         Patterns of the network interfaces over which states are copied; empty: any.
     """
 
-    run: str
+    run_key: str
     partitions: tuple[str, ...]
     control: tuple[str, ...] = ()
 

@@ -26,6 +26,8 @@ class Lineup:
 
     Parameters
     ----------
+    run_key : str
+        Name of the run that no other run has, as of `run_key`.
     index : int
         Index of the round.
     ensemble : Ensemble
@@ -41,6 +43,7 @@ class Lineup:
     """
 
     run: str
+    run_key: str
     index: int
     ensemble: Ensemble
     allocations: tuple[Allocation, ...]

@@ -75,7 +75,7 @@ def lead(lineup: Lineup) -> None:
         faulthandler.dump_traceback_later(lineup.timeouts.leaders_s, exit=True)
         world = _world(len(nodes))
         node = node_here(nodes, world.Get_rank())
-        folder = stack.enter_context(node_folder(folder_of(lineup.run, node)))
+        folder = stack.enter_context(node_folder(folder_of(lineup.run_key, node)))
         pool = PreprocessorPool(layout, preprocessors, folder, sample, timeouts=lineup.timeouts)
         exchange = _opened(world, pool, lockstep_on(lineup, node), len(source))
         faulthandler.cancel_dump_traceback_later()

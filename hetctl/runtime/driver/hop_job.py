@@ -42,6 +42,7 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.agent.messages import Fetched, StoreOrder
+from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.worker_pool import StoreReports, WorkerPool
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.worker.messages import StateSaved, VisitReport, VisitSpec
@@ -278,7 +279,9 @@ def store_order(spec: RunSpec) -> StoreOrder | None:
     partitions = spec.ensemble.partitions
     if HOPPER not in spec.phases or partitions is None:
         return None
-    return StoreOrder(spec.run, partitions.paths(), tuple(spec.site.network.control))
+    return StoreOrder(
+        run_key(spec.run, spec.checkpoints), partitions.paths(), tuple(spec.site.network.control)
+    )
 
 
 @dataclass(frozen=True)

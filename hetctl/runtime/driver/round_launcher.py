@@ -22,6 +22,7 @@ from hetctl.model.site import Site
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.data.lineup import Lineup, nodes_of, shares_of, write_lineup
+from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.runtime.driver.worker_pool import WorkerPool
@@ -125,6 +126,7 @@ class RoundLauncher:
     def _lineup(self, index: int, allocations: Sequence[Allocation], members: Sequence[Member]) -> Lineup:
         return Lineup(
             run=self.spec.run,
+            run_key=run_key(self.spec.run, self.spec.checkpoints),
             index=index,
             ensemble=replace(self.spec.ensemble, members=tuple(members)),
             allocations=tuple(allocations),
@@ -177,6 +179,7 @@ class RoundLauncher:
             allocation = replace(allocation, batch_sizes=self._first_batches(allocation, member))
         return TrainingSpec(
             run=self.spec.run,
+            run_key=run_key(self.spec.run, self.spec.checkpoints),
             round=index,
             ensemble=replace(self.spec.ensemble, members=(member,)),
             allocation=allocation,

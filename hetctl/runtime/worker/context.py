@@ -270,9 +270,9 @@ class WorkerContext:
         self.sign()
         return self.group
 
-    def open_hops(self, run: str, ensemble: Ensemble) -> HopResources:
+    def open_hops(self, run_key: str, ensemble: Ensemble) -> HopResources:
         """Return the resources of all visits; open them at the first call."""
-        self._hops = self._hops or self._open_hops(run, ensemble)
+        self._hops = self._hops or self._open_hops(run_key, ensemble)
         self.sign()
         return self._hops
 
@@ -370,7 +370,7 @@ class WorkerContext:
         assert self._code is not None
         return self._code
 
-    def _open_hops(self, run: str, ensemble: Ensemble) -> HopResources:
+    def _open_hops(self, run_key: str, ensemble: Ensemble) -> HopResources:
         assert ensemble.partitions is not None
         _, functions = self._load_code(ensemble)
         gc.collect()
@@ -378,7 +378,7 @@ class WorkerContext:
         saver = StateSaver(self._on_unsaved)
         limit_bytes = memory_for_partitions(self.binding.memory_bytes)
         resources = HopResources(
-            store=self._keep.enter_context(node_folder(state_folder(run, self.binding.node))),
+            store=self._keep.enter_context(node_folder(state_folder(run_key, self.binding.node))),
             partitions=OpenPartitions(ensemble.partitions, ensemble.data, functions.input_fn, limit_bytes),
             networks=KeptNetworks(NETWORKS_BYTES),
             saver=saver,

@@ -133,6 +133,8 @@ class TrainingSpec:
 
     Parameters
     ----------
+    run_key : str
+        Name of the run that no other run has, as of `run_key`.
     round : int
         Index of the round.
     ensemble : Ensemble
@@ -162,6 +164,7 @@ class TrainingSpec:
     """
 
     run: str
+    run_key: str
     round: int
     ensemble: Ensemble
     allocation: Allocation

@@ -136,7 +136,7 @@ def _report_migration(
 def sharing_of(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
     """Return how this process shares samples; later members may need more preprocessors than this one."""
     most = max(1, share.preprocessors or 0, spec.preprocessors)
-    return Sharing(spec.sharing, folder_of(spec.run, node), most, spec.timeouts)
+    return Sharing(spec.sharing, folder_of(spec.run_key, node), most, spec.timeouts)
 
 
 def stop_signal_of(context: WorkerContext, spec: TrainingSpec, assignment: Assignment) -> StopSignal:

@@ -90,7 +90,7 @@ def visit(assignment: Assignment, context: WorkerContext) -> None:
     spec = assignment.task.training
     assert spec is not None
     assert spec.visit is not None
-    resources = context.open_hops(spec.run, spec.ensemble)
+    resources = context.open_hops(spec.run_key, spec.ensemble)
     resources.saver.check()
     laps = Laps()
     group = context.join(assignment.place, spec.network, spec.timeouts)

@@ -24,6 +24,7 @@ def lineup(sharing, index=4, **how):
     members = tuple(Member(name, batch_size=size) for name, size in (("a", 16), ("b", 48), ("c", 96)))
     return Lineup(
         run="r",
+        run_key="r",
         index=index,
         ensemble=Ensemble("e", "pytorch", Functions("m:i", "m:m"), members, "/x"),
         allocations=tuple(Allocation(n, GPUS[n], DATA_PARALLEL, 100.0, p) for n, p in PLACES.items()),

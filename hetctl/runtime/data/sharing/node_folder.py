@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import tempfile
@@ -17,6 +18,7 @@ MEMORY = Path("/dev/shm")
 LEAST_FREE = 2**29
 """Bytes of free memory below which, as in many containers, the node's disk is used instead."""
 USERS = ".users"
+KEY_DIGITS = 12
 
 
 def _base(name: str) -> Path:
@@ -41,14 +43,27 @@ def _base(name: str) -> Path:
     return folder
 
 
-def folder_of(run: str, node: str) -> str:
+def run_key(run: str, checkpoints: str) -> str:
+    """Return a name for a run that differs from those of all other runs of this user.
+
+    Projects may have runs of one name, whose trainers may meet on a node.
+
+    Parameters
+    ----------
+    checkpoints : str
+        Folder of the project's checkpoints.
+    """
+    return f"{run}-{hashlib.sha256(checkpoints.encode()).hexdigest()[:KEY_DIGITS]}"
+
+
+def folder_of(run_key: str, node: str) -> str:
     """Return the name of the folder that the trainers of a run share on a node."""
-    return f"{run}-{node}"
+    return f"{run_key}-{node}"
 
 
-def state_folder(run: str, node: str) -> str:
+def state_folder(run_key: str, node: str) -> str:
     """Return the name of the folder in which a node stores the states of members that hop."""
-    return f"{run}-{node}-states"
+    return f"{run_key}-{node}-states"
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import pytest
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.sharing import node_folder as module
-from hetctl.runtime.data.sharing.node_folder import node_folder
+from hetctl.runtime.data.sharing.node_folder import folder_of, node_folder, run_key, state_folder
 
 USER = """
 import sys
@@ -47,6 +47,15 @@ def user(memory):
     for process in started:
         process.kill()
         process.communicate()
+
+
+def test_runs_of_one_name_in_two_projects_share_no_folder(memory, user):
+    first, second = (run_key("main", f"/scratch/{project}/checkpoints") for project in ("a", "b"))
+    assert run_key("main", "/scratch/a/checkpoints") == first
+    user(state_folder(first, "n1"))
+    with node_folder(state_folder(second, "n1")), node_folder(folder_of(second, "n1")):
+        assert len(list(memory.glob("hetctl-*/main-*"))) == 3
+    assert [folder.name for folder in memory.glob("hetctl-*/*")] == [state_folder(first, "n1")]
 
 
 def test_the_last_to_leave_removes_the_folder(memory, user):
