@@ -1,19 +1,26 @@
-"""Gradients of three ranks with 7, 2 and no samples against those of one with 9, in users' own loops."""
+"""Gradients of a group against those of one rank with all samples, in users' own loops."""
 
 from __future__ import annotations
 
+import copy
 import json
+from functools import partial
 
 import ranks
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.frameworks.torch_ranks import Averaging, average, make_equal
+from hetctl.model.errors import BadInputError
+from hetctl.runtime.frameworks import load_framework, torch_averaging
+from hetctl.runtime.frameworks.torch_averaging import Averaging
+from hetctl.runtime.frameworks.torch_ranks import average, make_equal
 from hetctl.runtime.worker.group import join_group
 
 ROWS = ((0, 7), (7, 9), (9, 9))
+"""Samples of three ranks: 7, 2 and none."""
+STEPS = 3
 
 
 class Net(nn.Module):
@@ -21,7 +28,7 @@ class Net(nn.Module):
         super().__init__()
         self.words = nn.Embedding(5, 4, sparse=True)
         self.hidden, self.out = nn.Linear(4, 6), nn.Linear(6, 2)
-        self.unused = nn.Linear(2, 2)
+        self.unused, self.square = nn.Linear(2, 2), nn.Linear(4, 4)
         self.of_row_0, self.of_no_row = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
 
     def forward(self, x):
@@ -67,21 +74,43 @@ def unfrozen_later(net, optimizer, x, y, share):
     optimizer.step()
 
 
+def checkpointed(net, optimizer, x, y, share):
+    """Use a layer in two stretches that are computed again for their gradients, in passes within the pass."""
+    stretch = partial(checkpoint, lambda rows: torch.tanh(net.square(rows)), use_reentrant=True)
+    rows = share(x).requires_grad_()
+    nn.functional.mse_loss(stretch(stretch(rows))[:, :2] * net.of_row_0, share(y)).backward()
+    optimizer.step()
+
+
+def grown(net, optimizer, x, y, share):
+    """Train parameters that the optimizer was given later."""
+    loss(net, share(x), share(y)).backward()
+    optimizer.step()
+    if not hasattr(net, "late"):
+        net.late = nn.Parameter(torch.ones(2, dtype=x.dtype))
+        optimizer.add_param_group({"params": [net.late]})
+    optimizer.zero_grad()
+    nn.functional.mse_loss(net(share(x)) * net.late, share(y)).backward()
+    optimizer.step()
+
+
 def share_of(first, last):
     """Return a function that takes a rank's rows; without rows, it gives one that must not count."""
     return lambda values: values[first:last] if last > first else torch.full_like(values[:1], 9)
 
 
 def differences(way, first, last, x, y):
-    """Train one step as one rank and as part of a group; return the largest difference of their weights."""
+    """Train as one rank and as part of a group; return the largest difference of their weights."""
     alone, net = (Net().double() if way is by_hand else Net() for _ in range(2))
     x, y = (x.double(), y.double()) if way is by_hand else (x.float(), y.float())
     net.load_state_dict(alone.state_dict())
-    way(alone, torch.optim.SGD(alone.parameters(), lr=0.1), x, y, lambda values: values)
-    rule = torch.optim.SGD(net.parameters(), lr=0.1)
-    averaging = Averaging(rule)
-    averaging.weight = (last - first) / 9
-    way(net, rule, x, y, share_of(first, last))
+    rules = [torch.optim.SGD(each.parameters(), lr=0.1) for each in (alone, net)]
+    Averaging(rules[1]).expect((last - first) / 9, ends_step=True)
+    for _ in range(STEPS):
+        for rule in rules:
+            rule.zero_grad()
+        way(alone, rules[0], x, y, lambda values: values)
+        way(net, rules[1], x, y, share_of(first, last))
     pairs = zip(alone.parameters(), net.parameters(), strict=True)
     return {
         way.__name__: max(float((a - b).detach().abs().max()) for a, b in pairs),
@@ -99,14 +128,64 @@ def statistics(rank):
 
 def compare(rank, folder):
     """Write the differences of each way of training, and statistics of the group."""
-    place, announce = ranks.place_in(folder, rank, len(ROWS))
-    group = join_group(place, load_framework("pytorch"), announce)
+    group = joined(rank, folder, len(ROWS))
+    torch_averaging.FIRST_BUCKET_BYTES = torch_averaging.BUCKET_BYTES = 40
     torch.manual_seed(0)
     x, y = torch.randn(9, 4).clamp(-2, 2), torch.randn(9, 2)
     x[0, 0] = 3
     results = {}
-    for way in (clipped, accumulated, by_hand, unfrozen_later):
+    for way in (clipped, accumulated, by_hand, unfrozen_later, checkpointed, grown):
         results |= differences(way, *ROWS[rank], x, y)
     results["statistics"] = statistics(rank)
     (folder / f"{rank}.json").write_text(json.dumps(results))
     group.leave()
+
+
+def blocking(net, weight):
+    """Average all gradients at once, after the backward pass."""
+    message = torch.cat([parameter.grad.reshape(-1) for parameter in net.parameters()]) * weight
+    dist.all_reduce(message)
+    for parameter in net.parameters():
+        parameter.grad, message = (
+            message[: parameter.numel()].view_as(parameter),
+            message[parameter.numel() :],
+        )
+
+
+def overlap(rank, folder):
+    """Write whether two ranks train as with one average after each pass, and what they sent before."""
+    group = joined(rank, folder, 2)
+    torch.manual_seed(0)
+    net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(300, 300), nn.Tanh())))
+    plain = copy.deepcopy(net)
+    rules = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (net, plain)]
+    torch_averaging.FIRST_BUCKET_BYTES, torch_averaging.BUCKET_BYTES = 2**10, 2**18
+    averaging, weight = Averaging(rules[0]), (0.75, 0.25)[rank]
+    averaging.expect(weight, ends_step=True)
+    sent = []
+    net[0].bias.register_post_accumulate_grad_hook(lambda _: sent.append(len(averaging._average._sent)))
+    for x in torch.randn(STEPS, 2, 8, 300)[:, rank]:
+        for each, rule in zip((net, plain), rules, strict=True):
+            rule.zero_grad()
+            each(x).square().mean().backward()
+            if each is plain:
+                blocking(plain, weight)
+            rule.step()
+    pairs = zip(net.parameters(), plain.parameters(), strict=True)
+    results = {"equal": all(torch.equal(a, b) for a, b in pairs), "sent": [*sent], "error": error_of(net)}
+    (folder / f"{rank}.json").write_text(json.dumps(results))
+    group.leave()
+
+
+def error_of(net):
+    """Return the error of a pass that computes gradients again which were sent."""
+    stretch = partial(checkpoint, net[:2], use_reentrant=True)
+    try:
+        net[2:](stretch(stretch(torch.zeros(1, 300, requires_grad=True)))).sum().backward()
+    except BadInputError as error:
+        return error.message
+
+
+def joined(rank, folder, size):
+    place, announce = ranks.place_in(folder, rank, size)
+    return join_group(place, load_framework("pytorch"), announce)

@@ -18,6 +18,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.torch_accumulation import Accumulation
+from hetctl.runtime.frameworks.torch_averaging import Averaging
 from hetctl.runtime.frameworks.torch_chain import TorchChain
 from hetctl.runtime.frameworks.torch_padding import (
     accept_lone_samples,
@@ -26,7 +27,7 @@ from hetctl.runtime.frameworks.torch_padding import (
     is_compiled,
 )
 from hetctl.runtime.frameworks.torch_parts import Parts, Score, make_parameters, parts_of
-from hetctl.runtime.frameworks.torch_ranks import Averaging, add_up, average, gather, make_equal, meet
+from hetctl.runtime.frameworks.torch_ranks import add_up, average, gather, make_equal, meet
 from hetctl.runtime.frameworks.torch_rate import RateFactor
 from hetctl.runtime.frameworks.torch_state import (
     generators,
@@ -79,14 +80,12 @@ class TorchNetwork:
         self._averaging: Averaging | None = None
         self._accumulation: Accumulation | None = None
         self.timer: StepTimer | None = None
-        accumulates = member.micro_batch_size is not None
+        if member.micro_batch_size is not None:
+            self._accumulation = Accumulation(self._optimizer, averaged=group.size > 1)
         if group.size > 1:
             make_equal([*self._model.parameters(), *self._model.buffers()])
-            self._averaging = Averaging(self._optimizer, hooked=not accumulates)
+            self._averaging = Averaging(self._optimizer, self._accumulation)
             self.timer = self._averaging.timer
-        if accumulates:
-            average = self._averaging.average_all if self._averaging else lambda: None
-            self._accumulation = Accumulation(self._optimizer, average)
 
     def train(self, batches: Batches) -> float:
         """Run ``train_fn``; advance the scheduler if the epoch is done."""
@@ -201,8 +200,8 @@ class TorchNetwork:
                 self._samples = samples
             if self._accumulation is not None:
                 self._accumulation.expect(batches.weight, ends_step=batches.ends_step)
-            elif self._averaging is not None:
-                self._averaging.weight = batches.weight
+            if self._averaging is not None:
+                self._averaging.expect(batches.weight, ends_step=batches.ends_step)
             if self._context is not None:
                 self._context.step += 1
                 self._accumulates = True

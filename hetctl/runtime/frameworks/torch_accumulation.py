@@ -48,13 +48,13 @@ class Accumulation:
 
     Parameters
     ----------
-    average : callable
-        Function that adds up the gradients of all ranks.
+    averaged : bool
+        True if an average of the ranks' gradients calls `finish`; False: there is one rank.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, average: Callable[[], None]) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, *, averaged: bool) -> None:
         self._optimizer = optimizer
-        self._average = average
+        self._averaged = averaged
         self._weight = 1.0
         self._ends_step = True
         self._taken = False
@@ -71,6 +71,19 @@ class Accumulation:
         """Note the next batch: its share in the samples of the step, and whether it is this rank's last."""
         self._weight, self._ends_step, self._taken = weight, ends_step, False
 
+    def finish(self, parameter: torch.Tensor) -> None:
+        """Set a parameter's gradient to that of the whole step; call it once after the last batch."""
+        self._add(parameter)
+        parameter.grad = self._totals.pop(parameter, None)
+
+    def _add(self, parameter: torch.Tensor) -> None:
+        """Add the gradient of a batch to that of the step."""
+        # A rank without samples runs its example batch only to take part: its gradients must not count.
+        if parameter.grad is not None and self._weight:
+            with torch.no_grad():
+                part, total = parameter.grad * self._weight, self._totals.get(parameter)
+                self._totals[parameter] = part if total is None else total + part
+
     def _after_backward(self) -> None:
         if self._taken:
             raise BadInputError(
@@ -80,21 +93,12 @@ class Accumulation:
         self._take()
 
     def _take(self) -> None:
-        """Add the gradients of a batch to those of the step; after the last one, set them to the sum."""
+        """Take the gradients of a batch."""
         self._taken = True
-        parameters = parameters_of(self._optimizer)
-        with torch.no_grad():
-            for parameter in parameters:
-                # A rank without samples runs its example batch only to take part: its gradients must not
-                # count.
-                if parameter.grad is not None and self._weight:
-                    part, total = parameter.grad * self._weight, self._totals.get(parameter)
-                    self._totals[parameter] = part if total is None else total + part
-        if self._ends_step:
-            for parameter in parameters:
-                parameter.grad = self._totals.get(parameter)
-            self._totals.clear()
-            self._average()
+        if self._ends_step and self._averaged:
+            return
+        for parameter in parameters_of(self._optimizer):
+            (self.finish if self._ends_step else self._add)(parameter)
 
     def _at_the_end(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Return the optimizer's step, taken after the last batch only."""

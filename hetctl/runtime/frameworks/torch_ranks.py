@@ -1,4 +1,4 @@
-"""Operations of the ranks of a PyTorch group: connection, and averages of gradients and statistics."""
+"""Operations of the ranks of a PyTorch group: connection, averages of statistics, times of steps."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from hetctl.runtime.frameworks.torch_accumulation import at_end_of_backward, parameters_of
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import WiredGroup
-from hetctl.runtime.worker.step_clock import HostStepTimer
 
 MS_PER_S = 1000.0
 
@@ -72,73 +70,6 @@ def gather(value: Any) -> list[Any]:
     return values
 
 
-class Averaging:
-    """Average of an optimizer's gradients over the ranks at the end of every backward pass.
-
-    Clipping and loss scaling, which come between the backward pass and the step, therefore see the gradients
-    of the whole batch on every rank. Averaging an average again does not change it: gradients may be
-    accumulated over several passes.
-
-    Parameters
-    ----------
-    hooked : bool
-        True if it averages by itself; False: only when `average_all` is called.
-
-    Attributes
-    ----------
-    weight : float
-        Share of this rank in the batch of the whole group, |B_i| / X of LB-BSP, Equation 7; the shares of
-        all ranks add up to 1.
-    timer : HostStepTimer or CudaStepTimer
-        Timer of the steps, which ends where the average begins.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer, *, hooked: bool = True) -> None:
-        self.weight = 1.0 / dist.get_world_size() if hooked else 1.0
-        self.timer = CudaStepTimer() if torch.cuda.is_available() else HostStepTimer()
-        self._optimizer = optimizer
-        self._averaged = False
-        if hooked:
-            at_end_of_backward(parameters_of(optimizer), self.average_all)
-            optimizer.register_step_pre_hook(self._before_step)
-            optimizer.register_step_post_hook(self._after_step)
-
-    def _before_step(self, *_: Any) -> None:
-        """Average gradients that were not computed by a backward pass."""
-        if not self._averaged:
-            self.average_all()
-
-    def _after_step(self, *_: Any) -> None:
-        self._averaged = False
-
-    def average_all(self) -> None:
-        """Set all gradients on every rank to their weighted sum over the ranks."""
-        self._averaged = True
-        self.timer.end()
-        kinds: dict[Any, list[torch.Tensor]] = {}
-        for parameter in parameters_of(self._optimizer):
-            # A rank without samples runs its example batch only to take part: its gradients must not count.
-            if not self.weight:
-                parameter.grad = None
-            kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
-        with torch.no_grad():
-            for parameters in kinds.values():
-                self._average_together(parameters)
-
-    def _average_together(self, parameters: list[torch.Tensor]) -> None:
-        """Average all gradients in one message, with the number of ranks that have each gradient."""
-        # A parameter without a gradient on all ranks must keep none: with zeros, weight
-        # decay or momentum would change it.
-        given = torch.tensor([parameter.grad is not None for parameter in parameters])
-        message = torch.cat([*map(_flat_gradient, parameters), given.to(parameters[0])])
-        message[: -len(parameters)] *= self.weight
-        dist.all_reduce(message)
-        *means, ranks = message.split([*(p.numel() for p in parameters), len(parameters)])
-        for parameter, mean, count in zip(parameters, means, ranks, strict=True):
-            if parameter.grad is not None or count > 0:
-                parameter.grad = mean.view_as(parameter)
-
-
 class CudaStepTimer:
     """Timer by events in the GPU's queue, which are read when the GPU has passed them."""
 
@@ -167,8 +98,3 @@ class CudaStepTimer:
             step, began, ended = self._queued.popleft()
             taken.append((step, began.elapsed_time(ended) / MS_PER_S))
         return taken
-
-
-def _flat_gradient(parameter: torch.Tensor) -> torch.Tensor:
-    gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-    return (gradient.to_dense() if gradient.is_sparse else gradient).reshape(-1)

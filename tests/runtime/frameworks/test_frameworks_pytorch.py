@@ -273,4 +273,14 @@ def test_gradients_equal_those_of_the_whole_batch(tmp_path):
         results = json.loads((tmp_path / f"{rank}.json").read_text())
         assert results.pop("statistics") == [[1.0, 1.0], [0, 7], [False, True], [[0, 0]] * 3]
         assert all(result is True or result < 1e-6 for result in results.values()), results
-        assert len(results) == 8
+        assert len(results) == 12
+
+
+def test_gradients_are_sent_while_others_are_computed(tmp_path):
+    run_ranks(averaged_gradients.overlap, 2, tmp_path, tmp_path)
+    for rank in range(2):
+        results = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert results["equal"]
+        # The first pass has to show that each parameter gets its gradient once.
+        assert results["sent"] == [0, 4, 4]
+        assert "given gradients twice in one backward pass" in results["error"]
