@@ -44,6 +44,6 @@ def _problems_of(point: MemberEntry, member: Member) -> Iterator[tuple[Location,
     for name in unknown_placeholders(member.command, member.config):
         likely = suggestion(name, {*member.config, *BUILT_IN})
         yield where, f"the config of {point.name} has no '{name}' for the placeholder {{{name}}}{likely}"
-    for key in ("layers", "global_batch_size"):
-        if getattr(member, key) is not None:
+    for key in ("layers", "global_batch_size", "deterministic"):
+        if getattr(member, key):
             yield (*point.where, key), "does not go with members that are commands"

@@ -150,6 +150,10 @@ class Settings(Strict):
         description="Scale the learning rate with the number of GPUs (Capes et al., Equation 7). Never done"
         " with global_batch_size.",
     )
+    deterministic: bool = Field(
+        default=False,
+        description="Use deterministic algorithms only, so that training on GPUs is the same each time.",
+    )
     stop: StopModel = Field(
         default_factory=StopModel,
         description="Conditions under which a member has converged. Keys of a member override those of the "

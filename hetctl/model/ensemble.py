@@ -125,6 +125,8 @@ class Member:
         Samples per GPU and step of an evaluation; None: the batch size of training.
     profile_as : str or None
         Name of the member whose rates it has; None: those of its own shape.
+    deterministic : bool
+        Train with deterministic algorithms only.
     command : tuple of str
         Words of the command that trains it, with placeholders; empty: the ensemble's functions do.
     environment : mapping of str to str
@@ -144,6 +146,7 @@ class Member:
     global_batch_size: int | None = None
     min_gpus: int = 1
     profile_as: str | None = None
+    deterministic: bool = False
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
 
@@ -198,8 +201,9 @@ class Member:
         """Return a digest of a config, and of all else that a measured rate depends on."""
         sizes = [size for size in (self.batch_size, self.global_batch_size) if size is not None]
         command = [self.command, encode(self.environment)] if self.command else []
+        algorithms = ["deterministic"] if self.deterministic else []
         # Sorted keys: reordering the keys of `config` in the file must not make the measured rates stale.
-        text = json.dumps([encode(config), *sizes, *command], sort_keys=True)
+        text = json.dumps([encode(config), *sizes, *command, *algorithms], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

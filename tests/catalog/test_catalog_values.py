@@ -252,6 +252,7 @@ MEMBERS = st.builds(
     max_gpus=st.none() | st.integers(1, 8),
     global_batch_size=st.none() | st.integers(1, 4096),
     min_gpus=st.integers(1, 8),
+    deterministic=st.booleans(),
 )
 NUMBERED = itertools.count()
 POINTS = st.builds(

@@ -114,8 +114,15 @@ class Linear:
         """Return NumPy's version, which determines the results."""
         return f"numpy {np.__version__}"
 
-    def prepare(self, cores: tuple[int, ...], device: int | None, seed: int) -> None:  # noqa: ARG002
-        """Seed the generator of the first weights."""
+    def prepare(
+        self,
+        cores: tuple[int, ...],  # noqa: ARG002
+        device: int | None,  # noqa: ARG002
+        seed: int,
+        *,
+        deterministic: bool = False,  # noqa: ARG002
+    ) -> None:
+        """Seed the generator of the first weights; all algorithms are deterministic."""
         np.random.seed(seed % 2**32)
 
     def build(

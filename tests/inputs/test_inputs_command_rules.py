@@ -58,6 +58,7 @@ def test_another_command_has_other_rates(tmp_path):
         ("command: python", "data: python", "members[0].command: is missing: all members"),
         ("lr: 1e-3}}", "lr: 1}, layers: l.csv}", ":5: members[0].layers: does not go with"),
         ("lr: 1e-3}}", "lr: 1}, global_batch_size: 8}", "members[0].global_batch_size: does not go"),
+        ("lr: 1e-3}}", "lr: 1}, deterministic: true}", "members[0].deterministic: does not go"),
         ("{THREADS: 4", "{4x: 4", "environment"),
     ],
 )

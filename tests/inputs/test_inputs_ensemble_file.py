@@ -45,10 +45,12 @@ batch_size: 16
 seed: 1
 max_gpus: 4
 rescale_learning_rate: false
+deterministic: true
 stop: {metric: val_accuracy, target: 0.97, max_epochs: 40}
 members:
   - {name: plain, config: {hidden: [64]}}
-  - {name: own, batch_size: 8, max_gpus: null, seed: 7, rescale_learning_rate: true, stop: {patience: 2}}
+  - {name: own, batch_size: 8, max_gpus: null, seed: 7, rescale_learning_rate: true,
+     deterministic: false, stop: {patience: 2}}
   - grid: {name: cnn, config: {kind: cnn}, over: {filters: [16, 32], lr: [0.1, 1e-3]}, batch_size: 64}
   - random: {name: rand, count: 2, config: {kind: mlp}, over: {act: {choice: [relu, tanh]}}}
 """,
@@ -60,6 +62,7 @@ members:
     assert (plain.stop.mode, plain.stop.target, plain.stop.patience) == ("max", 0.97, 5)
     assert plain.seed == zlib.crc32(b"1/plain")
     assert (own.batch_size, own.max_gpus, own.rescale_learning_rate) == (8, None, True)
+    assert [member.deterministic for member in (plain, own)] == [True, False]
     assert (own.stop.patience, own.stop.target, own.seed) == (2, 0.97, zlib.crc32(b"7/own"))
     assert [m.name for m in others] == [
         "cnn-filters-16-lr-0.1",

@@ -72,6 +72,13 @@ def test_global_batches_of_other_sizes_are_other_shapes() -> None:
     assert [(shape.member, shape.max_gpus) for shape in found] == [("a", 8), ("b", 16), ("c", None)]
 
 
+def test_deterministic_algorithms_are_another_shape() -> None:
+    found = shapes_of(
+        ensemble(Member("a"), Member("b", deterministic=True), Member("c", deterministic=False))
+    )
+    assert [(shape.member, shape.shared_by) for shape in found] == [("a", ("c",)), ("b", ())]
+
+
 def test_a_member_profiled_as_another_is_of_its_shape() -> None:
     found = shapes_of(
         ensemble(

@@ -106,6 +106,7 @@ MEMBER: Mapping[str, ChangeRule] = {
     "min_batch_size": _kept("it has trained with it so far"),
     "seed": _kept("it orders the samples of an epoch"),
     "rescale_learning_rate": _kept("it has trained with it so far"),
+    "deterministic": _kept("its rates are those of such algorithms"),
     "min_gpus": _may("it goes on from its checkpoint on any number of GPUs"),
     "max_gpus": _may("it goes on from its checkpoint on any number of GPUs"),
     "layers": _may("only pipelines are planned with them"),

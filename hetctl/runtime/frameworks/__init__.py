@@ -91,7 +91,9 @@ class Framework(CollectiveBackend, Protocol):
     def version(self) -> str:
         """Return name and version, as recorded in profiles."""
 
-    def prepare(self, cores: tuple[int, ...], device: int | None, seed: int) -> None:
+    def prepare(
+        self, cores: tuple[int, ...], device: int | None, seed: int, *, deterministic: bool = False
+    ) -> None:
         """Limit threads to the cores, choose the GPU, and seed the generators.
 
         Parameters
@@ -100,6 +102,8 @@ class Framework(CollectiveBackend, Protocol):
             Numbers of the cores, the same in every call.
         device : int or None
             Index of the rank's GPU among the visible ones, the same in every call; None without a GPU.
+        deterministic : bool
+            Use deterministic algorithms only, until the next call.
         """
 
     def clear(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -257,16 +258,18 @@ class PyTorch:
         """Return PyTorch's version."""
         return f"pytorch {torch.__version__}"
 
-    def prepare(self, cores: tuple[int, ...], device: int | None, seed: int) -> None:
-        """Limit threads, choose the GPU, seed all generators.
-
-        Only deterministic algorithms of convolution are used.
-        """
+    def prepare(
+        self, cores: tuple[int, ...], device: int | None, seed: int, *, deterministic: bool = False
+    ) -> None:
+        """Limit threads, choose the GPU and the kind of algorithms, seed all generators."""
         torch.set_num_threads(len(cores))
         if device is not None and torch.cuda.is_available():
             # The others stay visible to NCCL, which would lose its fast paths without them.
             torch.cuda.set_device(device)
-        torch.backends.cudnn.deterministic = True
+        if deterministic:
+            # PyTorch requires it of matrix products on GPUs, whose results depend on the workspace.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(deterministic)
         random.seed(seed)
         # NumPy's global generator refuses seeds of more than 32 bits.
         np.random.seed(seed % 2**32)

@@ -16,6 +16,7 @@ import keras
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
+from tensorflow.python.framework.config import disable_op_determinism
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
@@ -297,8 +298,13 @@ class TensorFlow:
         """Return TensorFlow's and Keras' versions."""
         return f"tensorflow {tf.__version__}, keras {keras.__version__}"
 
-    def prepare(self, cores: tuple[int, ...], device: int | None, seed: int) -> None:
-        """Limit threads, choose the GPU and allocate its memory on demand, seed all generators."""
+    def prepare(
+        self, cores: tuple[int, ...], device: int | None, seed: int, *, deterministic: bool = False
+    ) -> None:
+        """Limit threads, choose the GPU and the kind of operations, seed all generators.
+
+        The GPU's memory is allocated on demand.
+        """
         # After its first operation TensorFlow accepts no other numbers of threads.
         tf.config.threading.set_intra_op_parallelism_threads(len(cores))
         tf.config.threading.set_inter_op_parallelism_threads(len(cores))
@@ -308,6 +314,10 @@ class TensorFlow:
             # By default TensorFlow takes nearly all of a GPU's memory at its first operation.
             tf.config.experimental.set_memory_growth(gpus[device], True)
         keras.utils.set_random_seed(seed)
+        if deterministic:
+            tf.config.experimental.enable_op_determinism()
+        else:
+            disable_op_determinism()
 
     def build(self, member: Member, functions: UserFunctions, group: Group, sample: Samples) -> KerasNetwork:
         """Call ``model_fn`` and create all variables.

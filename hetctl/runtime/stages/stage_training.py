@@ -54,7 +54,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             {**dict.fromkeys(TO_SERVER, to_server), PART: parts},
         )
         training, validation = _loaders(spec, layout, context, stack, mail, worker, stage)
-        context.prepare(member.seed)
+        context.prepare(member)
         plan = layout.workers[worker][stage]
         network = chain.build(range(plan.first, plan.last + 1), training.sample)
         context.sign()

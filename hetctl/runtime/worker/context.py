@@ -211,7 +211,7 @@ class WorkerContext:
         resources = self.load_resources(ensemble, sharing)
         self.join(place, interfaces, timeouts)
         # Joining the group uses random numbers, too.
-        self.prepare(member.seed)
+        self.prepare(member)
         training, validation = self._open(
             resources.data, member, place, share, stack, interfaces, timeouts, partial=partial
         )
@@ -240,7 +240,7 @@ class WorkerContext:
         self._release_hops()
         framework, functions = self._code or self._load_code(ensemble)
         group = self.join(place, network, timeouts, NoCollectives())
-        self.prepare(member.seed)
+        self.prepare(member)
         return group, framework.chain(member, functions)
 
     def _release_hops(self) -> None:
@@ -281,7 +281,7 @@ class WorkerContext:
         framework, functions = self._loaded_code()
         # Names and global generators would be left from other networks.
         framework.clear()
-        self.prepare(member.seed)
+        self.prepare(member)
         network = framework.build(member, functions, self.group, sample)
         self.sign()
         return network
@@ -296,23 +296,24 @@ class WorkerContext:
         """
         framework, functions = self._code or self._load_code(ensemble)
         self.group = SingleRank()
-        self.prepare(member.seed)
+        self.prepare(member)
         chain = framework.chain(member, functions)
         self.sign()
         return framework, chain
 
-    def start_layer(self, seed: int) -> None:
-        """Release the last layer, and seed all generators for the next one."""
+    def start_layer(self, member: Member) -> None:
+        """Release the last layer, and seed all generators for the next one of a member."""
         self._loaded_code()[0].clear()
-        self.prepare(seed)
+        self.prepare(member)
 
-    def prepare(self, seed: int) -> None:
-        """Choose the device and limit threads, and seed all generators."""
-        self._loaded_code()[0].prepare(self.binding.cores, self.binding.device, seed)
+    def prepare(self, member: Member) -> None:
+        """Choose the device and limit threads, and choose algorithms and seed all generators for a member."""
+        place = self.binding.cores, self.binding.device
+        self._loaded_code()[0].prepare(*place, member.seed, deterministic=member.deterministic)
 
     def prepare_data(self) -> None:
         """Seed all generators for ``input_fn``."""
-        self.prepare(DATA_SEED)
+        self._loaded_code()[0].prepare(self.binding.cores, self.binding.device, DATA_SEED)
 
     @property
     def has_unsaved(self) -> bool:

@@ -56,7 +56,7 @@ def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
         batch, sample, samples = first_batch(training), training.sample, training.samples
     gpu_type, driver = gpu_and_driver()
     layers = tuple(
-        measured_layers(chain, batch, sample, gauge, lambda: context.start_layer(member.seed), context.sign)
+        measured_layers(chain, batch, sample, gauge, lambda: context.start_layer(member), context.sign)
     )
     machine = Hardware(assignment.task.gpu_type or site.gpu_type or gpu_type, driver, framework.version())
     result = LayerPoint(

@@ -269,7 +269,7 @@ class Visitor:
         all_fit = all(all_gather(self._group, fits))
         if kept is None or not all_fit:
             return self._context.build_network(self._member, sample)
-        self._context.prepare(self._member.seed)
+        self._context.prepare(self._member)
         return kept
 
     def _train(

@@ -1,11 +1,14 @@
 """Real training: resumed equals uninterrupted training, and groups equal one rank."""
 
+import json
 import time
 from dataclasses import replace
 from types import SimpleNamespace
 
+import chosen_algorithms
 import numpy as np
 import pytest
+from ranks import run_ranks
 from tiny_networks import ENSEMBLES, MODULES, functions_of, seed_all, train_on
 
 from hetctl.model.ensemble import Ensemble, Member, StopRule
@@ -100,6 +103,13 @@ def test_two_runs_of_one_seed_are_equal_and_of_two_seeds_are_not(tmp_path, frame
     a, b, c = (array[first] for array in arrays)
     assert np.array_equal(a, b)
     assert not np.array_equal(a, c)
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_member_has_deterministic_algorithms_if_it_says_so(tmp_path, framework):
+    wishes = [False, True, False]
+    run_ranks(chosen_algorithms.of_members, 1, tmp_path, framework, wishes, tmp_path / "found.json")
+    assert json.loads((tmp_path / "found.json").read_text()) == wishes
 
 
 def test_an_epoch_is_reported_again_when_its_event_may_be_lost(tmp_path):
