@@ -158,7 +158,9 @@ def overlap(rank, folder):
     torch.manual_seed(0)
     net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(300, 300), nn.Tanh())))
     plain = copy.deepcopy(net)
-    rules = [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in (net, plain)]
+    # The last parameter of each optimizer, which would be sent first, never gets a gradient.
+    lists = [[*each.parameters(), nn.Parameter(torch.ones(300))] for each in (net, plain)]
+    rules = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in lists]
     torch_averaging.FIRST_BUCKET_BYTES, torch_averaging.BUCKET_BYTES = 2**10, 2**18
     averaging, weight = Averaging(rules[0]), (0.75, 0.25)[rank]
     averaging.expect(weight, ends_step=True)

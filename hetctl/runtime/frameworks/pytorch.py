@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
+from hetctl.runtime.data.batches import Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.torch_accumulation import Accumulation
 from hetctl.runtime.frameworks.torch_averaging import Averaging
@@ -38,7 +38,7 @@ from hetctl.runtime.frameworks.torch_state import (
     unpack,
     without_functions,
 )
-from hetctl.runtime.frameworks.torch_tensors import array_nest, present_device, tensor_of
+from hetctl.runtime.frameworks.torch_tensors import Uploads, array_nest, present_device
 from hetctl.runtime.worker.group import Group, WiredGroup
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.training_context import TrainingContext
@@ -61,6 +61,7 @@ class TorchNetwork:
         self._member = member
         self._group = group
         self._device = device
+        self._tensors = Uploads(device)
         self._compiled = is_compiled(parts.model)
         # With balanced batches a rank may have nearly all samples of the group.
         self._is_sample = torch.ones(member.batch_size * group.size, device=device)
@@ -186,9 +187,6 @@ class TorchNetwork:
         """Return the gradients since the optimizer's last step: training may stop before the next."""
         parameters = self._model.named_parameters() if self._accumulates else ()
         return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
-
-    def _tensors(self, arrays: Arrays) -> tuple[torch.Tensor, ...]:
-        return tuple(tensor_of(values, self._device) for values in arrays)
 
     def _noting(self, batches: Batches) -> Callable[[int], None]:
         """Tell batch norms the number of samples in a batch, and the averaging the share of this rank."""

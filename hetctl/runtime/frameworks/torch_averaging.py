@@ -57,6 +57,7 @@ class Averaging:
         self._overlaps = False
         self._hooked: set[torch.Tensor] = set()
         self._known: list[torch.Tensor] = []
+        self._ordered = False
         self._buckets: list[Bucket] = []
         self._hook_new()
         optimizer.register_step_pre_hook(self._before_step)
@@ -97,6 +98,9 @@ class Averaging:
         self.timer.end()
         average.send_all()
         average.receive()
+        if not self._ordered:
+            self._ordered = True
+            self._buckets = buckets_of(_unused_first(self._known), FIRST_BUCKET_BYTES, BUCKET_BYTES)
         self._averaged = True
         self._hook_new()
 
@@ -112,7 +116,7 @@ class Averaging:
         parameters = parameters_of(self._optimizer)
         # An optimizer may be given more parameters, or other ones, while a network trains.
         if [*map(id, parameters)] != [*map(id, self._known)]:
-            self._known = parameters
+            self._known, self._ordered = parameters, False
             self._buckets = buckets_of(parameters, FIRST_BUCKET_BYTES, BUCKET_BYTES)
         return BucketAverage(self._buckets, self._weight, self._finish)
 
@@ -234,6 +238,15 @@ def buckets_of(parameters: Iterable[torch.Tensor], first: int, others: int) -> l
             full.append(open_buckets.pop(kind))
             limits[kind] = others
     return [*full, *open_buckets.values()]
+
+
+def _unused_first(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return parameters in an order in which those without a gradient on any rank are sent last.
+
+    Nothing is sent before they are known to get none, which is at the end of a pass. After an average a
+    parameter has a gradient on all ranks or on none, so that the order is the same everywhere.
+    """
+    return sorted(parameters, key=lambda parameter: parameter.grad is not None)
 
 
 def _put(gradient: torch.Tensor | None, part: torch.Tensor, weight: float) -> None:
