@@ -15,11 +15,13 @@ from sqlalchemy import (
     Engine,
     Executable,
     Table,
+    and_,
     delete,
     func,
     insert,
+    not_,
+    or_,
     select,
-    tuple_,
     update,
 )
 from sqlalchemy.dialects import sqlite
@@ -345,8 +347,8 @@ class Catalog:
     def ingest(self, run: str, events: Iterable[Event]) -> int:
         """Store the events of a run; repeated events and any division into calls are allowed.
 
-        The tables depend only on the set of ingested events, not on time or order. Of several reports of one
-        epoch the earliest counts, as in `hetctl.storage.progress_fold`.
+        The tables depend only on the set of ingested events, not on time or order. If an epoch was trained
+        several times, the last counts, as in `hetctl.storage.progress_fold`; of its reports the earliest.
 
         Returns
         -------
@@ -362,7 +364,7 @@ class Catalog:
         with self._write_run(run) as connection:
             fresh = _unseen(connection, key, events)
             _insert(connection, EVENTS, [{**encode(event), **key} for event in fresh])
-            _insert(connection, _earliest_report(), [{**key, **row} for row in epoch_rows(fresh)])
+            _insert(connection, _last_training(), [{**key, **row} for row in epoch_rows(fresh)])
             _insert(connection, CHECKPOINTS, [{**key, **row} for row in checkpoint_rows(fresh)])
             _save_rounds(connection, key, fresh)
         return len(fresh)
@@ -451,12 +453,14 @@ def _unseen(connection: Connection, key: Row, events: Iterable[Event]) -> list[E
     return [event for identity, event in by_identity.items() if identity not in seen]
 
 
-def _earliest_report() -> sqlite.Insert:
+def _last_training() -> sqlite.Insert:
     old = EPOCHS.c
-    return _upsert(
-        EPOCHS,
-        lambda new: tuple_(new.reported_at, new.seq) < tuple_(old.reported_at, old.seq),
-    )
+
+    def replaces(new: Any) -> ColumnElement[bool]:
+        is_same = new.finished_at == old.finished_at
+        return or_(and_(is_same, new.seq < old.seq), and_(not_(is_same), new.seq > old.seq))
+
+    return _upsert(EPOCHS, replaces)
 
 
 def _save_rounds(connection: Connection, key: Row, fresh: Iterable[Event]) -> None:

@@ -8,6 +8,7 @@ from hetctl.inputs.ensemble_schema import EnsembleModel
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MemberEntry
 from hetctl.inputs.yaml_source import Location
+from hetctl.model.checkpoint_interval import EVERY_EPOCH
 from hetctl.model.command_line import BUILT_IN, unknown_placeholders
 from hetctl.model.ensemble import Member
 
@@ -47,3 +48,7 @@ def _problems_of(point: MemberEntry, member: Member) -> Iterator[tuple[Location,
     for key in ("layers", "global_batch_size", "deterministic"):
         if getattr(member, key):
             yield (*point.where, key), "does not go with members that are commands"
+    if member.checkpoint != EVERY_EPOCH:
+        own = "checkpoint" in point.settings.model_fields_set
+        of_checkpoint: Location = (*point.where, "checkpoint") if own else ("checkpoint",)
+        yield of_checkpoint, "does not go with commands, which write their own"

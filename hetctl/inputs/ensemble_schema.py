@@ -8,19 +8,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
+    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
     Tag,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 
 from hetctl.inputs.input_errors import shown
 from hetctl.inputs.names import MemberName, SafeName
+from hetctl.inputs.quantities import parse_interval
 from hetctl.inputs.validation import Matching, Strict
 from hetctl.model.balance_settings import BALANCE_MODES, MANAGERS, PREDICTORS
+from hetctl.model.errors import BadInputError
 from hetctl.model.frameworks import FRAMEWORKS
 
 FUNCTION_RULE = "must be module:function"
@@ -58,6 +62,20 @@ def _words(command: str | list[str]) -> str | list[str]:
     return words
 
 
+def _interval(value: Any) -> str:
+    # As text even if YAML has a number, for the message that says which unit is missing.
+    try:
+        parse_interval(str(value))
+    except BadInputError as error:
+        raise ValueError(f"{error.message}; {error.hint}".rstrip("; ")) from None
+    return str(value)
+
+
+Interval = Annotated[
+    str,
+    BeforeValidator(_interval),
+    WithJsonSchema({"type": "string", "examples": ["10m", "500 steps", "2 epochs"]}),
+]
 Command = Annotated[str | list[str], AfterValidator(_words)]
 Values = Annotated[list[Any], Field(min_length=1), AfterValidator(_distinct)]
 ConfigKey = Annotated[str, Field(min_length=1)]
@@ -110,6 +128,16 @@ class StopModel(Strict):
     )
 
 
+class CheckpointModel(Strict):
+    """Times of checkpoints in training; a member that stops or converges always writes one."""
+
+    every: Interval = Field(
+        default="1 epoch",
+        description="Training after which the next checkpoint is written: a time such as 10m, 500 steps, or"
+        " 2 epochs. Times and steps also end in the middle of an epoch.",
+    )
+
+
 class Settings(Strict):
     """Settings of an ensemble for all its members, and of a member for itself."""
 
@@ -158,6 +186,9 @@ class Settings(Strict):
         default_factory=StopModel,
         description="Conditions under which a member has converged. Keys of a member override those of the "
         "ensemble; a member with its own metric does not inherit mode and target.",
+    )
+    checkpoint: CheckpointModel = Field(
+        default_factory=CheckpointModel, description="Times of checkpoints in training."
     )
     command: Command | None = Field(
         default=None,

@@ -24,6 +24,7 @@ from hetctl.inputs.ensemble_schema import (
     Settings,
 )
 from hetctl.inputs.names import fitted, grid_names
+from hetctl.inputs.quantities import parse_interval
 from hetctl.inputs.yaml_source import Location
 from hetctl.model.ensemble import Member, StopRule
 
@@ -138,6 +139,7 @@ def _member(common: dict[str, Any], point: MemberEntry) -> Member:
     settings = {
         **merged,
         **_gpu_limits(common, own),
+        "checkpoint": parse_interval(merged["checkpoint"]["every"]),
         "command": tuple(merged["command"] or ()),
         "environment": {name: str(value) for name, value in variables.items()},
     }

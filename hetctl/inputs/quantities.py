@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 
 from hetctl.inputs.input_errors import shown
+from hetctl.model.checkpoint_interval import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.model.errors import BadInputError
 
 WITH_UNITS = re.compile(r"(?:([0-9]{1,7})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,9})s)?", re.IGNORECASE)
 CLOCK = re.compile(r"([0-9]{1,7}):([0-5][0-9])(?::([0-5][0-9]))?")
 SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGTP]i?B|B)", re.IGNORECASE)
 COUNT = re.compile(r"[0-9]{1,7}")
+INTERVAL = re.compile(r"([0-9]{1,9}) ?(epoch|step)s?")
 COUNT_OF_TYPE = re.compile(r"([^\s:,][^:,]*):\s*([0-9]{1,7})")
 MOST_GPUS = 1_000_000
 UNITS = {
@@ -51,6 +53,27 @@ def format_duration(seconds: float) -> str:
     if minutes:
         return f"{minutes}m" + (f"{rest:02d}s" if rest else "")
     return f"{rest}s"
+
+
+def parse_interval(text: str) -> CheckpointInterval:
+    """Return the interval ``10m``, ``500 steps`` or ``2 epochs``.
+
+    Raises
+    ------
+    BadInputError
+        If the text has another form, lacks its unit or is not above zero.
+    """
+    text = text.strip()
+    timed, counted = WITH_UNITS.fullmatch(text), INTERVAL.fullmatch(text)
+    if timed and any(timed.groups()):
+        return CheckpointInterval(parse_duration(text), SECONDS)
+    if counted is None:
+        raise BadInputError(
+            f"{shown(text)} is not an interval such as 10m, 500 steps or 2 epochs", "write it with its unit"
+        )
+    if int(counted[1]) == 0:
+        raise BadInputError(f"interval {shown(text)} must be longer than 0")
+    return CheckpointInterval(int(counted[1]), {"epoch": EPOCHS, "step": STEPS}[counted[2]])
 
 
 def parse_bytes(text: str | int) -> int:

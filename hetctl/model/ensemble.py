@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.model.balance_settings import BalanceSettings
+from hetctl.model.checkpoint_interval import CheckpointInterval
 from hetctl.model.command_line import filled
 from hetctl.model.serialization import encode
 
@@ -131,6 +132,8 @@ class Member:
         Words of the command that trains it, with placeholders; empty: the ensemble's functions do.
     environment : mapping of str to str
         Variables of the command.
+    checkpoint : CheckpointInterval
+        Training after which its next checkpoint is due; it also writes one whenever it stops.
     """
 
     name: str
@@ -149,6 +152,7 @@ class Member:
     deterministic: bool = False
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    checkpoint: CheckpointInterval = field(default_factory=CheckpointInterval)
 
     def most_gpus(self, gpus: int) -> int:
         """Return the number of GPUs that it may have, out of `gpus`: each needs a sample of every step."""

@@ -54,6 +54,8 @@ class Progress:
         Number of steps that ended because one of their nodes failed.
     batch_size : int or None
         Batch size to which it was reduced after it ran out of memory; None: it was not reduced.
+    furthest : int
+        Largest number of finished epochs so far, also before a return to an earlier checkpoint.
     restarts_s : tuple of float
         Seconds to the first step of its newest starts on ranks that had trained before.
     """
@@ -66,6 +68,7 @@ class Progress:
     part_samples: int = 0
     node_failures: int = 0
     batch_size: int | None = None
+    furthest: int = 0
     restarts_s: tuple[float, ...] = ()
 
     @property

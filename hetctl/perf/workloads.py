@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
+from hetctl.model.checkpoint_interval import EVERY_EPOCH
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile
@@ -192,9 +193,19 @@ def _untrained(
         evaluate_s=profile.evaluate_s,
         checkpoint_s=profile.checkpoint_s,
         epoch_s=profile.epoch_s,
-        save_s=profile.save_s,
+        save_s=_save_s(member, profile, rates),
         notes=notes,
     )
+
+
+def _save_s(member: Member, profile: MemberProfile, rates: Mapping[int, float]) -> float | None:
+    """Return the seconds that an epoch loses by checkpoints on the least GPUs, where it takes longest."""
+    samples, interval = profile.samples_per_epoch, member.checkpoint
+    if interval == EVERY_EPOCH or not samples:
+        return profile.save_s
+    save_s = profile.checkpoint_s if profile.save_s is None else profile.save_s
+    gpus = min(rates)
+    return save_s * interval.saves_of_epoch(samples / member.chunk(gpus), samples / rates[gpus])
 
 
 def _up_to_the_peak(rates: Mapping[int, float]) -> dict[int, float]:

@@ -91,6 +91,14 @@ class FirstStep:
 
 
 @dataclass(frozen=True)
+class Started:
+    """State from which a trainer goes on: finished epochs, and samples of the next one."""
+
+    epochs: int
+    part_samples: int
+
+
+@dataclass(frozen=True)
 class Checkpoint:
     """Checkpoint of a member, complete on disk."""
 
@@ -245,6 +253,7 @@ FORMS: dict[str, type] = {
     "round_ended": RoundEnded,
     "step_started": StepStartedRecord,
     "step_ended": StepEndedRecord,
+    "started": Started,
     "first_step": FirstStep,
     "epoch": EpochResult,
     "checkpoint": Checkpoint,

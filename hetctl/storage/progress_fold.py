@@ -19,16 +19,30 @@ from hetctl.storage.snapshot import Row, row_of
 
 RECENT_RESTARTS = 3
 """Number of newest restarts that are kept for a member."""
-OF_MEMBERS = frozenset({"first_step", "epoch", "converged", "stopped", "failed"})
+OF_MEMBERS = frozenset({"started", "first_step", "epoch", "converged", "stopped", "failed"})
 """Kinds of event in a member's file that determine its progress."""
 
 
 @dataclass(frozen=True)
 class _State:
-    """Progress of a member, and the error that its trainer reported when it failed."""
+    """Progress of a member, and what later events are compared with.
+
+    Clocks of nodes differ: only the lines of its file tell whether an epoch was trained before a resumption.
+
+    Parameters
+    ----------
+    error : str
+        Error that its trainer reported when it failed.
+    lines : tuple of int
+        Line of each finished epoch.
+    resumed : tuple of int
+        Line of the last resumption, and the epochs in its checkpoint.
+    """
 
     progress: Progress
     error: str = ""
+    lines: tuple[int, ...] = ()
+    resumed: tuple[int, int] = (-1, 0)
 
 
 class ProgressFold:
@@ -52,12 +66,12 @@ class ProgressFold:
 
     def restore(self, rows: Mapping[str, Row]) -> None:
         """Continue from an earlier state; to be called before any event is added."""
-        for name, (until, error, progress) in rows.items():
+        for name, (until, error, lines, resumed, progress) in rows.items():
             member, epochs, *others, restarts_s = progress
             done = tuple([EpochResult(*epoch) for epoch in epochs])
             # JSON has no tuples: with a list, this state would differ from one folded from all events.
             others = (*others, tuple(restarts_s))
-            state = _State(Progress(member, done, *others), error)
+            state = _State(Progress(member, done, *others), error, tuple(lines), tuple(resumed))
             self._folds[name] = self._folds[name].onward(state, tuple(until))
             self._progress[name] = state.progress
 
@@ -74,16 +88,19 @@ class ProgressFold:
 
 
 def _row(fold: OrderedFold[_State]) -> Row:
-    member, epochs, *others = row_of(fold.state.progress)
-    return [fold.last, fold.state.error, [member, [row_of(epoch) for epoch in epochs], *others]]
+    state = fold.state
+    member, epochs, *others = row_of(state.progress)
+    progress = [member, [row_of(epoch) for epoch in epochs], *others]
+    return [fold.last, state.error, state.lines, state.resumed, progress]
 
 
 def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> dict[str, Progress]:
     """Fold a run's events, in order of time, into the progress of every member.
 
     An epoch counts once, however often it is reported: a trainer that was killed between its checkpoint and
-    its event reports the epoch again when it resumes. A member that converged by a limit of epochs that was
-    raised since continues.
+    its event reports the epoch again when it resumes. One that resumes from an earlier checkpoint trains the
+    later epochs again: their first reports count no more. A member that converged by a limit of epochs that
+    was raised since continues.
     """
     members = {member.name: member for member in ensemble.members}
     states = {name: _State(Progress(name)) for name in members}
@@ -113,23 +130,42 @@ def _member_of(event: Event) -> str:
 def _next(member: Member, retries: int, state: _State, event: Event) -> _State:
     progress = state.progress
     if event.kind == "failed":
-        return _State(progress, str(event.data.get("error", "")))
+        return replace(state, error=str(event.data.get("error", "")))
     if event.kind == "step_ended":
-        return (
-            _State(_after_step(progress, member, event, state.error, retries)) if progress.active else state
-        )
+        if not progress.active:
+            return state
+        return replace(state, progress=_after_step(progress, member, event, state.error, retries), error="")
+    if event.kind == "started":
+        return _resumed(state, event)
+    if event.kind == "epoch":
+        return _with_epoch(state, event)
     return replace(state, progress=_after(progress, member.stop, event))
 
 
 def _after(progress: Progress, rule: StopRule, event: Event) -> Progress:
-    if event.kind == "epoch":
-        return _with_epoch(progress, event)
     if event.kind == "first_step":
         return _with_restart(progress, event.data.get("restart_s"))
     if event.kind == "converged":
         history = tuple(done.metrics[rule.metric] for done in progress.epochs if rule.metric in done.metrics)
         return replace(progress, converged=rule.still_converged(str(event.data["reason"]), history))
     return replace(progress, part_samples=int(event.data.get("part_samples", 0)))
+
+
+def _resumed(state: _State, event: Event) -> _State:
+    """Return to the checkpoint from which a trainer resumes: later epochs are trained again."""
+    last = int(event.data["epochs"])
+    kept = [
+        (done, line)
+        for done, line in zip(state.progress.epochs, state.lines, strict=True)
+        if done.epoch <= last or line > event.seq
+    ]
+    progress = replace(
+        state.progress,
+        epochs=tuple(done for done, _ in kept),
+        part_samples=int(event.data["part_samples"]),
+    )
+    resumed = max(state.resumed, (event.seq, last))
+    return replace(state, progress=progress, lines=tuple(line for _, line in kept), resumed=resumed)
 
 
 def _with_restart(progress: Progress, seconds: float | None) -> Progress:
@@ -152,11 +188,22 @@ def _after_step(progress: Progress, member: Member, event: Event, error: str, re
     return replace(progress, node_failures=nodes, failures=failures, failed=failed)
 
 
-def _with_epoch(progress: Progress, event: Event) -> Progress:
-    known = progress.epochs
-    if any(done.epoch == event.data["epoch"] for done in known):
-        return progress
-    epochs = (*known, decode(EpochResult, event.data))
-    if known and known[-1].epoch > epochs[-1].epoch:
-        epochs = tuple(sorted(epochs, key=lambda done: done.epoch))
-    return replace(progress, epochs=epochs, failures=0, part_samples=0)
+def _with_epoch(state: _State, event: Event) -> _State:
+    """Add an epoch, or replace it by what a trainer that has resumed before it made of it."""
+    done, (resumed_at, last) = decode(EpochResult, event.data), state.resumed
+    known = {old.epoch: (old, line) for old, line in zip(state.progress.epochs, state.lines, strict=True)}
+    old, line = known.get(done.epoch, (None, -1))
+    is_outdated = event.seq < max(line, resumed_at if done.epoch > last else -1)
+    if is_outdated or (old is not None and old.finished_at == done.finished_at):
+        return state
+    known[done.epoch] = (done, event.seq)
+    furthest = max(state.progress.furthest, len(known))
+    progress = replace(
+        state.progress,
+        epochs=tuple(known[number][0] for number in sorted(known)),
+        # A member that fails again and again before its next checkpoint gets no further by such epochs.
+        failures=0 if furthest > state.progress.furthest else state.progress.failures,
+        part_samples=0,
+        furthest=furthest,
+    )
+    return replace(state, progress=progress, lines=tuple(known[number][1] for number in sorted(known)))

@@ -56,7 +56,7 @@ def driver_events(start: float, index: int) -> list[Event]:
 
 def member_events(name: str, start: float, epochs: range, index: int = 0, first: int = 0) -> list[Event]:
     told: list[tuple[str, float, dict[str, Any]]] = [
-        ("started", start, {"gpus": 1}),
+        ("started", start, {"epochs": epochs[0] - 1, "part_samples": 0}),
         ("no-such-kind", start, {"x": 1}),
     ]
     for epoch in epochs:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hetctl.inputs.ensemble_file import read_ensemble
+from hetctl.model.checkpoint_interval import EVERY_EPOCH, SECONDS, STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Partitions
 from hetctl.model.errors import BadInputError
 
@@ -91,6 +92,17 @@ def test_a_global_batch_leaves_the_learning_rate_alone(tmp_path: Path):
     assert (a.chunk(1), a.chunk(4), a.micro_batch_size, a.rescales) == (64, 64, 32, False)
     assert (b.chunk(1), b.chunk(4), b.micro_batch_size, b.rescales) == (32, 128, None, True)
     assert a.fingerprint != b.fingerprint
+
+
+def test_checkpoints_of_a_member_go_before_the_ensembles(tmp_path: Path):
+    text = HEAD + "checkpoint: {every: 10m}\nmembers:\n"
+    ensemble = read(tmp_path, text + "  - {name: a, checkpoint: {every: 500 steps}}\n  - {name: b}\n")
+    assert [member.checkpoint for member in ensemble.members] == [
+        CheckpointInterval(500, STEPS),
+        CheckpointInterval(600, SECONDS),
+    ]
+    (plain,) = read(tmp_path, HEAD + "members:\n  - {name: b}\n").members
+    assert plain.checkpoint == EVERY_EPOCH
 
 
 PARTS = "partitions: {count: 4, path: '$TMPDIR/{partition}.npz'}\n"
@@ -199,6 +211,11 @@ REFUSALS = [
         "rescale_learning_rate: true\nglobal_batch_size: 64\nmembers: [{name: a}, {name: b}]\n",
         "e.yaml:3: rescale_learning_rate: must not be true with global_batch_size (64)",
     ),
+    (
+        "checkpoint: {every: 600}\nmembers: [{name: a}]\n",
+        "e.yaml:3: checkpoint.every: '600' is not an interval such as 10m, 500 steps or 2 epochs",
+    ),
+    ("checkpoint: {often: 3}\nmembers: [{name: a}]\n", "e.yaml:3: checkpoint.often: unknown key 'often'"),
     ("seed: -1\nmembers: [{name: a}]\n", "e.yaml:3: seed: must be at least 0, got -1"),
     (
         "framework: torch\nmembers: [{name: a}]\n",

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.inputs.quantities import format_duration, parse_bytes, parse_duration, parse_gpus
+from hetctl.inputs.quantities import (
+    format_duration,
+    parse_bytes,
+    parse_duration,
+    parse_gpus,
+    parse_interval,
+)
+from hetctl.model.checkpoint_interval import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.model.errors import BadInputError
 
 
@@ -41,6 +48,35 @@ def test_a_number_alone_is_ambiguous():
     for text in ("0s", "0:00", "0h0m"):
         with pytest.raises(BadInputError, match="must be longer than 0 s"):
             parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [
+        ("10m", (600, SECONDS)),
+        ("1h30m", (5400, SECONDS)),
+        ("500 steps", (500, STEPS)),
+        ("1 step", (1, STEPS)),
+        ("1 epoch", (1, EPOCHS)),
+        ("12epochs", (12, EPOCHS)),
+    ],
+)
+def test_intervals(text: str, interval: tuple[int, str]):
+    assert parse_interval(text) == CheckpointInterval(*interval)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "10", "epoch", "1.5 epochs", "-3 steps", "2:00", "5 minutes", "3 EPOCHS"]
+)
+def test_refused_intervals(text: str):
+    with pytest.raises(BadInputError, match="is not an interval such as 10m, 500 steps or 2 epochs"):
+        parse_interval(text)
+
+
+@pytest.mark.parametrize("text", ["0 steps", "0 epochs", "0m"])
+def test_an_interval_of_nothing_is_refused(text: str):
+    with pytest.raises(BadInputError, match="must be longer than 0"):
+        parse_interval(text)
 
 
 @given(st.integers(1, 10**7))

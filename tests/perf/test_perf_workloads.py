@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetctl.model.checkpoint_interval import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile
@@ -63,6 +64,24 @@ def test_a_restart_takes_what_the_last_ones_took() -> None:
     workloads.update({"b": progress("b", epochs=1)})
     assert [c.interruption_s for c in workloads.left.values()] == [1.0, 1.0]
     assert [c.startup_s for c in workloads.left.values()] == [9.0, 9.0]
+
+
+@pytest.mark.parametrize(
+    ("interval", "save_s"),
+    [
+        (CheckpointInterval(), 3.0),
+        (CheckpointInterval(4, EPOCHS), 0.75),
+        (CheckpointInterval(5, STEPS), 1.5),
+        (CheckpointInterval(2, SECONDS), 15.0),
+    ],
+)
+def test_an_epoch_loses_the_time_of_its_checkpoints(interval, save_s) -> None:
+    """An epoch of 100 samples takes 10 s on one GPU, and 2.5 steps of 40 samples."""
+    own = replace(member("a"), batch_size=40, checkpoint=interval)
+    known = {"a": profile("a", checkpoint_s=5.0, save_s=3.0)}
+    (workload,) = active_workloads(ensemble(own), known, {}, 4, 4)
+    assert workload.overhead_s == pytest.approx(save_s)
+    assert workload.checkpoint_s == 5.0
 
 
 def test_known_work_comes_before_expected_epochs() -> None:

@@ -13,6 +13,7 @@ from driven_job import Job
 from tiny_networks import ENSEMBLES, MODULES, functions_of
 from workbench import ranks_of, wait_for
 
+from hetctl.model.checkpoint_interval import STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.site import MEMBERS, NODES, Queue, Site
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
@@ -102,6 +103,27 @@ def test_a_group_is_formed_again_after_the_loss_of_a_rank(tmp_path, framework, h
     assert second.data["why"] == "finished"
     errors = [event.data["error"] for event in job.events("failed", "fragile")]
     assert errors == (["ValueError: this rank has had enough"] if how == "raise" else [])
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_killed_group_goes_on_within_its_epoch(tmp_path, framework):
+    long = replace(member("long", max_gpus=2, pause_s=0.1), checkpoint=CheckpointInterval(3, STEPS))
+    job = real_job(tmp_path / "job", framework, (long,), slots=2, train_fn="fit_train_fn")
+    process = job.start()
+    wait_for(lambda: len(job.events("checkpoint", "long")) >= 2, 90)
+    os.kill(ranks_of(job.run.path)[0], signal.SIGKILL)
+    output, _ = process.communicate(timeout=90)
+    assert "ended: finished" in output
+    first, second = (event.data for event in job.events("started", "long"))
+    assert first == {"epochs": 0, "part_samples": 0}
+    assert second["epochs"] == 0
+    assert second["part_samples"] >= 2 * 3 * 64
+    assert second["part_samples"] % (3 * 64) == 0
+    assert job.trained("long") == [1, 2]
+    whole = real_job(tmp_path / "whole", framework, (long,), slots=2, train_fn="fit_train_fn")
+    assert "ended: finished" in whole.drive()
+    ours, theirs = weights(job, "long"), weights(whole, "long")
+    assert all(np.array_equal(array, theirs[name]) for name, array in ours.items())
 
 
 @pytest.mark.parametrize(

@@ -20,11 +20,11 @@ def write_many(folder, count):
 
 
 def test_events_are_read_with_numbers_and_in_order(tmp_path):
-    writer = EventWriter(tmp_path, "m")
-    writer.write("started", epochs=0)
+    writer, data = EventWriter(tmp_path, "m"), {"epochs": 0, "part_samples": 0}
+    writer.write("started", **data)
     writer.write("measured", metrics={"loss": 0.5})
     first, second = read_events(writer.path)
-    assert (first.source, first.seq, first.kind, dict(first.data)) == ("m", 0, "started", {"epochs": 0})
+    assert (first.source, first.seq, first.kind, dict(first.data)) == ("m", 0, "started", data)
     assert (second.seq, second.data["metrics"]) == (1, {"loss": 0.5})
     assert first.time <= second.time
 
@@ -95,7 +95,7 @@ def test_a_folder_is_read_in_order_of_time(tmp_path):
 def test_event_files_are_private_whatever_the_umask(tmp_path):
     before = os.umask(0)
     try:
-        EventWriter(tmp_path, "m").write("started")
+        EventWriter(tmp_path, "m").write("started", epochs=0, part_samples=0)
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "m.jsonl").stat().st_mode) == 0o600

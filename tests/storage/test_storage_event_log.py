@@ -65,7 +65,7 @@ def test_appended_events_are_read_once(run):
     log = EventLog(run)
     assert log.fresh() == []
     begin(run, 0, "a", job=0)
-    write(run, 0, "a", "started")
+    write(run, 0, "a", "started", epochs=0, part_samples=0)
     assert kinds(log.fresh()) == [
         (0, DRIVER, "job_started"),
         (0, DRIVER, "round_started"),
@@ -82,9 +82,9 @@ def test_files_of_later_members_are_found(run):
     begin(run, 0, "a", job=0)
     log = EventLog(run)
     log.fresh()
-    write(run, 0, "a", "started")
+    write(run, 0, "a", "started", epochs=0, part_samples=0)
     begin(run, 1, "b")
-    write(run, 1, "b", "started")
+    write(run, 1, "b", "started", epochs=0, part_samples=0)
     begin(run, 2, "c")
     assert {event[:2] for event in kinds(log.fresh())} == {(0, "a"), (1, DRIVER), (1, "b"), (2, DRIVER)}
 
@@ -139,7 +139,7 @@ def test_a_file_longer_than_a_read_is_read_completely(run):
 
 def test_a_step_that_has_ended_is_not_opened_again(run, opened):
     begin(run, 0, "a", "b", job=0)
-    write(run, 0, "a", "started")
+    write(run, 0, "a", "started", epochs=0, part_samples=0)
     log = EventLog(run)
     log.fresh()
     write(run, 0, "a", "stopped", reason="alpha")
@@ -153,7 +153,7 @@ def test_a_step_that_has_ended_is_not_opened_again(run, opened):
 def test_a_file_has_the_events_of_all_rounds_of_its_member(run):
     for index in range(3):
         begin(run, index, "a", job=index)
-        write(run, index, "a", "started")
+        write(run, index, "a", "started", epochs=0, part_samples=0)
         end(run, index, "a")
     assert [event for event in kinds(EventLog(run).fresh()) if event[1] == "a"] == [
         (index, "a", "started") for index in range(3)
@@ -178,9 +178,9 @@ def test_the_folder_is_listed_once(run, monkeypatch):
     log = EventLog(run)
     log.fresh()
     monkeypatch.setattr(Path, "iterdir", lambda _: pytest.fail("listed"))
-    write(run, 0, "a", "started")
+    write(run, 0, "a", "started", epochs=0, part_samples=0)
     begin(run, 1, "b")
-    write(run, 1, "b", "started")
+    write(run, 1, "b", "started", epochs=0, part_samples=0)
     assert {(0, "a", "started"), (1, "b", "started")} <= set(kinds(log.fresh()))
 
 
@@ -213,7 +213,7 @@ def test_only_grown_files_are_opened_with_reported_lengths(run, opened):
     log = EventLog(run)
     log.fresh({})
     for name in ("a", "b"):
-        write(run, 0, name, "started")
+        write(run, 0, name, "started", epochs=0, part_samples=0)
     length = run.events_of("a").stat().st_size
     opened.clear()
     assert kinds(log.fresh({"a": length})) == [(0, "a", "started")]
@@ -236,7 +236,7 @@ def test_unreported_events_are_read_at_the_end_of_the_step(run):
 def test_events_unread_by_a_killed_driver_are_read_by_the_next(run):
     begin(run, 0, "a", job=0)
     EventLog(run).fresh({})
-    write(run, 0, "a", "started")
+    write(run, 0, "a", "started", epochs=0, part_samples=0)
     log = EventLog(run)
     assert (0, "a", "started") in kinds(log.fresh({}))
     write(run, 0, "a", "stopped", reason="late")
@@ -250,7 +250,7 @@ def test_a_length_that_does_not_show_yet_is_looked_for_again(run, opened, ended)
     path = run.create().events_of("a")
     log = EventLog(run)
     log.fresh({})
-    write(run, 0, "a", "started")
+    write(run, 0, "a", "started", epochs=0, part_samples=0)
     write(run, 0, "a", "first_step")
     whole = path.read_bytes()
     if ended:

@@ -56,6 +56,45 @@ def test_an_epoch_that_is_reported_twice_counts_once():
     assert [done.epoch for done in progress.epochs] == [1, 2, 3]
 
 
+def in_lines(*events):
+    return [replace(each, seq=line, time=float(line)) for line, each in enumerate(events)]
+
+
+def resumed(epochs, part_samples=0):
+    return event("a", "started", epochs=epochs, part_samples=part_samples)
+
+
+FIRST_LIFE = [epoch("a", number, finished_at=float(number)) for number in (1, 2, 3, 4)]
+SECOND_LIFE = [epoch("a", number, finished_at=10.0 + number) for number in (3, 4)]
+
+
+def test_epochs_after_the_checkpoint_count_no_more():
+    told = in_lines(resumed(0), *FIRST_LIFE, resumed(2, 64), *SECOND_LIFE)
+    counted = [len(fold(*told[:count])["a"].epochs) for count in range(len(told) + 1)]
+    assert counted == [0, 0, 1, 2, 3, 4, 2, 3, 4]
+    assert fold(*told[:6])["a"].part_samples == 64
+    assert [done.finished_at for done in fold(*told)["a"].epochs] == [1.0, 2.0, 13.0, 14.0]
+
+
+@given(st.permutations(range(8)))
+def test_clocks_do_not_tell_which_epochs_count(order):
+    told = in_lines(resumed(0), *FIRST_LIFE, resumed(2), *SECOND_LIFE)
+    progress = fold(*(told[number] for number in order))["a"]
+    assert [done.finished_at for done in progress.epochs] == [1.0, 2.0, 13.0, 14.0]
+
+
+def test_epochs_trained_again_do_not_forgive_failures():
+    lives = [resumed(0), *FIRST_LIFE[:1], ended("a")] * (RETRIES + 2)
+    again = [replace(each, seq=line) for line, each in enumerate(lives)]
+    again = [
+        replace(each, data={**each.data, "finished_at": float(each.seq)}) if each.kind == "epoch" else each
+        for each in again
+    ]
+    progress = fold(*again)["a"]
+    assert progress.failed
+    assert len(progress.epochs) == 1
+
+
 def test_failures_add_up_until_an_epoch_is_finished():
     failing = [ended("a")] * RETRIES
     assert fold(*failing)["a"].failures == RETRIES

@@ -197,7 +197,7 @@ def test_a_step_of_a_killed_job_counts_until_its_last_event():
     events = [
         Event(DRIVER, 0, "job_started", 0.0, {"job": 0}, 0),
         Event(DRIVER, 0, "step_started", 10.0, {"member": "a", "gpus": 2}, 1),
-        Event("b", 0, "started", 40.0, {}, 2),
+        Event("b", 0, "started", 40.0, {"epochs": 9, "part_samples": 0}, 2),
         Event(DRIVER, 0, "job_started", 100.0, {"job": 1}, 3),
         Event(DRIVER, 1, "step_started", 110.0, {"member": "a", "gpus": 1}, 3),
     ]

@@ -112,6 +112,7 @@ MEMBER: Mapping[str, ChangeRule] = {
     "layers": _may("only pipelines are planned with them"),
     "validation_batch_size": _may("metrics do not depend on it"),
     "profile_as": _may("only profiling depends on it"),
+    "checkpoint": _may("its next checkpoints are written by it"),
     "command": _kept("its checkpoints are those of such a command"),
     "environment": _kept("its checkpoints are those of such a command"),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from functools import lru_cache
 from typing import Any, Protocol
@@ -10,11 +10,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.runtime.data.loaders import Loader, Samples
+from hetctl.runtime.data.loaders import Batch, Loader, Samples
 from hetctl.runtime.data.sampler import Chunk, Order, micro_batches
 from hetctl.runtime.worker.group import Group
 
 Arrays = tuple[npt.NDArray[Any], ...]
+GO_ON, STOP, PAUSE = 0, 1, 2
+"""Wishes of rank 0 before a step."""
 
 
 class StepBalancer(Protocol):
@@ -32,13 +34,13 @@ class StepBalancer(Protocol):
     def batch_size(self) -> int:
         """Samples of this rank in a full chunk."""
 
-    def before_step(self, should_stop: bool, left: int) -> bool:
-        """Return true if rank 0 decides to stop; else set the sizes of this step, equal on every rank.
+    def before_step(self, wish: int, left: int) -> int:
+        """Return rank 0's wish; if it is to go on, set the sizes of this step, equal on every rank.
 
         Parameters
         ----------
-        should_stop : bool
-            Wish of this rank; only that of rank 0 counts.
+        wish : int
+            Wish of this rank: `GO_ON`, `STOP` or `PAUSE`; only that of rank 0 counts.
         left : int
             Samples of the epoch that are left.
         """
@@ -48,8 +50,9 @@ class Batches:
     """A rank's share of the batches of one epoch.
 
     Iteration ends with the epoch, or earlier when `should_stop` returns true on rank 0; `position` then is
-    the number of finished samples of the epoch. The memory of a batch may be overwritten as soon as the next
-    batch is requested.
+    the number of finished samples of the epoch. It also ends when `should_pause` does: after `resume` another
+    iteration goes on with the same source. The memory of a batch may be overwritten as soon as the next batch
+    is requested.
 
     Parameters
     ----------
@@ -66,9 +69,13 @@ class Batches:
     most : int or None
         Largest batch: a larger part of a chunk comes as several batches, whose gradients are to be added
         up; None: each part is one batch.
+    should_pause : callable
+        Function that returns true on rank 0 if this iteration has to end for a checkpoint.
 
     Attributes
     ----------
+    paused : bool
+        True if the iteration has ended for a checkpoint.
     weight : float
         Share of the batch that was yielded last in the samples of the group's chunk.
     ends_step : bool
@@ -89,12 +96,15 @@ class Batches:
         balancer: StepBalancer | None = None,
         is_last: bool = True,
         most: int | None = None,
+        should_pause: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loader = loader
         self.epoch = epoch
         self.order = order
         self._group = group
         self._should_stop = should_stop
+        self._should_pause = should_pause
+        self._source: Generator[Batch, None, None] | None = None
         self._on_step = on_step
         self._balancer = balancer
         self._is_last = is_last
@@ -102,6 +112,7 @@ class Batches:
         self.start = start
         self.position = start
         self.trained = 0
+        self.paused = False
         self.weight = 1.0
         self.ends_step = True
         self.loss: Any = None
@@ -128,8 +139,10 @@ class Batches:
         return self.complete and self._is_last
 
     def __iter__(self) -> Iterator[Samples]:
-        with closing(self._loader.batches(self.epoch, self.position, self.order)) as batches:
-            while not self.complete and not self._told_to_stop():
+        batches = self._source or self._loader.batches(self.epoch, self.position, self.order)
+        self._source = None
+        try:
+            while not self.complete and not self._told_to_end():
                 samples, chunk = next(batches)
                 self.order = chunk.order
                 yield from self._parts(samples, chunk)
@@ -138,6 +151,22 @@ class Batches:
                 self._on_step(self.position)
             if self.complete:
                 next(batches, None)  # lets the loader go on to the next epoch
+        finally:
+            if self.paused:
+                # Opened again in the middle of an epoch, a loader would lose what is prepared ahead.
+                self._source = batches
+            else:
+                batches.close()
+
+    def resume(self) -> None:
+        """Begin the next part of the epoch after a pause."""
+        self.paused = False
+        self.start, self.trained = self.position, 0
+
+    def close(self) -> None:
+        """Release what a pause has left open."""
+        if self._source is not None:
+            self._source.close()
 
     def _parts(self, samples: Samples, chunk: Chunk) -> Iterator[Samples]:
         """Yield the batches of this rank's part of a chunk; without a share, the example of the loader."""
@@ -149,16 +178,21 @@ class Batches:
             yield samples if len(sizes) == 1 else (x[done : done + size], y[done : done + size])
             done += size
 
-    def _told_to_stop(self) -> bool:
+    def _told_to_end(self) -> bool:
         """Return rank 0's decision: ranks that stop at different steps would leave others waiting."""
+        told = self._told()
+        self.paused = told == PAUSE
+        return told != GO_ON
+
+    def _told(self) -> int:
+        wish = STOP if self._should_stop() else PAUSE if self._should_pause() else GO_ON
         if self._balancer is None:
-            return bool(self._group.broadcast(self._should_stop()))
+            return int(self._group.broadcast(wish))
         before = self._balancer.sizes
-        if self._balancer.before_step(self._should_stop(), self._loader.samples - self.position):
-            return True
-        if self._balancer.sizes != before:
+        told = self._balancer.before_step(wish, self._loader.samples - self.position)
+        if told == GO_ON and self._balancer.sizes != before:
             self._loader.split(self._balancer.sizes)
-        return False
+        return told
 
 
 class TrainingData:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from hetctl.model.checkpoint_interval import EVERY_EPOCH
 from hetctl.model.pipeline_status import StageReport
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.batches import held_out_batches
@@ -35,8 +36,9 @@ LEAST_SAVE_S, SAVE_SHARE = 2.0, 0.05
 class PipelineTrainer(MemberTrainer):
     """A pipeline's training in one round, on one of its ranks.
 
-    A checkpoint is written after each epoch, and within epochs at the ends of waves. Its weights contain
-    these waves of all virtual workers; the optimizer's state is that of the first virtual worker.
+    A checkpoint is written after each epoch, and within epochs at the ends of waves; of a member with another
+    interval, at the first end of an epoch or wave after it. Its weights contain these waves of all virtual
+    workers; the optimizer's state is that of the first virtual worker.
 
     Parameters
     ----------
@@ -121,7 +123,6 @@ class PipelineTrainer(MemberTrainer):
         last_s = None if self._trained_at is None or part.position else ended - self._trained_at
         self._trained_at = ended
         if self.state.part_samples < part.samples:
-            self._save(self._report_checkpoint)
             return False
         self._finish_epoch(number, clock.rate, last_s)
         return True
@@ -186,10 +187,15 @@ class PipelineTrainer(MemberTrainer):
         self.stage.network.end_epoch()
 
     def _is_save_due(self) -> bool:
+        """Return true if rank 0 wants a checkpoint at the end of this wave."""
+        if self.saver.is_busy:
+            return False
         pause_s = max(LEAST_SAVE_S, self._write_s / SAVE_SHARE)
-        if self.saver.is_busy or time.monotonic() - self._saved_at < pause_s:
+        often = self.member.checkpoint == EVERY_EPOCH and time.monotonic() - self._saved_at >= pause_s
+        if not (often or self._clock.is_due()):
             return False
         self._saved_at = time.monotonic()
+        self._clock.restart()
         return True
 
     def _save_wave(self, part: EpochPart, minibatch: int, arrays: Mapping[str, Tensor]) -> None:

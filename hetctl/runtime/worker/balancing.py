@@ -19,6 +19,7 @@ from hetctl.methods.balance.predictors.base import Values
 from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.model.balance_settings import ON, BalanceSettings
 from hetctl.model.training_progress import RankShare
+from hetctl.runtime.data.batches import GO_ON
 from hetctl.runtime.worker.background_training import BackgroundTraining
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import NodeLoad
@@ -115,23 +116,23 @@ class Balancer:
         """Samples of this rank in a full chunk."""
         return self.sizes[self._group.rank]
 
-    def before_step(self, should_stop: bool, left: int) -> bool:
-        """Exchange times and sizes, and start the time of the step; return true if the group stops."""
+    def before_step(self, wish: int, left: int) -> int:
+        """Exchange times and sizes, and start the time of the step; return rank 0's wish."""
         reports = self._reports()
         answer = None
         if self.leader is None:
             self._group.report(reports)
         else:
-            answer = should_stop, self.leader.next_sizes(reports)
-        stop, sizes = self._group.broadcast(answer)
-        if stop:
-            return True
+            answer = wish, self.leader.next_sizes(reports)
+        told, sizes = self._group.broadcast(answer)
+        if told:
+            return int(told)
         self.sizes = tuple(sizes)
         self._step += 1
         if self.leader is not None:
             self.leader.begin(self._step, is_full=left >= sum(self.sizes))
         self._timer.begin(self._step)
-        return False
+        return GO_ON
 
     def _reports(self) -> list[Report]:
         taken = self._timer.taken()

@@ -47,7 +47,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     done = group.broadcast(len(history))
     make_private_folder(Path(spec.checkpoints))
     environment = _environment(spec, member, group, context, done)
-    events.write("started", epochs=done, part_samples=0)
+    events.write("started", epochs=max(history, default=0), part_samples=0)
     reports = EpochReports(spec, member, events, history)
     if reason := group.broadcast(reports.reason_to_stop()):
         group.leave()

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from hetctl.model.checkpoint_interval import EPOCHS, STEPS
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import encode
@@ -26,6 +27,7 @@ from hetctl.runtime.worker.checkpoint import (
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.random_state import set_random_state
+from hetctl.runtime.worker.save_clock import SaveClock
 
 Note = Callable[[int, int, Any], None]
 
@@ -45,6 +47,10 @@ class CheckpointSaver(Protocol):
 
     def save(self, arrays: Arrays, state: TrainingState, report: Report) -> None:
         """Start to write a checkpoint; OSError if the previous one could not be written."""
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a checkpoint is being written."""
 
     def check(self) -> None:
         """Raise the error of a checkpoint that could not be written; do not wait for one."""
@@ -143,13 +149,15 @@ class MemberTrainer:
 
     def __post_init__(self) -> None:
         self._saver = self._new_saver()
+        self._clock = SaveClock(self.member.checkpoint)
+        self._unsaved = False
         self._trained_at: float | None = None
 
     def _new_saver(self) -> CheckpointSaver:
         raise NotImplementedError
 
     def _train_epoch(self) -> bool:
-        """Train the rest of the epoch; return false if told to stop before its end."""
+        """Train the rest of the epoch; return false if told to stop before its end, with a state to save."""
         raise NotImplementedError
 
     def _evaluate(self, number: int) -> dict[str, float]:
@@ -171,13 +179,17 @@ class MemberTrainer:
     def _train(self) -> None:
         self._restore()
         self._rescale_learning_rate()
+        self._clock.restart()
         self.events.write("started", epochs=len(self.state.epochs), part_samples=self.state.part_samples)
         while not (reason := self._reason_to_stop_for_good()):
             # Clocks and measured times differ: rank 0's decision holds, or some ranks would train on alone.
             if not self.group.broadcast(self.stop.leaves_room_for(self._epoch_seconds_left())):
                 break
             if not self._train_epoch():
+                self._unsaved = True
                 break
+        if self._unsaved:
+            self._begin_save(self._report_checkpoint)
         # The events below say that the last state is in a checkpoint.
         self._saver.wait()
         if reason:
@@ -228,6 +240,7 @@ class MemberTrainer:
     def _after_step(self, epoch: int, position: int, loss: Any) -> None:
         # A full disk must show before another epoch is trained in vain.
         self._saver.check()
+        self._clock.count(STEPS)
         self.sign()
         self.note(epoch, position, loss)
         if self.launched_at:
@@ -264,13 +277,28 @@ class MemberTrainer:
         visit = self.state.visit
         self.state = TrainingState(epochs=(*self.state.epochs, result), gpus=self.gpus, visit=visit)
 
-        def report(manifest: Manifest, seconds: float) -> None:
-            """Report the checkpoint and the epoch, which is finished once it is in a checkpoint."""
-            self._report_checkpoint(manifest, seconds)
+        def report_epoch() -> None:
             self.events.write("epoch", **encode(result), evaluate_s=evaluate_s)
             self.show(result)
 
+        def report(manifest: Manifest, seconds: float) -> None:
+            """Report the epoch after its checkpoint: with one of each, none is ever trained twice."""
+            self._report_checkpoint(manifest, seconds)
+            report_epoch()
+
+        self._clock.count(EPOCHS)
+        # Clocks differ, and each rank may have a part of the state.
+        if self.group.broadcast(self._clock.is_due()):
+            self._begin_save(report)
+        else:
+            self._unsaved = True
+            report_epoch()
+
+    def _begin_save(self, report: Report) -> None:
+        """Start to write a checkpoint, and the next interval."""
         self._save(report)
+        self._clock.restart()
+        self._unsaved = False
 
     def _report_checkpoint(self, manifest: Manifest, seconds: float) -> None:
         self.events.write(

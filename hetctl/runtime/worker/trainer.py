@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,7 +62,7 @@ class Trainer(MemberTrainer):
 
     def _train_epoch(self) -> bool:
         """Train the rest of the epoch; return false if told to stop before its end."""
-        number = len(self.state.epochs) + 1
+        number, is_whole = len(self.state.epochs) + 1, not self.state.part_samples
         clock = EpochClock(self.training.samples, self.member.chunk(self.group.size))
 
         def after_step(position: int) -> None:
@@ -78,21 +79,35 @@ class Trainer(MemberTrainer):
             self.state.part_order or None,
             self.balancer,
             most=self.member.micro_batch_size,
+            should_pause=self._is_pause_due,
         )
-        began = time.perf_counter()
-        loss = self.network.train(batches)
+        with closing(batches):
+            while self._train_part(batches):
+                self._begin_save(self._report_checkpoint)
+                batches.resume()
         ended = time.perf_counter()
-        self._account_part(batches, loss, ended - began)
-        last_s = None if self._trained_at is None or batches.start else ended - self._trained_at
+        last_s = ended - self._trained_at if self._trained_at is not None and is_whole else None
         self._trained_at = ended
         if not batches.complete:
-            self._save(self._report_checkpoint)
             return False
         self._finish_epoch(number, clock.rate, last_s)
         if self.visits is not None:
             fewest, most = self.visits.extremes
             self.events.write("sample_visits", epoch=number, fewest=fewest, most=most, held=self.visits.held)
         return True
+
+    def _is_pause_due(self) -> bool:
+        """Return true if a checkpoint is due in the middle of an epoch."""
+        # A time is no reason to wait for the last checkpoint; a number of steps is kept to.
+        waits = self.member.checkpoint.is_timed and self._saver.is_busy
+        return self._clock.is_due() and not waits
+
+    def _train_part(self, batches: Batches) -> bool:
+        """Train to the epoch's end, a stop, or a checkpoint that is due; return true if one is due."""
+        began = time.perf_counter()
+        loss = self.network.train(batches)
+        self._account_part(batches, loss, time.perf_counter() - began)
+        return batches.paused
 
     def _account_part(self, batches: Batches, loss: float, seconds: float) -> None:
         done = batches.position - batches.start
@@ -112,14 +127,16 @@ class Trainer(MemberTrainer):
         self.network.end_epoch(metrics)
 
     def _save(self, report: Report) -> None:
+        self.state = replace(self.state, random_state=random_state())
+        if self.group.rank != 0:
+            # All ranks have the same weights: of GPUs, each would copy them to the node's memory.
+            return
         arrays = self.network.save()
         if self._balances is not None and (managed := self._balances.state()):
             arrays[MANAGER_STATE] = np.frombuffer(managed, np.uint8)
         if self.visits is not None:
             arrays.update({f"{VISITS}{name}": array for name, array in self.visits.save().items()})
-        self.state = replace(self.state, random_state=random_state())
-        if self.group.rank == 0:
-            self._saver.save(arrays, self.state, report)
+        self._saver.save(arrays, self.state, report)
 
 
 def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:

@@ -53,6 +53,24 @@ def test_stopping_and_going_on_equals_not_stopping(samples, batch_size, steps):
     assert parts == whole
 
 
+@given(st.integers(1, 200), st.integers(1, 40), st.integers(1, 10))
+def test_a_pause_goes_on_with_the_same_source(samples, batch_size, every):
+    whole = [x.tolist() for x, _ in batches(samples, 1, 0, batch_size)]
+    paused = batches(samples, 1, 0, batch_size)
+    paused._should_pause = lambda: paused.position >= paused.start + every * batch_size
+    opened, loader = [], paused._loader.batches
+    paused._loader.batches = lambda *place: opened.append(place) or loader(*place)
+    parts = [[x.tolist() for x, _ in paused]]
+    while paused.paused:
+        assert paused.share == 1.0
+        paused.resume()
+        parts.append([x.tolist() for x, _ in paused])
+    assert [batch for part in parts for batch in part] == whole
+    assert all(len(part) == every for part in parts[:-1])
+    assert len(opened) == 1
+    assert paused.complete
+
+
 @given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 60), st.integers(1, 20))
 def test_large_shares_come_in_batches_that_make_one_step(samples, size, chunk, most):
     x = np.arange(samples)

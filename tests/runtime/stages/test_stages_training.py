@@ -19,6 +19,7 @@ from hetctl.methods.pipeline.communication import Links
 from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
 from hetctl.methods.pipeline.layouts import PipelineProblem
 from hetctl.methods.pipeline.sync_cost import Waves
+from hetctl.model.checkpoint_interval import EVERY_EPOCH, STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.plan import PIPELINE
 from hetctl.model.serialization import encode
@@ -35,12 +36,14 @@ LAYERS = LayerProfile(
 MODULES = {"pytorch": "piped_torch", "tensorflow": "piped_keras"}
 
 
-def job_of(tmp_path, config, policy, in_flight, distance=0, slots=4, epochs=2, framework="pytorch", **spec):
+def job_of(tmp_path, config, policy, in_flight, distance=0, slots=4, epochs=2, framework="pytorch",
+    checkpoint=EVERY_EPOCH, **spec,
+):  # fmt: skip
     module = MODULES[framework]
     for name in (module, "handwriting"):
         shutil.copy(ENSEMBLES / f"{name}.py", tmp_path)
     stop = StopRule("val_loss", patience=9, max_epochs=epochs)
-    member = Member("m", config, 16, 5, stop)
+    member = Member("m", config, 16, 5, stop, checkpoint=checkpoint)
     functions = Functions(f"{module}:input_fn", f"{module}:model_fn")
     ensemble = Ensemble("e", framework, functions, (member,), str(tmp_path))
     problem = PipelineProblem(
@@ -144,9 +147,11 @@ def test_keras_waves_give_the_weights_that_their_log_says(tmp_path):
         assert differences(dict(followed_arrays), arrays, 1e-9) == []
 
 
-@pytest.mark.parametrize("of", ["first", "last"])
-def test_a_killed_stage_costs_the_waves_since_a_checkpoint(tmp_path, of):
-    job = job_of(tmp_path, {**SGD, "pause_s": 0.15}, "np", 2)
+@pytest.mark.parametrize(
+    ("of", "checkpoint"), [("first", EVERY_EPOCH), ("last", CheckpointInterval(4, STEPS))]
+)
+def test_a_killed_stage_costs_the_waves_since_a_checkpoint(tmp_path, of, checkpoint):
+    job = job_of(tmp_path, {**SGD, "pause_s": 0.15}, "np", 2, checkpoint=checkpoint)
     process = job.start()
     wait_for(lambda: any(e.data["part_samples"] for e in job.events("checkpoint", "m")), 60)
     ranks = ranks_of(job.run.path)

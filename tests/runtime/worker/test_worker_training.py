@@ -11,6 +11,7 @@ import pytest
 from ranks import run_ranks
 from tiny_networks import ENSEMBLES, MODULES, functions_of, seed_all, train_on
 
+from hetctl.model.checkpoint_interval import EPOCHS, EVERY_EPOCH, SECONDS, STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.loaders import ArrayLoader
@@ -48,9 +49,12 @@ class StopAfter(StopSignal):
         return self.reason is not None
 
 
-def trainer(folder, config, *, framework="tensorflow", stop=None, gpus=1, epochs=3, train_fn=None, seed=5):
+def trainer(
+    folder, config, *, framework="tensorflow", stop=None, gpus=1, epochs=3, train_fn=None, seed=5,
+    checkpoint=EVERY_EPOCH,
+):  # fmt: skip
     ensemble = Ensemble("tiny", framework, functions_of(framework, train_fn), (), str(ENSEMBLES))
-    member = Member("m", config, 32, seed, replace(STOP, max_epochs=epochs))
+    member = Member("m", config, 32, seed, replace(STOP, max_epochs=epochs), checkpoint=checkpoint)
     loaded = load_functions(ensemble)
     seed_all(framework, seed)
     training, validation = as_sources(loaded.input_fn(None))
@@ -91,6 +95,76 @@ def test_resumed_training_equals_uninterrupted_bit_for_bit(tmp_path, framework, 
         assert one.metrics["val_loss"] == other.metrics["val_loss"]
         assert one.metrics["val_accuracy"] == other.metrics["val_accuracy"]
         assert one.metrics["loss"] == pytest.approx(other.metrics["loss"], rel=1e-5)
+
+
+class KilledError(Exception):
+    """End of a trainer in the middle of a step."""
+
+
+def killed_after(trainer, steps):
+    """Train so many steps of 20 in an epoch, and no further."""
+    done = []
+
+    def note(*_):
+        done.append(None)
+        if len(done) == steps:
+            raise KilledError
+
+    trainer.note = note
+    with pytest.raises(KilledError):
+        trainer.run()
+    return trainer.events
+
+
+def kept_in(events):
+    return [(data["epoch"], data["part_samples"]) for kind, data in events if kind == "checkpoint"]
+
+
+@pytest.mark.parametrize("train_fn", [None, "mixed_train_fn"])
+@pytest.mark.parametrize("framework", MODULES)
+def test_a_killed_trainer_repeats_its_last_steps_alone(tmp_path, framework, train_fn):
+    config = CONFIGS["adam with dropout"] | {"scaled": train_fn is not None}
+    every = CheckpointInterval(8, STEPS)
+    how = {"framework": framework, "train_fn": train_fn, "epochs": 2}
+    trainer(tmp_path / "whole", config, **how).run()
+    events = killed_after(trainer(tmp_path / "parts", config, checkpoint=every, **how), 31)
+    assert kept_in(events) == [(0, 256), (0, 512), (1, 128)]
+    resumed = trainer(tmp_path / "parts", config, checkpoint=every, **how)
+    resumed.run()
+    assert dict(resumed.events)["started"] == {"epochs": 1, "part_samples": 128}
+    assert kept_in(resumed.events) == [(1, 384), (2, 0)]
+    (whole, whole_state), (parts, parts_state) = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert whole.keys() == parts.keys()
+    for name, array in whole.items():
+        assert np.array_equal(array, parts[name]), name
+    for one, other in zip(whole_state.epochs, parts_state.epochs, strict=True):
+        assert one.metrics == pytest.approx(other.metrics, rel=1e-5)
+
+
+def test_epochs_without_a_checkpoint_are_trained_again(tmp_path):
+    how = {"epochs": 4, "checkpoint": CheckpointInterval(2, EPOCHS)}
+    trainer(tmp_path / "whole", CONFIGS["adam with dropout"], **how).run()
+    parts = tmp_path / "parts", CONFIGS["adam with dropout"]
+    killed = killed_after(trainer(*parts, **how), 65)
+    assert kept_in(killed) == [(2, 0)]
+    resumed = trainer(*parts, **how)
+    resumed.run()
+    assert kept_in(resumed.events) == [(4, 0)]
+    assert [data["epoch"] for kind, data in killed if kind == "epoch"] == [1, 2, 3]
+    again = [data for kind, data in resumed.events if kind == "epoch"]
+    assert [data["epoch"] for data in again] == [2, 3, 4]
+    (third,) = [data for kind, data in killed if kind == "epoch" and data["epoch"] == 3]
+    assert third["metrics"] == again[1]["metrics"]
+    for name, array in weights(tmp_path / "whole")[0].items():
+        assert np.array_equal(array, weights(tmp_path / "parts")[0][name]), name
+
+
+@pytest.mark.parametrize("stop", [None, StopAfter(47)], ids=["converged", "stopped"])
+def test_the_last_state_is_saved_whatever_the_interval(tmp_path, stop):
+    last = trainer(tmp_path, {}, stop=stop, checkpoint=CheckpointInterval(10**6, SECONDS))
+    last.run()
+    assert kept_in(last.events) == [(3, 0)] if stop is None else [(2, 7 * 32)]
+    assert last.events.kinds()[-2:] == ["checkpoint", "converged" if stop is None else "stopped"]
 
 
 @pytest.mark.parametrize("framework", MODULES)

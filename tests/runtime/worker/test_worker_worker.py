@@ -52,8 +52,8 @@ def test_an_event_is_on_disk_even_if_not_announced(tmp_path: Path) -> None:
         raise ConnectionResetError
 
     task = _assignment(tmp_path).task
-    writer_of(task, refuse).write("started")
-    assert [event.kind for event in read_folder(task.events)] == ["started"]
+    writer_of(task, refuse).write("told")
+    assert [event.kind for event in read_folder(task.events)] == ["told"]
 
 
 def _assignment(folder: Path) -> Assignment:
