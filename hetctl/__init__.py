@@ -4,7 +4,7 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-OF_SCRIPTS = frozenset({"report", "should_stop"})
+OF_SCRIPTS = frozenset({"report", "should_stop", "last_checkpoint"})
 """Functions for the user's scripts, imported when they are first used."""
 
 

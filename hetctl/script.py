@@ -1,6 +1,6 @@
-"""Functions for a script that hetctl trains as a member: `report` and `should_stop`.
+"""Functions for a script that hetctl trains as a member: `report`, `should_stop`, `last_checkpoint`.
 
-It needs nothing but the standard library, and outside of a run it does nothing.
+They need nothing but the standard library, and outside of a run they do nothing.
 """
 
 from __future__ import annotations
@@ -9,44 +9,135 @@ import contextlib
 import json
 import os
 import select
+import time
+from pathlib import Path
 from typing import SupportsFloat
 
-from hetctl.model.script_variables import PROGRESS_VARIABLE, STOP_VARIABLE
+from hetctl.model.script_variables import ANSWER_VARIABLE, PROGRESS_VARIABLE, RESUME_VARIABLE, STOP_VARIABLE
+
+PART_EVERY_S = 0.25
+"""Seconds between two reports within an epoch; those in between are dropped."""
+LONGEST_ANSWER_S = 1.0
+"""Seconds after which an answer is given up: the node may be busy, or another process may have read it."""
 
 
 def report(
-    *, epoch: int, samples: int | None = None, seconds: float | None = None, **metrics: SupportsFloat
+    *,
+    epoch: int | None = None,
+    samples: int | None = None,
+    seconds: float | None = None,
+    finished: bool = True,
+    checkpoint: str | os.PathLike[str] | None = None,
+    **metrics: SupportsFloat,
 ) -> None:
-    """Report a finished epoch, after its checkpoint was written; reports of ranks other than 0 are ignored.
+    """Report a finished epoch after its checkpoint was written, or progress, or a checkpoint alone.
+
+    Reports of ranks other than 0 are ignored.
 
     Parameters
     ----------
-    epoch : int
-        Number of the epoch, from 1; it goes on counting after a restart.
+    epoch : int or None
+        Number of the epoch, from 1; it goes on counting after a restart. None: there is only a checkpoint.
     samples : int or None
-        Training samples of the epoch, of all ranks together. None: no rate is derived.
+        Training samples of the epoch, of all ranks together; if it is not finished, those done so far.
+        None: no rate is derived.
     seconds : float or None
-        Seconds in which they were trained; None: those since the last report.
+        Seconds in which they were trained; None: those since the last finished epoch.
+    finished : bool
+        False for progress within the epoch. It may be reported after each step: all but four reports a
+        second are dropped, without a conversion of their metrics.
+    checkpoint : path or None
+        File or folder with a checkpoint that is whole, from which the next start may go on.
     **metrics
-        Metrics of the epoch, with that of the stop rule.
+        Metrics of the epoch, with that of the stop rule; ``loss`` alone counts within an epoch.
+
+    Raises
+    ------
+    TypeError
+        If there is neither an epoch nor a checkpoint.
     """
+    if epoch is None and checkpoint is None:
+        raise TypeError("report() needs an epoch or a checkpoint")
     if (descriptor := _descriptor(PROGRESS_VARIABLE)) is None:
         return
-    said = {"epoch": epoch, "samples": samples, "seconds": seconds}
+    if not (finished or checkpoint is not None or _SENT.takes_part(time.monotonic())):
+        return
+    path = None if checkpoint is None else str(Path(checkpoint).absolute())
+    said = {"epoch": epoch, "samples": samples, "seconds": seconds, "checkpoint": path}
     line = {key: value for key, value in said.items() if value is not None}
+    if not finished:
+        line["finished"] = False
     text = json.dumps(line | {name: float(value) for name, value in metrics.items()})
+    _SENT.count(judged=finished)
     # The rank reads no more once it has ended, and it ends the script with it.
     with contextlib.suppress(OSError):
         os.write(descriptor, f"{text}\n".encode())
 
 
 def should_stop() -> bool:
-    """Return true once the script has to write a checkpoint and exit; it is started again later."""
+    """Return true once the script has to write a checkpoint and exit; it is started again later.
+
+    After the report of a finished epoch it waits until hetctl has judged this by the stop rule.
+    """
     if (descriptor := _descriptor(STOP_VARIABLE)) is None:
         return False
+    if (answers := _descriptor(ANSWER_VARIABLE)) is not None:
+        _SENT.await_answer(answers)
+    return _readable(descriptor, 0.0)
+
+
+def last_checkpoint() -> Path | None:
+    """Return the newest checkpoint that an earlier start has named and that exists; None if there is none."""
+    path = os.environ.get(RESUME_VARIABLE)
+    return Path(path) if path else None
+
+
+class _Sent:
+    """Lines that this process has reported, and the answers to them."""
+
+    def __init__(self) -> None:
+        self._lines = 0
+        self._answered = 0
+        self._awaited = 0
+        self._next_part = 0.0
+
+    def takes_part(self, now: float) -> bool:
+        """Return true if the last report within an epoch is long enough ago."""
+        if now < self._next_part:
+            return False
+        self._next_part = now + PART_EVERY_S
+        return True
+
+    def count(self, *, judged: bool) -> None:
+        """Count a line; if it is `judged`, its answer is awaited."""
+        self._lines += 1
+        if judged:
+            self._awaited = self._lines
+
+    def await_answer(self, descriptor: int) -> None:
+        """Wait until all lines up to the last awaited one are answered."""
+        limit = time.monotonic() + LONGEST_ANSWER_S
+        while self._answered < self._awaited:
+            if not _readable(descriptor, limit - time.monotonic()) or not (answers := _read(descriptor)):
+                self._answered = self._awaited
+            else:
+                self._answered += len(answers)
+
+
+_SENT = _Sent()
+
+
+def _readable(descriptor: int, wait_s: float) -> bool:
     waiting = select.poll()
     waiting.register(descriptor, select.POLLIN)
-    return bool(waiting.poll(0))
+    return bool(waiting.poll(max(0.0, 1000 * wait_s)))
+
+
+def _read(descriptor: int) -> bytes:
+    try:
+        return os.read(descriptor, 2**12)
+    except OSError:
+        return b""
 
 
 def _descriptor(variable: str) -> int | None:

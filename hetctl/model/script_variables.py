@@ -1,6 +1,10 @@
-"""Variables by which a rank and the script that it runs find each other's descriptors."""
+"""Variables by which a rank and the script that it runs find each other's descriptors and files."""
 
 PROGRESS_VARIABLE = "HETCTL_PROGRESS_FD"
 """Variable with the descriptor to which the script writes its reports, one line of JSON each."""
+ANSWER_VARIABLE = "HETCTL_ANSWER_FD"
+"""Variable with a descriptor that has one byte for each of these lines, after hetctl has judged it."""
 STOP_VARIABLE = "HETCTL_STOP_FD"
 """Variable with a descriptor whose other end is closed when the script has to stop."""
+RESUME_VARIABLE = "HETCTL_RESUME_FROM"
+"""Variable with the newest checkpoint that the script has named in an earlier start."""

@@ -107,7 +107,7 @@ class Heartbeat:
     epoch : int
         Number of the epoch in training, from 1.
     position, samples : int
-        Samples of the epoch that are done, and samples of the whole epoch.
+        Samples of the epoch that are done, and samples of the whole epoch; 0: not known.
     rate : float
         Samples/s of the whole group since the previous heartbeat.
     loss : float or None

@@ -149,7 +149,7 @@ def _live_table(status: RunStatus) -> list[RenderableType]:
             Text(printable(name)),
             format_rate(pulse.rate),
             str(pulse.epoch),
-            format_percent(pulse.position / pulse.samples),
+            format_percent(pulse.position / pulse.samples if pulse.samples else None),
             format_metric(pulse.loss),
             format_percent(pulse.busy),
         )

@@ -85,6 +85,13 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None]:
     return request_signal
 
 
+def group_cpu_seconds(group: int) -> float:
+    """Return the CPU time of the processes of a group and of their children that have ended, in seconds."""
+    # Fields 14 to 17 of /proc/PID/stat.
+    ticks = sum(sum(map(int, fields[11:15])) for fields in _running() if int(fields[2]) == group)
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def name_process(name: str) -> None:
     """Set the name of this process in ps(1) and top(1); the kernel keeps 15 characters."""
     _LIBC.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)

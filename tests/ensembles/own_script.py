@@ -12,6 +12,7 @@ import hetctl
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--epoch-s", type=float, default=0.1)
+parser.add_argument("--parts", type=int, default=1)
 parser.add_argument("--harm", default="none")
 options = parser.parse_args()
 folder = Path(os.environ["HETCTL_CHECKPOINT_DIR"])
@@ -29,6 +30,7 @@ def once(name):
 
 done = int(state.read_text()) if state.exists() else 0
 print(f"start after {done} epochs with {os.environ['WORLD_SIZE']} ranks", flush=True)
+print(f"named before: {hetctl.last_checkpoint()}", flush=True)
 if options.harm == "deaf":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if options.harm == "garbage":
@@ -41,13 +43,17 @@ while done < options.epochs:
     if hetctl.should_stop() and options.harm != "deaf":
         print(f"stopped after {done} epochs", flush=True)
         sys.exit(0)
-    time.sleep(options.epoch_s)
+    for part in range(1, options.parts + 1):
+        time.sleep(options.epoch_s / options.parts)
+        if options.parts > 1:
+            so_far = 100 * part // options.parts
+            hetctl.report(epoch=done + 1, finished=False, samples=so_far, loss=1 / (done + part))
     done += 1
     whole = state.with_suffix(".new")
     whole.write_text(str(done))
     whole.replace(state)
     if options.harm != "blind":
-        hetctl.report(epoch=done, samples=100, val_loss=1 / done)
+        hetctl.report(epoch=done, samples=100, checkpoint=state, val_loss=1 / done)
     if options.harm == "child" and done == 2 and once("killed"):
         os.kill(os.getpid(), signal.SIGKILL)
     if options.harm == "rank" and done == 2 and once("killed"):

@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hetctl.model.ensemble import Member
+from hetctl.model.script_variables import RESUME_VARIABLE
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES
 
 USUAL_DEVICES = "CUDA_VISIBLE_DEVICES"
+PROFILE_VARIABLE = "HETCTL_PROFILE"
+"""Variable that is set if a command runs for its rate alone."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,52 @@ class Meeting:
     host: str
     port: int
     interface: str | None
+
+
+@dataclass(frozen=True)
+class CommandSettings:
+    """Facts of which a command is told when it is started.
+
+    Parameters
+    ----------
+    run : str
+        Name of the run, or of the profiling job.
+    epochs : int
+        Number of epochs that it has reported in the run.
+    checkpoints : str
+        Folder for its checkpoints.
+    deadline : float
+        Time in seconds since the epoch at which it is told to stop at the latest.
+    resume_from : str or None
+        Newest checkpoint that it has named; None: there is none.
+    profiled : bool
+        True if it runs for its rate alone, and what it writes is removed.
+    """
+
+    run: str
+    round: int
+    epochs: int
+    checkpoints: str
+    deadline: float
+    resume_from: str | None = None
+    profiled: bool = False
+
+
+def own_variables(member: Member, settings: CommandSettings) -> dict[str, str]:
+    """Return hetctl's own variables of a command."""
+    resume = {RESUME_VARIABLE: settings.resume_from} if settings.resume_from else {}
+    return {
+        "HETCTL_RUN": settings.run,
+        "HETCTL_ROUND": str(settings.round),
+        "HETCTL_MEMBER": member.name,
+        "HETCTL_SEED": str(member.seed),
+        "HETCTL_BATCH_SIZE": str(member.batch_size),
+        "HETCTL_EPOCH": str(settings.epochs),
+        "HETCTL_CHECKPOINT_DIR": settings.checkpoints,
+        "HETCTL_DEADLINE": str(settings.deadline),
+        **resume,
+        **({PROFILE_VARIABLE: "1"} if settings.profiled else {}),
+    }
 
 
 def rank_variables(rank: int, devices: Sequence[RankDevice], meeting: Meeting) -> dict[str, str]:

@@ -13,9 +13,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.script_variables import PROGRESS_VARIABLE, STOP_VARIABLE
+from hetctl.model.script_variables import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.runtime.worker.script_reports import ReportLines
-from hetctl.storage.processes import die_with_parent
+from hetctl.storage.processes import die_with_parent, group_cpu_seconds
 
 KEPT_BYTES = 4096
 """Bytes at the end of the standard error that are kept for the cause of a failure."""
@@ -50,30 +50,33 @@ class CommandProcess:
     ) -> None:
         self._grace_s = grace_s
         self._reports, progress = os.pipe()
+        answers, self._answers = os.pipe()
         stop, self._stop = os.pipe()
         errors, errors_end = os.pipe()
-        descriptors = {PROGRESS_VARIABLE: str(progress), STOP_VARIABLE: str(stop)}
+        theirs = {PROGRESS_VARIABLE: progress, ANSWER_VARIABLE: answers, STOP_VARIABLE: stop}
         try:
             self._process = subprocess.Popen(
                 words,
                 cwd=folder,
-                env={**environment, **descriptors},
+                env={**environment, **{name: str(end) for name, end in theirs.items()}},
                 stdin=subprocess.DEVNULL,
                 stderr=errors_end,
-                pass_fds=(progress, stop),
+                pass_fds=tuple(theirs.values()),
                 start_new_session=True,
                 preexec_fn=_prepared(),
             )
         except OSError as error:
-            for descriptor in (self._reports, self._stop, errors):
+            for descriptor in (self._reports, self._answers, self._stop, errors):
                 os.close(descriptor)
             raise BadInputError(
                 f"the program '{words[0]}' of the command cannot be started: {error.strerror}",
                 "correct `command` in the ensemble file, or the PATH of the job",
             ) from None
         finally:
-            for descriptor in (progress, stop, errors_end):
+            for descriptor in (*theirs.values(), errors_end):
                 os.close(descriptor)
+        # A command that reads no answers must not keep the rank waiting.
+        os.set_blocking(self._answers, False)
         self._guard = _guard_of(self._process.pid)
         self._errors = _ErrorTail(errors)
         self._lines = ReportLines()
@@ -85,6 +88,10 @@ class CommandProcess:
     def stopping(self) -> bool:
         """True if it was told to stop."""
         return self._stopped_at is not None
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that all of it has used, in seconds."""
+        return group_cpu_seconds(self._process.pid)
 
     def reports(self, wait_s: float) -> Iterator[bytes]:
         """Yield the lines that it has written to its descriptor for reports, within so many seconds."""
@@ -98,6 +105,11 @@ class CommandProcess:
                 self._open = bool(data)
                 # The end of the last line may be missing.
                 yield from self._lines.add(data or b"\n")
+
+    def answer(self, lines: int) -> None:
+        """Tell it that so many lines of its reports are judged."""
+        with suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._answers, b"." * lines)
 
     def stop(self) -> None:
         """Tell it to write a checkpoint and exit; `press` follows this up."""
@@ -137,6 +149,7 @@ class CommandProcess:
         self._process.wait()
         self._errors.join()
         os.close(self._reports)
+        os.close(self._answers)
         if not self.stopping:
             os.close(self._stop)
 

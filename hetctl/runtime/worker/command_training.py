@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetctl.model.ensemble import Member
-from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult
-from hetctl.runtime.transport import LOCALHOST
-from hetctl.runtime.worker.command_environment import Meeting, RankDevice, rank_variables, visible_devices
+from hetctl.perf.script_pace import Mark, add_mark, epoch_pace
+from hetctl.runtime.worker.command_environment import CommandSettings
 from hetctl.runtime.worker.command_process import CommandProcess
+from hetctl.runtime.worker.command_run import CommandRun, command_environment
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import Group, LostPeerError, NoCollectives, ProcessGroup, all_gather
-from hetctl.runtime.worker.member_trainer import Reporter, StopSignal, check_metrics
-from hetctl.runtime.worker.messages import Assignment, TrainingSpec
-from hetctl.runtime.worker.reporting import OUT_OF_MEMORY_ERRORS, reporter
+from hetctl.runtime.worker.group import NoCollectives
+from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
+from hetctl.runtime.worker.member_trainer import Note, Reporter, check_metrics
+from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
+from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.script_reports import ScriptReport, WrongReportError, parse_report, shown
 from hetctl.runtime.worker.tensorboard import Board
 from hetctl.runtime.worker.training import stop_signal_of
@@ -29,11 +27,24 @@ from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import board_in
 
-LOOK_S = 0.05
-SIGNAL_DELAY_S = 1.0
-"""Seconds in which a rank gets the SIGTERM of a batch system that has ended its command already."""
-ENDED, FAILED, OVER, STOP = "ended", "failed", "over", "stop"
-"""Messages between ranks: the command has ended well, or not; all are to end, or to stop. With a reason."""
+NAMED = "checkpoint_named"
+"""Kind of the event of a checkpoint that the command has named."""
+
+
+@dataclass(frozen=True)
+class CommandHistory:
+    """Reports of a member's command in this run.
+
+    Parameters
+    ----------
+    epochs : dict of int to EpochResult
+        Epochs by number.
+    checkpoint : str or None
+        Newest checkpoint that it has named and that exists; None if there is none.
+    """
+
+    epochs: dict[int, EpochResult] = field(default_factory=dict)
+    checkpoint: str | None = None
 
 
 def run_command(assignment: Assignment, context: WorkerContext) -> None:
@@ -43,18 +54,24 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     (member,) = spec.ensemble.members
     group = context.join(place, spec.network, spec.timeouts, NoCollectives())
     events = reporter(assignment.task, group, context.send_written)
-    history = _history(assignment) if group.rank == 0 else {}
-    done = group.broadcast(len(history))
+    history = _history(assignment.task) if group.rank == 0 else CommandHistory()
+    done, resume_from = group.broadcast([len(history.epochs), history.checkpoint])
     make_private_folder(Path(spec.checkpoints))
-    environment = _environment(spec, member, group, context, done)
-    events.write("started", epochs=max(history, default=0), part_samples=0)
-    reports = EpochReports(spec, member, events, history)
+    settings = CommandSettings(spec.run, spec.round, done, spec.checkpoints, spec.deadline, resume_from)
+    environment = command_environment(group, context, member, settings)
+    events.write("started", epochs=max(history.epochs, default=0), part_samples=0)
+    reports = EpochReports(spec, member, events, history.epochs)
     if reason := group.broadcast(reports.reason_to_stop()):
         group.leave()
         events.write("converged", reason=reason)
         return
     words, folder = member.command_line, Path(spec.ensemble.folder)
-    with closing(CommandProcess(words, folder, environment, spec.grace_s)) as process:
+    with ExitStack() as stack:
+        process = stack.enter_context(closing(CommandProcess(words, folder, environment, spec.grace_s)))
+        if group.rank == 0:
+            samples = spec.ensemble.samples_per_epoch or 0
+            busy = busy_share(context.binding.device, process.cpu_seconds)
+            reports.note = stack.enter_context(heartbeats_to(context.send_heartbeat, samples, busy))
         stop = stop_signal_of(context, spec, assignment)
         run = CommandRun(group, process, stop, reports, context)
         run.watch()
@@ -62,45 +79,15 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     run.report_end(events)
 
 
-def _history(assignment: Assignment) -> dict[int, EpochResult]:
-    """Return the epochs that the member has reported in this run, by number."""
-    path = assignment.task.events / f"{assignment.task.name}.jsonl"
-    found = [decode(EpochResult, event.data) for event in read_events(path) if event.kind == "epoch"]
-    return {epoch.epoch: epoch for epoch in reversed(found)}
-
-
-def _environment(
-    spec: TrainingSpec, member: Member, group: Group, context: WorkerContext, done: int
-) -> dict[str, str]:
-    binding = context.binding
-    own_place = encode(RankDevice(binding.node, binding.device))
-    devices = [decode(RankDevice, place) for place in all_gather(group, own_place)]
-    port = group.broadcast(_free_port() if group.rank == 0 else None)
-    wired = group if isinstance(group, ProcessGroup) else None
-    meeting = Meeting(wired.host, port, wired.interface) if wired else Meeting(LOCALHOST, port, None)
-    own = {
-        "HETCTL_RUN": spec.run,
-        "HETCTL_ROUND": str(spec.round),
-        "HETCTL_MEMBER": member.name,
-        "HETCTL_SEED": str(member.seed),
-        "HETCTL_BATCH_SIZE": str(member.batch_size),
-        "HETCTL_EPOCH": str(done),
-        "HETCTL_CHECKPOINT_DIR": spec.checkpoints,
-        "HETCTL_DEADLINE": str(spec.deadline),
-    }
-    return {
-        **os.environ,
-        **visible_devices(group.rank, devices, os.environ),
-        **rank_variables(group.rank, devices, meeting),
-        **member.environment,
-        **own,
-    }
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+def _history(task: TaskMessage) -> CommandHistory:
+    events = list(read_events(task.events / f"{task.name}.jsonl"))
+    epochs = [decode(EpochResult, event.data) for event in events if event.kind == "epoch"]
+    named = [str(event.data["path"]) for event in reversed(events) if event.kind == NAMED]
+    # The script may have removed the newest ones itself.
+    checkpoint = next((path for path in named if Path(path).exists()), None)
+    if named and checkpoint is None:
+        print("none of the checkpoints that the command has named exists any more", flush=True)
+    return CommandHistory({epoch.epoch: epoch for epoch in reversed(epochs)}, checkpoint)
 
 
 @dataclass
@@ -111,16 +98,19 @@ class EpochReports:
     ----------
     history : dict of int to EpochResult
         Epochs of the run by number.
+    note : callable
+        Function called with the epoch, its samples that are done, and the loss.
     """
 
     spec: TrainingSpec
     member: Member
     events: Reporter
     history: dict[int, EpochResult]
+    note: Note = lambda *_: None
 
     def __post_init__(self) -> None:
         self._board: Board | None = None
-        self._reported_at: float | None = None
+        self._marks: list[Mark] = []
         self._began_at = time.time()
         self._wrong = 0
 
@@ -130,43 +120,65 @@ class EpochReports:
         return self.member.stop.reason_to_stop(tuple(e.metrics[self.member.stop.metric] for e in epochs))
 
     def take(self, line: bytes) -> None:
-        """Write the event of an epoch; of wrong lines only the first has an event.
+        """Write the events of a report; of wrong lines only the first has an event.
 
         Raises
         ------
         BadInputError
-            If the metric of the stop rule is missing, or one is not finite.
+            If the metric of the stop rule is missing in a finished epoch, or one is not finite.
         """
         try:
             report = parse_report(line)
+            checkpoint = self._existing(report.checkpoint)
         except WrongReportError as error:
             self._ignore(line, str(error))
             return
+        if report.epoch is not None:
+            self._note(report, report.epoch, time.time())
+        # After the epoch: without this event the next start trains it again, and counts it once.
+        if checkpoint is not None:
+            self.events.write(NAMED, path=str(checkpoint), epoch=report.epoch)
+
+    def _existing(self, checkpoint: str | None) -> Path | None:
+        path = None if checkpoint is None else Path(self.spec.ensemble.folder, checkpoint)
+        if path is not None and not path.exists():
+            raise WrongReportError("checkpoint must be a file or folder that exists")
+        return path
+
+    def _note(self, report: ScriptReport, epoch: int, now: float) -> None:
+        mark = Mark(now, epoch, report.samples or 0.0, report.finished, report.seconds)
+        self._marks = add_mark(self._marks, mark)
+        self.note(epoch, int(report.samples or 0), report.metrics.get("loss"))
+        if report.finished:
+            self._finish(report, epoch, now)
+
+    def _finish(self, report: ScriptReport, epoch: int, now: float) -> None:
         check_metrics(report.metrics, self.member.stop.metric)
-        result = self._result(report, time.time())
+        result = self._result(report, epoch, now)
+        self._marks = self._marks[-1:]
         # A command that was killed before its checkpoint was written trains the epoch again.
-        if report.epoch in self.history:
+        if epoch in self.history:
             return
-        self.history[report.epoch] = result
+        self.history[epoch] = result
         self.events.write("epoch", **encode(result), evaluate_s=0.0)
         path = board_in(Path(self.spec.checkpoints))
         self._board = self._board or Board(path, int(report.samples or 0))
         self._board.show(result)
 
-    def _result(self, report: ScriptReport, now: float) -> EpochResult:
-        # The time until the first report has the start of the command in it.
-        known = report.seconds or (now - self._reported_at if self._reported_at else None)
-        seconds = known or now - self._began_at
-        self._reported_at = now
+    def _result(self, report: ScriptReport, epoch: int, now: float) -> EpochResult:
+        ends = [mark for mark in self._marks if mark.finished]
+        pace = epoch_pace(self._marks)
         return EpochResult(
-            epoch=report.epoch,
+            epoch=epoch,
             metrics=report.metrics,
-            seconds=seconds,
+            # The time until the first report has the start of the command in it.
+            seconds=report.seconds or now - (ends[0].time if len(ends) > 1 else self._began_at),
             gpus=self.spec.allocation.gpus,
             finished_at=now,
-            rate=report.samples / known if report.samples and known else None,
+            rate=pace.rate,
             batch_size=self.member.batch_size,
             gpu_type=self.spec.gpu_type,
+            overhead_s=pace.overhead_s,
         )
 
     def _ignore(self, line: bytes, rule: str) -> None:
@@ -174,137 +186,3 @@ class EpochReports:
         if self._wrong == 1:
             print(f"a report of the command is ignored: {rule}: {shown(line)}", flush=True)
             self.events.write("report_ignored", line=shown(line), rule=rule)
-
-
-@dataclass
-class CommandRun:
-    """A command in training, on one rank of its group.
-
-    Parameters
-    ----------
-    ended : set of int
-        Ranks whose commands have ended; of rank 0 alone.
-    """
-
-    group: Group
-    process: CommandProcess
-    stop: StopSignal
-    reports: EpochReports
-    context: WorkerContext
-    ended: set[int] = field(default_factory=set)
-    converged: str | None = None
-    _heard: dict[str, str] = field(default_factory=dict)
-    _asked: bool = False
-
-    def watch(self) -> None:
-        """Follow the command until all ranks' have ended.
-
-        Raises
-        ------
-        BadInputError
-            If this rank's has failed.
-        LostPeerError
-            If another rank's has.
-        """
-        while not self._is_over():
-            self._take_reports(LOOK_S)
-            self._exchange()
-            self.context.sign()
-            self._stop_if_told()
-            self.process.press()
-            code = self.process.ended()
-            if code is not None and self.group.rank not in self.ended:
-                self._end(code)
-        if self.group.rank == 0:
-            self.group.broadcast([OVER, ""])
-
-    def report_end(self, events: Reporter) -> None:
-        """Write the last event of the member in this round."""
-        if self.converged:
-            events.write("converged", reason=self.converged)
-        elif self.process.stopping:
-            reason = self.stop.reason or self._heard.get(STOP)
-            events.write("stopped", reason=reason, part_samples=0)
-        else:
-            events.write("converged", reason="its command has ended with exit code 0")
-
-    def _is_over(self) -> bool:
-        if self.group.rank == 0:
-            return len(self.ended) == self.group.size
-        return OVER in self._heard
-
-    def _take_reports(self, wait_s: float) -> None:
-        for line in self.process.reports(wait_s):
-            if self.group.rank == 0:
-                self.reports.take(line)
-                self.converged = self.converged or self.reports.reason_to_stop()
-
-    def _exchange(self) -> None:
-        for rank, (kind, reason) in self.group.reports():
-            if kind == FAILED:
-                raise LostPeerError("the command of another rank has failed")
-            if kind == ENDED:
-                self.ended.add(rank)
-            self._heard.setdefault(kind, reason)
-
-    def _stop_if_told(self) -> None:
-        """Stop the command once rank 0 says so, which stops its own first.
-
-        Otherwise the command of another rank, told earlier, could leave that of rank 0, which would end
-        without having been told to.
-        """
-        if self.process.stopping:
-            return
-        leads, told = self.group.rank == 0, STOP in self._heard
-        if told or (leads and self.converged) or self.stop():
-            if leads or told:
-                self.process.stop()
-            self._ask()
-
-    def _ask(self) -> None:
-        """Tell the other ranks, through rank 0, to stop."""
-        if not self._asked:
-            self._asked = True
-            self._tell(STOP, self.stop.reason or "")
-
-    def _tell(self, kind: str, reason: str = "") -> None:
-        """Send rank 0 a message, or all others one of rank 0."""
-        if self.group.rank == 0:
-            self.group.broadcast([kind, reason])
-        else:
-            self.group.report([kind, reason])
-
-    def _end(self, code: int) -> None:
-        """Note the end of this rank's command; its last reports may still be in the pipe."""
-        self._take_reports(0.0)
-        if code == -signal.SIGTERM and not self.process.stopping:
-            self._await_own_signal()
-        if code and not self.process.stopping:
-            self._exchange()
-            self._tell(FAILED)
-            raise _failure(code, self.process.last_errors())
-        if self.process.stopping:
-            print(f"the command has ended after it was told to stop ({_described(code)})", flush=True)
-        self.ended.add(self.group.rank)
-        if self.group.rank != 0:
-            self._tell(ENDED)
-
-    def _await_own_signal(self) -> None:
-        limit = time.monotonic() + SIGNAL_DELAY_S
-        while not self.stop() and time.monotonic() < limit:
-            time.sleep(LOOK_S)
-        if self.stop():
-            self.process.stop()
-            self._ask()
-
-
-def _failure(code: int, errors: str) -> BadInputError:
-    error = BadInputError(f"the command has ended with {_described(code)}{f': {errors}' if errors else ''}")
-    if any(name in errors for name in OUT_OF_MEMORY_ERRORS):
-        # So that it counts as out of memory, and the batch may become smaller.
-        error.__cause__ = MemoryError()
-    return error
-
-
-def _described(code: int) -> str:
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"

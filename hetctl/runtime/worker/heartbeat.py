@@ -35,7 +35,7 @@ def heartbeats_to(
     send : callable
         Function that sends a heartbeat; a closed connection is ignored here.
     samples : int
-        Samples of an epoch.
+        Samples of an epoch; 0: not known.
     shares : callable
         Function that returns the parts of the group's ranks in the last step.
     every_s : float
@@ -78,7 +78,8 @@ class _Sender:
             if self._seen is None:
                 continue
             (epoch, position, loss), now = self._seen, time.time()
-            if last[0]:
+            # Without the samples of an epoch, those of its end are not known.
+            if last[0] and (self._samples or epoch == last[0]):
                 done = (epoch - last[0]) * self._samples + position - last[1]
                 rate = max(0.0, done / (now - last_at))
                 # Reading the loss waits for the GPU: in this thread, and not in that of training.
@@ -91,20 +92,27 @@ class _Sender:
             last_at, last = now, (epoch, position)
 
 
-def busy_share(device: int | None) -> Busy:
-    """Return a function for the used share of a rank's GPU, or of its cores if it has none."""
-    return cores_used() if device is None else gpu_used(device)
+def busy_share(device: int | None, cpu_seconds: Callable[[], float] = time.process_time) -> Busy:
+    """Return a function for the used share of a rank's GPU, or of its cores if it has none.
+
+    Parameters
+    ----------
+    cpu_seconds : callable
+        Function that returns the CPU time that training has used, in seconds.
+    """
+    return cores_used(cpu_seconds) if device is None else gpu_used(device)
 
 
-def cores_used() -> Busy:
-    """Return a function that gives the share of its cores that this process has used since the last call."""
-    last = [time.monotonic(), time.process_time()]
+def cores_used(cpu_seconds: Callable[[], float] = time.process_time) -> Busy:
+    """Return a function that gives the share of the rank's cores that was used since the last call."""
+    last = [time.monotonic(), cpu_seconds()]
 
     def share() -> float:
-        wall, cpu = time.monotonic(), time.process_time()
+        wall, cpu = time.monotonic(), cpu_seconds()
         used = (cpu - last[1]) / max(wall - last[0], 1e-9) / len(os.sched_getaffinity(0))
         last[:] = [wall, cpu]
-        return min(1.0, used)
+        # A process that has ended takes its time with it.
+        return min(1.0, max(0.0, used))
 
     return share
 

@@ -1,4 +1,4 @@
-"""Reports of a member's command: lines of JSON, each a finished epoch."""
+"""Reports of a member's command: lines of JSON on finished epochs, progress, and checkpoints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,26 @@ SHOWN = 80
 
 @dataclass(frozen=True)
 class ScriptReport:
-    """Report of a finished epoch, as `hetctl.script.report` writes it."""
+    """Report as `hetctl.script.report` writes it.
 
-    epoch: int
+    Parameters
+    ----------
+    epoch : int or None
+        Number of the epoch, from 1; None: there is only a checkpoint.
+    samples, seconds : float or None
+        Those of the epoch, or of the part that is done.
+    finished : bool
+        False for progress within the epoch.
+    checkpoint : str or None
+        Path of a checkpoint that is whole.
+    """
+
+    epoch: int | None
     metrics: Mapping[str, float]
     samples: float | None = None
     seconds: float | None = None
+    finished: bool = True
+    checkpoint: str | None = None
 
 
 class WrongReportError(ValueError):
@@ -41,14 +55,21 @@ def parse_report(line: bytes) -> ScriptReport:
         raise WrongReportError("it is not JSON") from None
     if not isinstance(value, dict):
         raise WrongReportError("it is not a JSON object")
+    checkpoint, finished = value.pop("checkpoint", None), value.pop("finished", True)
+    if checkpoint is not None and not (isinstance(checkpoint, str) and checkpoint):
+        raise WrongReportError("checkpoint must be a path")
+    if not isinstance(finished, bool):
+        raise WrongReportError("finished must be true or false")
     epoch = value.pop("epoch", None)
-    if type(epoch) is not int or epoch < 1:
+    only_checkpoint = checkpoint is not None and epoch is None and not value
+    if not only_checkpoint and (type(epoch) is not int or epoch < 1):
         raise WrongReportError("epoch must be a whole number, from 1")
     samples, seconds = (_positive(value, key) for key in ("samples", "seconds"))
     for name, metric in value.items():
         if not _is_number(metric):
             raise WrongReportError(f"{name} must be a number")
-    return ScriptReport(epoch, {name: float(metric) for name, metric in value.items()}, samples, seconds)
+    metrics = {name: float(metric) for name, metric in value.items()}
+    return ScriptReport(epoch, metrics, samples, seconds, finished, checkpoint)
 
 
 def shown(line: bytes) -> str:

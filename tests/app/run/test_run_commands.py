@@ -10,6 +10,7 @@ import pytest
 from workbench import TINY, alive, new_project, wait_for
 
 from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_file import checkpoint_folder, read_spec
 
 RUN = "own-001"
 
@@ -56,7 +57,7 @@ def test_the_stop_rule_ends_a_script(tmp_path):
     project = project_of(tmp_path, "--epochs", "1000", "--epoch-s", "0.02", max_epochs=3)
     done = submitted(project)
     assert done.json["members"][0]["reason"] == "3 epochs done"
-    assert "stopped after" in log_of(project)
+    assert "stopped after 3 epochs" in log_of(project)
 
 
 def test_a_script_goes_on_in_the_next_job(tmp_path):
@@ -85,7 +86,24 @@ def test_a_script_that_does_not_stop_is_killed(tmp_path):
         "SIGKILL",
         "(SIGKILL)",
     ]
-    assert alive(str(project.path)) == []
+    wait_for(lambda: not alive(str(project.path)))
+
+
+def test_status_shows_a_script_within_its_epoch(tmp_path):
+    project = project_of(tmp_path, "--epoch-s", "60", "--parts", "1000")
+    assert project.here("submit", "--gpus", "1", "--json").code == 0
+
+    def pulse():
+        return project.here("status", "--json").json["members"][0]["pulse"]
+
+    wait_for(pulse)
+    seen = pulse()
+    assert (seen["epoch"], 0 < seen["position"] < 100, seen["samples"]) == (1, True, 0)
+    assert 0 < seen["rate"] < 5
+    assert 0 < seen["loss"] <= 1
+    assert "in training" in project.here("status").stdout
+    assert project.here("cancel", "--json").code == 0
+    assert project.epochs(RUN) == {}
 
 
 @pytest.mark.parametrize(("harm", "cause"), [("child", "SIGKILL"), ("rank", "killed by SIGKILL")])
@@ -97,8 +115,11 @@ def test_a_killed_script_goes_on_from_its_checkpoint(tmp_path, harm, cause):
     assert first["fault"]
     told = [event["error"] for event in events(project, "failed")] or [first["cause"]]
     assert told[0].endswith(cause)
+    starts = [line for line in log_of(project).splitlines() if line.startswith("named before")]
+    state = checkpoint_folder(read_spec(project.home.run(RUN)), "a") / "epochs.txt"
+    assert starts == ["named before: None", f"named before: {state}"]
     assert "start after 2 epochs" in log_of(project)
-    assert alive(str(project.path)) == []
+    wait_for(lambda: not alive(str(project.path)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,207 @@
+"""A member's command in execution on the ranks of a group: its environment, and its watch until it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from hetctl.model.ensemble import Member
+from hetctl.model.errors import BadInputError
+from hetctl.model.serialization import decode, encode
+from hetctl.runtime.transport import LOCALHOST
+from hetctl.runtime.worker.command_environment import (
+    CommandSettings,
+    Meeting,
+    RankDevice,
+    own_variables,
+    rank_variables,
+    visible_devices,
+)
+from hetctl.runtime.worker.command_process import CommandProcess
+from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_gather
+from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
+from hetctl.runtime.worker.reporting import OUT_OF_MEMORY_ERRORS
+
+LOOK_S = 0.05
+SIGNAL_DELAY_S = 1.0
+"""Seconds in which a rank gets the SIGTERM of a batch system that has ended its command already."""
+ENDED, FAILED, OVER, STOP = "ended", "failed", "over", "stop"
+"""Messages between ranks: the command has ended well, or not; all are to end, or to stop. With a reason."""
+
+
+def command_environment(
+    group: Group, context: WorkerContext, member: Member, settings: CommandSettings
+) -> dict[str, str]:
+    """Return the environment of a member's command on this rank; all ranks of the group call it."""
+    binding = context.binding
+    own_place = encode(RankDevice(binding.node, binding.device))
+    devices = [decode(RankDevice, place) for place in all_gather(group, own_place)]
+    port = group.broadcast(_free_port() if group.rank == 0 else None)
+    wired = group if isinstance(group, ProcessGroup) else None
+    meeting = Meeting(wired.host, port, wired.interface) if wired else Meeting(LOCALHOST, port, None)
+    return {
+        **os.environ,
+        **visible_devices(group.rank, devices, os.environ),
+        **rank_variables(group.rank, devices, meeting),
+        **member.environment,
+        **own_variables(member, settings),
+    }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])
+
+
+class ReportReader(Protocol):
+    """Reader of what a command reports, on rank 0."""
+
+    def take(self, line: bytes) -> None:
+        """Judge a line of the command."""
+
+    def reason_to_stop(self) -> str | None:
+        """Return why the command has done all that is wanted of it; None if it has not."""
+
+
+@dataclass
+class CommandRun:
+    """A command in training, on one rank of its group.
+
+    Parameters
+    ----------
+    ended : set of int
+        Ranks whose commands have ended; of rank 0 alone.
+    """
+
+    group: Group
+    process: CommandProcess
+    stop: StopSignal
+    reports: ReportReader
+    context: WorkerContext
+    ended: set[int] = field(default_factory=set)
+    converged: str | None = None
+    _heard: dict[str, str] = field(default_factory=dict)
+    _asked: bool = False
+
+    def watch(self) -> None:
+        """Follow the command until all ranks' have ended.
+
+        Raises
+        ------
+        BadInputError
+            If this rank's has failed.
+        LostPeerError
+            If another rank's has.
+        """
+        while not self._is_over():
+            lines = self._take_reports(LOOK_S)
+            self._exchange()
+            self.context.sign()
+            self._stop_if_told()
+            # After the stop: a script that looks for one right after its report must see it.
+            self.process.answer(lines)
+            self.process.press()
+            code = self.process.ended()
+            if code is not None and self.group.rank not in self.ended:
+                self._end(code)
+        if self.group.rank == 0:
+            self.group.broadcast([OVER, ""])
+
+    def report_end(self, events: Reporter) -> None:
+        """Write the last event of the member in this round."""
+        if self.converged:
+            events.write("converged", reason=self.converged)
+        elif self.process.stopping:
+            reason = self.stop.reason or self._heard.get(STOP)
+            events.write("stopped", reason=reason, part_samples=0)
+        else:
+            events.write("converged", reason="its command has ended with exit code 0")
+
+    def _is_over(self) -> bool:
+        if self.group.rank == 0:
+            return len(self.ended) == self.group.size
+        return OVER in self._heard
+
+    def _take_reports(self, wait_s: float) -> int:
+        """Read the lines that have come; return their number."""
+        lines = list(self.process.reports(wait_s))
+        for line in lines if self.group.rank == 0 else ():
+            self.reports.take(line)
+            self.converged = self.converged or self.reports.reason_to_stop()
+        return len(lines)
+
+    def _exchange(self) -> None:
+        for rank, (kind, reason) in self.group.reports():
+            if kind == FAILED:
+                raise LostPeerError("the command of another rank has failed")
+            if kind == ENDED:
+                self.ended.add(rank)
+            self._heard.setdefault(kind, reason)
+
+    def _stop_if_told(self) -> None:
+        """Stop the command once rank 0 says so, which stops its own first.
+
+        Otherwise the command of another rank, told earlier, could leave that of rank 0, which would end
+        without having been told to.
+        """
+        if self.process.stopping:
+            return
+        leads, told = self.group.rank == 0, STOP in self._heard
+        if told or (leads and self.converged) or self.stop():
+            if leads or told:
+                self.process.stop()
+            self._ask()
+
+    def _ask(self) -> None:
+        """Tell the other ranks, through rank 0, to stop."""
+        if not self._asked:
+            self._asked = True
+            self._tell(STOP, self.stop.reason or "")
+
+    def _tell(self, kind: str, reason: str = "") -> None:
+        """Send rank 0 a message, or all others one of rank 0."""
+        if self.group.rank == 0:
+            self.group.broadcast([kind, reason])
+        else:
+            self.group.report([kind, reason])
+
+    def _end(self, code: int) -> None:
+        """Note the end of this rank's command; its last reports may still be in the pipe."""
+        self._take_reports(0.0)
+        if code == -signal.SIGTERM and not self.process.stopping:
+            self._await_own_signal()
+        if code and not self.process.stopping:
+            self._exchange()
+            self._tell(FAILED)
+            raise _failure(code, self.process.last_errors())
+        if self.process.stopping:
+            print(f"the command has ended after it was told to stop ({_described(code)})", flush=True)
+        self.ended.add(self.group.rank)
+        if self.group.rank != 0:
+            self._tell(ENDED)
+
+    def _await_own_signal(self) -> None:
+        limit = time.monotonic() + SIGNAL_DELAY_S
+        while not self.stop() and time.monotonic() < limit:
+            time.sleep(LOOK_S)
+        if self.stop():
+            self.process.stop()
+            self._ask()
+
+
+def _failure(code: int, errors: str) -> BadInputError:
+    error = BadInputError(f"the command has ended with {_described(code)}{f': {errors}' if errors else ''}")
+    if any(name in errors for name in OUT_OF_MEMORY_ERRORS):
+        # So that it counts as out of memory, and the batch may become smaller.
+        error.__cause__ = MemoryError()
+    return error
+
+
+def _described(code: int) -> str:
+    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
