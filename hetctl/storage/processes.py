@@ -6,7 +6,7 @@ import ctypes
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,7 +53,7 @@ class Process:
         except OSError:
             reused = False
         # fields[2] is the process group: its leader may be gone while others of the group run.
-        return not reused and any(int(fields[2]) == self.pid for fields in _running())
+        return not reused and any(int(fields[2]) == self.pid for _, fields in _running())
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,27 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None]:
 def group_cpu_seconds(group: int) -> float:
     """Return the CPU time of the processes of a group and of their children that have ended, in seconds."""
     # Fields 14 to 17 of /proc/PID/stat.
-    ticks = sum(sum(map(int, fields[11:15])) for fields in _running() if int(fields[2]) == group)
+    ticks = sum(sum(map(int, fields[11:15])) for _, fields in _running() if int(fields[2]) == group)
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def commands_below(pids: Iterable[int]) -> dict[int, set[int]]:
+    """Return the commands of each process: all those below it that run in sessions of their own."""
+    children: dict[int, list[int]] = {}
+    sessions: dict[int, str] = {}
+    for pid, fields in _running():
+        children.setdefault(int(fields[1]), []).append(pid)
+        sessions[pid] = fields[3]
+    return {
+        pid: {below for below in _below(pid, children) if sessions.get(below) != sessions.get(pid)}
+        for pid in pids
+    }
+
+
+def _below(pid: int, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
+    yield pid
+    for child in children.get(pid, ()):
+        yield from _below(child, children)
 
 
 def name_process(name: str) -> None:
@@ -108,7 +127,7 @@ def _is_hidden(pid: int) -> bool:
     return False
 
 
-def _running() -> Iterator[list[str]]:
+def _running() -> Iterator[tuple[int, list[str]]]:
     for name in os.listdir("/proc"):  # noqa: PTH208 - of these files only the names are needed
         if name.isdigit():
             try:
@@ -116,7 +135,7 @@ def _running() -> Iterator[list[str]]:
             except OSError:
                 continue
             if fields[0] not in "ZX":
-                yield fields
+                yield int(name), fields
 
 
 def _stat(pid: int) -> list[str]:

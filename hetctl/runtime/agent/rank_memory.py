@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.runtime.agent.messages import Overuse
+from hetctl.storage.processes import commands_below
 
 MEMBERSHIP, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 PROCESSES = Path("/proc")
@@ -67,7 +68,7 @@ def most_above(private: Mapping[int, int], share: int, levels: Iterable[Level]) 
     Parameters
     ----------
     private : mapping of int to int
-        Private memory of each rank in bytes, by GPU.
+        Private memory of each rank and of its commands in bytes, by GPU.
     share : int
         Share of each rank in bytes. A rank may use more while memory is free.
     """
@@ -107,7 +108,8 @@ class MemoryWatch:
         whole = Level(machine.used, self._limit)
         if not any(level.nearly_full for level in (*levels, whole)):
             return None
-        private = {gpu: private_bytes(pid) for gpu, pid in pids.items()}
+        own = bytes_with_commands(pids.values())
+        private = {gpu: own[pid] for gpu, pid in pids.items()}
         return most_above(private, self._share, [*levels, Level(sum(private.values()), self._limit)])
 
 
@@ -119,8 +121,21 @@ def machine_level(processes: Path = PROCESSES) -> Level:
     return Level(KIBIBYTE * (total - _line(meminfo, "MemAvailable:")), KIBIBYTE * total)
 
 
+def bytes_with_commands(pids: Iterable[int]) -> dict[int, int]:
+    """Return the private memory of processes in bytes, each with the commands that it has started."""
+    below = commands_below(pids)
+    return {pid: sum(map(private_bytes, [pid, *commands])) for pid, commands in below.items()}
+
+
 def private_bytes(pid: int, processes: Path = PROCESSES) -> int:
-    """Return a process's resident memory without files and shared memory, in bytes; 0 if it has ended."""
+    """Return a process's resident memory without files and shared memory, in bytes; 0 if it has ended.
+
+    Memory that forked processes share until one of them writes is divided among them, where the kernel counts
+    it (Linux 5.4); otherwise that of a process alone counts.
+    """
+    rollup = processes / str(pid) / "smaps_rollup"
+    if kibibytes := _line(rollup, "Pss_Anon:") or _line(rollup, "Private_Dirty:"):
+        return KIBIBYTE * kibibytes
     try:
         _, resident, shared, *_ = (processes / str(pid) / "statm").read_text(encoding="ascii").split()
     except (OSError, ValueError):

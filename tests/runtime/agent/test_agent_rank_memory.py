@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import subprocess
 import sys
 
@@ -15,12 +16,14 @@ from hetctl.runtime.agent.messages import Overuse
 from hetctl.runtime.agent.rank_memory import (
     Level,
     MemoryWatch,
+    bytes_with_commands,
     limited_groups,
     machine_level,
     most_above,
     oom_kills,
     private_bytes,
 )
+from hetctl.storage.processes import commands_below
 
 MIB = 2**20
 VERSIONS = {
@@ -109,6 +112,42 @@ def test_shared_memory_and_files_are_no_ranks_own(tmp_path):
     del own
 
 
+FORKS = """
+import os, sys, time
+os.setsid()
+kept = b"x" * {size}
+for _ in range(3):
+    if not os.fork():
+        time.sleep(1000)
+print("has it", flush=True)
+time.sleep(1000)
+"""
+"""A command whose processes share its memory until they write to it."""
+STARTS = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {command!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+print("has it", flush=True)
+try:
+    time.sleep(1000)
+finally:
+    child.kill()
+"""
+
+
+def test_the_command_of_a_rank_counts_for_it_once(hoard):
+    watch = MemoryWatch(200 * MIB, 2)
+    pids = {0: hoard(HOARD.format(150 * MIB)), 1: hoard(STARTS.format(command=FORKS.format(size=250 * MIB)))}
+    gpu, overuse = watch.look(pids)
+    assert (gpu, overuse.share) == (1, 200 * MIB)
+    assert 250 * MIB < overuse.peak < 320 * MIB
+
+
+def test_what_a_rank_starts_in_its_own_session_does_not_count(hoard):
+    pid = hoard(STARTS.format(command=HOARD.format(250 * MIB)))
+    assert bytes_with_commands([pid])[pid] == private_bytes(pid) < 100 * MIB
+
+
 def test_an_ended_process_has_no_private_memory():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
@@ -154,26 +193,32 @@ HOARD = "import sys, time; kept = b'x' * {}; print('has it', flush=True); time.s
 
 @pytest.fixture
 def hoard():
-    """Start a process that holds so many bytes."""
+    """Start a program that prints a line once it holds its memory; return its process."""
     made = []
 
-    def make(size):
-        process = subprocess.Popen([sys.executable, "-c", HOARD.format(size)], stdout=subprocess.PIPE)
+    def make(program):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, preexec_fn=os.setpgrp
+        )
         made.append(process)
         process.stdout.readline()
         return process.pid
 
     yield make
+    commands = commands_below(process.pid for process in made).values()
     for process in made:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
+    for pid in set().union(*commands):
+        os.kill(pid, signal.SIGKILL)
+    for process in made:
         process.communicate()
 
 
 def test_a_process_above_its_share_is_found_if_the_sum_is_high(hoard):
     watch = MemoryWatch(200 * MIB, 2)
-    pids = {0: hoard(20 * MIB), 1: hoard(250 * MIB)}
+    pids = {0: hoard(HOARD.format(20 * MIB)), 1: hoard(HOARD.format(250 * MIB))}
     assert watch.look(pids) is None  # one may have more as long as the other has less
-    pids[0] = hoard(150 * MIB)
+    pids[0] = hoard(HOARD.format(150 * MIB))
     gpu, overuse = watch.look(pids)
     assert (gpu, overuse.share) == (1, 200 * MIB)
     assert 250 * MIB < overuse.peak < 300 * MIB
