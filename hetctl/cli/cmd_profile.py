@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hetctl.cli.options import (
+    Seconds,
     ensemble_option,
     given_options,
     json_option,
@@ -51,6 +52,13 @@ if TYPE_CHECKING:
     " of rates. May be given several times.",
 )
 @click.option("--links", is_flag=True, help="Measure the links between GPUs, instead of rates.")
+@click.option(
+    "--for",
+    "command_s",
+    metavar="TIME",
+    type=Seconds(),
+    help="Run the command of a member for TIME at most, on each number of GPUs.  [default: 1m]",
+)
 @click.option("--force", is_flag=True, help="Measure known points again.")
 @json_option
 @click.pass_context
@@ -61,6 +69,7 @@ def command(
     max_concurrent: int | None,
     members: tuple[str, ...],
     links: bool,
+    command_s: float | None,
     force: bool,
     as_json: bool,
     **wishes: Any,
@@ -85,7 +94,8 @@ def command(
 
     project = this_project()
     ensemble, site, size = resolve(project, **wishes)
-    asked = ProfileCommand(ensemble, site, size, ArraySpec(jobs, max_concurrent), force)
+    spread = ArraySpec(jobs, max_concurrent)
+    asked = ProfileCommand(ensemble, site, size, spread, force, command_s)
     outcome: ProfileOutcome | LayerOutcome
     with ProfileDisplay(quiet=as_json) as display:
         if members or links:

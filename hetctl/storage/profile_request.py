@@ -13,6 +13,8 @@ from hetctl.model.site import Site
 from hetctl.storage.atomic_io import write_json
 
 RATE, LAYERS, LINKS = "rate", "layers", "links"
+USUAL_COMMAND_S = 60.0
+"""Seconds for which a command is profiled unless the user says otherwise."""
 
 
 @dataclass(frozen=True)
@@ -63,12 +65,15 @@ class Measurements:
     ----------
     preprocess_cores : tuple of int
         Numbers of cores on which the preprocessing function is measured.
+    command_s : float
+        Seconds for which the command of a member runs at most, on each number of GPUs.
     """
 
     ensemble: Ensemble
     site: Site
     points: tuple[ProfileTarget, ...]
     preprocess_cores: tuple[int, ...]
+    command_s: float = USUAL_COMMAND_S
 
     def target(self, source: str) -> ProfileTarget:
         """Return the target of that source."""

@@ -7,6 +7,7 @@ next command searches by that name: jobs that the batch system has are adopted. 
 
 from __future__ import annotations
 
+import math
 import time
 import uuid
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ from hetctl.cluster.batch.base import (
     SubmissionInDoubtError,
 )
 from hetctl.cluster.batch.submitit_jobs import has_result, write_call
-from hetctl.model.ensemble import Ensemble
+from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import HetctlError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.profile import INTER_NODE
@@ -33,6 +34,7 @@ from hetctl.storage.profile_request import (
     LAYERS,
     LINKS,
     RATE,
+    USUAL_COMMAND_S,
     Measurements,
     ProfileJobs,
     ProfileTarget,
@@ -62,6 +64,8 @@ class MeasureRequest:
         Numbers of cores as in `Measurements`, for the first job.
     max_concurrent : int or None
         Largest number of jobs that run at the same time.
+    command_s : float
+        As in `Measurements`.
     """
 
     ensemble: Ensemble
@@ -70,6 +74,7 @@ class MeasureRequest:
     shares: tuple[tuple[ProfileTarget, ...], ...]
     preprocess_cores: tuple[int, ...]
     max_concurrent: int | None
+    command_s: float = USUAL_COMMAND_S
 
     @property
     def nodes(self) -> int:
@@ -81,9 +86,14 @@ class MeasureRequest:
     @property
     def wall_s(self) -> int:
         """Time limit of each job in seconds."""
-        longest_s = max(sum(POINT_S[point.what] for point in share) for share in self.shares)
+        longest_s = max(sum(self._seconds_of(point) for point in share) for share in self.shares)
         wanted_s = max(SHORTEST_JOB_S, longest_s)
         return min(wanted_s, self.queue.max_wall_s or wanted_s)
+
+    def _seconds_of(self, point: ProfileTarget) -> int:
+        """Return the seconds allowed for a point; a command is stopped and ended after its time."""
+        of_command = point.what == RATE and self.ensemble.framework == COMMAND
+        return POINT_S[point.what] + of_command * math.ceil(self.command_s)
 
 
 @dataclass(frozen=True)
@@ -299,7 +309,8 @@ def _write(group: JobGroup, request: MeasureRequest) -> None:
     cores = request.preprocess_cores
     for folder, share in zip(group.folders, request.shares, strict=True):
         make_private_folder(folder)
-        write_measurements(folder, Measurements(request.ensemble, request.site, share, cores))
+        measurements = Measurements(request.ensemble, request.site, share, cores, request.command_s)
+        write_measurements(folder, measurements)
         cores = ()
 
 

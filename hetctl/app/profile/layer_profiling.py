@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
+from hetctl.app.command_members import refuse_commands
 from hetctl.app.pipeline.measured import rows_of
 from hetctl.app.profile.folder import Failure, layers_in, links_in
 from hetctl.app.profile.follow import ProfileMonitor
@@ -66,6 +67,8 @@ def profile_layers(
         are those of `profiling`.
     """
     refuse_strangers(command.ensemble, members)
+    if members:
+        refuse_commands(command.ensemble, "hetctl does not see their layers", "leave out --layers")
     site, wanted = command.site, list(_layer_targets(command.site, members))
     if links or site.links is None:
         ends = list(_link_targets(site, command.size.gpus))

@@ -13,6 +13,7 @@ from hetctl.app.profile.rate_points import RatePoints
 from hetctl.app.profile.session import ProfileCommand, ProfileSession, profiling
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
+from hetctl.model.ensemble import COMMAND
 from hetctl.model.profile import ProfilePoint
 from hetctl.model.rate_shapes import RateShape, shapes_of
 from hetctl.model.site import Cluster
@@ -87,6 +88,8 @@ class _Rates:
 
     def missing_cores(self, earlier: Sequence[JobGroup]) -> tuple[int, ...]:
         """Return the numbers of cores without a measurement of the preprocessing, finished or in progress."""
+        if self._ensemble.framework == COMMAND:
+            return ()
         known = {p.cores for p in self._catalog.preprocess(self._ensemble.name, self._site.name)}
         folders = [folder for group in earlier for folder in group.folders]
         known.update(cores for _, wanted in measurements_in(folders) for cores in wanted.preprocess_cores)

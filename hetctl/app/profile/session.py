@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hetctl.app.command_members import refuse_commands
 from hetctl.app.interruptions import Interruption, Interruptions
 from hetctl.app.profile.folder import Failure, failures_in, measured_in, measurements_in, wanted_of
 from hetctl.app.profile.follow import Attending, ProfileMonitor, leave
 from hetctl.app.profile.jobs import JobGroup, MeasureRequest, ingest_all
 from hetctl.app.project import Project
-from hetctl.model.ensemble import Ensemble
+from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobSize
 from hetctl.model.site import Site
-from hetctl.storage.profile_request import ProfileTarget
+from hetctl.storage.profile_request import USUAL_COMMAND_S, ProfileTarget
 
 
 @dataclass(frozen=True)
@@ -38,6 +37,8 @@ class ProfileCommand:
     ----------
     force : bool
         True to measure known points again.
+    command_s : float or None
+        Seconds for which the command of a member runs at most, on each number of GPUs; None: the usual ones.
     """
 
     ensemble: Ensemble
@@ -45,6 +46,7 @@ class ProfileCommand:
     size: JobSize
     spread: ArraySpec = ONE_JOB
     force: bool = False
+    command_s: float | None = None
 
 
 @contextmanager
@@ -61,11 +63,7 @@ def profiling(
         After SIGINT, SIGTERM or SIGHUP.
     """
     _refuse_too_many(command.spread, command.site)
-    refuse_commands(
-        command.ensemble,
-        "hetctl cannot measure them",
-        "write their rates into a CSV file member,gpus,rate and run `hetctl profile import FILE`",
-    )
+    _refuse_time(command)
     # Signals are kept from here on, so that none leaves a job without its record.
     with Interruptions() as interruptions, project.writing(create=True) as catalog:
         catalog.save_ensemble(command.ensemble)
@@ -91,6 +89,14 @@ def _refuse_too_many(spread: ArraySpec, site: Site) -> None:
         raise BadInputError(
             f"--jobs {spread.jobs}: site {site.name} permits {site.max_queued_jobs} queued jobs per user",
             f"lower it to --jobs {site.max_queued_jobs}, or correct max_queued_jobs of the site file",
+        )
+
+
+def _refuse_time(command: ProfileCommand) -> None:
+    if command.command_s is not None and command.ensemble.framework != COMMAND:
+        raise BadInputError(
+            f"--for {command.command_s:g}: the members of ensemble {command.ensemble.name} are no commands",
+            "leave it out: functions are measured until their rates are known",
         )
 
 
@@ -190,6 +196,7 @@ class ProfileSession:
             shares=tuple(tuple(share) for share in split(points, self._command.spread.jobs)),
             preprocess_cores=self._preprocess_cores(self._earlier or ()),
             max_concurrent=self._command.spread.max_concurrent,
+            command_s=self._command.command_s or USUAL_COMMAND_S,
         )
 
 

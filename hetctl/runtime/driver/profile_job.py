@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hetctl.model.ensemble import COMMAND
 from hetctl.model.plan import Placement
 from hetctl.model.profile import INTRA_NODE
 from hetctl.model.site import Node
@@ -19,7 +20,13 @@ from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.rank_logs import private_log
 from hetctl.runtime.worker.measure_preprocessing import PREPROCESS
-from hetctl.runtime.worker.messages import MEASURE, MEASURE_LAYERS, MEASURE_LINKS, TaskMessage
+from hetctl.runtime.worker.messages import (
+    MEASURE,
+    MEASURE_COMMAND,
+    MEASURE_LAYERS,
+    MEASURE_LINKS,
+    TaskMessage,
+)
 from hetctl.scheduling.planners.packing import pack
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.event_files import EventWriter, read_events
@@ -62,7 +69,7 @@ class _ProfileJob:
         nodes = nodes_of_this_job(site)
         self._gpu_type = _commonest_type(nodes)
         self._workers = WorkerPool(
-            *(site, nodes, AgentFiles.within(folder), ensemble.framework),
+            *(site, nodes, AgentFiles.within(folder), ensemble.preloaded),
             stages=stage_orders(ensemble.partitions, [node.name for node in nodes]),
         )
         self.measured = 0
@@ -101,9 +108,13 @@ class _ProfileJob:
         gpu_type = point.gpu_type or self._gpu_type
         placement = self._ends_of(point.member) if point.what == LINKS else self._placed(point, gpu_type)
         if placement:
-            task = TaskMessage(TASKS[point.what], str(self._folder), point.source, gpu_type=gpu_type)
+            task = TaskMessage(self._kind_of(point), str(self._folder), point.source, gpu_type=gpu_type)
             self._workers.start(task, placement)
         return bool(placement)
+
+    def _kind_of(self, point: ProfileTarget) -> str:
+        of_command = point.what == RATE and self._measurements.ensemble.framework == COMMAND
+        return MEASURE_COMMAND if of_command else TASKS[point.what]
 
     def _placed(self, point: ProfileTarget, gpu_type: str | None) -> tuple[Placement, ...]:
         """Return GPUs for a point, all of one type; none if there are too few."""

@@ -14,8 +14,9 @@ from pathlib import Path
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.script_variables import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
+from hetctl.runtime.agent.rank_memory import private_bytes
 from hetctl.runtime.worker.script_reports import ReportLines
-from hetctl.storage.processes import die_with_parent, group_cpu_seconds
+from hetctl.storage.processes import commands_below, die_with_parent, group_cpu_seconds
 
 KEPT_BYTES = 4096
 """Bytes at the end of the standard error that are kept for the cause of a failure."""
@@ -92,6 +93,11 @@ class CommandProcess:
     def cpu_seconds(self) -> float:
         """Return the CPU time that all of it has used, in seconds."""
         return group_cpu_seconds(self._process.pid)
+
+    def private_bytes(self) -> int:
+        """Return the private memory of all of it, in bytes."""
+        rank = os.getpid()
+        return sum(map(private_bytes, commands_below([rank])[rank]))
 
     def reports(self, wait_s: float) -> Iterator[bytes]:
         """Yield the lines that it has written to its descriptor for reports, within so many seconds."""

@@ -23,6 +23,7 @@ from hetctl.storage.paths import RunFolder
 TRAIN, VISIT, STAGE, PROBE, ALL_REDUCE = "train", "visit", "stage", "probe", "all-reduce"
 RUN_COMMAND = "run-command"
 MEASURE, MEASURE_LAYERS, MEASURE_LINKS = "measure", "measure-layers", "measure-links"
+MEASURE_COMMAND = "measure-command"
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ class TaskMessage:
     ----------
     kind : str
         `TRAIN`, `VISIT`, `STAGE`, `RUN_COMMAND`, `PROBE` or `ALL_REDUCE`, or in profiling `MEASURE`,
-        `MEASURE_LAYERS` or `MEASURE_LINKS`.
+        `MEASURE_COMMAND`, `MEASURE_LAYERS` or `MEASURE_LINKS`.
     folder : str
         Folder of the run or of the profiling job.
     name : str

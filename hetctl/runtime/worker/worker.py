@@ -28,11 +28,13 @@ from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError
 from hetctl.runtime.worker.hardware import reset_peak_memory
 from hetctl.runtime.worker.measure import measure
+from hetctl.runtime.worker.measure_command import measure_command
 from hetctl.runtime.worker.measure_layers import measure_layers
 from hetctl.runtime.worker.measure_links import measure_links
 from hetctl.runtime.worker.messages import (
     ALL_REDUCE,
     MEASURE,
+    MEASURE_COMMAND,
     MEASURE_LAYERS,
     MEASURE_LINKS,
     PROBE,
@@ -62,6 +64,7 @@ WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     STAGE: train_stage,
     RUN_COMMAND: run_command,
     MEASURE: measure,
+    MEASURE_COMMAND: measure_command,
     MEASURE_LAYERS: measure_layers,
     MEASURE_LINKS: measure_links,
     PROBE: report_node,

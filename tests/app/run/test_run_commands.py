@@ -178,8 +178,3 @@ def test_ranks_of_a_script_go_on_in_another_number(tmp_path):
 def test_other_modes_refuse_commands(tmp_path, mode):
     refused = project_of(tmp_path).here("plan", "--mode", mode, "--gpus", "1", "--json")
     assert (refused.code, f"cannot train in mode {mode}" in refused.error["message"]) == (2, True)
-
-
-def test_profiling_refuses_commands(tmp_path):
-    refused = project_of(tmp_path).here("profile", "--json")
-    assert (refused.code, "profile import" in refused.error["hint"]) == (2, True)

@@ -1,0 +1,71 @@
+"""Profiling of members that are commands: real scripts in real jobs on this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+from profiles import members, profiling_project
+from workbench import TINY, alive, new_project, wait_for
+
+
+def project_of(folder, *words: str, gpus: int = 1):
+    command = json.dumps([sys.executable, "own_script.py", "--epochs", "10000", *words])
+    ensemble = f"name: own\nstop: {{metric: val_loss, patience: 5, max_epochs: 9}}\ncommand: {command}\n"
+    ensemble += f"members:\n  - {{name: a, max_gpus: {gpus}}}\n"
+    project = new_project(folder / "project", ensemble, environment={"HETCTL_SITE": "local"})
+    shutil.copy(TINY / "own_script.py", project.path)
+    return project
+
+
+def profiled(project, gpus: int, seconds: float):
+    return project.hetctl("profile", "--gpus", str(gpus), "--for", f"{seconds}", "--json")
+
+
+def test_a_script_is_measured_and_stopped(tmp_path):
+    project = project_of(tmp_path, "--epoch-s", "0.5", "--parts", "5", gpus=2)
+    done = profiled(project, 2, 20)
+    assert (done.code, [point["gpus"] for point in done.json["points"]]) == (0, [1, 2]), done
+    for point in done.json["points"]:
+        # It sleeps half a second for 100 samples, so that it can be slower, and not faster.
+        assert 0 < point["rate"] <= 200
+        assert (point["samples_per_epoch"], point["machine"]["framework"]) == (100, "command")
+        assert point["startup_s"] > 0
+        assert point["peak_memory_bytes"] > 2**20
+        assert point["steps"] >= 6
+    (folder,) = {path.parent for path in project.home.profiles.glob("*/measurements.json")}
+    assert "stopped after" in (folder / "logs" / "a-1.log").read_text()
+    assert list((folder / "scratch").iterdir()) == []
+    assert profiled(project, 2, 20).json["known"] == 2
+    assert project.here("plan", "--gpus", "2", "--json").code == 0
+    wait_for(lambda: not alive(str(project.path)))
+
+
+@pytest.mark.parametrize(
+    ("words", "cause"),
+    [
+        (["--harm", "blind"], "is blind: it has reported nothing"),
+        (["--epochs", "1"], "too little for a rate (1 reports)"),
+        (["--harm", "fail"], "ended with exit code 1: the data are not there"),
+    ],
+    ids=["blind", "one epoch", "failed"],
+)
+def test_a_script_without_a_rate_is_told_why(tmp_path, words, cause):
+    done = profiled(project_of(tmp_path, *words), 1, 1.5)
+    (failure,) = done.json["failures"]
+    assert (done.code, cause in failure["error"]) == (5, True), failure
+    assert ("profile import" in failure["error"]) == ("fail" not in words)
+
+
+def test_layers_of_commands_are_refused(tmp_path):
+    refused = project_of(tmp_path).here("profile", "--layers", "a", "--json")
+    assert (refused.code, "does not see their layers" in refused.error["message"]) == (2, True)
+
+
+def test_functions_have_no_time_of_their_own(tmp_path):
+    project = profiling_project(tmp_path)
+    members(project, a=(1, "{}"))
+    refused = project.here("profile", "--for", "1m", "--json")
+    assert (refused.code, "are no commands" in refused.error["message"]) == (2, True)
