@@ -32,7 +32,7 @@ def test_a_batch_has_its_values_on_the_device(batch):
 
 
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
-def test_the_copy_for_the_gpu_has_the_values_and_memory_of_its_own(batch):
+def test_the_copy_for_the_gpu_has_memory_of_its_own(batch):
     for values in batch:
         given, wanted = values.copy(), tensor_of(values, torch.device("cpu"))
         copy = page_locked(given, lock=torch.cuda.is_available())
