@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from workbench import wait_for
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks import load_framework, torch_averaging
@@ -153,7 +154,11 @@ def blocking(net, weight):
 
 
 def overlap(rank, folder):
-    """Write whether two ranks train as with one average after each pass, and what they sent before."""
+    """Write whether two ranks train as with one average after each pass, and what they sent before.
+
+    Before its last pass the second rank waits until the first one's step is timed, so that the first could
+    not have waited for it.
+    """
     group = joined(rank, folder, 2)
     torch.manual_seed(0)
     net = nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(300, 300), nn.Tanh())))
@@ -166,7 +171,9 @@ def overlap(rank, folder):
     averaging.expect(weight, ends_step=True)
     sent = []
     net[0].bias.register_post_accumulate_grad_hook(lambda _: sent.append(len(averaging._average._sent)))
-    for x in torch.randn(STEPS, 2, 8, 300)[:, rank]:
+    for step, x in enumerate(torch.randn(STEPS, 2, 8, 300)[:, rank], start=1):
+        if step == STEPS:
+            meet_at(folder / "timed", rank, averaging.timer)
         for each, rule in zip((net, plain), rules, strict=True):
             rule.zero_grad()
             each(x).square().mean().backward()
@@ -177,6 +184,15 @@ def overlap(rank, folder):
     results = {"equal": all(torch.equal(a, b) for a, b in pairs), "sent": [*sent], "error": error_of(net)}
     (folder / f"{rank}.json").write_text(json.dumps(results))
     group.leave()
+
+
+def meet_at(path, rank, timer):
+    """Have the first rank's timer make a file at its end, for which the second waits now."""
+    if rank == 1:
+        wait_for(path.exists)
+        return
+    end = timer.end
+    timer.end = lambda: (path.touch(), end())
 
 
 def error_of(net):

@@ -35,6 +35,7 @@ import hop_state_bench
 import hop_transfer_bench
 import hopper_bench
 import outage_bench
+import overlap_bench
 import pace_bench
 import paced_bench
 import parallelism_bench
@@ -352,6 +353,7 @@ FEEDING: dict[str, Section] = {
     "sharing": sharing_bench.table,
     "waiting": waiting_bench.table,
     "pace": pace_bench.table,
+    "gradients": overlap_bench.table,
     "checkpoint": checkpoint_bench.table,
     "rounds": round_bench.table,
     "state": state_bench.table,
