@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -24,11 +25,18 @@ class RankDevice:
 
 @dataclass(frozen=True)
 class Meeting:
-    """Place where the ranks of a command meet: address and port of rank 0, and the interface to it."""
+    """Place where the ranks of a command meet: address and port of rank 0, and the interface to it.
+
+    Parameters
+    ----------
+    horovod_port : int or None
+        Port at which rank 0's node serves Horovod's ranks; None: they cannot meet.
+    """
 
     host: str
     port: int
     interface: str | None
+    horovod_port: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,29 +93,60 @@ def rank_variables(rank: int, devices: Sequence[RankDevice], meeting: Meeting) -
     devices : sequence of RankDevice
         Those of all ranks, by rank.
     """
-    nodes = list(dict.fromkeys(device.node for device in devices))
-    node = devices[rank].node
-    local = [other for other, device in enumerate(devices) if device.node == node]
+    sizes = _ranks_by_node(devices)
+    nodes, node = list(sizes), devices[rank].node
+    local_rank = sum(device.node == node for device in devices[:rank])
+    # Of nodes with unlike numbers of ranks, only some have one of this local rank.
+    across = [other for other in nodes if sizes[other] > local_rank]
     places = {
         "RANK": rank,
         "SIZE": len(devices),
-        "LOCAL_RANK": local.index(rank),
-        "LOCAL_SIZE": len(local),
-        "CROSS_RANK": nodes.index(node),
-        "CROSS_SIZE": len(nodes),
+        "LOCAL_RANK": local_rank,
+        "LOCAL_SIZE": sizes[node],
+        "CROSS_RANK": across.index(node),
+        "CROSS_SIZE": len(across),
     }
     own = {
         "RANK": rank,
         "WORLD_SIZE": len(devices),
-        "LOCAL_RANK": places["LOCAL_RANK"],
-        "LOCAL_WORLD_SIZE": len(local),
-        "GROUP_RANK": places["CROSS_RANK"],
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": sizes[node],
+        "GROUP_RANK": nodes.index(node),
         "MASTER_ADDR": meeting.host,
         "MASTER_PORT": meeting.port,
     }
-    of_horovod = {f"HOROVOD_{name}": value for name, value in places.items()}
+    of_horovod: dict[str, object] = {f"HOROVOD_{name}": value for name, value in places.items()}
+    if meeting.horovod_port is not None:
+        of_horovod |= {
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": meeting.host,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": meeting.horovod_port,
+            "HOROVOD_HOSTNAME": node,
+            **({"HOROVOD_GLOO_IFACE": meeting.interface} if meeting.interface else {}),
+        }
     interface = {"GLOO_SOCKET_IFNAME": meeting.interface} if meeting.interface else {}
     return {name: str(value) for name, value in {**own, **of_horovod, **interface}.items()}
+
+
+def horovod_scopes(devices: Sequence[RankDevice]) -> dict[str, int]:
+    """Return the number of ranks in each scope in which Horovod's ranks meet.
+
+    Parameters
+    ----------
+    devices : sequence of RankDevice
+        Those of all ranks, by rank.
+    """
+    sizes = _ranks_by_node(devices)
+    across = {
+        f"cross_{local_rank}": sum(size > local_rank for size in sizes.values())
+        for local_rank in range(max(sizes.values()))
+    }
+    return {"global": len(devices), **{f"local_{node}": size for node, size in sizes.items()}, **across}
+
+
+def _ranks_by_node(devices: Sequence[RankDevice]) -> Counter[str]:
+    return Counter(device.node for device in devices)
 
 
 def visible_devices(rank: int, devices: Sequence[RankDevice], inherited: Mapping[str, str]) -> dict[str, str]:

@@ -6,6 +6,8 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -17,6 +19,7 @@ from hetctl.runtime.worker.command_environment import (
     CommandSettings,
     Meeting,
     RankDevice,
+    horovod_scopes,
     own_variables,
     rank_variables,
     visible_devices,
@@ -24,6 +27,7 @@ from hetctl.runtime.worker.command_environment import (
 from hetctl.runtime.worker.command_process import CommandProcess
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_gather
+from hetctl.runtime.worker.horovod_meeting import horovod_meeting
 from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
 from hetctl.runtime.worker.reporting import OUT_OF_MEMORY_ERRORS
 
@@ -35,15 +39,19 @@ ENDED, FAILED, OVER, STOP = "ended", "failed", "over", "stop"
 
 
 def command_environment(
-    group: Group, context: WorkerContext, member: Member, settings: CommandSettings
+    group: Group, context: WorkerContext, member: Member, settings: CommandSettings, keep: ExitStack
 ) -> dict[str, str]:
-    """Return the environment of a member's command on this rank; all ranks of the group call it."""
+    """Return the environment of a member's command on this rank; all ranks of the group call it.
+
+    Parameters
+    ----------
+    keep : ExitStack
+        Stack that ends what serves the command.
+    """
     binding = context.binding
     own_place = encode(RankDevice(binding.node, binding.device))
     devices = [decode(RankDevice, place) for place in all_gather(group, own_place)]
-    port = group.broadcast(_free_port() if group.rank == 0 else None)
-    wired = group if isinstance(group, ProcessGroup) else None
-    meeting = Meeting(wired.host, port, wired.interface) if wired else Meeting(LOCALHOST, port, None)
+    meeting = _meeting(group, devices, keep)
     return {
         **os.environ,
         **visible_devices(group.rank, devices, os.environ),
@@ -51,6 +59,17 @@ def command_environment(
         **member.environment,
         **own_variables(member, settings),
     }
+
+
+def _meeting(group: Group, devices: Sequence[RankDevice], keep: ExitStack) -> Meeting:
+    if not isinstance(group, ProcessGroup):
+        return Meeting(LOCALHOST, _free_port(), None)
+    port = horovod_port = None
+    if group.rank == 0:
+        port, horovod_port = _free_port(), keep.enter_context(horovod_meeting(horovod_scopes(devices)))
+    port, horovod_port = group.broadcast([port, horovod_port])
+    # Horovod's ranks meet over IPv4 only.
+    return Meeting(group.host, port, group.interface, None if ":" in group.host else horovod_port)
 
 
 def _free_port() -> int:

@@ -58,7 +58,6 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     done, resume_from = group.broadcast([len(history.epochs), history.checkpoint])
     make_private_folder(Path(spec.checkpoints))
     settings = CommandSettings(spec.run, spec.round, done, spec.checkpoints, spec.deadline, resume_from)
-    environment = command_environment(group, context, member, settings)
     events.write("started", epochs=max(history.epochs, default=0), part_samples=0)
     reports = EpochReports(spec, member, events, history.epochs)
     if reason := group.broadcast(reports.reason_to_stop()):
@@ -67,6 +66,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
         return
     words, folder = member.command_line, Path(spec.ensemble.folder)
     with ExitStack() as stack:
+        environment = command_environment(group, context, member, settings, stack)
         process = stack.enter_context(closing(CommandProcess(words, folder, environment, spec.grace_s)))
         if group.rank == 0:
             samples = spec.ensemble.samples_per_epoch or 0

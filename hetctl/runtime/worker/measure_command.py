@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -72,9 +72,10 @@ def _run(
     make_private_folder(scratch)
     deadline = time.time() + measurements.command_s
     settings = CommandSettings(folder.name, 0, 0, str(scratch), deadline, profiled=True)
-    environment = command_environment(group, context, member, settings)
     words, project = member.command_line, Path(measurements.ensemble.folder)
-    with closing(CommandProcess(words, project, environment, GRACE_S)) as process:
+    with ExitStack() as stack:
+        environment = command_environment(group, context, member, settings, stack)
+        process = stack.enter_context(closing(CommandProcess(words, project, environment, GRACE_S)))
         times = ReportTimes(process.private_bytes)
         stop = StopSignal(times.look_at_memory, deadline)
         CommandRun(group, process, stop, times, context).watch()

@@ -174,6 +174,17 @@ def test_ranks_of_a_script_go_on_in_another_number(tmp_path):
     assert losses == sorted(losses, reverse=True)
 
 
+def test_ranks_of_a_script_meet_by_horovod(tmp_path):
+    rates = "member,gpus,rate,samples\na,2,100,2\n"
+    project = project_of(tmp_path, script="own_horovod.py", gpus=2, rates=rates)
+    file = project.path / "ensemble.yaml"
+    file.write_text(file.read_text().replace("max_gpus: 2", "gpus: 2"))
+    assert project.here("profile", "import", "rates.csv").code == 0
+    done = project.hetctl("submit", "--gpus", "2", "--wait", "--json", "--retries", "0")
+    assert (done.code, project.epochs(RUN)) == (0, {"a": [1, 2]}), done
+    assert [event["metrics"] for event in events(project, "epoch")] == [{"val_loss": 3, "ranks": 2}] * 2
+
+
 @pytest.mark.parametrize("mode", ["hopper", "pipeline", "auto"])
 def test_other_modes_refuse_commands(tmp_path, mode):
     refused = project_of(tmp_path).here("plan", "--mode", mode, "--gpus", "1", "--json")

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from hetctl.runtime.worker.command_environment import Meeting, RankDevice, rank_variables, visible_devices
+from hetctl.runtime.worker.command_environment import (
+    Meeting,
+    RankDevice,
+    horovod_scopes,
+    rank_variables,
+    visible_devices,
+)
 
 DEVICES = (RankDevice("n1", 2), RankDevice("n1", 3), RankDevice("n2", 0))
 
@@ -10,11 +16,21 @@ DEVICES = (RankDevice("n1", 2), RankDevice("n1", 3), RankDevice("n2", 0))
 def test_ranks_have_their_places_on_nodes():
     second, third = (rank_variables(rank, DEVICES, Meeting("10.0.0.1", 4242, "ib0")) for rank in (1, 2))
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "HOROVOD_CROSS_SIZE")
-    assert [second[name] for name in names] == ["1", "3", "1", "2", "0", "2"]
+    assert [second[name] for name in names] == ["1", "3", "1", "2", "0", "1"]
     assert [third[name] for name in names] == ["2", "3", "0", "1", "1", "2"]
     assert (third["MASTER_ADDR"], third["MASTER_PORT"]) == ("10.0.0.1", "4242")
     assert third["GLOO_SOCKET_IFNAME"] == "ib0"
     assert "GLOO_SOCKET_IFNAME" not in rank_variables(0, DEVICES[:1], Meeting("127.0.0.1", 1, None))
+
+
+def test_ranks_of_horovod_meet_where_they_are_told():
+    meeting = Meeting("10.0.0.1", 1, "ib0", horovod_port=4243)
+    found = rank_variables(2, DEVICES, meeting)
+    names = ("CONTROLLER", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT", "GLOO_IFACE", "HOSTNAME")
+    assert [found[f"HOROVOD_{name}"] for name in names] == ["gloo", "10.0.0.1", "4243", "ib0", "n2"]
+    assert (found["HOROVOD_CROSS_RANK"], found["HOROVOD_CROSS_SIZE"]) == ("1", "2")
+    scopes = {"global": 3, "local_n1": 2, "local_n2": 1, "cross_0": 2, "cross_1": 1}
+    assert horovod_scopes(DEVICES) == scopes
 
 
 def test_the_gpu_of_a_local_rank_has_its_number():
