@@ -54,7 +54,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     (member,) = spec.ensemble.members
     group = context.join(place, spec.network, spec.timeouts, NoCollectives())
     events = reporter(assignment.task, group, context.send_written)
-    history = _history(assignment.task) if group.rank == 0 else CommandHistory()
+    history = history_of(assignment.task) if group.rank == 0 else CommandHistory()
     done, resume_from = group.broadcast([len(history.epochs), history.checkpoint])
     make_private_folder(Path(spec.checkpoints))
     settings = CommandSettings(spec.run, spec.round, done, spec.checkpoints, spec.deadline, resume_from)
@@ -79,7 +79,8 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     run.report_end(events)
 
 
-def _history(task: TaskMessage) -> CommandHistory:
+def history_of(task: TaskMessage) -> CommandHistory:
+    """Return the reports in the event file of a task."""
     events = list(read_events(task.events / f"{task.name}.jsonl"))
     epochs = [decode(EpochResult, event.data) for event in events if event.kind == "epoch"]
     named = [str(event.data["path"]) for event in reversed(events) if event.kind == NAMED]

@@ -1,0 +1,75 @@
+"""Reports of commands as events, and what the next start finds of them."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.runtime.worker.command_training import EpochReports, history_of
+from hetctl.runtime.worker.messages import RUN_COMMAND, TaskMessage, TrainingSpec
+from hetctl.storage.event_files import EventWriter, read_events
+
+MEMBER = Member("a", command=("train",))
+
+
+@pytest.fixture
+def task(tmp_path):
+    ensemble = Ensemble("own", COMMAND, Functions("", ""), (MEMBER,), str(tmp_path))
+    allocation = Allocation("a", 1, DATA_PARALLEL, 100.0, (Placement("n1", (0,)),))
+    (tmp_path / "events").mkdir()
+    spec = TrainingSpec("own-001", 0, ensemble, allocation, str(tmp_path), time.time() + 60, ())
+    return TaskMessage(RUN_COMMAND, str(tmp_path), "a", spec)
+
+
+@pytest.fixture
+def reports(task):
+    return EpochReports(task.training, MEMBER, EventWriter(task.events, task.name, 0), {})
+
+
+def told(reports, **line):
+    reports.take(json.dumps(line).encode())
+
+
+def events_of(task, kind):
+    return [event.data for event in read_events(task.events / "a.jsonl") if event.kind == kind]
+
+
+def test_the_next_start_finds_the_newest_checkpoint_that_exists(task, reports, tmp_path):
+    for epoch in (1, 2, 3):
+        (tmp_path / f"{epoch}.pt").touch()
+        told(reports, epoch=epoch, val_loss=1.0, checkpoint=f"{epoch}.pt")
+    assert history_of(task).checkpoint == str(tmp_path / "3.pt")
+    assert sorted(history_of(task).epochs) == [1, 2, 3]
+    (tmp_path / "3.pt").unlink()
+    assert history_of(task).checkpoint == str(tmp_path / "2.pt")
+    for epoch in (1, 2):
+        (tmp_path / f"{epoch}.pt").unlink()
+    assert history_of(task).checkpoint is None
+
+
+def test_a_checkpoint_may_be_named_alone_but_must_exist(task, reports, tmp_path):
+    told(reports, checkpoint=str(tmp_path / "none.pt"))
+    (ignored,) = events_of(task, "report_ignored")
+    assert "that exists" in ignored["rule"]
+    assert events_of(task, "checkpoint_named") == []
+    told(reports, checkpoint=str(tmp_path))
+    assert events_of(task, "checkpoint_named") == [{"path": str(tmp_path), "epoch": None}]
+    assert events_of(task, "epoch") == []
+
+
+def test_progress_is_noted_and_is_no_epoch(task, reports):
+    noted = []
+    reports.note = lambda *seen: noted.append(seen)
+    told(reports, epoch=1, finished=False, samples=10, loss=0.5)
+    told(reports, epoch=1, finished=False, samples=60)
+    assert noted == [(1, 10, 0.5), (1, 60, None)]
+    assert events_of(task, "started") == events_of(task, "epoch") == []
+    told(reports, epoch=1, samples=100, val_loss=0.5)
+    (epoch,) = events_of(task, "epoch")
+    # An epoch that began with the start has a rate by the reports within it.
+    assert epoch["rate"] > 0
+    assert reports.history[1].metrics == {"val_loss": 0.5}
