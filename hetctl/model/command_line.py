@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
-"""Name in braces; other braces, as in JSON, are text."""
+PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.\w+)*)\}")
+"""Name in braces, also one with dots; other braces, as in JSON, are text."""
 BUILT_IN = frozenset({"name", "seed", "batch_size"})
 """Placeholders of all members; they take precedence over keys of a config."""
 

@@ -40,6 +40,15 @@ def test_commands_are_inherited_and_filled(tmp_path):
     )
 
 
+def test_keys_with_dots_are_filled(tmp_path):
+    text = "name: own\ncommand: python t.py model.units={model.units} {model}.x\nmembers:\n"
+    config = "{model.units: [64, 32], model: m}"
+    (member,) = read(tmp_path, f"{text}  - {{name: a, config: {config}}}\n").members
+    assert member.command_line == ("python", "t.py", "model.units=[64, 32]", "m.x")
+    with pytest.raises(BadInputError, match=r"no 'model.units' for the placeholder"):
+        read(tmp_path, f"{text}  - {{name: a, config: {{model: m}}}}\n")
+
+
 def test_another_command_has_other_rates(tmp_path):
     one = read(tmp_path).members[0]
     other = read(tmp_path, ENSEMBLE.replace("train.py", "train2.py")).members[0]
