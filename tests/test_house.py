@@ -51,7 +51,8 @@ MAY_IMPORT = {
         "runtime",
     },
     "cli": {"model", "app", "report", "inputs"},
-    "examples": set(),
+    "adapters": set(),
+    "examples": {"adapters"},
 }
 ONLY_IN = {
     "sqlalchemy": {"catalog"},
@@ -64,8 +65,11 @@ ONLY_IN = {
     "pydantic": {"inputs"},
     "yaml": {"inputs"},
     "tensorflow": {"runtime"},
-    "keras": {"runtime", "examples"},
-    "torch": {"runtime"},
+    "keras": {"runtime", "adapters", "examples"},
+    "torch": {"runtime", "adapters", "examples"},
+    "lightning": {"adapters", "examples"},
+    "transformers": {"adapters", "examples"},
+    "hydra": {"examples"},
     "horovod": {"runtime"},
     "mpi4py": {"runtime"},
     "optuna": {"methods.automl"},

@@ -1,0 +1,1 @@
+"""Adapters between hetctl and scripts; each imports its framework, and is imported by scripts alone."""

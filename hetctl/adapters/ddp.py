@@ -1,0 +1,55 @@
+"""Agreement of the ranks of a PyTorch script to stop between the same two steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from hetctl import script
+
+
+class StopVote:
+    """`should_stop` for all ranks together: call it on each of them after each step.
+
+    The votes of a step are counted at the next one, through a group of their own on processors: no step waits
+    for them, and no GPU. Without a process group it is `should_stop`.
+    """
+
+    def __init__(self) -> None:
+        self._group: Any = None
+        self._pending: tuple[Any, torch.Tensor] | None = None
+        self._told = False
+
+    def __call__(self) -> bool:
+        """Return true on all ranks, at the same call, once one of them has to stop."""
+        if not _has_ranks():
+            return script.should_stop()
+        self._told = self._told or self._counted()
+        if not self._told:
+            self._cast()
+        return self._told
+
+    def _counted(self) -> bool:
+        if self._pending is None:
+            return False
+        work, votes = self._pending
+        work.wait()
+        return bool(votes.item())
+
+    def _cast(self) -> None:
+        self._group = self._group or dist.new_group(backend="gloo")
+        votes = torch.tensor(int(script.should_stop()), device="cpu")
+        work = dist.all_reduce(votes, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._pending = work, votes
+
+
+def wait_for_ranks() -> None:
+    """Wait until all ranks have come here."""
+    if _has_ranks():
+        dist.barrier()
+
+
+def _has_ranks() -> bool:
+    return bool(dist.is_available() and dist.is_initialized())
