@@ -83,7 +83,7 @@ class HetctlTrainerCallback(TrainerCallback):  # type: ignore[misc]
             self._report(state, self._ended, _metrics_of(entry))
             self._ended = None
 
-    def _report(self, state: TrainerState, epoch: int, metrics: dict[str, float]) -> None:
+    def _report(self, state: TrainerState, epoch: int, metrics: dict[str, Any]) -> None:
         if state.is_world_process_zero:
             script.report(epoch=epoch, samples=self._samples, **metrics)
 
