@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+EXAMPLES = ["ddp", "digits", "hugging-face", "hydra", "lightning"]
 LOOK = """
 import importlib.resources as resources, hetctl
 from pathlib import Path
@@ -54,7 +55,7 @@ def look(python_path):
 def expected():
     templates = sorted(path.name for path in (ROOT / "templates").glob("*.j2"))
     sites = sorted(path.stem for path in (ROOT / "site-configs").glob("*.yaml"))
-    return [str(templates), str(sites), "['digits']"]
+    return [str(templates), str(sites), str(EXAMPLES)]
 
 
 def test_an_installed_wheel_is_complete(distributions, tmp_path):

@@ -18,6 +18,8 @@ def command(folder: Path, example: str) -> None:
     """
     from hetctl.app.init_project import start_project
 
-    for path in start_project(folder, example):
+    paths = start_project(folder, example)
+    for path in paths:
         click.echo(f"wrote {path}")
-    click.echo(f"next: cd {folder}; hetctl profile")
+    rates = "profile import rates.csv" if folder / "rates.csv" in paths else "profile"
+    click.echo(f"next: cd {folder}; hetctl {rates}")
