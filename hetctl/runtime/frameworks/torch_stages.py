@@ -53,12 +53,38 @@ class WeightVersion:
     tensors: dict[str, torch.Tensor]
 
 
+@dataclass
+class InputGradient:
+    """Gradient of the inputs of a minibatch, of which it has the shape and not the values."""
+
+    gradient: torch.Tensor
+
+
+class Entering(torch.autograd.Function):  # type: ignore[misc]
+    """Copy the inputs of a stage, and keep their gradient.
+
+    An input that is a leaf of the graph itself would be held until the backward pass, beside its copy.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, _root: torch.Tensor, inputs: torch.Tensor, received: InputGradient) -> torch.Tensor:
+        """Return a copy, which gradients reach because the root wants one."""
+        ctx.received = received
+        return inputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None]:
+        """Keep the gradient."""
+        ctx.received.gradient = gradient
+        return None, None, None
+
+
 @dataclass(frozen=True)
 class ForwardPass:
     """A minibatch before its backward pass; the version is in use until then."""
 
     version: WeightVersion
-    inputs: torch.Tensor
+    inputs: InputGradient
     weights: dict[str, torch.Tensor]
     outputs: torch.Tensor
 
@@ -236,21 +262,25 @@ class TorchStage:
     def _begin(self, version: WeightVersion, inputs: Tensor, *targets: torch.Tensor) -> ForwardPass:
         self._parts.model.train()
         given = self._inputs(inputs)
-        if self.layers.start > 0 and given.is_floating_point():
-            given.requires_grad_()
+        # One zero, repeated without memory, until there is a gradient.
+        received = InputGradient(given.new_zeros(()).expand(given.shape))
         weights = {name: tensor.detach().requires_grad_() for name, tensor in version.tensors.items()}
         # A copy, because a first layer that works in place may not change what autograd gives a gradient,
         # and because the memory of the inputs may be overwritten before the backward pass.
-        outputs = functional_call(self._module, weights, (given.clone(), *targets))
-        return ForwardPass(version, given, weights, outputs)
+        if self.layers.start > 0 and given.is_floating_point():
+            root = torch.zeros((), device=self._device, requires_grad=True)
+            entering = Entering.apply(root, given, received)
+        else:
+            entering = given.clone()
+        outputs = functional_call(self._module, weights, (entering, *targets))
+        return ForwardPass(version, received, weights, outputs)
 
     def _end(self, minibatch: int, begun: ForwardPass) -> Tensor | None:
         """Keep the gradients of the weights, and return that of the inputs."""
         self._gradients[minibatch] = {name: weight.grad for name, weight in begun.weights.items()}
         if self.layers.start == 0:
             return None
-        given = begun.inputs
-        return array_of(torch.zeros_like(given) if given.grad is None else given.grad)
+        return array_of(begun.inputs.gradient)
 
     def _part_from_version(self) -> None:
         """Leave the memory of the present weights to the version that is in use, if there is one."""

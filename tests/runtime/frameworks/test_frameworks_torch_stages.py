@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import pytest
 import torch
@@ -116,3 +118,18 @@ def test_weights_are_copied_only_while_a_version_is_in_use():
     assert places == [places[0]] * 3
     assert weight.data_ptr() != places[0]
     assert held.tensors["layers.0.weight"].data_ptr() == places[0]
+
+
+def test_a_stage_holds_its_received_input_only_once():
+    chain = prepared().chain(MEMBER, functions(grouped))
+    stage = chain.build(range(1, 3), (X[:1], Y[:1]))
+    received = np.array(X[:8, [0, 1, 2, 3, 0, 1]], np.float32)
+    array = weakref.ref(received)
+    stage.forward(1, stage.version(), received)
+    values = received.copy()
+    del received
+    assert array() is None
+    # The layer that works in place changes the stage's own copy, and the gradient is that of the input.
+    gradient = stage.backward(1, np.ones((8, 6), np.float32))
+    weights = stage._parts.model[1].weight.detach().numpy()
+    np.testing.assert_allclose(gradient, weights.sum(0) * (values > 0), rtol=1e-5)
