@@ -17,7 +17,7 @@ from hetctl.model.script_variables import ANSWER_VARIABLE, PROGRESS_VARIABLE, RE
 
 PART_EVERY_S = 0.25
 """Seconds between two reports within an epoch; those in between are dropped."""
-LONGEST_ANSWER_S = 1.0
+LONGEST_ANSWER_S = 5.0
 """Seconds after which an answer is given up: the node may be busy, or another process may have read it."""
 
 

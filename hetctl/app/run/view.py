@@ -239,7 +239,7 @@ def blind_warnings(blind: Sequence[str]) -> tuple[str, ...]:
     if not blind:
         return ()
     return (
-        f"the command of {', '.join(blind)} reports nothing: no stop rule or rate sees its epochs."
+        f"the command of {', '.join(blind)} has reported no finished epoch: no stop rule or rate sees it."
         " It counts as converged when it exits with 0; `hetctl.report` in the script reports epochs",
     )
 

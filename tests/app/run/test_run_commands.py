@@ -74,7 +74,7 @@ def test_a_blind_script_is_run_again_and_told_of(tmp_path):
     done = submitted(project, "--time", "12s")
     assert (done.code, project.epochs(RUN)) == (0, {}), done
     assert len(done.json["jobs"]) > 1
-    assert "reports nothing" in project.here("status").stdout
+    assert "has reported no finished epoch" in project.here("status").stdout
 
 
 def test_a_script_that_does_not_stop_is_killed(tmp_path):
