@@ -62,7 +62,9 @@ def by_hand(net, optimizer, x, y, share):
     gradients = torch.autograd.grad(loss(net, share(x), share(y)), named)
     for parameter, gradient in zip(named, gradients, strict=True):
         parameter.grad = gradient
+    own = [gradient.clone() for gradient in gradients]
     optimizer.step()
+    assert all(map(torch.equal, own, gradients))
 
 
 def unfrozen_later(net, optimizer, x, y, share):

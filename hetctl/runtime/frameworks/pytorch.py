@@ -104,7 +104,8 @@ class TorchNetwork:
         scheduler = None if self._parts.waits_for_metric else self._parts.scheduler
         if scheduler is not None and batches.ends_epoch:
             scheduler.step()
-        if self._group.size > 1:
+        if self._averaging is not None:
+            self._averaging.release()
             loss = self._agree_after(loss, batches.share)
         if self._context is not None and batches.ends_epoch:
             self._context.end_epoch()

@@ -23,8 +23,39 @@ BUCKET_BYTES = 25 * 2**20
 FIRST_BUCKET_BYTES = 2**20
 """Sizes at which buckets are full; the first one is small, so that sending begins early."""
 
-Bucket = list[torch.Tensor]
-"""Parameters whose gradients are sent in one message, all of one type and on one device."""
+
+class Bucket:
+    """Parameters whose gradients are sent in one message, all of one type and on one device."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.parameters = parameters
+        self._sizes = [*(parameter.numel() for parameter in parameters), len(parameters)]
+        self._message: torch.Tensor | None = None
+
+    def put(self, weight: float) -> torch.Tensor:
+        """Return the message: weighted gradients, and the number of ranks that have each."""
+        if self._message is None:
+            # Kept for the next pass: new memory of this size comes from the kernel, page by page.
+            self._message = self.parameters[0].new_empty(sum(self._sizes))
+        *parts, ranks = self._message.split(self._sizes)
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            _put(parameter.grad, part.view_as(parameter), weight)
+        ranks.copy_(torch.tensor([parameter.grad is not None for parameter in self.parameters]))
+        return self._message
+
+    def take(self) -> None:
+        """Set the gradients to those of the message."""
+        assert self._message is not None
+        *means, ranks = self._message.split(self._sizes)
+        for parameter, mean, count in zip(self.parameters, means, ranks, strict=True):
+            # A parameter without a gradient on all ranks must keep none: with zeros, weight
+            # decay or momentum would change it.
+            if parameter.grad is not None or count > 0:
+                _set_gradient(parameter, mean.view_as(parameter))
+
+    def release(self) -> None:
+        """Release the memory of the message."""
+        self._message = None
 
 
 class Averaging:
@@ -78,6 +109,11 @@ class Averaging:
         if self._accumulation is None:
             self._weight = weight
 
+    def release(self) -> None:
+        """Release memory that only further steps need."""
+        for bucket in self._buckets:
+            bucket.release()
+
     def _after_gradient(self, parameter: torch.Tensor) -> None:
         if self._holds:
             return
@@ -100,14 +136,18 @@ class Averaging:
         average.receive()
         if not self._ordered:
             self._ordered = True
-            self._buckets = buckets_of(_unused_first(self._known), FIRST_BUCKET_BYTES, BUCKET_BYTES)
+            self._buckets = _buckets_of(_unused_first(self._known))
         self._averaged = True
         self._hook_new()
 
     def _before_step(self, *_: Any) -> None:
         """Average gradients that were not computed by a backward pass."""
-        if not self._averaged:
-            self._average_all()
+        if self._averaged:
+            return
+        for parameter in parameters_of(self._optimizer):
+            # The user's own tensors stay as they are.
+            parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+        self._average_all()
 
     def _after_step(self, *_: Any) -> None:
         self._averaged = False
@@ -117,7 +157,7 @@ class Averaging:
         # An optimizer may be given more parameters, or other ones, while a network trains.
         if [*map(id, parameters)] != [*map(id, self._known)]:
             self._known, self._ordered = parameters, False
-            self._buckets = buckets_of(parameters, FIRST_BUCKET_BYTES, BUCKET_BYTES)
+            self._buckets = _buckets_of(parameters)
         return BucketAverage(self._buckets, self._weight, self._finish)
 
     def _hook_new(self) -> None:
@@ -158,9 +198,9 @@ class BucketAverage:
         self._buckets = buckets
         self._weight = weight
         self._finish = finish
-        self._bucket_of = {each: number for number, bucket in enumerate(buckets) for each in bucket}
-        self._awaited = [{each for each in bucket if each.requires_grad} for bucket in buckets]
-        self._sent: list[tuple[Any, Sequence[torch.Tensor]]] = []
+        self._bucket_of = {each: n for n, bucket in enumerate(buckets) for each in bucket.parameters}
+        self._awaited = [{each for each in bucket.parameters if each.requires_grad} for bucket in buckets]
+        self._sent: list[Any] = []
         self.repeats = False
 
     def note(self, parameter: torch.Tensor) -> None:
@@ -194,50 +234,34 @@ class BucketAverage:
 
     def receive(self) -> None:
         """Wait for the sums, and set the gradients to them."""
-        for bucket, (work, parts) in zip(self._buckets, self._sent, strict=True):
-            work.wait()
-            *means, ranks = parts
-            for parameter, mean, count in zip(bucket, means, ranks, strict=True):
-                # A parameter without a gradient on all ranks must keep none: with zeros, weight
-                # decay or momentum would change it.
-                if parameter.grad is not None or count > 0:
-                    parameter.grad = mean.view_as(parameter)
+        with torch.no_grad():
+            for bucket, work in zip(self._buckets, self._sent, strict=True):
+                work.wait()
+                bucket.take()
 
     def _send(self) -> None:
-        """Send the gradients of the next bucket, with the number of ranks that have each gradient."""
+        """Send the next bucket."""
         bucket = self._buckets[len(self._sent)]
         with torch.no_grad():
-            sizes = [parameter.numel() for parameter in bucket]
-            # Not kept for the next step: gradients are views of it, which a train_fn may hold.
-            message = bucket[0].new_empty(sum(sizes) + len(bucket))
-            parts = message.split([*sizes, len(bucket)])
-            for parameter, part in zip(bucket, parts, strict=False):
+            for parameter in bucket.parameters:
                 self._finish(parameter)
-                _put(parameter.grad, part.view_as(parameter), self._weight)
-            parts[-1].copy_(torch.tensor([parameter.grad is not None for parameter in bucket]))
-            self._sent.append((dist.all_reduce(message, async_op=True), parts))
+            self._sent.append(dist.all_reduce(bucket.put(self._weight), async_op=True))
 
 
-def buckets_of(parameters: Iterable[torch.Tensor], first: int, others: int) -> list[Bucket]:
-    """Return buckets of parameters, in the order in which they are sent.
-
-    Parameters
-    ----------
-    first, others : int
-        Bytes at which the first bucket of a type and device is full, and at which others are.
-    """
-    full: list[Bucket] = []
+def _buckets_of(parameters: Iterable[torch.Tensor]) -> list[Bucket]:
+    """Return buckets of parameters, in the order in which they are sent."""
+    full: list[list[torch.Tensor]] = []
     # The last layers have their gradients first.
-    open_buckets: dict[Any, Bucket] = {}
+    open_buckets: dict[Any, list[torch.Tensor]] = {}
     limits: dict[Any, int] = {}
     for parameter in reversed(list(parameters)):
         kind = parameter.dtype, parameter.device
         bucket = open_buckets.setdefault(kind, [])
         bucket.append(parameter)
-        if sum(each.nbytes for each in bucket) >= limits.get(kind, first):
+        if sum(each.nbytes for each in bucket) >= limits.get(kind, FIRST_BUCKET_BYTES):
             full.append(open_buckets.pop(kind))
-            limits[kind] = others
-    return [*full, *open_buckets.values()]
+            limits[kind] = BUCKET_BYTES
+    return [*map(Bucket, full), *map(Bucket, open_buckets.values())]
 
 
 def _unused_first(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -255,3 +279,12 @@ def _put(gradient: torch.Tensor | None, part: torch.Tensor, weight: float) -> No
         part.zero_()
     else:
         torch.mul(gradient.to_dense() if gradient.is_sparse else gradient, weight, out=part)
+
+
+def _set_gradient(parameter: torch.Tensor, mean: torch.Tensor) -> None:
+    """Set a gradient to a copy of its mean: a ``train_fn`` may hold it while the next pass is sent."""
+    gradient = parameter.grad
+    if gradient is None or gradient.is_sparse or gradient.requires_grad:
+        parameter.grad = mean.clone()
+    else:
+        gradient.copy_(mean)
