@@ -71,6 +71,8 @@ def main():
         save_strategy="no",
         # The one before must stay until the next one is whole.
         save_total_limit=2,
+        # The loss of a classifier is a mean over sentences already, which would be added up over the ranks.
+        average_tokens_across_devices=False,
         ddp_find_unused_parameters=False,
         use_cpu=not torch.cuda.is_available(),
         report_to="none",

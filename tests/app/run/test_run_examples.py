@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from workbench import ProjectFolder, wait_for
@@ -13,21 +15,37 @@ from hetctl.storage.progress_fold import events_in
 
 pytestmark = pytest.mark.training
 
-FIRST_OF = {
-    "ddp": "resnet-blocks-2",
-    "hugging-face": "bert-hidden-32",
-    "hydra": "wide",
-    "lightning": "cnn-width-8",
-}
-"""The first member of each example that is a script."""
-SECOND = {
-    "ddp": ("[2, 3]", "[2]"),
-    "hugging-face": ("[32, 48]", "[32]"),
-    "hydra": ("  - {name: deep,", "#"),
-    "lightning": ("[8, 16]", "[8]"),
-}
-"""What names the second member of each in its ensemble file, and what leaves it out."""
 
+class Example(NamedTuple):
+    """An example that is a script.
+
+    Parameters
+    ----------
+    member : str
+        Its first member.
+    both, one : str
+        Text in its ensemble file that names the second member too, and what leaves that out.
+    gpus : int
+        GPUs on which the test starts it.
+    classes : int
+        Classes that it tells apart.
+    """
+
+    member: str
+    both: str
+    one: str
+    gpus: int
+    classes: int
+
+
+EXAMPLES = {
+    "ddp": Example("resnet-blocks-2", "[2, 3]", "[2]", 2, 4),
+    "hugging-face": Example("bert-hidden-32", "[32, 48]", "[32]", 2, 2),
+    "hydra": Example("wide", "  - {name: deep,", "#", 1, 10),
+    "lightning": Example("cnn-width-8", "[8, 16]", "[8]", 2, 4),
+}
+
+LOSSES = {"val_loss", "eval_loss"}
 HARM = """\
 import os, signal, time
 from pathlib import Path
@@ -66,13 +84,14 @@ def project_of(folder: Path, example: str, **harm: str) -> ProjectFolder:
     (folder / "harm").mkdir()
     (folder / "harm/sitecustomize.py").write_text(HARM)
     path = os.pathsep.join([str(folder / "harm"), os.environ.get("PYTHONPATH", "")])
-    environment = {"HETCTL_SITE": "local", "PYTHONPATH": path, "HARMED": FIRST_OF[example], **harm}
+    environment = {"HETCTL_SITE": "local", "PYTHONPATH": path, "HARMED": EXAMPLES[example].member, **harm}
     project = ProjectFolder(folder / "project", environment=environment)
     file, rates = project.path / "ensemble.yaml", project.path / "rates.csv"
-    assert file.read_text().count(SECOND[example][0]) == 1
-    file.write_text(file.read_text().replace(*SECOND[example]))
+    member, both, one, *_ = EXAMPLES[example]
+    assert file.read_text().count(both) == 1
+    file.write_text(file.read_text().replace(both, one))
     rows = rates.read_text().splitlines()
-    rates.write_text("\n".join(row for row in rows if row.startswith(("member", FIRST_OF[example]))))
+    rates.write_text("\n".join(row for row in rows if row.startswith(("member", member))))
     return project
 
 
@@ -100,16 +119,22 @@ def hold(project: ProjectFolder, *options: str) -> None:
     wait_for(lambda: any(event.kind == "job_ended" for event in project.driver_events(run_of(project))))
 
 
-@pytest.mark.parametrize("example", ["hugging-face", "hydra", "lightning"])
-def test_a_killed_and_stopped_example_goes_on(tmp_path, example):
-    project = project_of(tmp_path, example, KILLED_AT="2", HELD_AT="3")
-    hold(project, "--gpus", "1")
-    then = project.hetctl("submit", "--gpus", "1", "--wait", "--json")
+@pytest.mark.parametrize("name", ["hugging-face", "hydra", "lightning"])
+def test_a_killed_and_stopped_example_goes_on(tmp_path, name):
+    example, project = EXAMPLES[name], project_of(tmp_path, name, KILLED_AT="2", HELD_AT="3")
+    ranks = example.gpus
+    hold(project, "--gpus", str(ranks), "--planner", "static")
+    then = project.hetctl("submit", "--gpus", "1", "--planner", "static", "--wait", "--json")
     assert then.code == 0, then
-    assert project.epochs(run_of(project)) == {FIRST_OF[example]: [1, 2, 3, 4, 5]}
+    assert project.epochs(run_of(project)) == {example.member: [1, 2, 3, 4, 5]}
     # The report of epoch 2 was lost, and is repeated; that of epoch 3 was not, and is repeated as well.
-    epochs = [epoch for epoch, _ in reports_of(project, FIRST_OF[example])]
-    assert epochs == [1, 2, 2, 3, 3, 4, 5]
+    first = [(1, ranks), (2, ranks), (2, ranks), (3, ranks)]
+    assert reports_of(project, example.member) == [*first, (3, 1), (4, 1), (5, 1)]
+    # A network that guesses has the logarithm of the classes as its loss; ranks must not add theirs up.
+    epochs = [event.data for event in events_in(project.home.run(run_of(project))) if event.kind == "epoch"]
+    losses = [loss for epoch in epochs for key, loss in epoch["metrics"].items() if key in LOSSES]
+    assert len(losses) == 5
+    assert max(losses) < 1.5 * math.log(example.classes)
 
 
 def test_a_killed_example_goes_on_in_the_next_job(tmp_path):
@@ -117,11 +142,11 @@ def test_a_killed_example_goes_on_in_the_next_job(tmp_path):
     import_rates(project)
     done = project.hetctl("submit", "--gpus", "1", "--time", "22s", "--wait", "--json")
     assert (done.code, len(done.json["jobs"]) > 1) == (0, True), done
-    assert project.epochs(run_of(project)) == {FIRST_OF["ddp"]: [1, 2, 3, 4, 5]}
+    assert project.epochs(run_of(project)) == {EXAMPLES["ddp"].member: [1, 2, 3, 4, 5]}
     events = events_in(project.home.run(run_of(project)))
     assert {event.data["reason"] for event in events if event.kind == "stopped"} == {"deadline"}
     # On a loaded machine the limit may come at another epoch, too: its report is then repeated as well.
-    epochs = [epoch for epoch, _ in reports_of(project, FIRST_OF["ddp"])]
+    epochs = [epoch for epoch, _ in reports_of(project, EXAMPLES["ddp"].member)]
     assert epochs == sorted(epochs)
     assert min(epochs.count(2), epochs.count(3)) > 1
 
@@ -131,9 +156,9 @@ def test_an_example_goes_on_with_other_ranks(tmp_path):
     hold(project, "--gpus", "2", "--planner", "static")
     then = project.hetctl("submit", "--gpus", "1", "--planner", "static", "--wait", "--json")
     assert then.code == 0, then
-    assert reports_of(project, FIRST_OF["ddp"]) == [(1, 2), (2, 2), (2, 1), (3, 1), (4, 1), (5, 1)]
+    assert reports_of(project, EXAMPLES["ddp"].member) == [(1, 2), (2, 2), (2, 1), (3, 1), (4, 1), (5, 1)]
     # Both ranks have left the epoch after the same step.
-    log = project.home.run(run_of(project)).log_of(FIRST_OF["ddp"]).read_text()
+    log = project.home.run(run_of(project)).log_of(EXAMPLES["ddp"].member).read_text()
     (start,) = (line for line in log.splitlines() if line.endswith("on 1 ranks"))
     assert start in {f"start at sample {done} of epoch 3 on 1 ranks" for done in (64, 128)}
 
@@ -148,7 +173,7 @@ def test_a_wrong_key_of_an_example_is_the_cause(tmp_path):
     assert "full_key: model.unit" in done.json["members"][0]["reason"]
 
 
-@pytest.mark.parametrize("example", FIRST_OF)
+@pytest.mark.parametrize("example", EXAMPLES)
 def test_an_example_has_rates_for_its_members(tmp_path, example):
     start_project(tmp_path, example)
     project = ProjectFolder(tmp_path, environment={"HETCTL_SITE": "local"})
