@@ -47,6 +47,7 @@ import replay
 import ring_bench
 import round_bench
 import sharing_bench
+import stage_accuracy_bench
 import stage_memory_bench
 import stages_bench
 import state_bench
@@ -377,6 +378,8 @@ DECIDING: dict[str, Section] = {
     "stages-waiting": stages_bench.waiting,
     "stages-processors": stages_bench.processors,
     "stages-memory": stage_memory_bench.table,
+    "stages-servers": stage_memory_bench.servers,
+    "stages-accuracy": stage_accuracy_bench.table,
     "balance": balance_bench.table,
     "balance-replay": balance_bench.replay,
     "balance-training": balanced_bench.table,

@@ -17,6 +17,7 @@ import fleet
 import matplotlib
 import planning_time
 import replay
+import stage_accuracy_bench
 from matplotlib.figure import Figure
 
 TEXT = Path(__file__).with_suffix(".md")
@@ -50,6 +51,7 @@ def main() -> None:
         planning_time.plot(bench.plan_times(planning_time.SIZES), planning_time.IMAGE)
     accuracy_bench.plot(accuracy_bench.IMAGE)
     coordination_bench.plot(coordination_bench.IMAGE)
+    stage_accuracy_bench.plot(stage_accuracy_bench.IMAGE)
     (DOCS / TEXT.name).write_text(page, encoding="utf-8")
 
 

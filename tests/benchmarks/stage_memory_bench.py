@@ -24,6 +24,7 @@ from stage_ranks import layout_of, run_ranks
 from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
 from hetctl.methods.pipeline.stage_costs import minibatches_held, stage_bytes
 from hetctl.model.ensemble import Member
+from hetctl.model.pipeline_layout import PipelineLayout
 from hetctl.model.profile import MeasuredLayer
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.stages.epoch_part import EpochPart
@@ -34,13 +35,21 @@ from hetctl.runtime.worker.measure_layers import measured_layers
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 MIB = 2**20
-WIDTH, LAYERS, STAGES = 2048, 16, 2
+WIDTH, LAYERS, STAGES, WORKERS = 2048, 16, 2, 2
 """Linear layers of 16 MiB each: 256 MiB of weights."""
 BATCH, MINIBATCHES = 64, 6
 MMAP_BYTES = 65536
 M_MMAP_THRESHOLD = -3
-CASES = (("momentum", 1), ("momentum", 2), ("adam", 1), ("adam", 2), ("plain", 2))
-"""Optimizers, and minibatches in flight."""
+CASES = (
+    *(
+        ("pytorch", *case)
+        for case in (("momentum", 1), ("momentum", 2), ("adam", 1), ("adam", 2), ("plain", 2))
+    ),
+    *(("tensorflow", *case) for case in (("momentum", 1), ("momentum", 2))),
+)
+"""Frameworks, optimizers, and minibatches in flight."""
+DISTANCES = (0, 4)
+"""Clock distances with which the memory of servers is measured."""
 ROOM = 1.1
 """Most that a measured peak may be of the planner's figure, and the planner's of a measured one."""
 
@@ -48,26 +57,47 @@ ROOM = 1.1
 def table(quick: bool = False) -> Table:
     """Hold the peaks of all stages against the planner's figures."""
     rows, ratios = [], []
-    for optimizer, in_flight in CASES[:2] if quick else CASES:
-        layers = _in_a_process(_measured, optimizer)
-        peaks = _in_a_process(_peaks, optimizer, in_flight)
+    for framework, optimizer, in_flight in CASES[:2] if quick else CASES:
+        layers = _in_a_process(_measured, framework, optimizer)
+        peaks = _in_a_process(_peaks, framework, optimizer, layout_of(1, STAGES, LAYERS, in_flight))
         for stage, peak in enumerate(peaks):
             planned = _planned(layers, stage, in_flight)
             ratios.append(peak / planned)
             cells = (f"{planned / MIB:.0f}", f"{peak / MIB:.0f}", f"{ratios[-1]:.3f}")
-            rows.append((optimizer, str(in_flight), str(stage), *cells))
+            rows.append((framework, optimizer, str(in_flight), str(stage), *cells))
     return Table(
         "Pipelines: memory of stages, measured over planned",
-        ("optimizer", "in flight", "stage", "planned MiB", "measured MiB", "ratio"),
+        ("framework", "optimizer", "in flight", "stage", "planned MiB", "measured MiB", "ratio"),
         tuple(rows),
         (
             Figure("measured over planned, largest", max(ratios), ROOM),
             Figure("planned over measured, largest", 1 / min(ratios), 1 / 0.9),
         ),
-        f"PyTorch on a CPU: {LAYERS} linear layers of {WIDTH} x {WIDTH} in {STAGES} stages of one virtual "
+        f"On a CPU: {LAYERS} linear layers of {WIDTH} x {WIDTH} in {STAGES} stages of one virtual "
         f"worker, ranks as in jobs, minibatches of {BATCH}. Planned from layers measured as by "
         "`profile --layers`. Measured: peak of resident memory in training less that before the network was "
         "built; the C library returns freed tensors to the kernel (`M_MMAP_THRESHOLD`).",
+    )
+
+
+def servers(quick: bool = False) -> Table:
+    """Show what several virtual workers need in the memory of the node: servers, and waves under way."""
+    alone = _in_a_process(_peaks, "pytorch", "plain", layout_of(1, 1, LAYERS, 1))[0]
+    weights = LAYERS * WIDTH * (WIDTH + 1) * 4
+    rows = [("one", "", f"{alone / MIB:.0f}", "")]
+    for distance in DISTANCES[:1] if quick else DISTANCES:
+        layout = layout_of(WORKERS, 1, LAYERS, 1, distance)
+        mean = sum(_in_a_process(_peaks, "pytorch", "plain", layout)) / WORKERS
+        rows.append(
+            ("two", str(distance), f"{mean / MIB:.0f}", f"{(mean - alone) / weights:.2f}"),
+        )
+    return Table(
+        "Pipelines: memory of parameter servers and waves",
+        ("virtual workers", "D", "measured MiB of a rank", "more than one has, over its weights"),
+        tuple(rows),
+        (),
+        f"PyTorch on a CPU, plain SGD, N_m = 1: virtual workers of one stage with {LAYERS} linear layers of "
+        f"{WIDTH} x {WIDTH}, {weights / MIB:.0f} MiB; a rank serves half of the layers. Means of the peaks.",
     )
 
 
@@ -77,7 +107,7 @@ def _in_a_process(work: Callable[..., Any], *given: Any) -> Any:
         return pool.submit(work, *given).result()
 
 
-def _chain(optimizer: str) -> Any:
+def _torch_model(optimizer: str) -> dict[str, Any]:
     import torch
     from torch import nn
 
@@ -86,17 +116,29 @@ def _chain(optimizer: str) -> Any:
         "adam": lambda weights: torch.optim.Adam(weights, 1e-4),
         "plain": lambda weights: torch.optim.SGD(weights, 1e-3),
     }
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
+    return {"model": model, "optimizer": kinds[optimizer](model.parameters()), "loss": nn.CrossEntropyLoss()}
 
-    def model_fn(_config: Any) -> dict[str, Any]:
-        model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS)))
-        parts = {"model": model, "optimizer": kinds[optimizer](model.parameters())}
-        return {**parts, "loss": nn.CrossEntropyLoss()}
 
+def _keras_model(optimizer: str) -> Any:
+    import keras
+
+    kinds = {"momentum": lambda: keras.optimizers.SGD(1e-3, momentum=0.9)}
+    model = keras.Sequential([keras.Input((WIDTH,)), *(keras.layers.Dense(WIDTH) for _ in range(LAYERS))])
+    model.compile(kinds[optimizer](), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+MODELS = {"pytorch": _torch_model, "tensorflow": _keras_model}
+
+
+def _chain(name: str, optimizer: str) -> Any:
     # Otherwise freed tensors would stay resident, in holes of the heap (mallopt(3)).
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
-    framework = load_framework("pytorch")
+    framework = load_framework(name)
     framework.prepare((0,), None, 1)
-    return framework.chain(Member("m", batch_size=BATCH), UserFunctions(lambda _: None, model_fn, None))
+    functions = UserFunctions(lambda _: None, lambda _: MODELS[name](optimizer), None)
+    return framework.chain(Member("m", batch_size=BATCH), functions)
 
 
 def _samples() -> tuple[np.ndarray, np.ndarray]:
@@ -104,8 +146,8 @@ def _samples() -> tuple[np.ndarray, np.ndarray]:
     return rng.random((BATCH, WIDTH), dtype=np.float32), rng.integers(0, WIDTH, BATCH)
 
 
-def _measured(optimizer: str) -> list[MeasuredLayer]:
-    chain, (x, y) = _chain(optimizer), _samples()
+def _measured(framework: str, optimizer: str) -> list[MeasuredLayer]:
+    chain, (x, y) = _chain(framework, optimizer), _samples()
     gauge = memory_gauge(None)
     return list(measured_layers(chain, (x, y), (x[:1], y[:1]), gauge, gc.collect, lambda: None))
 
@@ -130,17 +172,19 @@ def _planned(measured: list[MeasuredLayer], stage: int, in_flight: int) -> int:
     return int(stage_bytes(LayerProfile(layers), held)[plan.first, plan.last])
 
 
-def _peaks(optimizer: str, in_flight: int) -> list[int]:
-    """Train a pipeline; return the peak of each stage in bytes beyond the memory before its network."""
-    layout = layout_of(1, STAGES, LAYERS, in_flight)
+def _peaks(framework: str, optimizer: str, layout: PipelineLayout) -> list[int]:
+    """Train pipelines; return the peak of each stage in bytes beyond the memory before its network."""
+    workers = len(layout.workers)
 
     def work(rank: Any) -> int:
-        chain, (x, y) = _chain(optimizer), _samples()
-        plan = layout.workers[0][rank.mail.rank]
+        chain, (x, y) = _chain(framework, optimizer), _samples()
+        worker, stage_number = layout.place_of(rank.mail.rank)
+        plan = layout.workers[worker][stage_number]
         before = memory_gauge(None).used()
         stage = StageWorker(chain.build(range(plan.first, plan.last + 1), (x[:1], y[:1])), layout, rank.mail)
         reset_peak_memory()
-        part = EpochPart(0, 1, 0, MINIBATCHES * BATCH, BATCH, 0)
+        stage.waves.begin()
+        part = EpochPart(0, 1, 0, workers * MINIBATCHES * BATCH, workers * BATCH, 0)
         stage.train(part, _batches(x, y) if stage.is_first else None)
         return peak_of_process() - before
 
@@ -153,4 +197,5 @@ def _batches(x: np.ndarray, y: np.ndarray) -> Any:
 
 
 if __name__ == "__main__":
-    print(table("--quick" in sys.argv))
+    for one in (table, servers):
+        print(one("--quick" in sys.argv), flush=True)

@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,12 @@ LAYERS_S = (0.010, 0.012, 0.008, 0.010, 0.009, 0.011, 0.012, 0.008)
 """Seconds of each layer's forward pass; its backward pass takes twice as long. A stage has two of them."""
 STUTTER_S, STUTTER_EVERY = 0.6, 12
 """Length of a pause of one GPU, and the minibatches from one pause to the next."""
+STUTTERS_ON = "n2"
+STUTTERERS = {"slower": 1.0, "as fast on average": 0.6}
+"""Times of the virtual worker that stutters over those of the table, between its pauses.
+
+12 minibatches of the others take about 1.48 s, and 0.88 s with a pause of 0.6 s take as long.
+"""
 SITE = """\
 extends: slurm
 nodes: 4
@@ -43,12 +49,16 @@ gpu_memory: 1GB
 links:
   intra_node: {{bytes_per_s: 2.0e9, scaling: 0.8}}
   inter_node: {{latency_s: 2.0e-4, bytes_per_s: 1.0e9}}
-node_types:
-  - {{gpu_type: fast, nodes: 2, hosts: [n1, n2]}}
-  - {{gpu_type: slow, nodes: 2, hosts: [n3, n4]}}
 queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
 environment: {environment}
 """
+TYPES = """\
+node_types:
+  - {gpu_type: fast, nodes: 2, hosts: [n1, n2]}
+  - {gpu_type: slow, nodes: 2, hosts: [n3, n4]}
+"""
+COLUMNS = ("forward_s", "backward_s", "activation_bytes", "parameter_bytes")
+"""Of layers, besides their name and type of GPU."""
 NETWORK = '''
 import os, time
 import numpy as np
@@ -61,15 +71,15 @@ class Lasting(torch.autograd.Function):
     """Take the rest of a time that began with the pass, forward and backward."""
 
     @staticmethod
-    def forward(ctx, x, seconds, began):
+    def forward(ctx, x, seconds, late, began):
         ctx.seconds = seconds
-        time.sleep(max(0.0, began + seconds - time.monotonic()))
+        time.sleep(max(0.0, began + seconds + late - time.monotonic()))
         return x.clone()
 
     @staticmethod
     def backward(ctx, gradient):
         time.sleep(2 * ctx.seconds)
-        return gradient.clone(), None, None
+        return gradient.clone(), None, None, None
 
 class Layer(nn.Module):
     def __init__(self, number, config):
@@ -85,7 +95,7 @@ class Layer(nn.Module):
         began = time.monotonic()
         self.passed += 1
         late = self.pause if self.stutters and self.passed % self.every == 0 else 0.0
-        return Lasting.apply(self.linear(x), self.seconds + late, began)
+        return Lasting.apply(self.linear(x), self.seconds, late, began)
 
 def input_fn(data):
     rng = np.random.default_rng(0)
@@ -111,43 +121,73 @@ class Piped:
         Minibatches of all virtual workers in an epoch.
     unlike : bool
         True if the GPUs of two nodes are slower.
+    layers : mapping of str to sequence
+        Values of `COLUMNS` of each layer by type of GPU.
     config : dict
         More of the member's configuration.
     """
 
     minibatches: int
     unlike: bool = True
+    layers: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=lambda: by_type(FAST, SLOW))
     config: dict = field(default_factory=dict)
 
     def run(self, cluster: SlurmCluster, folder: Path, *options: str) -> list[Event]:
         """Submit the run and wait for its end; return its events."""
-        (folder / "site-configs").mkdir(parents=True)
-        (folder / "lasting.py").write_text(NETWORK)
         factors = {name: SLOW if self.unlike and name in ("n3", "n4") else FAST for name in NODE_NAMES}
-        config = {"seconds": LAYERS_S, "factors": factors, **self.config}
-        (folder / "ensemble.yaml").write_text(
-            "name: piped\nframework: pytorch\n"
-            "functions: {input_fn: lasting:input_fn, model_fn: lasting:model_fn}\n"
-            f"data: '{self.minibatches * BATCH}'\nsamples_per_epoch: {self.minibatches * BATCH}\n"
-            f"batch_size: {BATCH}\nstop: {{metric: val_loss, patience: 99, max_epochs: 2}}\n"
-            f"members:\n  - {{name: m, layers: layers.csv, config: {json.dumps(config)}}}\n"
-        )
+        config = {"factors": factors, **self.config}
+        environment = _project(cluster, folder, self.minibatches, config, TYPES, "layers: layers.csv, ")
         (folder / "layers.csv").write_text(
-            "layer,gpu_type,forward_s,backward_s,activation_bytes,parameter_bytes\n"
+            f"layer,gpu_type,{','.join(COLUMNS)}\n"
             + "".join(
-                f"l{at},{kind},{factor * s},{2 * factor * s},{BATCH * 64},1088\n"
-                for at, s in enumerate(LAYERS_S)
-                for kind, factor in (("fast", FAST), ("slow", SLOW if self.unlike else FAST))
+                f"l{at},{kind},{','.join(map(str, values))}\n"
+                for kind, layers in self.layers.items()
+                for at, values in enumerate(layers)
             )
         )
-        own = {name: value for name, value in cluster.environment().items() if name.startswith("OMPI")}
-        (folder / "site-configs" / "lab.yaml").write_text(SITE.format(environment=json.dumps(own)))
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
-        environment = {**kept, **cluster.environment(), "HETCTL_SITE": "lab"}
         modes = ("--mode", "pipeline", "--gpus", str(NODES * GPUS), *options)
         hetctl(folder, environment, "plan", *modes)
         hetctl(folder, environment, "submit", *modes, "--time", "20m", "--wait")
         return events_in(Home(folder / ".hetctl").run("piped-001"))
+
+
+def by_type(fast: float, slow: float) -> dict[str, list[tuple[float, ...]]]:
+    """Return the layers by type of GPU, with the times of the table times these factors."""
+    return {
+        kind: [(factor * s, 2 * factor * s, BATCH * 64, 1088) for s in LAYERS_S]
+        for kind, factor in (("fast", fast), ("slow", slow))
+    }
+
+
+def measured_layers(cluster: SlurmCluster, folder: Path) -> dict[float, list[tuple[float, ...]]]:
+    """Return the layers as `hetctl profile --layers` measures them, by their factor of the table's times."""
+    found = {}
+    for factor in (FAST, SLOW):
+        config = {"factors": dict.fromkeys(NODE_NAMES, factor)}
+        own = folder / f"layers-{factor}"
+        environment = _project(cluster, own, NODES * GPUS, config)
+        (point,) = hetctl(own, environment, "profile", "--layers", "m")["layers"]
+        found[factor] = [tuple(layer[column] for column in COLUMNS) for layer in point["layers"]]
+    return found
+
+
+def _project(
+    cluster: SlurmCluster, folder: Path, minibatches: int, config: dict, types: str = "", layers: str = ""
+) -> dict[str, str]:
+    """Write a project of one member; return the environment of its commands."""
+    (folder / "site-configs").mkdir(parents=True)
+    (folder / "lasting.py").write_text(NETWORK)
+    (folder / "ensemble.yaml").write_text(
+        "name: piped\nframework: pytorch\n"
+        "functions: {input_fn: lasting:input_fn, model_fn: lasting:model_fn}\n"
+        f"data: '{minibatches * BATCH}'\nsamples_per_epoch: {minibatches * BATCH}\n"
+        f"batch_size: {BATCH}\nstop: {{metric: val_loss, patience: 99, max_epochs: 2}}\n"
+        f"members:\n  - {{name: m, {layers}config: {json.dumps({'seconds': LAYERS_S, **config})}}}\n"
+    )
+    own = {name: value for name, value in cluster.environment().items() if name.startswith("OMPI")}
+    (folder / "site-configs" / "lab.yaml").write_text(SITE.format(environment=json.dumps(own)) + types)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
+    return {**kept, **cluster.environment(), "HETCTL_SITE": "lab"}
 
 
 NODE_NAMES = tuple(f"n{number}" for number in range(1, NODES + 1))
@@ -156,6 +196,21 @@ NODE_NAMES = tuple(f"n{number}" for number in range(1, NODES + 1))
 def rate_of(events: Sequence[Event]) -> float:
     """Return the rate of the second epoch in samples/s, from its first minibatch to the last."""
     return next(event.data["rate"] for event in events if event.kind == "epoch" and event.data["epoch"] == 2)
+
+
+def slowest_rate_of(events: Sequence[Event], minibatches: int) -> float:
+    """Return the number of virtual workers times the rate of the slowest in the second epoch, in samples/s.
+
+    It is measured from its first completed minibatch to its last: the epoch without the seconds of one
+    minibatch in all stages. The rate that rank 0 reports has its lead of up to D + 1 waves in it.
+    """
+    report = [event.data for event in events if event.kind == "stages"][-1]
+    workers = 1 + max(stage["virtual_worker"] for stage in report["stages"])
+    each = minibatches / workers
+    passes_s = [0.0] * workers
+    for stage in report["stages"]:
+        passes_s[stage["virtual_worker"]] += stage["forward_s"] + stage["backward_s"]
+    return workers * BATCH * (each - 1) / (report["seconds"] - max(passes_s) / each)
 
 
 def step_of(events: Sequence[Event]) -> dict:
@@ -184,11 +239,13 @@ def throughput(quick: bool = False) -> Table:
     rows, worst, over_bound = [], 0.0, 0.0
     cases = [("ed", False), *((policy, True) for policy in ("np", "ed", "hd", "best"))]
     with tempfile.TemporaryDirectory(prefix="hetctl-stages-", dir="/tmp") as name, running() as cluster:
+        measured_s = measured_layers(cluster, Path(name))
         for policy, unlike in cases[:2] if quick else cases:
-            piped = Piped(160 if quick else 480, unlike)
+            layers = {"fast": measured_s[FAST], "slow": measured_s[SLOW if unlike else FAST]}
+            piped = Piped(160 if quick else 480, unlike, layers)
             folder = Path(name) / f"{policy}-{unlike}"
             events = piped.run(cluster, folder, "--policy", policy, "--clock-distance", "1")
-            step, measured = step_of(events), rate_of(events)
+            step, measured = step_of(events), slowest_rate_of(events, piped.minibatches)
             bound = bound_of(step, unlike)
             if not unlike:
                 over_bound = measured / bound
@@ -213,42 +270,54 @@ def throughput(quick: bool = False) -> Table:
     note = (
         f"`hetctl submit --mode pipeline`, D = 1, on this machine with {os.cpu_count()} cores. Layers sleep "
         f"{min(LAYERS_S) * 1e3:g} to {max(LAYERS_S) * 1e3:g} ms forward and twice that backward, on the slow "
-        f"type of GPU {SLOW:g} times as long. Rates are those of the second epoch."
+        f"type of GPU {SLOW:g} times as long; bounds are of these times, simulations of layers that `hetctl "
+        "profile --layers` has measured. Rates are those of the second epoch."
     )
     columns = ("GPUs", "workers x stages, N_m", "samples/s", "simulated", "over measured", "of the bound")
     return Table(title, columns, tuple(rows), figures, note)
 
 
 def waiting(quick: bool = False) -> Table:
-    """Train two virtual workers of which one stutters, with clock distances of 0 and 4."""
+    """Train four virtual workers of which one stutters, with clock distances of 0 and 4."""
     title = "Pipelines in training: time waited for waves beside a virtual worker that stutters"
     if missing := missing_programs():
         return Table(title, (), (), (), f"No Slurm on this machine: {', '.join(missing)}.")
-    waited: dict[int, list[float]] = {0: [], 4: []}
-    rates: dict[int, list[float]] = {0: [], 4: []}
-    config = {"stutters": ["n2", 0], "pause": STUTTER_S, "every": STUTTER_EVERY}
+    rows, figures = [], []
     with tempfile.TemporaryDirectory(prefix="hetctl-stages-", dir="/tmp") as name, running() as cluster:
-        for seed in range(1 if quick else 3):
-            for distance in waited:
-                piped = Piped(160 if quick else 320, False, config)
-                folder = Path(name) / f"d{distance}-{seed}"
-                options = ("--policy", "np", "--in-flight", "3", "--clock-distance", str(distance))
-                events = piped.run(cluster, folder, *options)
-                reports = [event.data for event in events if event.kind == "stages"][-1]
-                firsts = [stage for stage in reports["stages"] if stage["stage"] == 0]
-                waited[distance].append(sum(stage["wave_wait_s"] for stage in firsts))
-                rates[distance].append(rate_of(events))
-    medians = {distance: statistics.median(times) for distance, times in waited.items()}
-    rows = [
-        (f"{distance}", f"{medians[distance]:.2f}", f"{statistics.median(rates[distance]):.1f}")
-        for distance in waited
-    ]
-    figures = (Figure("time waited, D = 4 over D = 0", medians[4] / medians[0], 0.5),)
+        for kind, factor in STUTTERERS.items():
+            medians = {}
+            for distance in (0, 4):
+                runs = [
+                    _waits(cluster, Path(name) / f"{factor}-{distance}-{seed}", factor, distance, quick)
+                    for seed in range(1 if quick else 3)
+                ]
+                medians[distance] = [statistics.median(values) for values in zip(*runs, strict=True)]
+                rows.append((kind, str(distance), *(f"{value:.2f}" for value in medians[distance])))
+            ratio = medians[4][0] / medians[0][0]
+            figures.append(Figure(f"time waited, D = 4 over D = 0, a stutterer that is {kind}", ratio, 0.5))
     note = (
-        f"Virtual workers of 2 stages, N_m = 3; every {STUTTER_EVERY}th minibatch of one takes "
-        f"{STUTTER_S:g} s longer. Seconds of all first stages in the second epoch."
+        f"Four virtual workers of 2 stages, N_m = 3; every {STUTTER_EVERY}th minibatch of one takes "
+        f"{STUTTER_S:g} s longer. Between these it is as fast as the others, and so slower on average, or "
+        "so much faster that it is as fast on average. Seconds of all first stages in the second epoch. Time "
+        "without a pass for other reasons includes the wait for the slowest at the end of the epoch."
     )
-    return Table(title, ("D", "waited, s", "samples/s"), tuple(rows), figures, note)
+    header = ("the one that stutters is", "D", "waited, s", "idle otherwise, s", "epoch, s")
+    return Table(title, header, tuple(rows), tuple(figures), note)
+
+
+def _waits(
+    cluster: SlurmCluster, folder: Path, factor: float, distance: int, quick: bool
+) -> tuple[float, float, float]:
+    """Return the seconds of waiting for waves, of other idle time, and of the second epoch."""
+    factors = {name: factor if name == STUTTERS_ON else FAST for name in NODE_NAMES}
+    config = {"stutters": [STUTTERS_ON, 0], "pause": STUTTER_S, "every": STUTTER_EVERY, "factors": factors}
+    piped = Piped(160 if quick else 320, unlike=False, layers=by_type(FAST, FAST), config=config)
+    options = ("--policy", "np", "--in-flight", "3", "--clock-distance", str(distance))
+    events = piped.run(cluster, folder, *options)
+    report = [event.data for event in events if event.kind == "stages"][-1]
+    firsts = [stage for stage in report["stages"] if stage["stage"] == 0]
+    waited_s, idle_s = (sum(stage[key] for stage in firsts) for key in ("wave_wait_s", "idle_s"))
+    return waited_s, idle_s, report["seconds"]
 
 
 CPU_NETWORK = """

@@ -1,0 +1,183 @@
+"""Accuracy of pipelines with waves beside plain data-parallel training, on images of the size of CIFAR's.
+
+python tests/benchmarks/stage_accuracy_bench.py [--quick] [--plot]
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from paced_bench import hetctl
+from tables import Figure, Table
+from textured_digits import HELD_OUT, NETWORKS, TRAINING, VALIDATION
+from visits_bench import running
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from slurm_cluster import SlurmCluster, missing_programs
+
+from hetctl.storage.paths import Home
+from hetctl.storage.progress_fold import events_in
+
+HERE = Path(__file__).parent
+EPOCHS, SEEDS, BATCH = 10, 2, 16
+"""Epochs, first weights of each network, and samples of a minibatch."""
+CONFIG = {"learning_rate": 0.001, "betas": [0.5, 0.99], "falls_after": [7]}
+IN_FLIGHT, DISTANCES = 3, (0, 4)
+PLAIN = "data-parallel"
+NAMES = {"vgg": "VGG-like", "resnet": "ResNet-like"}
+SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+"""Epochs in the table."""
+LOSS = 0.02
+"""Bar of the accuracy that waves may cost, mean of all seeds."""
+SITE = """\
+extends: slurm
+nodes: 4
+gpus_per_node: 2
+cores_per_node: 2
+memory_per_node: 6000MiB
+gpu_memory: 1GB
+links:
+  intra_node: {{bytes_per_s: 2.0e9, scaling: 0.8}}
+  inter_node: {{latency_s: 2.0e-4, bytes_per_s: 1.0e9}}
+queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
+environment: {environment}
+"""
+STYLES: dict[str, dict[str, Any]] = {
+    PLAIN: {"color": "lightskyblue", "linewidth": 5},
+    "pipelines, D = 0": {"color": "black", "linewidth": 1},
+    "pipelines, D = 4": {"color": "tab:red", "linewidth": 1, "linestyle": "--"},
+}
+IMAGE = HERE.parents[1] / "docs" / "images" / "pipeline-accuracy.svg"
+TITLE = "Pipelines in training: accuracy beside data-parallel training"
+
+Curve = tuple[float, ...]
+"""Validation accuracies by epoch."""
+
+
+def table(quick: bool = False) -> Table:
+    """Train both networks data-parallel and as pipelines with two clock distances."""
+    if missing := missing_programs():
+        return Table(TITLE, (), (), (), f"No Slurm on this machine: {', '.join(missing)}.")
+    found = measured(quick)
+    rows, figures = [], []
+    for (network, method), curves in found.items():
+        means = _means(curves)
+        last = ", ".join(f"{curve[-1]:.4f}" for curve in curves)
+        cells = (f"{means[epoch - 1]:.3f}" if epoch <= len(means) else "" for epoch in SHOWN)
+        rows.append((f"{NAMES[network]}, {method}", *cells, last))
+        if method != PLAIN:
+            lost = _means(found[network, PLAIN])[-1] - means[-1]
+            figures.append(Figure(f"{NAMES[network]}: final accuracy lost with {method}", lost, LOSS))
+    seeds = len(found["vgg", PLAIN])
+    note = (
+        f"`hetctl submit` on nodes with 2 slots of a real Slurm, PyTorch: {PLAIN} on 2 slots, and 2 virtual "
+        f"workers x 2 stages with N_m = {IN_FLIGHT}, minibatches of {BATCH} on each rank or virtual worker. "
+        f"Adam with a rate of {CONFIG['learning_rate']}, {PLAIN} twice that for its step of two minibatches, "
+        f"and a tenth after {CONFIG['falls_after'][0]} epochs. {TRAINING:,} images of 32 x 32 x 3: "
+        "scikit-learn's digits near the centre of random textures, under noise; for validation "
+        f"{VALIDATION:,} images of {HELD_OUT} other digits. Means of {seeds} first weights, and the final "
+        "accuracy of each."
+    )
+    header = ("validation accuracy after epoch", *map(str, SHOWN), "final, by first weights")
+    return Table(TITLE, header, tuple(rows), tuple(figures), note)
+
+
+def _means(curves: Sequence[Curve]) -> list[float]:
+    return [statistics.fmean(values) for values in zip(*curves, strict=True)]
+
+
+@cache
+def measured(quick: bool = False) -> dict[tuple[str, str], tuple[Curve, ...]]:
+    """Return the curves of all seeds by network and method."""
+    methods = {
+        PLAIN: ("--mode", "data-parallel", "--gpus", "2", "--planner", "fixed-2"),
+        **{
+            f"pipelines, D = {distance}": (
+                *("--mode", "pipeline", "--gpus", "4", "--policy", "np", "--in-flight", str(IN_FLIGHT)),
+                *("--clock-distance", str(distance)),
+            )
+            for distance in DISTANCES
+        },
+    }
+    members = {f"{network}-{seed}": network for network in NETWORKS for seed in range(1 if quick else SEEDS)}
+    by_method = {}
+    with tempfile.TemporaryDirectory(prefix="hetctl-stages-", dir="/tmp") as name, running() as cluster:
+        for number, (method, options) in enumerate(methods.items()):
+            folder = Path(name) / str(number)
+            by_method[method] = _train(cluster, folder, members, options, 4 if quick else EPOCHS)
+    return {
+        (network, method): tuple(curves[member] for member, own in members.items() if own == network)
+        for network in NETWORKS
+        for method, curves in by_method.items()
+    }
+
+
+def _train(
+    cluster: SlurmCluster, folder: Path, members: dict[str, str], options: tuple[str, ...], epochs: int
+) -> dict[str, Curve]:
+    """Submit a run and wait for its end; return the curve of each member."""
+    (folder / "site-configs").mkdir(parents=True)
+    shutil.copy(HERE / "textured_digits.py", folder)
+    stop = {"metric": "val_accuracy", "patience": 999, "max_epochs": epochs}
+    entries = [{"name": name, "config": {**CONFIG, "network": own}} for name, own in members.items()]
+    functions = {"input_fn": "textured_digits:input_fn", "model_fn": "textured_digits:model_fn"}
+    (folder / "ensemble.yaml").write_text(
+        f"name: textured\nframework: pytorch\nfunctions: {json.dumps(functions)}\nbatch_size: {BATCH}\n"
+        f"stop: {json.dumps(stop)}\nmembers: {json.dumps(entries)}\n"
+    )
+    own = {name: value for name, value in cluster.environment().items() if name.startswith("OMPI")}
+    (folder / "site-configs" / "lab.yaml").write_text(SITE.format(environment=json.dumps(own)))
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
+    environment = {**kept, **cluster.environment(), "HETCTL_SITE": "lab"}
+    if "pipeline" in options:
+        hetctl(folder, environment, "profile", *(word for name in members for word in ("--layers", name)))
+    else:
+        rates = [f"{name},{gpus},{100 * gpus},{TRAINING}\n" for name in members for gpus in (1, 2)]
+        (folder / "rates.csv").write_text(f"member,gpus,rate,samples\n{''.join(rates)}")
+        hetctl(folder, environment, "profile", "import", "rates.csv")
+    hetctl(folder, environment, "submit", *options, "--time", "30m", "--wait")
+    epochs_of = [
+        event for event in events_in(Home(folder / ".hetctl").run("textured-001")) if event.kind == "epoch"
+    ]
+    return {
+        name: tuple(one.data["metrics"]["val_accuracy"] for one in epochs_of if one.source == name)
+        for name in members
+    }
+
+
+def plot(path: Path, quick: bool = False) -> None:
+    """Draw the mean accuracies by epoch of both networks; nothing without Slurm."""
+    if missing_programs():
+        return
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure as Picture
+
+    found = measured(quick)
+    figure = Picture(figsize=(7, 3.2), layout="constrained")
+    panels = figure.subplots(1, len(NAMES), sharey=True)
+    for axes, (network, name) in zip(panels, NAMES.items(), strict=True):
+        for method, style in STYLES.items():
+            means = _means(found[network, method])
+            axes.plot(range(1, len(means) + 1), means, label=method, **style)
+        axes.set_title(name, fontsize=10)
+        axes.set_xlabel("epoch")
+        axes.grid(axis="y", linewidth=0.3)
+    panels[0].set_ylabel("validation accuracy")
+    panels[-1].legend(fontsize=8, frameon=False, loc="lower right")
+    with rc_context({"svg.hashsalt": path.stem, "svg.fonttype": "none"}):
+        figure.savefig(path, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    print(table("--quick" in sys.argv))
+    if "--plot" in sys.argv:
+        plot(IMAGE, "--quick" in sys.argv)
