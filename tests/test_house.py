@@ -21,7 +21,7 @@ IN_A_JOB = DECIDING | {"storage", "cluster.launchers"}
 MAY_IMPORT = {
     "model": set(),
     "storage": {"model"},
-    "inputs": {"model", "cluster", "cluster.launchers"},
+    "inputs": {"model", "cluster", "cluster.launchers", "methods.automl"},
     "perf": {"model"},
     "cluster": {"model"},
     "cluster.batch": {"model", "storage", "cluster"},
@@ -36,7 +36,7 @@ MAY_IMPORT = {
     "methods.pipeline": {"model", "scheduling.planners"},
     "methods.automl": {"model"},
     "methods": DECIDING | METHODS | {"scheduling.simulate"},
-    "runtime": IN_A_JOB | {"methods.balance", "methods.hopper", "methods.pipeline"},
+    "runtime": IN_A_JOB | METHODS,
     "report": {"model"},
     "app": IN_A_JOB
     | METHODS

@@ -31,6 +31,7 @@ COMMANDS = {
     "submit": "Start a run, or continue the unfinished one.",
     "advance": "Collect a run's events and submit its next job.",
     "status": "Show the progress of a run.",
+    "search": "Show or export the trials of a search.",
     "cancel": "Cancel a run's jobs; its checkpoints are kept.",
     "report": "Write an HTML page about a run: Gantt chart and learning curves.",
     "sites": "List the known sites, show one, or check a site file.",

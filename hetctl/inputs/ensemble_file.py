@@ -15,11 +15,13 @@ from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, count_members, members_of, points_of
 from hetctl.inputs.member_problems import batch_problems, gpu_problems
 from hetctl.inputs.placed_partitions import read_partition_table, wrong_source
+from hetctl.inputs.search_entries import SEARCH, as_trials, search_problems, trials_of
 from hetctl.inputs.shape_problems import shape_problems
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
 from hetctl.model.balance_settings import BalanceSettings
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitions
+from hetctl.model.errors import BadInputError
 
 
 def read_ensemble(path: Path) -> Ensemble:
@@ -34,9 +36,15 @@ def read_ensemble(path: Path) -> Ensemble:
     model = validate(EnsembleModel, source)
     if count_members(model) > MOST_MEMBERS:
         raise source.refusal([(("members",), f"must expand to at most {MOST_MEMBERS:,} members")])
+    if wrong := list(search_problems(model)):
+        raise source.refusal(wrong)
+    try:
+        trials = trials_of(model)
+    except BadInputError as error:
+        raise source.refusal([(SEARCH, error.message)]) from None
     folder = path.parent.resolve()
-    points = list(points_of(model))
-    members = members_of(model, points, folder)
+    points = [*points_of(model), *(trials.points if trials else ())]
+    members = as_trials(members_of(model, points, folder), trials)
     problems = [
         *command_problems(model, points, members),
         *_function_problems(model, folder),
@@ -60,6 +68,7 @@ def read_ensemble(path: Path) -> Ensemble:
         samples_per_epoch=model.samples_per_epoch,
         balance=BalanceSettings(**model.balance.model_dump()),
         rate_keys=tuple(model.rate_keys or ()),
+        search=trials.spec if trials else None,
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from hetctl.model.balance_settings import BalanceSettings
 from hetctl.model.checkpoint_interval import CheckpointInterval
 from hetctl.model.command_line import filled
+from hetctl.model.search_spec import SearchSpec
 from hetctl.model.serialization import encode
 
 COMMAND = "command"
@@ -307,6 +308,8 @@ class Ensemble:
         Settings of balanced batches; an option of the command line overrides the mode.
     rate_keys : tuple of str
         Config keys that can change a member's rate; empty: all except those known not to.
+    search : SearchSpec or None
+        Search whose trials are members: before a run, with configs that are likely or certain.
     """
 
     name: str
@@ -319,6 +322,12 @@ class Ensemble:
     samples_per_epoch: int | None = None
     balance: BalanceSettings = field(default_factory=BalanceSettings)
     rate_keys: tuple[str, ...] = ()
+    search: SearchSpec | None = None
+
+    @property
+    def trials(self) -> frozenset[str]:
+        """Names of the members that are trials of its search."""
+        return frozenset(self.search.members if self.search else ())
 
     @property
     def preloaded(self) -> str | None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hetctl.model.hop_status import HopStatus
 from hetctl.model.job import Job
@@ -11,7 +13,7 @@ from hetctl.model.pipeline_status import PipelineStatus
 from hetctl.model.training_progress import EpochResult, Heartbeat
 from hetctl.model.wave_record import WaveCheck
 
-FOREMOST = ("failed", "training", "waiting", "converged")
+FOREMOST = ("failed", "training", "waiting", "converged", "stopped")
 """States of members, the most important to show first."""
 MOST_MEMBERS = 200
 """Largest number of members that are shown."""
@@ -102,7 +104,8 @@ class MemberStatus:
     Parameters
     ----------
     state : str
-        ``waiting``, ``training``, ``converged`` or ``failed``.
+        ``waiting``, ``training``, ``converged``, ``failed`` or, of a trial that its search does not continue
+        at present, ``stopped``.
     gpus_by_round : tuple of int
         GPUs held in each round of the run; 0 in rounds without the member.
     best : float or None
@@ -119,6 +122,10 @@ class MemberStatus:
         Rates on its least number of GPUs, and on every number of GPUs that it has trained on.
     batch_changes : tuple of BatchChange
         Changes of its global batch, which are in its results.
+    config : mapping or None
+        Config of a trial; None for members that are no trials.
+    mode : str
+        ``max`` if more of `metric` is better, ``min`` if less is.
     """
 
     member: str
@@ -135,6 +142,15 @@ class MemberStatus:
     pulse: Heartbeat | None = None
     rates: tuple[MemberRate, ...] = ()
     batch_changes: tuple[BatchChange, ...] = ()
+    config: Mapping[str, Any] | None = None
+    mode: str = "min"
+
+    @property
+    def rank(self) -> tuple[float, str]:
+        """Sort key by which the member with the best metric is the first."""
+        if self.best is None:
+            return math.inf, self.member
+        return (-self.best if self.mode == "max" else self.best), self.member
 
     @property
     def last_rate(self) -> MemberRate | None:

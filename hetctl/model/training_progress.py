@@ -56,6 +56,10 @@ class Progress:
         Batch size to which it was reduced after it ran out of memory; None: it was not reduced.
     furthest : int
         Largest number of finished epochs so far, also before a return to an earlier checkpoint.
+    asked : int or None
+        Epochs in all that a search has asked for; 0 before it begins the trial, None if it is no trial.
+    reported : int
+        Epochs in all of the last request that the search has got a report of.
     restarts_s : tuple of float
         Seconds to the first step of its newest starts on ranks that had trained before.
     """
@@ -69,12 +73,24 @@ class Progress:
     node_failures: int = 0
     batch_size: int | None = None
     furthest: int = 0
+    asked: int | None = None
+    reported: int = 0
     restarts_s: tuple[float, ...] = ()
 
     @property
     def active(self) -> bool:
-        """True if the member still needs training."""
-        return self.converged is None and self.failed is None
+        """True if the member still needs training; a trial only while its search waits for it."""
+        return self.converged is None and self.failed is None and (self.asked is None or self.is_awaited)
+
+    @property
+    def is_awaited(self) -> bool:
+        """True if it is a trial that its search has asked for, and has no report of yet."""
+        return self.asked is not None and self.asked > self.reported
+
+    @property
+    def last_epoch(self) -> int:
+        """Number of its last finished epoch; 0 if there is none."""
+        return self.epochs[-1].epoch if self.epochs else 0
 
 
 @dataclass(frozen=True)

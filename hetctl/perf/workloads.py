@@ -219,6 +219,10 @@ def _samples_left(
 ) -> tuple[float, tuple[str, ...]]:
     """Return the samples left, and notes on their source, or on an excess over the expected work."""
     epoch = profile.samples_per_epoch or 0
+    if progress.asked and epoch:
+        # A search has said how many epochs a trial gets.
+        rest = (progress.asked - progress.last_epoch) * epoch - progress.part_samples
+        return max(float(rest), 0.0), ()
     epochs, how = outlook or (member.stop.planned_epochs, "")
     expected = epochs * epoch if profile.samples is None else profile.samples
     notes = (how,) if how and profile.samples is None else ()

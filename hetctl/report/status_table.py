@@ -14,7 +14,13 @@ from hetctl.model.run_status import MemberStatus, RunStatus
 from hetctl.model.training_progress import Heartbeat, RankShare
 from hetctl.report.hop_tables import hop_tables
 from hetctl.report.pipeline_tables import pipeline_tables
-from hetctl.report.summary import describe_batches, describe_states, describe_time, gpus_by_round
+from hetctl.report.summary import (
+    describe_batches,
+    describe_config,
+    describe_states,
+    describe_time,
+    gpus_by_round,
+)
 from hetctl.report.table_style import ruled_table
 from hetctl.report.units import (
     device_word,
@@ -26,12 +32,20 @@ from hetctl.report.units import (
 )
 
 NARROW = 80
+MOST_TRIALS = 5
+"""Trials whose configs are shown, the best ones."""
 MOST_RANKS = 8
 """Ranks of a group that are shown, the slowest first."""
 UNEVEN = 1.1
 """Ratio of the times of two ranks beyond which a group counts as uneven."""
 ROUNDS_WIDTH = 7  # four rounds of one-digit GPU counts
-MEMBER_STYLES = {"converged": "green", "training": "cyan", "waiting": "dim", "failed": "bold red"}
+MEMBER_STYLES = {
+    "converged": "green",
+    "training": "cyan",
+    "waiting": "dim",
+    "stopped": "dim",
+    "failed": "bold red",
+}
 RUN_STYLES = {"finished": "green", "running": "cyan", "failed": "bold red"}
 
 
@@ -58,6 +72,7 @@ def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
         *_batch_lines(status),
         *warnings,
         *_live_table(status),
+        *_trial_table(status),
         *pipeline_tables(status.pipelines),
         *(hop_tables(status.hops) if status.hops else ()),
         *failures,
@@ -121,6 +136,24 @@ def _member_table(status: RunStatus, rounds_width: int) -> Table:
             format_seconds(member.measured_s),
         )
     return table
+
+
+def _trial_table(status: RunStatus) -> list[RenderableType]:
+    """Return a table of the configs of the best trials; empty if no member is a trial."""
+    trials = [member for member in status.members if member.config is not None]
+    if not trials:
+        return []
+    known = sorted((trial for trial in trials if trial.best is not None), key=lambda trial: trial.rank)
+    table = ruled_table("best\ntrials", "\nstate", ">\nepochs", ">\nbest", "\nconfig", fold="\nconfig")
+    for trial in known[:MOST_TRIALS]:
+        table.add_row(
+            Text(printable(trial.member)),
+            Text(trial.state, MEMBER_STYLES.get(trial.state, "")),
+            f"{trial.epochs}/{trial.max_epochs}",
+            format_metric(trial.best),
+            Text(printable(describe_config(trial.config or {}))),
+        )
+    return [Text(), table]
 
 
 def _batch_lines(status: RunStatus) -> list[Text]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from hetctl.model.run_status import MemberStatus, RoundSpan, RunStatus, StepSpan
 from hetctl.report.units import device_word, format_percent, format_seconds
@@ -12,7 +13,7 @@ from hetctl.report.units import device_word, format_percent, format_seconds
 IDLE_MARK = "·"
 MOST_CHANGES = 3
 """Largest number of changes of a member's global batch that are told, the last ones."""
-STATES = ("converged", "training", "waiting", "failed")
+STATES = ("converged", "training", "waiting", "stopped", "failed")
 
 
 def prediction_error(predicted_s: float | None, measured_s: float | None) -> float | None:
@@ -62,6 +63,15 @@ def describe_batches(member: MemberStatus, device: str) -> str:
     earlier = len(changes) - MOST_CHANGES
     before = f", after {earlier} earlier changes" if earlier > 0 else ""
     return f"global batch {', '.join(told)}{before}" if told else ""
+
+
+def describe_config(config: Mapping[str, Any]) -> str:
+    """Return a config as ``key=value`` pairs, numbers with four digits."""
+    return " ".join(f"{key}={_short(value)}" for key, value in config.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True)

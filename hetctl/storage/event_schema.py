@@ -11,6 +11,7 @@ from hetctl.model.pipeline_layout import PipelineLayout
 from hetctl.model.pipeline_status import StageReport
 from hetctl.model.plan import Placement
 from hetctl.model.profile import PreprocessPoint, ProfilePoint
+from hetctl.model.search_spec import REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import EpochResult, RankShare
 
@@ -243,6 +244,42 @@ class HopPlanMade:
     reason: str
 
 
+@dataclass(frozen=True)
+class TrialParent:
+    """Trial whose checkpoint another trial begins with, and its epochs."""
+
+    trial: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class TrialRequested:
+    """Request of a search to train a trial until it has so many epochs in all."""
+
+    member: str
+    number: int
+    config: Mapping[str, Any]
+    epochs: int
+    parent: TrialParent | None = None
+
+
+@dataclass(frozen=True)
+class TrialReported:
+    """Result of a trial after so many epochs; without a loss it failed."""
+
+    member: str
+    number: int
+    epochs: int
+    loss: float | None = None
+
+
+@dataclass(frozen=True)
+class SearchEnded:
+    """End of a search: no trial is asked for any more."""
+
+    reason: str
+
+
 FORMS: dict[str, type] = {
     "job_started": JobStarted,
     "job_ended": JobEnded,
@@ -267,6 +304,9 @@ FORMS: dict[str, type] = {
     "visit_lost": VisitLost,
     "visits_undone": VisitsUndone,
     "hop_plan": HopPlanMade,
+    TRIAL: TrialRequested,
+    REPORT: TrialReported,
+    SEARCH_ENDED: SearchEnded,
     "converged": Converged,
     "stopped": Stopped,
     "failed": Failed,

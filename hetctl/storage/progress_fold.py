@@ -10,6 +10,7 @@ from functools import partial
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.model.exit_reason import FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
+from hetctl.model.search_spec import REPORT, TRIAL
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.event_log import EventLog
@@ -21,6 +22,8 @@ RECENT_RESTARTS = 3
 """Number of newest restarts that are kept for a member."""
 OF_MEMBERS = frozenset({"started", "first_step", "epoch", "converged", "stopped", "failed"})
 """Kinds of event in a member's file that determine its progress."""
+OF_DRIVERS = frozenset({"step_ended", TRIAL, REPORT})
+"""Kinds of event in the drivers' file that determine the progress of the member that they name."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class ProgressFold:
 
     def __init__(self, ensemble: Ensemble, retries: int) -> None:
         self._folds = {
-            member.name: OrderedFold(_State(Progress(member.name)), partial(_next, member, retries))
+            member.name: OrderedFold(_State(_first(member.name, ensemble)), partial(_next, member, retries))
             for member in ensemble.members
         }
         self._progress = {name: fold.state.progress for name, fold in self._folds.items()}
@@ -103,7 +106,7 @@ def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> di
     was raised since continues.
     """
     members = {member.name: member for member in ensemble.members}
-    states = {name: _State(Progress(name)) for name in members}
+    states = {name: _State(_first(name, ensemble)) for name in members}
     for event in events:
         if (name := _member_of(event)) in states:
             states[name] = _next(members[name], retries, states[name], event)
@@ -120,10 +123,15 @@ def progress_in(folder: RunFolder, ensemble: Ensemble, retries: int) -> dict[str
     return progress_of(ensemble, events_in(folder), retries)
 
 
+def _first(name: str, ensemble: Ensemble) -> Progress:
+    """Return the progress of a member before its first event; a trial is not asked for yet."""
+    return Progress(name, asked=0 if name in ensemble.trials else None)
+
+
 def _member_of(event: Event) -> str:
     """Return the member whose progress an event may change; empty if it changes none."""
     if event.source == DRIVER:
-        return str(event.data.get("member")) if event.kind == "step_ended" else ""
+        return str(event.data.get("member")) if event.kind in OF_DRIVERS else ""
     return event.source if event.kind in OF_MEMBERS else ""
 
 
@@ -139,7 +147,18 @@ def _next(member: Member, retries: int, state: _State, event: Event) -> _State:
         return _resumed(state, event)
     if event.kind == "epoch":
         return _with_epoch(state, event)
-    return replace(state, progress=_after(progress, member.stop, event))
+    return replace(state, progress=_AFTER.get(event.kind, _after)(progress, member.stop, event))
+
+
+def _after_request(progress: Progress, _rule: StopRule, event: Event) -> Progress:
+    return replace(progress, asked=int(event.data["epochs"]))
+
+
+def _after_report(progress: Progress, _rule: StopRule, event: Event) -> Progress:
+    return replace(progress, reported=int(event.data["epochs"]))
+
+
+_AFTER = {TRIAL: _after_request, REPORT: _after_report}
 
 
 def _after(progress: Progress, rule: StopRule, event: Event) -> Progress:

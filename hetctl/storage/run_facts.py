@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event, in_order
+from hetctl.model.search_spec import SEARCH_ENDED, TRIAL
 from hetctl.storage.snapshot import Row, row_of
 
 OF_JOBS = frozenset({"job_started", "job_ended", "node_failed", "node_joined"})
@@ -20,6 +21,10 @@ class RunFacts:
         self.rounds: dict[int, dict[str, Event]] = defaultdict(dict)
         """Events of the start and end of a round, by its index."""
         self.jobs: list[Event] = []
+        self.trials: dict[str, Event] = {}
+        """Latest requests of the search for each of its trials, by member."""
+        self.search_ended: str | None = None
+        """Reason for which the search asks for no more trials; None if it may."""
         self.first_step: Event | None = None
         self.began_at: float | None = None
         self.last: Event | None = None
@@ -31,6 +36,11 @@ class RunFacts:
             self.last = _later(self.last, event)
             if event.kind == "first_step":
                 self.first_step = _earlier(self.first_step, event)
+            elif event.source == DRIVER and event.kind == TRIAL:
+                name = str(event.data["member"])
+                self.trials[name] = _later(self.trials.get(name), event)
+            elif event.source == DRIVER and event.kind == SEARCH_ENDED:
+                self.search_ended = str(event.data["reason"])
             elif event.source == DRIVER and event.kind in OF_JOBS:
                 self.jobs = in_order([*self.jobs, event])
             elif event.source == DRIVER and event.kind in ("round_started", "round_ended"):
@@ -42,11 +52,13 @@ class RunFacts:
         rounds = [row_of(event) for events in self.rounds.values() for event in events.values()]
         jobs = [row_of(event) for event in self.jobs]
         ends = [event and row_of(event) for event in (self.first_step, self.last)]
-        return [rounds, jobs, *ends, self.began_at]
+        search = [[row_of(event) for event in self.trials.values()], self.search_ended]
+        return [rounds, jobs, search, *ends, self.began_at]
 
     def restore(self, rows: list[Any]) -> None:
         """Continue from an earlier state."""
-        rounds, jobs, first_step, last, self.began_at = rows
+        rounds, jobs, (trials, self.search_ended), first_step, last, self.began_at = rows
+        self.trials = {str(event.data["member"]): event for event in map(_event, trials)}
         for event in map(_event, rounds):
             self.rounds[event.round][event.kind] = event
         self.jobs = [_event(row) for row in jobs]

@@ -100,6 +100,10 @@ class LinearNetwork:
         self._classifier.weights[:] = weights
         self._classifier.learning_rate = float(arrays["learning_rate"])
 
+    def adopt(self, arrays: Mapping[str, Array]) -> None:
+        """Restore the weights of another network."""
+        self.restore({**arrays, "learning_rate": np.array(self._classifier.learning_rate)})
+
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the learning rate."""
         self._classifier.learning_rate *= factor

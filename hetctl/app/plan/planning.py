@@ -21,6 +21,7 @@ from hetctl.app.plan.multi_mode_plan import plan_hopper, plan_modes, plan_pipeli
 from hetctl.app.profile.known import member_profiles, predictions_in, warnings_of
 from hetctl.app.profile.layer_profiling import current_layers
 from hetctl.app.project import Project
+from hetctl.app.search_members import refuse_modes_of_searches
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.balance_settings import OFF
@@ -185,6 +186,7 @@ def plan_from(
     """
     site, size = request.site, request.size
     refuse_modes_of_commands(request.ensemble, request.mode, request.sharing)
+    refuse_modes_of_searches(request.ensemble, request.mode, request.sharing)
     if request.mode == HOPPER:
         refuse_without_hops(request.ensemble, site, request.sharing)
     options = options_from(request.options)

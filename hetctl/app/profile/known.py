@@ -143,7 +143,9 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[
     found: dict[str, list[EpochResult]] = {member.name: [] for member in ensemble.members}
     shapes = {member.name: shape_digest(member, ensemble.rate_keys) for member in ensemble.members}
     for record in catalog.runs(ensemble.name):
-        if record.spec.site.name == site:
+        search = record.spec.ensemble.search
+        # The configs that a run stores of other searches are those that were planned, not those trained.
+        if record.spec.site.name == site and (search is None or search.configs_are_known):
             epochs = catalog.epochs(record.spec.run)
             for member in record.spec.ensemble.members:
                 if shapes.get(member.name) == shape_digest(member, ensemble.rate_keys):

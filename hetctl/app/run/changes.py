@@ -96,6 +96,7 @@ ENSEMBLE: Mapping[str, ChangeRule] = {
     "samples_per_epoch": _may("only predictions depend on it"),
     "balance": _kept("a run keeps how its batches are balanced"),
     "rate_keys": _may("only profiling depends on them"),
+    "search": _kept("its trials so far were chosen by it"),
 }
 MEMBERS = _kept("a run keeps its members")
 MEMBER: Mapping[str, ChangeRule] = {

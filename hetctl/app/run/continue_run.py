@@ -14,6 +14,7 @@ from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change, changes_among, differences, refuse_what_is_kept
 from hetctl.app.run.replay import replay_now
+from hetctl.app.search_members import search_goes_on
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.job import JobSize
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE
@@ -21,7 +22,7 @@ from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.progress_fold import progress_in
+from hetctl.storage.progress_fold import events_in, progress_in, progress_of
 
 T = TypeVar("T", Ensemble, Site)
 
@@ -120,7 +121,10 @@ def continued(
 
 def is_done(folder: RunFolder, spec: RunSpec) -> bool:
     """Return true if no member needs any more training."""
-    return not any(member.active for member in progress_in(folder, spec.ensemble, spec.retries).values())
+    events = events_in(folder)
+    progress = progress_of(spec.ensemble, events, spec.retries)
+    goes_on = search_goes_on(spec.ensemble, events)
+    return not goes_on and not any(member.active for member in progress.values())
 
 
 def _site_now(project: Project, spec: RunSpec, asked: Asked) -> Site:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
+from hetctl.app.search_members import search_goes_on
 from hetctl.model.events import Event
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.job import Job, JobState
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import RunReason
+from hetctl.model.search_spec import SEARCH_ENDED
+from hetctl.model.training_progress import Progress
 from hetctl.scheduling.budget import exceeded, exceeded_by_jobs
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in, progress_of
@@ -38,17 +41,26 @@ def reason_to_end(
     """
     events = events_in(folder)
     progress = progress_of(spec.ensemble, events, spec.retries)
-    if not any(member.active for member in progress.values()):
-        failed = [name for name, member in progress.items() if member.failed]
-        if failed:
-            return RunReason.MEMBERS_FAILED, f"{len(failed)} members failed"
-        return RunReason.CONVERGED, ALL_CONVERGED
+    goes_on = search_goes_on(spec.ensemble, events)
+    if not goes_on and not any(member.active for member in progress.values()):
+        return _outcome(progress, events)
     if limit := exceeded_by_jobs(spec.budget, len(jobs)) or exceeded(
         spec.budget, usage_of(events, time.time())
     ):
         return RunReason.BUDGET, limit
     trouble = "" if taken_up else _trouble(folder, jobs, events)
     return (RunReason.NO_PROGRESS, trouble) if trouble else None
+
+
+def _outcome(progress: Mapping[str, Progress], events: Iterable[Event]) -> tuple[RunReason, str]:
+    """Return how a run without work has ended; a search goes on without trials that fail."""
+    trials = {name for name, member in progress.items() if member.asked}
+    lost = {name for name in trials if progress[name].failed}
+    failed = [name for name, member in progress.items() if member.failed and name not in trials]
+    if failed or (trials and lost == trials):
+        return RunReason.MEMBERS_FAILED, f"{len(failed) or len(lost)} members failed"
+    ends = [str(event.data["reason"]) for event in events if event.kind == SEARCH_ENDED]
+    return RunReason.CONVERGED, f"the search has ended: {ends[-1]}" if ends else ALL_CONVERGED
 
 
 def _trouble(folder: RunFolder, jobs: Sequence[Job], events: Sequence[Event]) -> str:

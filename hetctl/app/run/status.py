@@ -177,7 +177,7 @@ class RunWatch:
 def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, most: int | None) -> RunStatus:
     spec, facts = record.spec, view.facts
     start = record.created_at if facts.began_at is None else facts.began_at
-    done = not any(member.active for member in view.progress.values())
+    done = not view.has_work
     events = in_order([*facts.jobs, facts.last] if facts.last else facts.jobs)
     jobs = ended_by_files(jobs, events, done=done, silent=bool(note))
     alive = [job for job in jobs if not job.state.over]

@@ -63,6 +63,12 @@ class RunView:
         """Progress by member, in the ensemble's order."""
         return self._state.progress
 
+    @property
+    def has_work(self) -> bool:
+        """True if a member needs training, or the run's search may ask for more."""
+        searches = self.spec.ensemble.search is not None and self.facts.search_ended is None
+        return searches or any(member.active for member in self.progress.values())
+
     def look(self) -> None:
         """Read new events from the disk."""
         for name in self._state.look():
@@ -77,7 +83,12 @@ class RunView:
             True if steps without an end are running; otherwise they ended with their last event.
         """
         training = {name for _, name in self._state.open_steps} if under_way else set()
-        return {name: _state_of(done, name in training) for name, done in self.progress.items()}
+        return {
+            name: _state_of(done, name in training)
+            for name, done in self.progress.items()
+            # A trial that its search has not asked for is none yet.
+            if done.asked != 0
+        }
 
     def shown(
         self, states: Mapping[str, str], start: float, pulses: Mapping[str, Heartbeat], *, under_way: bool
@@ -156,8 +167,8 @@ class RunView:
             member=name,
             state=state,
             gpus_by_round=tuple(held.get(index, 0) for index in self._begun),
-            epochs=len(progress.epochs),
-            max_epochs=member.stop.max_epochs,
+            epochs=progress.last_epoch,
+            max_epochs=progress.asked or member.stop.max_epochs,
             metric=member.stop.metric,
             best=_best(metrics, member.stop.mode),
             predicted_s=self._predicted_s.get(name),
@@ -168,6 +179,8 @@ class RunView:
             pulse=pulse if state == TRAINING else None,
             # Each minibatch of a pipeline is a step, whatever the number of GPUs.
             batch_changes=() if name in self.spec.pipelines else batch_changes(member, progress.epochs),
+            mode=member.stop.mode,
+            config=self.facts.trials[name].data["config"] if name in self.facts.trials else None,
         )
 
 
@@ -268,7 +281,9 @@ def _state_of(progress: Progress, training: bool) -> str:
         return "failed"
     if progress.converged:
         return "converged"
-    return TRAINING if training else "waiting"
+    if training:
+        return TRAINING
+    return "waiting" if progress.active else "stopped"
 
 
 def _best(metrics: Sequence[float], mode: str) -> float | None:

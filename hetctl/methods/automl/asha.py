@@ -57,6 +57,17 @@ class Asha(Method):
             rungs.append(rungs[-1] * self.eta)
         return tuple(rungs)
 
+    def likely_epochs(self) -> tuple[int, ...]:
+        """Return the epochs of each trial if the first ones are the best."""
+        return tuple(
+            max(epochs for rung, epochs in enumerate(self.epochs) if rung == 0 or n < self._left(rung))
+            for n in range(self.trials)
+        )
+
+    def _left(self, rung: int) -> int:
+        left: int = self.trials // self.eta**rung
+        return left
+
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
         """Return the next trial, as ``get_job`` of Algorithm 2."""
         promoted = self._promoted(history)

@@ -66,6 +66,14 @@ class Hyperband(Method):
             first += trials
         return tuple(brackets)
 
+    def likely_epochs(self) -> tuple[int, ...]:
+        """Return the epochs of each trial if the first ones of each bracket are the best."""
+        return tuple(
+            max(e for rung, e in enumerate(b.epochs) if rung == 0 or n < len(b.numbers) // self.eta**rung)
+            for b in self.brackets()
+            for n in range(len(b.numbers))
+        )
+
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
         """Return the next trial of the first bracket that does not wait for reports."""
         for bracket in self.brackets():

@@ -31,6 +31,10 @@ class OneShot(Method):
         """Number of configurations that the method takes from the source."""
         return self.trials
 
+    def likely_epochs(self) -> tuple[int, ...]:
+        """Return the epochs of each trial."""
+        return (self.epochs,) * self.trials
+
     def next_trial(self, history: TrialHistory) -> NewTrial | None:
         """Return the next configuration, independent of earlier results (CEREBRO, section 3)."""
         return NewTrial(self.epochs) if len(history.trials) < self.trials else None

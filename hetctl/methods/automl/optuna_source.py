@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
+from hetctl.methods.automl.optuna_parts import SAMPLERS, optuna_part
 from hetctl.methods.automl.space import Categorical, Parameter, Space
 from hetctl.methods.automl.trial_history import Config, Report, Trial, TrialHistory
 from hetctl.model.errors import BadInputError
@@ -21,12 +22,15 @@ class OptunaSource:
     Parameters
     ----------
     sampler : str
-        Name of a class in ``optuna.samplers`` whose only required argument is a seed.
+        Name of a class in ``optuna.samplers``.
+    options : mapping
+        Arguments of that class; one that is required, other than a seed, must be among them.
     """
 
     space: Space
     sampler: str = "TPESampler"
     seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.new_sampler()
@@ -41,23 +45,9 @@ class OptunaSource:
         Raises
         ------
         BadInputError
-            If Optuna is missing or has no such sampler.
+            If Optuna is missing, has no such sampler, or the options are wrong.
         """
-        try:
-            from optuna import samplers
-        except ImportError:
-            raise BadInputError(
-                f"sampler {self.sampler} requires Optuna, which is not installed",
-                hint="install hetctl with its extra optuna, or Optuna itself: pip install optuna",
-            ) from None
-        try:
-            # NumPy's RandomState, which samplers use, takes seeds of 32 bits only.
-            return getattr(samplers, self.sampler)(seed=self.seed % 2**32)
-        except (AttributeError, TypeError):
-            raise BadInputError(
-                f"sampler {self.sampler} is not a class of optuna.samplers that requires a seed at most",
-                hint="for example TPESampler, GPSampler or CmaEsSampler",
-            ) from None
+        return optuna_part(SAMPLERS, self.sampler, self.options, self.seed)
 
     def follow(self, history: TrialHistory) -> Callable[[int], Config]:
         """Return a function that draws configurations from a study of the history."""

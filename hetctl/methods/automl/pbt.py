@@ -86,6 +86,19 @@ class Pbt(Method):
         """Number of configurations that the method takes from the source."""
         return self.population
 
+    @property
+    def slots(self) -> int:
+        """Most trials that it ever begins: a population, then up to so many mutants in each iteration.
+
+        If trials fail, there are more mutants than the worse half, but never more than the population less
+        one survivor.
+        """
+        return self.population + (self.iterations - 1) * (self.population - 1)
+
+    def likely_epochs(self) -> tuple[int, ...]:
+        """Return the epochs of each trial beyond those of its parent: half of a population goes on."""
+        return (self.epochs,) * self.slots
+
     def check(self, source: TrialSource) -> None:
         """Raise BadInputError if a parameter to mutate is not a number of the space."""
         super().check(source)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -45,6 +45,15 @@ class Method(ABC):
     @abstractmethod
     def fresh(self) -> int:
         """Number of configurations that the method takes from the source."""
+
+    @property
+    def slots(self) -> int:
+        """Most trials that it ever begins."""
+        return self.fresh
+
+    @abstractmethod
+    def likely_epochs(self) -> tuple[int, ...]:
+        """Return the epochs that each trial is likely to get, by number, for predictions."""
 
     @abstractmethod
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
@@ -88,8 +97,18 @@ class Procedure:
     def __init__(self, method: Method, source: TrialSource, state: Any = None) -> None:
         method.check(source)
         self._method, self._source = method, source
-        self.history = TrialHistory() if state is None else self._restored(state)
-        self._config = source.follow(self.history)
+        self._follow(TrialHistory() if state is None else self._restored(state))
+
+    @classmethod
+    def following(cls, method: Method, source: TrialSource, events: Iterable[Event]) -> Procedure:
+        """Return a procedure that goes on after a history."""
+        procedure = cls(method, source)
+        procedure._follow(TrialHistory(events))
+        return procedure
+
+    def _follow(self, history: TrialHistory) -> None:
+        self.history = history
+        self._config = self._source.follow(history)
 
     @property
     def state(self) -> Any:

@@ -38,6 +38,7 @@ from hetctl.runtime.driver.phased_core import PhasedCore
 from hetctl.runtime.driver.round_launcher import Exchanges, RoundLauncher
 from hetctl.runtime.driver.run_members import RunMembers, RunObserver
 from hetctl.runtime.driver.running_task import EndedGroup
+from hetctl.runtime.driver.trial_queue import TrialQueue
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
 from hetctl.scheduling.core import POLL_S, Core, JobOptions
@@ -123,7 +124,10 @@ class Driver:
         if HOPPER in self._spec.phases:
             self._hops = HopJob(folder, self._workers, self._end_by_disk)
         take_written = (self._hops or self._workers).take_written
-        self._members = RunMembers(folder, self._spec, self._workers.gpus, take_written)
+        self._open: dict[int, ActiveRound] = {}
+        self._members = RunMembers(
+            *(folder, self._spec, self._workers.gpus, take_written), trials=self._trial_queue()
+        )
         self._began_at = self._members.began_at
         first_round = self._members.next_round
         # On a full disk the driver goes on, since trainers must still be told to stop.
@@ -140,12 +144,20 @@ class Driver:
             *(folder, self._spec, job, deadline, self._opened.longest_s),
             *(self._workers, self._exchanges, self._end_by_disk),
         )
-        self._open: dict[int, ActiveRound] = {}
         self._core: Any = self._first_core(options)
         self._next_rates = 0.0
         self._next_heartbeats = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._ended_by: str | None = None
+
+    def _trial_queue(self) -> TrialQueue | None:
+        if self._spec.ensemble.search is None:
+            return None
+        return TrialQueue(
+            *(self._folder, self._spec, self._workers.gpus),
+            lambda name: any(name in opened.active for opened in self._open.values()),
+            self._end_by_disk,
+        )
 
     def _first_core(self, options: Options) -> Any:
         makers = [partial(_CORES[phase], self, options) for phase in self._spec.phases]

@@ -14,6 +14,7 @@ from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
 from hetctl.runtime.driver.active_round import ActiveRound
+from hetctl.runtime.driver.trial_queue import TrialQueue
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.scheduling.budget import exceeded
 from hetctl.scheduling.planners.base import Held
@@ -54,11 +55,20 @@ class RunMembers:
         Number of GPUs of the job.
     take_written : callable
         Function that returns the lengths of event files announced since its last call (`EventLog.fresh`).
+    trials : TrialQueue or None
+        Trials of the run's search; None if it has none.
     """
 
     def __init__(
-        self, folder: RunFolder, spec: RunSpec, gpus: int, take_written: Callable[[], Mapping[str, int]]
+        self,
+        folder: RunFolder,
+        spec: RunSpec,
+        gpus: int,
+        take_written: Callable[[], Mapping[str, int]],
+        trials: TrialQueue | None = None,
     ) -> None:
+        self._planned = {profile.member: profile for profile in spec.profiles}
+        self._trials = trials
         self._profiles = {profile.member: profile for profile in spec.profiles}
         self._members = {member.name: member for member in spec.ensemble.members}
         self._state = RunState(folder, spec.ensemble, spec.retries)
@@ -90,7 +100,7 @@ class RunMembers:
     def as_they_are(self, names: Iterable[str]) -> tuple[Member, ...]:
         """Return members with their current batch sizes, which may be smaller than those of the ensemble."""
         progress = self._state.progress
-        members = (self._members[name] for name in names)
+        members = (self._member(name) for name in names)
         return tuple(replace(m, batch_size=progress[m.name].batch_size or m.batch_size) for m in members)
 
     def epochs(self, names: Iterable[str]) -> dict[str, int]:
@@ -132,7 +142,22 @@ class RunMembers:
         """Read new events from the disk."""
         progress = self._state.progress
         changed = self._state.look(self._take_written())
+        # Requests and reports of the search are read back, so that all goes by what is on the disk.
+        while self._trials and self._trials.advance(progress, self._state.used(time.time()), self._run_s):
+            changed |= self._state.look({})
+        for name in changed:
+            if self._trials and name in self._trials:
+                self._profiles[name] = self._trials.profile(name, self._planned)
         self._workloads.update({name: progress[name] for name in changed})
+
+    @property
+    def _run_s(self) -> float:
+        """Seconds since the start of the run."""
+        return 0.0 if self._state.began_at is None else time.time() - self._state.began_at
+
+    def _member(self, name: str) -> Member:
+        is_trial = self._trials is not None and name in self._trials
+        return self._trials.member(name) if self._trials and is_trial else self._members[name]
 
     def _reports(self, opened: ActiveRound) -> dict[str, StepReport]:
         """Return the reports of the trainers of a round's members."""

@@ -67,6 +67,12 @@ class TrainableNetwork(Protocol):
         The arrays may be read-only, and are not used after the return.
         """
 
+    def adopt(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Restore the state of another network, but keep the hyper-parameters of this one's optimizer.
+
+        To be called before the network has trained or its learning rate was scaled.
+        """
+
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the learning rate."""
 

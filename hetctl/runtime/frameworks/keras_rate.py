@@ -50,6 +50,15 @@ class KerasRate:
         self._scale_schedule(factor / self.factor)
 
     @property
+    def constant(self) -> float | None:
+        """A constant rate; None if there is a schedule."""
+        return None if self._has_schedule else float(self._optimizer.learning_rate.numpy())
+
+    @constant.setter
+    def constant(self, rate: float) -> None:
+        self._optimizer.learning_rate.assign(rate)
+
+    @property
     def _has_schedule(self) -> bool:
         schedule = keras.optimizers.schedules.LearningRateSchedule
         # The public property has the rate of the current step instead of the schedule.

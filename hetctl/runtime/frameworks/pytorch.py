@@ -177,6 +177,20 @@ class TorchNetwork:
             self._context.restore(context)
         set_generators(random_states)
 
+    def adopt(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Restore all state but the options of the optimizer's groups, and the scheduler's base rates."""
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self._optimizer.param_groups
+        ]
+        rates = getattr(self._parts.scheduler, "base_lrs", None)
+        self.restore(arrays)
+        self._rate.factor = 1.0
+        for group, own in zip(self._optimizer.param_groups, groups, strict=True):
+            group.update(own)
+        if self._parts.scheduler is not None and rates is not None:
+            self._parts.scheduler.base_lrs = rates
+
     def scale_learning_rate(self, factor: float) -> None:
         """Scale the learning rate of all later steps, also if a scheduler sets it."""
         self._rate.factor *= factor

@@ -165,6 +165,14 @@ class KerasNetwork:
         if packed and self._context is not None:
             self._context.restore(packed_state.unpack(packed))
 
+    def adopt(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Assign every variable but the learning rate; a schedule is the network's own in any case."""
+        rate = self._rate.constant
+        self.restore(arrays)
+        self._rate.restore(1.0)
+        if rate is not None:
+            self._rate.constant = rate
+
     def scale_learning_rate(self, factor: float) -> None:
         """Scale a constant learning rate, which is a variable, or a schedule."""
         self._rate.scale(factor)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,9 @@ from hetctl.storage.atomic_io import make_private_folder, write_json
 KEPT = 2
 PART = "{}.part-{:03d}.npz"
 """Name of the file of a stage, from the checkpoint's name and the number of the part."""
+PARENT = "parent.json"
+"""Name of the file that says how many epochs of a trial's checkpoint are those of its parent."""
+TENSORBOARD = "events.out.tfevents.*"
 VISIT = 4
 """Place of the number of the visit in the name of a checkpoint."""
 
@@ -242,6 +246,29 @@ class CheckpointFolder:
                 if sizes == [file.bytes for file in manifest.files] and fits(manifest.state):
                     return manifest.state
         return TrainingState()
+
+    def inherit(self, origin: CheckpointFolder) -> None:
+        """Copy the files of another member's folder, unless this folder has any: all of them or none.
+
+        Raises
+        ------
+        OSError
+            If the disk is full or read-only.
+        """
+        if self.path.exists() or not origin.path.exists():
+            return
+        copy = self.path.with_name(f".{self.path.name}.copy")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(origin.path, copy, ignore=shutil.ignore_patterns(TENSORBOARD, PARENT))
+        write_json(copy / PARENT, {"epochs": len(origin.newest_state().epochs)})
+        copy.rename(self.path)
+
+    def is_of_parent(self, state: TrainingState) -> bool:
+        """Return true for a state that another member has trained, from which this one begins."""
+        path = self.path / PARENT
+        if not path.exists() or state.part_samples:
+            return False
+        return bool(json.loads(path.read_text(encoding="utf-8"))["epochs"] == len(state.epochs))
 
     def newest_visit(self) -> int:
         """Return the largest number of a visit in the checkpoints, valid or not; -1 if there is none."""

@@ -78,6 +78,7 @@ def own_variables(member: Member, settings: CommandSettings) -> dict[str, str]:
         "HETCTL_SEED": str(member.seed),
         "HETCTL_BATCH_SIZE": str(member.batch_size),
         "HETCTL_EPOCH": str(settings.epochs),
+        "HETCTL_LAST_EPOCH": str(member.stop.max_epochs),
         "HETCTL_CHECKPOINT_DIR": settings.checkpoints,
         "HETCTL_DEADLINE": str(settings.deadline),
         **resume,

@@ -217,7 +217,12 @@ class MemberTrainer:
             return
         check_part(self.member.name, loaded.state)
         self.state = loaded.state
-        self._restore_arrays(loaded.arrays)
+        if self.checkpoints.is_of_parent(loaded.state):
+            # A mutant's learning rate is its own, not the parent's as scaled for the parent's GPUs.
+            self.state = replace(loaded.state, gpus=1)
+            self._adopt_arrays(loaded.arrays)
+        else:
+            self._restore_arrays(loaded.arrays)
         set_random_state(self.state.random_state)
         if self.state.epochs:
             # Its event is lost if the last process was killed between checkpoint and event.
@@ -225,6 +230,10 @@ class MemberTrainer:
 
     def _restore_arrays(self, arrays: Arrays) -> None:
         self.network.restore(arrays)
+
+    def _adopt_arrays(self, arrays: Arrays) -> None:
+        """Begin with the state of another member; only networks that are trained as a whole can."""
+        raise NotImplementedError
 
     def _rescale_learning_rate(self) -> None:
         """Rescale by Capes et al., Equation 7: ``lr_new = gpus_new / gpus_last * lr_last``."""

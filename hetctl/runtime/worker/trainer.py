@@ -60,6 +60,9 @@ class Trainer(MemberTrainer):
             self.visits.restore({name.removeprefix(VISITS): array for name, array in visits.items()})
         self.network.restore(own_arrays(arrays))
 
+    def _adopt_arrays(self, arrays: Arrays) -> None:
+        self.network.adopt(own_arrays(arrays))
+
     def _train_epoch(self) -> bool:
         """Train the rest of the epoch; return false if told to stop before its end."""
         number, is_whole = len(self.state.epochs) + 1, not self.state.part_samples

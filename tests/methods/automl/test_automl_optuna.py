@@ -27,11 +27,23 @@ def test_without_optuna_its_source_is_refused(monkeypatch: pytest.MonkeyPatch) -
     assert "pip install optuna" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["NoSampler", "GridSampler"])
-def test_a_sampler_that_needs_more_than_a_seed_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("NoSampler", "sampler NoSampler is not a class of optuna.samplers"),
+        ("GridSampler", "sampler GridSampler cannot be made: .*search_space"),
+    ],
+)
+def test_a_sampler_that_cannot_be_made_is_refused(name: str, words: str) -> None:
     pytest.importorskip("optuna")
-    with pytest.raises(BadInputError, match=f"sampler {name} is not a class of optuna.samplers"):
+    with pytest.raises(BadInputError, match=words):
         OptunaSource(SPACE, name)
+
+
+def test_a_sampler_gets_its_options() -> None:
+    pytest.importorskip("optuna")
+    source = OptunaSource(SPACE, "TPESampler", options={"n_startup_trials": 77})
+    assert source.new_sampler()._n_startup_trials == 77
 
 
 def search(procedure: Procedure) -> float:

@@ -1,0 +1,68 @@
+"""``hetctl search``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from hetctl.cli.options import json_option, this_project
+from hetctl.cli.output import print_json, print_table, write_text
+
+MOST_TRIALS = 20
+
+
+@click.group("search")
+def command() -> None:
+    """Show or export the trials of a search.
+
+    \b
+    Example: hetctl search show
+    """
+
+
+@command.command("show")
+@click.argument("run", required=False)
+@click.option(
+    "--best",
+    metavar="N",
+    type=click.IntRange(min=1),
+    default=MOST_TRIALS,
+    show_default=True,
+    help="Number of trials to show; --json has all.",
+)
+@json_option
+def show(run: str | None, best: int, as_json: bool) -> None:
+    """Show the best trials of the search of RUN (default: the newest run).
+
+    \b
+    Example: hetctl search show --best 10
+    """
+    from hetctl.app.run.search_status import search_status
+    from hetctl.report.search_table import search_table
+
+    found = search_status(this_project(), run)
+    if as_json:
+        print_json(found)
+    else:
+        print_table(search_table(found, best))
+
+
+@command.command("export")
+@click.argument("run", required=False)
+@click.option(
+    "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="CSV file; default: stdout."
+)
+def export(run: str | None, output: Path | None) -> None:
+    """Write all trials of the search of RUN (default: the newest run) as CSV.
+
+    \b
+    Example: hetctl search export -o trials.csv
+    """
+    from hetctl.app.run.search_status import search_status, trials_as_csv
+
+    text = trials_as_csv(search_status(this_project(), run))
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        write_text(output, text)

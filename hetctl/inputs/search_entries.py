@@ -1,0 +1,142 @@
+"""Members that are the trials of a search, and what is wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from hetctl.inputs.ensemble_schema import EnsembleModel, OptunaPartModel, SearchModel
+from hetctl.inputs.input_errors import suggestion
+from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry
+from hetctl.inputs.names import fitted
+from hetctl.inputs.quantities import parse_duration
+from hetctl.inputs.search_keys import METHOD_KEYS, OF_METHODS
+from hetctl.inputs.yaml_source import Location
+from hetctl.methods.automl.search_parts import USUAL_SAMPLER, likely_configs, parts_of_search
+from hetctl.model.ensemble import Member, StopRule
+from hetctl.model.errors import BadInputError
+from hetctl.model.search_spec import NamedPart, SearchBudget, SearchSpec
+
+SEARCH: Location = ("search",)
+
+
+class Trials(NamedTuple):
+    """Search of an ensemble file, with an entry for each of its trials, and their likely epochs."""
+
+    spec: SearchSpec
+    points: list[MemberEntry]
+    epochs: tuple[int, ...]
+
+
+def search_problems(model: EnsembleModel) -> Iterator[tuple[Location, str]]:
+    """Yield what is wrong with the keys of `search`, each with its place."""
+    if model.search is None:
+        if not model.members:
+            yield ("members",), "is required, unless there is a search"
+        return
+    search = model.search
+    keys = METHOD_KEYS[search.method]
+    given = {key for key in OF_METHODS & search.model_fields_set if getattr(search, key) is not None}
+    for key in sorted(keys.needs - given):
+        yield (*SEARCH, key), f"is required with method {search.method}"
+    for key in sorted(given - keys.needs - keys.may):
+        others = ", ".join(name for name, of in METHOD_KEYS.items() if key in of.needs | of.may)
+        yield (*SEARCH, key), f"does not go with method {search.method}, only with {others}"
+    yield from _value_problems(search)
+    for key in sorted({"max_epochs", "expected_epochs"} & search.stop.model_fields_set):
+        yield (*SEARCH, "stop", key), "does not go with a search, whose method sets the epochs of a trial"
+
+
+def _value_problems(search: SearchModel) -> Iterator[tuple[Location, str]]:
+    for key, how in search.space.items():
+        if search.method == "grid" and how.model_fields_set != {"choice"}:
+            yield (*SEARCH, "space", key), "must be a choice: a grid needs its values listed"
+    for key in search.mutate or ():
+        if key not in search.space:
+            yield (*SEARCH, "mutate", key), f"is no key of space{suggestion(key, search.space)}"
+        elif not _is_number(search, key):
+            yield (*SEARCH, "mutate", key), "cannot mutate: not all of its values are numbers"
+    if search.pruner is None and search.method == "optuna" and search.every is not None:
+        yield (*SEARCH, "every"), "needs a pruner, which decides so often"
+    if search.budget.time is not None:
+        try:
+            parse_duration(search.budget.time)
+        except BadInputError as error:
+            yield (*SEARCH, "budget", "time"), error.message
+
+
+def _is_number(search: SearchModel, key: str) -> bool:
+    how = search.space[key]
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in how.choice)
+
+
+def trials_of(model: EnsembleModel) -> Trials | None:
+    """Return the trials of a file whose keys are right; None without a search.
+
+    Raises
+    ------
+    BadInputError
+        If its values do not go together, or Optuna is needed and missing.
+    """
+    if model.search is None:
+        return None
+    spec = _spec(model.search, model.seed)
+    method, source = parts_of_search(spec)
+    if method.slots > MOST_MEMBERS:
+        raise BadInputError(f"must have at most {MOST_MEMBERS:,} trials, has {method.slots:,}")
+    configs = likely_configs(spec, method, source)
+    points = [
+        MemberEntry(
+            SEARCH,
+            fitted(f"{model.search.name}-{number:03d}", [model.search.name, number]),
+            {**model.search.config, **config},
+            model.search,
+        )
+        for number, config in enumerate(configs)
+    ]
+    named = replace(spec, members=tuple(point.name for point in points))
+    return Trials(named, points, method.likely_epochs())
+
+
+def as_trials(members: list[Member], trials: Trials | None) -> list[Member]:
+    """Return the members of a file, of which trials have the epochs that their search gives them."""
+    if trials is None:
+        return members
+    likely = dict(zip(trials.spec.members, trials.epochs, strict=True))
+    return [
+        replace(member, stop=_stop(member.stop, trials.spec.epochs, likely[member.name]))
+        if member.name in likely
+        else member
+        for member in members
+    ]
+
+
+def _stop(stop: StopRule, most: int, likely: int) -> StopRule:
+    return replace(stop, max_epochs=most, expected_epochs=min(likely, most))
+
+
+def _spec(search: SearchModel, seed: int) -> SearchSpec:
+    method, sampler = search.method, _part(search.sampler)
+    keys = METHOD_KEYS[method]
+    values = search.model_dump(include=set(keys.needs | keys.may), exclude_none=True, exclude_unset=True)
+    settings = {key: value for key, value in values.items() if key not in ("sampler", "pruner")}
+    budget = search.budget
+    return SearchSpec(
+        method=method,
+        members=(),
+        space={key: how.model_dump(exclude_unset=True) for key, how in search.space.items()},
+        epochs=search.epochs,
+        settings=settings,
+        sampler=sampler or (USUAL_SAMPLER if method == "optuna" else None),
+        pruner=_part(search.pruner),
+        seed=search.seed if "seed" in search.model_fields_set else seed,
+        parallel=search.parallel,
+        budget=SearchBudget(
+            budget.epochs, budget.gpu_hours, None if budget.time is None else parse_duration(budget.time)
+        ),
+    )
+
+
+def _part(given: OptunaPartModel | None) -> NamedPart | None:
+    return None if given is None else NamedPart(given.name, given.options)

@@ -1,0 +1,162 @@
+"""The trials of a run: results that its trainers have reported go in, requests come out as events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from hetctl.methods.automl.search_run import SearchRun, Spent
+from hetctl.methods.automl.trial_history import Trial
+from hetctl.model.ensemble import Member
+from hetctl.model.events import DRIVER
+from hetctl.model.profile import MemberProfile
+from hetctl.model.rate_shapes import rate_config, shape_digest
+from hetctl.model.run import RunSpec, Usage
+from hetctl.model.search_spec import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL
+from hetctl.model.training_progress import Progress
+from hetctl.perf.rate_prediction import nearest_config, predicted_profile
+from hetctl.runtime.worker.checkpoint import CheckpointFolder
+from hetctl.storage.event_files import EventWriter, read_events
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.run_file import checkpoint_folder
+
+
+class TrialQueue:
+    """Search of a run, as its events have it; each request and each report is on the disk before it counts.
+
+    Parameters
+    ----------
+    gpus : int
+        Number of GPUs of the job.
+    is_busy : callable
+        Function that returns true for a member whose step has not ended.
+    on_failure : callable
+        Function called with the error if an event cannot be written; nothing is asked for afterwards.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        spec: RunSpec,
+        gpus: int,
+        is_busy: Callable[[str], bool],
+        on_failure: Callable[[OSError], None],
+    ) -> None:
+        search = spec.ensemble.search
+        assert search is not None
+        self._folder, self._spec = folder, spec
+        self._is_busy, self._on_failure = is_busy, on_failure
+        self._slots = {name: spec.ensemble.member(name) for name in search.members}
+        self._numbers = {name: number for number, name in enumerate(search.members)}
+        parallel = max(1, gpus // self._slots[search.members[0]].min_gpus)
+        events = [e for e in read_events(folder.events_of(DRIVER)) if e.kind in OF_SEARCHES]
+        self._search = SearchRun(search, parallel, [(event.kind, event.data) for event in events])
+        self._is_over = any(event.kind == SEARCH_ENDED for event in events)
+        for trial in self._search.waiting:
+            self._inherit(trial)
+
+    def member(self, name: str) -> Member:
+        """Return a trial as it is to be trained now: with its config, up to the epochs asked for."""
+        slot = self._slots[name]
+        trial = self._trial_of(name)
+        stop = replace(slot.stop, max_epochs=trial.epochs, expected_epochs=None)
+        return replace(slot, config={**slot.config, **trial.config}, stop=stop)
+
+    def __contains__(self, name: object) -> bool:
+        """Return true for the name of a trial that has been asked for."""
+        return self._numbers.get(str(name), len(self._search.trials)) < len(self._search.trials)
+
+    def profile(self, name: str, profiles: Mapping[str, MemberProfile]) -> MemberProfile:
+        """Return the profile of a trial: of its own shape if it was planned, else of the most similar one.
+
+        Parameters
+        ----------
+        profiles : mapping of str to MemberProfile
+            Profiles of the trials with the configs that were planned.
+        """
+        keys, member = self._spec.ensemble.rate_keys, self.member(name)
+        digest = shape_digest(member, keys)
+        if member.profile_as or digest == shape_digest(self._slots[name], keys):
+            return profiles[name]
+        shapes = {slot: rate_config(planned, keys) for slot, planned in self._slots.items()}
+        nearest = nearest_config(rate_config(member, keys), shapes)
+        if nearest is None:
+            return profiles[name]
+        if digest == shape_digest(self._slots[nearest], keys):
+            return replace(profiles[nearest], member=name)
+        return predicted_profile(name, profiles[nearest])
+
+    def advance(self, progress: Mapping[str, Progress], used: Usage, run_s: float) -> bool:
+        """Report the trials that are done, and ask for the next; return true if there are new events.
+
+        Parameters
+        ----------
+        run_s : float
+            Seconds since the start of the run.
+        """
+        if self._is_over:
+            return False
+        spent = Spent(used.gpu_seconds / 3600, run_s)
+        try:
+            return self._advance(progress, spent, EventWriter(self._folder.events, DRIVER, used.rounds))
+        except OSError as error:
+            # The history in memory is ahead of the disk's: the next job goes on from the disk's.
+            self._is_over = True
+            self._on_failure(error)
+            return True
+
+    def _advance(self, progress: Mapping[str, Progress], spent: Spent, events: EventWriter) -> bool:
+        is_new = False
+        for trial in self._search.waiting:
+            name = self._search.member_of(trial)
+            if self._is_done(trial, progress[name]) and not self._is_busy(name):
+                told = self._search.report(trial, self._loss(name, trial, progress[name]))
+                if told is not None:
+                    events.write(REPORT, **told)
+                    is_new = True
+        for request in self._search.requests(spent):
+            events.write(TRIAL, **request)
+            is_new = True
+            self._inherit(self._search.trials[request["number"]])
+        if reason := self._search.reason_to_end(spent):
+            events.write(SEARCH_ENDED, reason=reason)
+            self._is_over = is_new = True
+        return is_new
+
+    def _is_done(self, trial: Trial, progress: Progress) -> bool:
+        return bool(progress.failed or progress.converged) or progress.last_epoch >= trial.epochs
+
+    def _loss(self, name: str, trial: Trial, progress: Progress) -> float | None:
+        """Return the metric after the epochs asked for, negated if more is better; None if the trial failed.
+
+        A command may have trained further before it stopped; a trial that has converged has fewer epochs.
+        """
+        rule = self._slots[name].stop
+        values = [e.metrics.get(rule.metric) for e in progress.epochs if e.epoch <= trial.epochs]
+        if progress.failed or not values or values[-1] is None:
+            return None
+        return -values[-1] if rule.mode == "max" else values[-1]
+
+    def _inherit(self, trial: Trial) -> None:
+        """Give a trial the checkpoint and the epochs of its parent, unless it has begun.
+
+        The parent is not trained between the report and this: nothing starts before the request returns.
+        """
+        if trial.parent is None:
+            return
+        name = self._search.member_of(trial)
+        parent = self._search.member_of(self._search.trials[trial.parent.trial])
+        own, origin = (CheckpointFolder(checkpoint_folder(self._spec, each)) for each in (name, parent))
+        own.inherit(origin)
+        done = {e.data["epoch"] for e in read_events(self._folder.events_of(name)) if e.kind == "epoch"}
+        events = EventWriter(self._folder.events, name, 0)
+        for event in read_events(self._folder.events_of(parent)):
+            epoch = event.data["epoch"] if event.kind == "epoch" else math.inf
+            # After a restart the parent may have trained on.
+            if epoch <= trial.parent.epochs and epoch not in done:
+                done.add(epoch)
+                events.write("epoch", **event.data)
+
+    def _trial_of(self, name: str) -> Trial:
+        return self._search.trials[self._numbers[name]]

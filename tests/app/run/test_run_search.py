@@ -1,0 +1,167 @@
+"""Searches that drive real runs on this machine: scripts and networks, killed and continued."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import sys
+from functools import partial
+
+import pytest
+from workbench import TINY, alive, new_project, wait_for
+
+from hetctl.inputs.ensemble_file import read_ensemble
+from hetctl.methods.automl.search_run import SearchRun, Spent
+from hetctl.storage.progress_fold import events_in
+
+RUN = "found-001"
+SPACE = {"learning_rate": {"log_uniform": [0.001, 0.1]}, "width": {"choice": [16, 32]}}
+NOTHING = Spent(0.0, 0.0)
+METHODS = {
+    "asha": {"trials": 6, "epochs": 4, "eta": 2, "parallel": 1},
+    "pbt": {"trials": 4, "epochs": 6, "every": 2, "mutate": {"learning_rate": {"multiply": [0.5, 2]}}},
+    "grid": {"epochs": 2, "space": {"learning_rate": {"choice": [0.01, 0.1]}, "width": {"choice": [16, 32]}}},
+    "optuna": {"trials": 6, "epochs": 4, "every": 2, "pruner": "MedianPruner", "parallel": 1},
+}
+
+
+def project_of(folder, method: str, **more):
+    search = {"method": method, "space": SPACE, "max_gpus": 1, **METHODS[method], **more}
+    words = [sys.executable, "searched_script.py", "{learning_rate}", "{width}"]
+    text = {"name": "found", "command": words, "stop": {"metric": "loss", "patience": 99}, "search": search}
+    project = new_project(folder, json.dumps(text), environment={"HETCTL_SITE": "local"})
+    shutil.copy(TINY / "searched_script.py", project.path)
+    with_rates(project)
+    return project
+
+
+def with_rates(project):
+    names = [member.name for member in read_ensemble(project.path / "ensemble.yaml").members]
+    rows = ["member,gpus,rate,samples", *(f"{name},1,1000,600" for name in names), ""]
+    (project.path / "rates.csv").write_text("\n".join(rows))
+    assert project.here("profile", "import", "rates.csv").code == 0
+
+
+def submitted(project, *options: str):
+    return project.hetctl("submit", "--gpus", "2", "--wait", "--json", *options)
+
+
+def told(project, kind: str) -> list[dict]:
+    return [event.data for event in events_in(project.home.run(RUN)) if event.kind == kind]
+
+
+def results(project) -> dict:
+    """The configs of the trials, and their losses by epochs."""
+    configs = {event["number"]: event["config"] for event in told(project, "trial")}
+    losses = {(event["number"], event["epochs"]): event["loss"] for event in told(project, "trial_report")}
+    return {"configs": configs, "losses": losses}
+
+
+def asked_twice(project) -> list:
+    asked = [(event["number"], event["epochs"]) for event in told(project, "trial")]
+    return [one for one in asked if asked.count(one) > 1]
+
+
+def expected(project) -> dict:
+    """The results that a search in this process comes to."""
+    search = read_ensemble(project.path / "ensemble.yaml").search
+    run = SearchRun(search, parallel=2)
+    losses = {}
+    while run.reason_to_end(NOTHING) is None:
+        list(run.requests(NOTHING))
+        trial = run.waiting[0]
+        rate, width = trial.config["learning_rate"], trial.config["width"]
+        losses[trial.number, trial.epochs] = abs(rate - 0.02) + 1 / (trial.epochs + width)
+        run.report(trial, losses[trial.number, trial.epochs])
+    return {"configs": {trial.number: trial.config for trial in run.trials}, "losses": losses}
+
+
+@pytest.mark.parametrize(("method", "kills"), [("asha", (1, 4)), ("pbt", (2, 5)), ("optuna", ())])
+def test_a_search_drives_a_run_also_if_it_is_killed(method, kills, tmp_path):
+    pytest.importorskip("optuna")
+    project = project_of(tmp_path / "project", method)
+    assert project.here("submit", "--gpus", "2").code == 0
+    for reports in kills:
+        wait_for(partial(has_come_to, project, reports))
+        end_job(project)
+        assert project.here("submit").code == 0
+    wait_for(lambda: told(project, "job_ended"))
+    assert results(project) == expected(project)
+    assert asked_twice(project) == []
+    shown = project.here("search", "show", "--json").json
+    assert (shown["method"], bool(shown["ended"])) == (method, True)
+    best = [trial["best"] for trial in shown["trials"]]
+    assert best == sorted(best)
+    rows = list(csv.DictReader(project.here("search", "export").stdout.splitlines()))
+    assert [row["trial"] for row in rows] == [f"trial-{n:03d}" for n in range(len(rows))]
+    assert best[0] == min(float(row["best_loss"]) for row in rows)
+    assert f"{shown['trials'][0]['member']} " in project.here("search", "show", "--best", "1").stdout
+    assert "learning_rate=" in project.here("status").stdout
+    MORE.get(method, lambda _: None)(project)
+
+
+def promoted_trials_go_on(project):
+    promoted = {event["member"] for event in told(project, "trial") if event["epochs"] > 1}
+    assert promoted
+    for name in promoted:
+        # Each start reports the last epoch again, in case that its report was lost.
+        assert sorted(set(project.epochs(RUN)[name])) == list(
+            range(1, len(set(project.epochs(RUN)[name])) + 1)
+        )
+        assert "start after 0 epochs" in project.home.run(RUN).log_of(name).read_text()
+
+
+def mutants_begin_with_the_state_of_their_parents(project):
+    mutants = [event for event in told(project, "trial") if event.get("parent") and event["epochs"] == 4]
+    assert len(mutants) == 2
+    trained = project.epochs(RUN)
+    for mutant in mutants:
+        # The parent's two epochs, then its own.
+        assert trained[mutant["member"]][:4] == [1, 2, 3, 4]
+        log = project.home.run(RUN).log_of(mutant["member"]).read_text()
+        assert "start after 2 epochs" in log
+        parent = results(project)["configs"][mutant["parent"]["trial"]]
+        likely = [min(max(parent["learning_rate"] * factor, 0.001), 0.1) for factor in (0.5, 2)]
+        assert mutant["config"] == {**parent, "learning_rate": mutant["config"]["learning_rate"]}
+        assert mutant["config"]["learning_rate"] in likely
+
+
+MORE = {"asha": promoted_trials_go_on, "pbt": mutants_begin_with_the_state_of_their_parents}
+
+
+def has_come_to(project, reports: int) -> bool:
+    return len(told(project, "trial_report")) >= reports
+
+
+def end_job(project):
+    """Kill the driver, its agents and its ranks, and the supervisor of the job."""
+
+    def none_left():
+        pids = alive(str(project.path))
+        for pid in pids:
+            try:
+                os.killpg(os.getpgid(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        return not pids
+
+    wait_for(none_left)
+
+
+def test_a_budget_of_epochs_ends_a_search(tmp_path):
+    project = project_of(tmp_path / "project", "grid", budget={"epochs": 3})
+    done = submitted(project)
+    assert done.json["reason"] == "the search has ended: its budget of 3 epochs is used up"
+    assert len(results(project)["configs"]) == 2
+
+
+def test_a_search_in_another_mode_is_refused(tmp_path):
+    project = project_of(tmp_path / "project", "grid")
+    for options in (["--mode", "auto"], ["--sharing", "lockstep"]):
+        refused = project.here("submit", "--gpus", "2", *options)
+        assert refused.code == 2
+        assert "use --" in refused.stderr
+    assert not list(project.home.runs.glob("*"))
