@@ -163,6 +163,23 @@ def test_restored_training_continues_bit_for_bit(optimizer, scheduler):
     assert not np.array_equal(one["model/0.weight"], first["model/0.weight"])
 
 
+def test_an_adopted_state_keeps_the_own_learning_rate():
+    def with_rate(rate):
+        return built(lambda: parts(optimizer=lambda p, lr: torch.optim.SGD(p, rate * lr, momentum=0.9)))
+
+    parent, child = with_rate(10), with_rate(2)
+    train(parent, 2)
+    parent.scale_learning_rate(4)
+    child.adopt(saved(parent))
+    own, taken = unpack(parent.save()), unpack(child.save())
+    assert torch.equal(taken["model"]["weight"], own["model"]["weight"])
+    buffers = [state["optimizer"]["state"][0]["momentum_buffer"] for state in (own, taken)]
+    assert torch.equal(*buffers)
+    rates = [state["optimizer"]["param_groups"][0]["lr"] for state in (own, taken)]
+    assert rates == [0.1, 0.02]
+    assert [state["learning_rate_factor"] for state in (own, taken)] == [4.0, 1.0]
+
+
 def test_state_is_unpacked_as_it_was_packed():
     state = {
         "tensors": {0: torch.arange(6).reshape(2, 3).T, "half": torch.tensor(1.5, dtype=torch.bfloat16)},

@@ -227,3 +227,19 @@ def keep_checking(saver):
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
         saver.check()
+
+
+def test_a_trial_inherits_what_its_parent_has_once(folder, tmp_path):
+    child = CheckpointFolder(tmp_path / "child")
+    child.inherit(folder)
+    assert child.load().arrays is None
+    folder.save(arrays(1), state(3))
+    child.inherit(folder)
+    folder.save(arrays(2), state(4))
+    child.inherit(folder)
+    assert child.load().state == state(3)
+    assert child.is_of_parent(state(3))
+    assert not child.is_of_parent(state(3, 64))
+    assert not child.is_of_parent(state(4))
+    assert not folder.is_of_parent(state(3))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
