@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,6 +67,11 @@ NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode", "predict_rates"
     metavar="FILE",
     help="Repeat the visits of a trace, with --mode hopper, as far as the job has its workers.",
 )
+@click.option(
+    "--modules",
+    type=click.Choice(["kept", "edited"]),
+    help="Modules of an unfinished run: those of its submission, or the ones edited since.",
+)
 @json_option
 @click.pass_context
 def command(
@@ -80,6 +86,7 @@ def command(
     max_rounds: int | None,
     gpu_hours: float | None,
     replay: Path | None,
+    modules: str | None,
     as_json: bool,
     **wishes: Any,
 ) -> None:
@@ -97,7 +104,7 @@ def command(
     from hetctl.model.run import Budget
 
     project = this_project()
-    asked = _asked(context, wishes, Budget(max_jobs, max_rounds, gpu_hours))
+    asked = replace(_asked(context, wishes, Budget(max_jobs, max_rounds, gpu_hours)), modules=modules)
     ensemble = project.ensemble(wishes["ensemble"])
     run = None if new else unfinished_run(project, ensemble.name)
     if run is not None and dry_run:

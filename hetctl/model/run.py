@@ -58,6 +58,9 @@ class RunSpec:
         Absolute path of the trace whose visits are repeated by members that hop; empty: they are planned.
     preprocess : tuple of PreprocessPoint
         Measured throughputs of preprocessors.
+    modules : mapping of str to str
+        Digests of the user's modules by their paths in the ensemble's folder, of which the run keeps a copy;
+        empty: it has none, and jobs import from that folder.
     given : mapping
         Values that the user gave for `site` (a name, or an absolute path), `account`, `launch`, `queue`
         and `planner`; they take precedence when the site file changes.
@@ -83,6 +86,7 @@ class RunSpec:
     pipelines: Mapping[str, Any] = field(default_factory=dict)
     replay: str = ""
     preprocess: tuple[PreprocessPoint, ...] = ()
+    modules: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
 

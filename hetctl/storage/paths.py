@@ -141,6 +141,11 @@ class RunFolder:
         """Trace of the visits that the run repeats, if it repeats any."""
         return self.path / "replay.jsonl"
 
+    @property
+    def modules(self) -> Path:
+        """Folder of copies of the user's modules, one for each version that jobs have used."""
+        return self.path / "modules"
+
     def events_of(self, source: str) -> Path:
         """Return the file of a member's events, or the drivers'."""
         return self.events / f"{source}.jsonl"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -17,7 +18,8 @@ from hetctl.model.checkpoint_interval import STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.site import MEMBERS, NODES, Queue, Site
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.storage.run_file import checkpoint_folder
+from hetctl.storage.kept_modules import keep_modules, modules_of
+from hetctl.storage.run_file import checkpoint_folder, write_spec
 
 pytestmark = pytest.mark.training
 STOP = StopRule("val_accuracy", "max", 3, max_epochs=2)
@@ -74,6 +76,21 @@ def test_whom_a_rank_trained_before_makes_no_difference(tmp_path, framework):
     assert ours.keys() == theirs.keys()
     for name, array in ours.items():
         assert np.array_equal(array, theirs[name]), name
+
+
+def test_an_edit_does_not_change_the_members_that_train(tmp_path):
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    for name in ("tiny_torch", "handwriting"):
+        shutil.copy(ENSEMBLES / f"{name}.py", mine)
+    job = real_job(tmp_path / "job", "pytorch", (member("one"),))
+    spec = replace(job.spec, ensemble=replace(job.spec.ensemble, folder=str(mine)))
+    spec = replace(spec, modules=modules_of(spec.ensemble))
+    keep_modules(spec, job.run)
+    write_spec(job.run, spec)
+    (mine / "tiny_torch.py").write_text("raise ValueError('edited')")
+    assert "ended: finished" in job.drive()
+    assert job.trained("one") == [1, 2]
 
 
 def test_a_member_in_its_own_step_counts_each_start_in_full(tmp_path):

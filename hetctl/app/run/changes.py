@@ -19,6 +19,8 @@ from hetctl.scheduling.planners.base import Options, options_from
 MOST_NAMED, MOST_LINES, LONGEST = 3, 20, 60
 """Limits: members in a line, lines in a message, and characters in a value."""
 TIME = "time"
+KEPT, EDITED = "kept", "edited"
+"""Modules with which a run may go on after an edit: those of its submission, or the present ones."""
 MANY = "*"
 """Placeholder for the members in a change that concerns several."""
 
@@ -98,6 +100,7 @@ ENSEMBLE: Mapping[str, ChangeRule] = {
     "rate_keys": _may("only profiling depends on them"),
     "search": _kept("its trials so far were chosen by it"),
 }
+MODULES = _may("the next jobs train with a copy of the edited ones")
 MEMBERS = _kept("a run keeps its members")
 MEMBER: Mapping[str, ChangeRule] = {
     "name": MEMBERS,
@@ -175,6 +178,7 @@ def differences(spec: RunSpec, now: RunSpec) -> list[Difference]:
         *_of_sites(spec.site, now.site),
         *_compared(ENSEMBLE, _values(spec.ensemble), _values(now.ensemble)),
         *_of_members(spec.ensemble, now.ensemble),
+        *_of_modules(spec.modules, now.modules),
     ]
 
 
@@ -197,6 +201,17 @@ def refuse_what_is_kept(found: Iterable[Difference], run: str) -> None:
     raise BadInputError(
         "\n".join(lines), f"{' and '.join(undo)}, or start another run with `hetctl submit --new`"
     )
+
+
+def refuse_edited_modules(found: Iterable[Difference], run: str) -> None:
+    """Raise BadInputError if modules were edited: the user has to choose the ones to go on with."""
+    names = [one.what for one in found if one.rule is MODULES]
+    if names:
+        raise BadInputError(
+            f"modules were edited since run {run} was submitted, which trains with a copy: {_named(names)}",
+            "go on with those by `hetctl submit --modules kept`, or with the edited ones by"
+            " `--modules edited`, or start another run with `hetctl submit --new`",
+        )
 
 
 UNDO = {True: "leave the options out", False: "undo the edits"}
@@ -248,6 +263,14 @@ def _of_members(was: Ensemble, now: Ensemble) -> Iterator[Difference]:
 
 
 THERE = {True: "there", False: "not there"}
+
+
+def _of_modules(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
+    for name in sorted({*was, *now}):
+        if name in was and name in now and was[name] != now[name]:
+            yield Difference(name, EDITED, "as submitted", MODULES)
+        elif name not in was or name not in now:
+            yield Difference(name, THERE[name in now], THERE[name in was], MODULES)
 
 
 def _of_one(was: Member, now: Member) -> Iterator[Difference]:

@@ -12,7 +12,14 @@ from hetctl.app.plan.hop_rules import refuse_without_hops
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from
 from hetctl.app.project import Project
-from hetctl.app.run.changes import Change, changes_among, differences, refuse_what_is_kept
+from hetctl.app.run.changes import (
+    KEPT,
+    Change,
+    changes_among,
+    differences,
+    refuse_edited_modules,
+    refuse_what_is_kept,
+)
 from hetctl.app.run.replay import replay_now
 from hetctl.app.search_members import search_goes_on
 from hetctl.model.ensemble import Ensemble
@@ -21,6 +28,7 @@ from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE
 from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
+from hetctl.storage.kept_modules import modules_of
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in, progress_in, progress_of
 
@@ -39,6 +47,8 @@ class Asked:
         Trace of the visits to be repeated.
     options : mapping
         Options of the planner, as in `planners.base.Options`, without those that were not given.
+    modules : str or None
+        Modules with which the run goes on: `KEPT` or `EDITED`; None: they must not have been edited.
     """
 
     site: str | None = None
@@ -54,6 +64,7 @@ class Asked:
     options: Mapping[str, Any] = field(default_factory=dict)
     retries: int | None = None
     chain: bool | None = None
+    modules: str | None = None
     budget: Budget = field(default_factory=Budget)
 
     @property
@@ -87,7 +98,8 @@ def continued(
     Raises
     ------
     BadInputError
-        If anything differs that a run keeps, with a line for each difference.
+        If anything differs that a run keeps, with a line for each difference, or modules were edited and it
+        was not said which to use.
     InfeasibleError
         If no queue accepts the size of the jobs, or no progress is possible in them.
     """
@@ -104,10 +116,13 @@ def continued(
         retries=spec.retries if asked.retries is None else asked.retries,
         chain=spec.chain if asked.chain is None else asked.chain,
         budget=asked.budget,
+        modules=spec.modules if asked.modules == KEPT else modules_of(ensemble),
         given={**spec.given, **asked.given},
     )
     # Before the size: a refused edit must not be hidden by an error about queues.
     refuse_what_is_kept(differences(spec, now), spec.run)
+    if asked.modules is None:
+        refuse_edited_modules(differences(spec, now), spec.run)
     if HOPPER in spec.phases:
         refuse_without_hops(now.ensemble, site, now.sharing, (NONE, CACHED))
     size = job_size(site, asked.gpus or spec.gpus, asked.wall_s or spec.wall_s, _queue_now(spec, site, asked))

@@ -27,6 +27,7 @@ from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import ENDED, UNDER_WAY, RunReason, check_job_removal, run_after
 from hetctl.scheduling.budget import exceeded_by_jobs
+from hetctl.storage.kept_modules import keep_modules
 from hetctl.storage.run_file import write_spec
 
 JOB_LOCK_PATIENCE_S = 30.0
@@ -184,6 +185,7 @@ def _refuse_under_way(project: Project, catalog: Catalog, spec: RunSpec) -> None
 
 def _take_up(project: Project, catalog: Catalog, spec: RunSpec) -> None:
     """Continue a run under its specification from now on."""
+    keep_modules(spec, project.home.run(spec.run))
     _save(project, catalog, spec)
     _note(catalog, spec.run, RunReason.CONTINUED, "taken up again")
 
@@ -220,6 +222,8 @@ def _begin(
     if replay:
         # Before the run is known: a command that finishes an interrupted submission does not have the file.
         keep_replay(replay, project.home.run(spec.run))
+    # For the same reason: the modules may be edited until then.
+    keep_modules(spec, project.home.run(spec.run))
     # The run and its job in doubt are stored together, before the batch system gets the job.
     catalog.add_run(spec, plan, time.time(), job)
     return _queued(catalog, spec, submit_last(project, catalog, spec, [job], submission))

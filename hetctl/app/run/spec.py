@@ -23,6 +23,7 @@ from hetctl.model.job import JobState
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, Plan
 from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.run_states import moved
+from hetctl.storage.kept_modules import modules_of
 from hetctl.storage.progress_fold import events_in
 
 USUAL_PLANNER = "fluid"
@@ -117,7 +118,7 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunS
     Raises
     ------
     BadInputError
-        If the trace to be replayed is wrong.
+        If the trace to be replayed is wrong, or the modules cannot be copied.
     """
     ensemble = request.plan.ensemble
     if request.replay:
@@ -134,6 +135,7 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunS
         profiles=request.plan.profiles(catalog),
         preprocess=tuple(catalog.preprocess(ensemble.name, site.name)),
         replay=str(project.home.run(run).replay.resolve()) if request.replay else "",
+        modules=modules_of(ensemble),
     )
 
 

@@ -58,6 +58,7 @@ from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, Planner, options_from
 from hetctl.storage.event_files import BestEffortEventWriter
 from hetctl.storage.heartbeats import write_heartbeats
+from hetctl.storage.kept_modules import with_kept_modules
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_file import read_planner_state, read_spec
 
@@ -103,7 +104,7 @@ class Driver:
         # Jobs that were killed leave files that are of use only while they run.
         for earlier in range(job):
             folder.job(earlier).clear()
-        self._spec: RunSpec = read_spec(folder)
+        self._spec: RunSpec = with_kept_modules(read_spec(folder), folder)
         self._job = job
         self._end_reason: str | None = None
         self._batch_id = batch_id

@@ -20,7 +20,7 @@ SPEC = RunSpec("e-001", ENSEMBLE, SITE, "fluid", 4, "gpu", 3600, 180, (), "/shar
 
 # Fields that are compared elsewhere, or that nobody can ask to be otherwise.
 ELSEWHERE = {
-    RunSpec: {"run", "ensemble", "site", "options", "budget", "wall_s"}
+    RunSpec: {"run", "ensemble", "site", "options", "budget", "wall_s", "modules"}
     | {"grace_s", "profiles", "checkpoints", "preprocess", "given", "schema_version", "phases", "pipelines"},
     Ensemble: {"members"},
     Member: {"stop"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
 import pytest
 from workbench import RATES, new_project, python_without_training
@@ -13,6 +14,7 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.model.events import DRIVER
 from hetctl.model.job import JobState
 from hetctl.storage.event_files import EventWriter
+from hetctl.storage.kept_modules import with_kept_modules
 from hetctl.storage.run_file import read_spec
 
 RUN = "trio-001"
@@ -194,6 +196,35 @@ def test_the_size_is_kept_when_queues_are_others_or_refused(project):
     error = refused(project, 3)
     assert "no queue of site lab takes 2 nodes for 1h" in error["message"]
     assert changed(project, "--time", "30m")[0] == "time: 30m (was 1h)"
+
+
+def kept_text(project):
+    """What the next job would import."""
+    folder = project.home.run(RUN)
+    return (Path(with_kept_modules(spec_of(project), folder).ensemble.folder) / "nets.py").read_text()
+
+
+def test_a_run_goes_on_with_the_modules_as_submitted(project):
+    submitted = (project.path / "nets.py").read_text()
+    edit(project, "nets.py", "def model_fn", "def other(): ...\n\n\ndef model_fn")
+    (project.path / "later.py").write_text("")
+    error = refused(project, 2)
+    assert "run trio-001 was submitted, which trains with a copy: later.py, nets.py" in error["message"]
+    assert "--modules kept" in error["hint"]
+    assert changed(project, "--modules", "kept") == []
+    assert kept_text(project) == submitted
+
+
+def test_edited_modules_are_taken_over_where_that_is_said(project):
+    edit(project, "nets.py", "def model_fn", "def other(): ...\n\n\ndef model_fn")
+    (project.path / "later.py").write_text("")
+    assert changed(project, "--modules", "edited") == [
+        "later.py: there (was not there)",
+        "nets.py: edited (was as submitted)",
+    ]
+    assert kept_text(project) == (project.path / "nets.py").read_text()
+    assert project.here("cancel").code == 0
+    assert changed(project) == []
 
 
 def test_limits_of_epochs_may_be_raised(project):

@@ -17,7 +17,7 @@ members:
 {members}"""
 MEMBER = "  - {{name: {name}, max_gpus: 2, config: {{epochs: {epochs}, epoch_s: {epoch_s}}}}}\n"
 RUN = "six-001"
-OF_RUN = {"run.json", "events", "logs", "events/driver.jsonl"}
+OF_RUN = {"run.json", "events", "logs", "events/driver.jsonl", "modules"}
 AT_TIMES = {"planner.json", "state.json"}
 JOB_FILES, MEMBER_FILES = 4, 3
 
@@ -63,7 +63,9 @@ def counted(project):
     counts = Counter()
     for path in folder.rglob("*"):
         name = str(path.relative_to(folder))
-        if name.startswith("job-"):
+        if name.startswith("modules/"):
+            counts["modules"] += 1
+        elif name.startswith("job-"):
             counts[int(name[4:8])] += 1
         elif path.stem in MEMBERS:
             counts[path.stem] += 1
