@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hetctl import OF_SCRIPTS
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hetctl"
 
@@ -37,7 +39,7 @@ MAY_IMPORT = {
     "methods.automl": {"model"},
     "methods": DECIDING | METHODS | {"scheduling.simulate"},
     "runtime": IN_A_JOB | METHODS,
-    "report": {"model"},
+    "reports": {"model"},
     "app": IN_A_JOB
     | METHODS
     | {
@@ -50,7 +52,7 @@ MAY_IMPORT = {
         "catalog",
         "runtime",
     },
-    "cli": {"model", "app", "report", "inputs"},
+    "cli": {"model", "app", "reports", "inputs"},
     "adapters": set(),
     "examples": {"adapters"},
 }
@@ -59,9 +61,9 @@ ONLY_IN = {
     "alembic": {"catalog"},
     "submitit": {"cluster.batch"},
     "click": {"cli"},
-    "rich": {"cli", "report"},
-    "matplotlib": {"report"},
-    "jinja2": {"cluster.render", "report"},
+    "rich": {"cli", "reports"},
+    "matplotlib": {"reports"},
+    "jinja2": {"cluster.render", "reports"},
     "pydantic": {"inputs"},
     "yaml": {"inputs"},
     "tensorflow": {"runtime"},
@@ -109,6 +111,12 @@ def test_imports_go_downstairs(path):
 def test_every_package_has_its_rule():
     rooms = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}
     assert rooms == {room.split(".")[0] for room in MAY_IMPORT}
+
+
+def test_no_package_hides_a_function_for_scripts():
+    """An imported package is an attribute of ``hetctl``, in the place of a function of its name."""
+    imported_ones = [path for path in PACKAGE.iterdir() if path.suffix or (path / "__init__.py").exists()]
+    assert not OF_SCRIPTS & {path.stem for path in imported_ones}
 
 
 def test_the_model_imports_the_standard_library_alone():

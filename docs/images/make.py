@@ -14,8 +14,8 @@ from rich.console import Console
 
 from hetctl.app.project import Project
 from hetctl.app.run.status import compared, run_status
-from hetctl.report.run_page import render_page
-from hetctl.report.status_table import status_table
+from hetctl.reports.run_page import render_page
+from hetctl.reports.status_table import status_table
 
 HERE = Path(__file__).resolve().parent
 WIDTH, HEIGHT = 1200, 1055

@@ -130,7 +130,7 @@ def simulate(context: click.Context, /, replay: Path | None, as_json: bool, **wi
     if as_json:
         print_json(fields)
         return
-    from hetctl.report.simulation_tables import balance_table
+    from hetctl.reports.simulation_tables import balance_table
 
     print_table(balance_table(fields))
 
@@ -144,7 +144,7 @@ def _replay(context: click.Context, log: Path, *, as_json: bool) -> None:
     if as_json:
         print_json(encode(found))
     else:
-        from hetctl.report.simulation_tables import replay_table
+        from hetctl.reports.simulation_tables import replay_table
 
         print_table(replay_table(encode(found)))
     if not found.equal:

@@ -40,7 +40,7 @@ def command(
     if framework and not job:
         raise click.UsageError("--framework requires --job")
     from hetctl.app.doctor.doctor import examine
-    from hetctl.report.site_tables import findings_table
+    from hetctl.reports.site_tables import findings_table
 
     examination = examine(this_project(), site, account, queue, job=job, framework=framework)
     if as_json:

@@ -16,7 +16,7 @@ from hetctl.inputs.visit_log import MOST_EPOCHS
 
 if TYPE_CHECKING:
     from hetctl.app.hopper import HopperOutcome, HopperRequest
-    from hetctl.report.simulation_tables import HopperFigures
+    from hetctl.reports.simulation_tables import HopperFigures
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -217,13 +217,13 @@ def _request(**wishes: Any) -> HopperRequest:
 
 def _show(outcome: HopperOutcome, trace: Path | None, report: Path | None, *, as_json: bool) -> None:
     from hetctl.app.hopper import trace_of
-    from hetctl.report.simulation_tables import hopper_table
+    from hetctl.reports.simulation_tables import hopper_table
 
     figures, units = _figures(outcome), outcome.units
     if trace:
         write_text(trace, trace_of(outcome))
     if report:
-        from hetctl.report.hopper_page import render_hopper
+        from hetctl.reports.hopper_page import render_hopper
 
         write_text(report, render_hopper(figures, units.configs, units.workers, outcome.steps))
     if as_json:
@@ -235,7 +235,7 @@ def _show(outcome: HopperOutcome, trace: Path | None, report: Path | None, *, as
 
 
 def _figures(outcome: HopperOutcome) -> HopperFigures:
-    from hetctl.report.simulation_tables import HopperFigures
+    from hetctl.reports.simulation_tables import HopperFigures
 
     units = outcome.units
     return HopperFigures(

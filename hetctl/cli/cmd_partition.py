@@ -52,7 +52,7 @@ def command(
     if as_json:
         print_json(made)
         return
-    from hetctl.report.parts_table import ensemble_lines, parts_table
+    from hetctl.reports.parts_table import ensemble_lines, parts_table
 
     print_table(parts_table(made.parts, made.written))
     click.echo(f"\nfor the ensemble file:\n{ensemble_lines(made.samples, made.partitions)}")

@@ -14,7 +14,7 @@ from hetctl.model.errors import HetctlError
 
 if TYPE_CHECKING:
     from hetctl.app.pipeline.plan_pipelines import PlanOutcome, SimulationOutcome
-    from hetctl.report.simulation_tables import StageRow
+    from hetctl.reports.simulation_tables import StageRow
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -154,7 +154,7 @@ def check(run: str | None, as_json: bool) -> None:
     Example: hetctl pipeline check vgg-001
     """
     from hetctl.app.run.wave_checks import check_run
-    from hetctl.report.pipeline_tables import wave_check_table
+    from hetctl.reports.pipeline_tables import wave_check_table
 
     checked = check_run(this_project(), run)
     count = sum(len(one.violations) for one in checked.checks)
@@ -175,7 +175,7 @@ def _slowest(outcome: PlanOutcome | SimulationOutcome) -> tuple[str, str]:
 
 
 def _print(outcome: PlanOutcome | SimulationOutcome, figures: list[tuple[str, str]]) -> None:
-    from hetctl.report.simulation_tables import pipeline_table
+    from hetctl.reports.simulation_tables import pipeline_table
 
     count = len(outcome.virtual_workers)
     title = f"{outcome.policy}: {count} virtual worker{'s' * (count != 1)}"
@@ -183,7 +183,7 @@ def _print(outcome: PlanOutcome | SimulationOutcome, figures: list[tuple[str, st
 
 
 def _rows(outcome: PlanOutcome | SimulationOutcome) -> list[StageRow]:
-    from hetctl.report.simulation_tables import StageRow
+    from hetctl.reports.simulation_tables import StageRow
 
     return [
         StageRow(

@@ -37,7 +37,7 @@ def command(as_json: bool, **wishes: Any) -> None:
     Example: hetctl plan --site perlmutter --gpus 64 --time 2h
     """
     from hetctl.app.plan.planning import plan_and_save
-    from hetctl.report.plan_tables import explain_table, mode_table, plan_table, size_line, size_table
+    from hetctl.reports.plan_tables import explain_table, mode_table, plan_table, size_line, size_table
 
     project = this_project()
     request, sized = plan_request(project, **wishes)

@@ -29,8 +29,8 @@ def command(run: str | None, output: Path, as_json: bool) -> None:
     """
     from hetctl.app.run.status import compared_status
     from hetctl.model.serialization import encode
-    from hetctl.report.run_page import render_page
-    from hetctl.report.summary import describe_comparison
+    from hetctl.reports.run_page import render_page
+    from hetctl.reports.summary import describe_comparison
 
     project = this_project()
     status = compared_status(project, run)

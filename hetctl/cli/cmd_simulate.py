@@ -138,7 +138,7 @@ def _write(report: Path | None, trace: Path | None, ensemble: str, outcome: Simu
 
         write_text(trace, trace_of(outcome.simulation))
     if report:
-        from hetctl.report.simulation_page import render_simulation
+        from hetctl.reports.simulation_page import render_simulation
 
         write_text(report, render_simulation(ensemble, outcome.simulation, outcome.arrivals))
 
@@ -161,7 +161,7 @@ def _fields(request: SimulateRequest, outcome: SimulationResult) -> dict[str, An
 
 
 def _print(request: SimulateRequest, outcome: SimulationResult, written: list[Path]) -> None:
-    from hetctl.report.simulation_tables import simulation_table
+    from hetctl.reports.simulation_tables import simulation_table
 
     source = f"{request.ensemble.name}, rates of {outcome.site}"
     print_table(simulation_table(outcome.simulation, source, outcome.work_errors))

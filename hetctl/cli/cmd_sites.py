@@ -44,7 +44,7 @@ def show(name: str, as_json: bool) -> None:
     Example: hetctl sites show summit
     """
     from hetctl.app.pipeline.measured import traced_site
-    from hetctl.report.site_tables import keys_table
+    from hetctl.reports.site_tables import keys_table
 
     site, keys = traced_site(this_project(), name)
     if as_json:
@@ -66,7 +66,7 @@ def check(site: str, as_json: bool) -> None:
     queried; `hetctl doctor` does that.
     """
     from hetctl.app.doctor.sample_jobs import check_site
-    from hetctl.report.site_tables import check_table
+    from hetctl.reports.site_tables import check_table
 
     checked = check_site(this_project(), site)
     if as_json:
@@ -76,7 +76,7 @@ def check(site: str, as_json: bool) -> None:
 
 
 def _print_list(*, as_json: bool) -> None:
-    from hetctl.report.site_tables import sites_table
+    from hetctl.reports.site_tables import sites_table
 
     project = this_project()
     sites = [(project.site(name), str(path)) for name, path in project.sites()]

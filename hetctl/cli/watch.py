@@ -116,6 +116,6 @@ def _advance(project: Project, run: str) -> None:
 
 
 def _table(status: RunStatus) -> RenderableType:
-    from hetctl.report.status_table import status_table
+    from hetctl.reports.status_table import status_table
 
     return status_table(status, console().width)

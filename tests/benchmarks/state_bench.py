@@ -37,7 +37,7 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult
-from hetctl.report.status_table import status_table
+from hetctl.reports.status_table import status_table
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.storage.event_files import EventWriter

@@ -1,0 +1,43 @@
+"""Terminal output about the parts of partitioned data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from hetctl.model.ensemble import Partitions
+from hetctl.model.partition_manifest import PartFile
+from hetctl.reports.table_style import ruled_table
+from hetctl.reports.units import format_bytes
+
+DIGITS = 12
+"""Digits of a digest that are shown."""
+
+
+def parts_table(parts: Sequence[PartFile], written: Collection[int]) -> RenderableType:
+    """Return a table of the parts; those that were there already are marked as kept."""
+    table = ruled_table(">part", ">samples", ">validation", ">size", "sha256", "", gap=1)
+    for number, part in enumerate(parts):
+        table.add_row(
+            str(number),
+            f"{part.samples:,}",
+            f"{part.validation_samples:,}",
+            format_bytes(part.size_bytes),
+            Text(part.sha256[:DIGITS], "dim"),
+            Text("written", "green") if number in written else Text("kept", "dim"),
+        )
+    return table
+
+
+def ensemble_lines(samples: int, partitions: Partitions) -> str:
+    """Return the lines of an ensemble file with which it trains on the parts."""
+    # A JSON text is a YAML text too, whatever characters the path has.
+    values = {"path": json.dumps(partitions.path, ensure_ascii=False)}
+    if partitions.source:
+        source = json.dumps(partitions.source, ensure_ascii=False)
+        values = {"source": source, **values, "replicas": str(partitions.replicas)}
+    lines = "".join(f"\n  {key}: {value}" for key, value in values.items())
+    return f"samples_per_epoch: {samples}\npartitions:\n  count: {partitions.count}{lines}"

@@ -1,0 +1,133 @@
+"""Terminal output of a profile: rates by number of GPUs, other times of a step, and doubtful points."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from hetctl.model.profile import PreprocessPoint, ProfilePoint
+from hetctl.model.rate_shapes import RateShape, some_of
+from hetctl.reports.table_style import ruled_table
+from hetctl.reports.units import (
+    NONE,
+    device_word,
+    format_bytes,
+    format_percent,
+    format_rate,
+    format_seconds,
+    printable,
+)
+
+WANTED_ERROR = 0.03
+"""Relative error of a rate above which its point is named in a warning."""
+COUNTS_PER_BLOCK = 8
+SHARING_NAMED = 20
+"""Largest number of members of a shape that are named."""
+
+
+def profile_table(
+    points: Sequence[ProfilePoint],
+    stale: Collection[tuple[str, int]],
+    preprocess: Sequence[PreprocessPoint],
+    device: str = "gpu",
+) -> RenderableType:
+    """Return tables of a profile: rates by number of GPUs, and the other times of a step.
+
+    Parameters
+    ----------
+    stale : collection of (member, gpus)
+        Points measured on another machine, or before the member was edited.
+    """
+    counts = sorted({point.gpus for point in points})
+    blocks = [counts[i : i + COUNTS_PER_BLOCK] for i in range(0, len(counts), COUNTS_PER_BLOCK)]
+    parts: list[RenderableType] = [Text(f"Training rate in samples/s, by {device_word(device)}", "bold")]
+    for block in blocks:
+        parts += [_rate_table(points, stale, block), Text()]
+    if stale:
+        note = "* stale: measured elsewhere or before the member changed; profile it again"
+        parts += [Text(note, "yellow"), Text()]
+    if doubts := _doubts(points):
+        parts += [*(Text(printable(doubt), "yellow") for doubt in doubts), Text()]
+    parts += [Text("Costs of a step besides training, the largest measured", "bold"), _cost_table(points)]
+    if preprocess:
+        parts += [Text(), Text("Preprocessing in samples/s, by cores", "bold"), _preprocess_table(preprocess)]
+    machines = sorted({printable(point.machine.gpu_type) for point in points})
+    return Group(*parts, Text(f"\nMeasured on {', '.join(machines) or 'nothing yet'}", "dim"))
+
+
+def shapes_text(shapes: Sequence[RateShape]) -> RenderableType:
+    """Return a line with the number of shapes, and one for each that several members share."""
+    members = sum(1 + len(shape.shared_by) for shape in shapes)
+    title = f"{_counted(members, 'member')} of {_counted(len(shapes), 'shape')}"
+    shared = [
+        Text(printable(f"  {shape.member} is measured for {some_of(shape.shared_by, SHARING_NAMED)}"))
+        for shape in shapes
+        if shape.shared_by
+    ]
+    return Group(Text(title), *shared)
+
+
+def _counted(count: int, word: str) -> str:
+    return f"{count} {word}{'s' * (count != 1)}"
+
+
+def _doubts(points: Sequence[ProfilePoint]) -> list[str]:
+    """Return texts on the points whose steps varied in time."""
+    inexact = [
+        f"{point.member} on {point.gpus} ±{format_percent(point.rate_error)}"
+        for point in points
+        if point.rate_error is not None and point.rate_error > WANTED_ERROR
+    ]
+    slow = [
+        f"{point.member} on {point.gpus}: {', '.join(f'{seconds:.2g} s' for seconds in point.slow_steps_s)}"
+        for point in points
+        if point.slow_steps_s
+    ]
+    return [
+        f"{what}: {'; '.join(those)}"
+        for what, those in (
+            (f"not known within {WANTED_ERROR:.0%}, as steps vary", inexact),
+            ("steps that took far too long and do not count", slow),
+        )
+        if those
+    ]
+
+
+def _rate_table(
+    points: Sequence[ProfilePoint], stale: Collection[tuple[str, int]], counts: Sequence[int]
+) -> Table:
+    table = ruled_table("member", *(f">{count} " for count in counts), fold="member")
+    rates = {(point.member, point.gpus): point.rate for point in points}
+    for member in dict.fromkeys(point.member for point in points):
+        marks = ["*" if (member, count) in stale else " " for count in counts]
+        cells = [
+            format_rate(rates.get((member, count))) + mark for count, mark in zip(counts, marks, strict=True)
+        ]
+        table.add_row(Text(printable(member)), *cells)
+    return table
+
+
+def _cost_table(points: Sequence[ProfilePoint]) -> Table:
+    headers = ("member", ">batch", ">start-up", ">evaluate", ">checkpoint", ">memory")
+    table = ruled_table(*headers, gap=1, fold="member")
+    for name in dict.fromkeys(point.member for point in points):
+        mine = [point for point in points if point.member == name]
+        memory = max(point.peak_memory_bytes for point in mine)
+        table.add_row(
+            Text(printable(name)),
+            str(mine[-1].batch_size),
+            format_seconds(max(point.startup_s for point in mine)),
+            format_seconds(max(point.evaluate_s for point in mine)),
+            format_seconds(max(point.checkpoint_s for point in mine)),
+            format_bytes(memory) if memory else NONE,
+        )
+    return table
+
+
+def _preprocess_table(preprocess: Sequence[PreprocessPoint]) -> Table:
+    table = ruled_table("cores", *(f">{point.cores}" for point in preprocess), gap=1)
+    table.add_row("rate", *(format_rate(point.rate) for point in preprocess))
+    return table

@@ -1,0 +1,239 @@
+"""Terminal output of a run's status, readable at 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from hetctl.model.job import Job, JobState
+from hetctl.model.run_status import MemberStatus, RunStatus
+from hetctl.model.training_progress import Heartbeat, RankShare
+from hetctl.reports.hop_tables import hop_tables
+from hetctl.reports.pipeline_tables import pipeline_tables
+from hetctl.reports.summary import (
+    describe_batches,
+    describe_config,
+    describe_states,
+    describe_time,
+    gpus_by_round,
+)
+from hetctl.reports.table_style import ruled_table
+from hetctl.reports.units import (
+    device_word,
+    format_metric,
+    format_percent,
+    format_rate,
+    format_seconds,
+    printable,
+)
+
+NARROW = 80
+MOST_TRIALS = 5
+"""Trials whose configs are shown, the best ones."""
+MOST_RANKS = 8
+"""Ranks of a group that are shown, the slowest first."""
+UNEVEN = 1.1
+"""Ratio of the times of two ranks beyond which a group counts as uneven."""
+ROUNDS_WIDTH = 7  # four rounds of one-digit GPU counts
+MEMBER_STYLES = {
+    "converged": "green",
+    "training": "cyan",
+    "waiting": "dim",
+    "stopped": "dim",
+    "failed": "bold red",
+}
+RUN_STYLES = {"finished": "green", "running": "cyan", "failed": "bold red"}
+
+
+def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
+    """Return the status of a run: its state, one line per member, and the causes of failures.
+
+    Parameters
+    ----------
+    width : int
+        Columns of the terminal; columns beyond 80 are used for more rounds.
+    """
+    failures = [_failure(member) for member in status.members if member.state == "failed"]
+    rest = len(status.states) - len(status.members)
+    more = [Text(f"and {rest:,} more members, which `hetctl status --json` has", "dim")] if rest else []
+    held = device_word(status.device)
+    note = Text(f"rate: samples/s on the {held} held last, profiled and seen; best: of all epochs", "dim")
+    warnings = [Text(printable(warning), "yellow") for warning in status.warnings]
+    return Group(
+        _status_header(status),
+        Text(),
+        _member_table(status, ROUNDS_WIDTH + max(0, width - NARROW)),
+        *more,
+        note,
+        *_batch_lines(status),
+        *warnings,
+        *_live_table(status),
+        *_trial_table(status),
+        *pipeline_tables(status.pipelines),
+        *(hop_tables(status.hops) if status.hops else ()),
+        *failures,
+    )
+
+
+def _status_header(status: RunStatus) -> Text:
+    names = f"run {status.run} · ensemble {status.ensemble} · site {status.site} · planner {status.planner}"
+    devices = f"{status.gpus} {device_word(status.device, status.gpus)}"
+    where = [f"round {status.rounds[-1].index}"] if status.rounds else ["no round yet"]
+    for job in status.jobs[-1:]:
+        lost = f"without {', '.join(job.failed_nodes)}" if job.failed_nodes and not job.state.over else ""
+        where.append(f"job {job.number} ({', '.join(filter(None, (job.batch_id, job.state.value, lost)))})")
+    reason = f": {status.reason}" if status.reason else ""
+    return Text.assemble(
+        (printable(f"{names} · {devices}\n"), "bold"),
+        (status.state, RUN_STYLES.get(status.state, "yellow")),
+        printable(f"{reason} · {' · '.join(where)}\n"),
+        f"{describe_time(status)}\n{describe_states(status)}",
+        printable(_early_ends(status.jobs)),
+    )
+
+
+def _early_ends(jobs: Sequence[Job]) -> str:
+    """Return a line on jobs that ended early, with the reasons; empty if there are none."""
+    ends = [
+        f"job {job.number} {job.state.value}{f' ({why})' if (why := job.why) else ''}"
+        for job in jobs
+        if job.state.over and job.state is not JobState.FINISHED
+    ]
+    return f"\nended early: {', '.join(ends)}" if ends else ""
+
+
+def _member_table(status: RunStatus, rounds_width: int) -> Table:
+    metrics = sorted({member.metric for member in status.members})
+    one_metric = len(metrics) == 1
+    table = ruled_table(
+        "member",
+        "state",
+        f"{device_word(status.device)}\nper round",
+        ">rate\nprof.",
+        ">rate\nseen",
+        ">epochs",
+        _best_header(metrics[0]) if one_metric else ">best",
+        ">time\npredicted",
+        ">time\nmeasured",
+        fold="member",
+    )
+    for member in status.members:
+        best, rate = format_metric(member.best), member.last_rate
+        table.add_row(
+            # A plain string would be parsed for Rich's markup in brackets.
+            Text(printable(member.member)),
+            Text(member.state, MEMBER_STYLES.get(member.state, "")),
+            gpus_by_round(member.gpus_by_round, rounds_width),
+            format_rate(rate.profiled if rate else None),
+            format_rate(rate.seen if rate else None),
+            f"{member.epochs}/{member.max_epochs}",
+            Text(best if one_metric else printable(f"{member.metric}\n{best}")),
+            format_seconds(member.predicted_s),
+            format_seconds(member.measured_s),
+        )
+    return table
+
+
+def _trial_table(status: RunStatus) -> list[RenderableType]:
+    """Return a table of the configs of the best trials; empty if no member is a trial."""
+    trials = [member for member in status.members if member.config is not None]
+    if not trials:
+        return []
+    known = sorted((trial for trial in trials if trial.best is not None), key=lambda trial: trial.rank)
+    table = ruled_table("best\ntrials", "\nstate", ">\nepochs", ">\nbest", "\nconfig", fold="\nconfig")
+    for trial in known[:MOST_TRIALS]:
+        table.add_row(
+            Text(printable(trial.member)),
+            Text(trial.state, MEMBER_STYLES.get(trial.state, "")),
+            f"{trial.epochs}/{trial.max_epochs}",
+            format_metric(trial.best),
+            Text(printable(describe_config(trial.config or {}))),
+        )
+    return [Text(), table]
+
+
+def _batch_lines(status: RunStatus) -> list[Text]:
+    """Return a line for each member whose global batch has changed."""
+    told = [(member.member, describe_batches(member, status.device)) for member in status.members]
+    return [Text(printable(f"{name}: {changes}"), "dim") for name, changes in told if changes]
+
+
+def _live_table(status: RunStatus) -> list[RenderableType]:
+    """Return a table of live metrics of members in training; empty if there are none."""
+    alive = [(member.member, member.pulse) for member in status.members if member.pulse]
+    if not alive:
+        return []
+    use = f">{device_word(status.device, 1)}\nin use"
+    table = ruled_table(
+        "in training\njust now",
+        ">\nsamples/s",
+        ">\nepoch",
+        ">epoch\ndone",
+        ">\nloss",
+        use,
+        fold="in training\njust now",
+    )
+    for name, pulse in alive:
+        table.add_row(
+            Text(printable(name)),
+            format_rate(pulse.rate),
+            str(pulse.epoch),
+            format_percent(pulse.position / pulse.samples if pulse.samples else None),
+            format_metric(pulse.loss),
+            format_percent(pulse.busy),
+        )
+    return [Text(), table, *_rank_table(alive)]
+
+
+def _rank_table(alive: Sequence[tuple[str, Heartbeat]]) -> list[RenderableType]:
+    """Return a table of the ranks of groups whose batches or times differ; empty if there are none."""
+    differing = [(name, pulse.ranks) for name, pulse in alive if _differ(pulse.ranks)]
+    if not differing:
+        return []
+    table = ruled_table(
+        "ranks of\nuneven speed",
+        "\nworker",
+        ">\nbatch",
+        ">\nown time",
+        ">of the\nslowest",
+        fold="\nworker",
+    )
+    for name, ranks in differing:
+        slowest_s = max(rank.seconds for rank in ranks)
+        shown = sorted(ranks, key=lambda rank: -rank.seconds)
+        for row, rank in enumerate(shown[:MOST_RANKS]):
+            table.add_row(
+                Text(printable(name) if row == 0 else ""),
+                Text(printable(rank.worker)),
+                f"{rank.batch:,}",
+                f"{rank.seconds:.3g} s",
+                format_percent(rank.seconds / slowest_s),
+            )
+        if len(shown) > MOST_RANKS:
+            table.add_row("", f"and {len(shown) - MOST_RANKS} faster ones", "", "", "")
+    return [Text(), table]
+
+
+def _differ(ranks: Sequence[RankShare]) -> bool:
+    """Return true if ranks have different batches, or take times that call for them."""
+    if not ranks:
+        return False
+    seconds = [rank.seconds for rank in ranks]
+    return len({rank.batch for rank in ranks}) > 1 or max(seconds) > UNEVEN * min(seconds)
+
+
+def _best_header(metric: str) -> str:
+    """Return ``best val_accuracy`` broken into two lines."""
+    head, underscore, tail = printable(metric).rpartition("_")
+    return f">best {head}{underscore}\n{tail}"
+
+
+def _failure(member: MemberStatus) -> RenderableType:
+    reason = f" failed: {member.reason or 'reason unknown'}"
+    title = Text.assemble("\n", (printable(member.member), "bold red"), printable(reason))
+    log = Text("\n".join(printable(line) for line in member.log_tail), "dim", overflow="fold")
+    return Group(title, Padding(log, (0, 0, 0, 2), expand=False)) if member.log_tail else title

@@ -1,0 +1,175 @@
+"""Key figures of a run, for the tables and the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hetctl.model.run_status import MemberStatus, RoundSpan, RunStatus, StepSpan
+from hetctl.reports.units import device_word, format_percent, format_seconds
+
+IDLE_MARK = "·"
+MOST_CHANGES = 3
+"""Largest number of changes of a member's global batch that are told, the last ones."""
+STATES = ("converged", "training", "waiting", "stopped", "failed")
+
+
+def prediction_error(predicted_s: float | None, measured_s: float | None) -> float | None:
+    """Return the error of a prediction as a fraction of the measured time; positive: too long."""
+    if predicted_s is None or not measured_s:
+        return None
+    return (predicted_s - measured_s) / measured_s
+
+
+def describe_time(status: RunStatus) -> str:
+    """Compare predicted and measured time: the error of a finished run, the share of another."""
+    predicted, measured = format_seconds(status.predicted_s), format_seconds(status.measured_s)
+    error = prediction_error(status.predicted_s, status.measured_s)
+    if status.state == "finished" and error is not None:
+        return f"measured {measured}, predicted {predicted} ({describe_error(error)})"
+    share = format_percent(status.measured_s / status.predicted_s if status.predicted_s else None)
+    return f"{measured} of {predicted} predicted ({share})"
+
+
+def describe_comparison(status: RunStatus) -> str:
+    """Return the simulated time with the baseline; empty without comparison, as for unfinished runs."""
+    beside = status.comparison
+    if beside is None:
+        return ""
+    simulated, baseline = format_seconds(beside.simulated_s), format_seconds(beside.baseline_s)
+    return (
+        f"Simulated with the rates that were seen, the same {beside.epochs} epochs take {baseline} with "
+        f"{beside.baseline} and {simulated} with {status.planner}; this run took "
+        f"{format_seconds(status.measured_s)}."
+    )
+
+
+def describe_error(error: float) -> str:
+    """Return a prediction's error in words."""
+    percent = format_percent(abs(error))
+    return "exact to 1 %" if percent == "0 %" else f"{percent} too {'long' if error > 0 else 'short'}"
+
+
+def describe_batches(member: MemberStatus, device: str) -> str:
+    """Return the changes of a member's global batch in words; empty if there are none."""
+    changes = member.batch_changes
+    told = [
+        f"{change.before:,} -> {change.after:,} at epoch {change.epoch}"
+        f" ({change.gpus} {device_word(device, change.gpus)})"
+        for change in changes[-MOST_CHANGES:]
+    ]
+    earlier = len(changes) - MOST_CHANGES
+    before = f", after {earlier} earlier changes" if earlier > 0 else ""
+    return f"global batch {', '.join(told)}{before}" if told else ""
+
+
+def describe_config(config: Mapping[str, Any]) -> str:
+    """Return a config as ``key=value`` pairs, numbers with four digits."""
+    return " ".join(f"{key}={_short(value)}" for key, value in config.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Spans:
+    """Intervals in which members held GPUs, in a run or in a simulation of one.
+
+    Parameters
+    ----------
+    gpus : int
+        Number of GPUs of each job.
+    measured_s : float
+        Seconds from the start to the end, or until now.
+    """
+
+    device: str
+    gpus: int
+    measured_s: float
+    steps: Sequence[StepSpan]
+    rounds: Sequence[RoundSpan]
+
+
+def spans_of(status: RunStatus) -> Spans:
+    """Return the spans of a run."""
+    return Spans(status.device, status.gpus, status.measured_s, status.steps, status.rounds)
+
+
+def one_round(seconds: float) -> tuple[RoundSpan, ...]:
+    """Return one round that covers all of a simulation."""
+    return (RoundSpan(0, 0, 0.0, seconds, 0.0, None),)
+
+
+def now_s(spans: Spans) -> float:
+    """Return the last known second since the run's start; running steps last until then."""
+    each: tuple[RoundSpan | StepSpan, ...] = (*spans.rounds, *spans.steps)
+    return max([spans.measured_s, *(span.end_s or span.start_s for span in each)])
+
+
+def end_of(span: StepSpan | RoundSpan, now: float) -> float:
+    """Return the end of a step or round; `now` if it is running."""
+    return now if span.end_s is None else span.end_s
+
+
+def job_spans(spans: Spans) -> dict[int, tuple[float, float]]:
+    """Return the time in which each job held its GPUs: from its first round's start to its last one's end."""
+    now = now_s(spans)
+    found: dict[int, tuple[float, float]] = {}
+    for span in spans.rounds:
+        end = end_of(span, now)
+        start, until = found.get(span.job, (span.start_s, end))
+        found[span.job] = (min(start, span.start_s), max(until, end))
+    return found
+
+
+def busy_fraction(status: RunStatus) -> float | None:
+    """Return the share of the GPU time held by jobs in which a member's step ran; None before that."""
+    spans = spans_of(status)
+    held = spans.gpus * sum(end - start for start, end in job_spans(spans).values())
+    now = now_s(spans)
+    busy = sum(len(step.gpus) * (end_of(step, now) - step.start_s) for step in spans.steps)
+    # Clocks of nodes differ, so that steps may seem to exceed their job.
+    return min(busy / held, 1.0) if held > 0 else None
+
+
+def ranked(status: RunStatus) -> list[MemberStatus]:
+    """Return the members that share the first one's metric, best first.
+
+    The direction of the metric follows from the history: a member's `best` is its largest or its smallest
+    value. Until two epochs differ it is unknown, and no member is ranked.
+    """
+    metric = status.members[0].metric if status.members else ""
+    rivals = [member for member in status.members if member.metric == metric and member.best is not None]
+    votes = Counter(vote for member in rivals for vote in [_direction(status, member)] if vote)
+    if not votes:
+        return rivals if len(rivals) == 1 else []
+    sign = votes.most_common(1)[0][0]
+    return sorted(rivals, key=lambda member: -sign * (member.best or 0.0))
+
+
+def _direction(status: RunStatus, member: MemberStatus) -> int:
+    results = status.history.get(member.member, ())
+    values = [result.metrics[member.metric] for result in results if member.metric in result.metrics]
+    if not values or min(values) == max(values):
+        return 0
+    middle = (min(values) + max(values)) / 2
+    return 1 if (member.best or 0.0) > middle else -1
+
+
+def gpus_by_round(counts: Sequence[int], width: int) -> str:
+    """Return GPUs per round as ``1 · 2 2``; only the last rounds if all would be wider than `width`."""
+    words = [str(count) if count else IDLE_MARK for count in counts]
+    if len(" ".join(words)) <= width:
+        return " ".join(words)
+    while words and len(" ".join(words)) > width - 2:
+        words = words[1:]
+    return " ".join(["…", *words])
+
+
+def describe_states(status: RunStatus, states: Sequence[str] = STATES) -> str:
+    """Return counts of members by state, ``7 converged, 1 failed``; states without members are left out."""
+    counts = Counter(status.states.values())
+    return ", ".join(f"{counts[state]} {state}" for state in states if counts[state])

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from hetctl.model.run_status import StepSpan
+from hetctl.reports.hopper_page import MOST_DRAWN, render_hopper
+from hetctl.reports.simulation_tables import HopperFigures, hopper_table, hops_headline
+
+
+@pytest.fixture
+def figures() -> HopperFigures:
+    return HopperFigures(
+        scheduler="best",
+        mode="hopper",
+        configs=2,
+        partitions=2,
+        workers=2,
+        epochs=1,
+        seed=0,
+        makespan_s=9.0,
+        lower_bound_s=8.0,
+        ratio=1.125,
+        gpu_busy_fraction=0.8,
+        lost_s=2.0,
+        plan_seconds=0.25,
+    )
+
+
+STEPS = (
+    StepSpan("a<b>", 0, "w0", (0,), 0.0, 2.0, 1),
+    StepSpan("a<b>", 0, "w1", (0,), 2.0, 5.0, 0),
+    StepSpan("c", 0, "w0", (0,), 4.0, 9.0, 0),
+)
+
+
+def test_the_table_has_the_figures(figures: HopperFigures) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    console.print(hopper_table(figures))
+    assert isinstance(console.file, io.StringIO)
+    lines = [line.rstrip() for line in console.file.getvalue().splitlines()]
+    assert lines[0] == "best: 2 configurations on 2 partitions and 2 workers, 1 epoch"
+    assert lines[-1].split() == ["9.0", "s", "8.0", "s", "1.125", "80", "%", "2.0", "s", "0.25", "s"]
+    assert hops_headline(HopperFigures(**{**vars(figures), "mode": "hybrid"})).endswith(", 1 epoch, hybrid")
+
+
+def test_the_page_shows_workers_and_configurations(figures: HopperFigures) -> None:
+    page = render_hopper(figures, ("a<b>", "c"), ("w0", "w1"), STEPS)
+    assert page == render_hopper(figures, ("a<b>", "c"), ("w0", "w1"), STEPS)
+    assert "a&lt;b&gt;" in page
+    assert "a<b>" not in page
+    assert "a&lt;b&gt; · epoch 0 · worker w0 · 2.0 s · undone by a failure" in page
+    assert "workers over time, by configuration" in page
+    for word in ("first job", "round numbers", "exit code", "slot"):
+        assert word not in page
+    cells = [" ".join(row.split()) for row in page.split("<tr>") if "w0</td>" in row]
+    assert '<td class="number">1</td><td class="number">1</td>' in cells[0]
+
+
+def test_a_chart_that_nobody_could_read_is_left_out(figures: HopperFigures) -> None:
+    many = STEPS[1:2] * (MOST_DRAWN + 1)
+    page = render_hopper(figures, ("a<b>", "c"), ("w0", "w1"), many)
+    assert "<svg" not in page
+    assert "20,001 hops are too many for a chart" in page

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import matplotlib
+import pytest
+from pipelined_run import status as pipeline
+
+from hetctl.model.run_status import (
+    BalanceCourse,
+    BalancePoint,
+    BatchChange,
+    Comparison,
+    MemberRate,
+    RunStatus,
+)
+from hetctl.reports.palette import COLOURS, colours_of, ink_on
+from hetctl.reports.run_page import render_page
+
+MakeRun = Callable[..., RunStatus]
+VOID = {"meta", "br", "link", "img"}
+
+
+class Outline(HTMLParser):
+    """Checks that tags nest, and keeps texts by the element they stand in."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: dict[str, list[str]] = {}
+        self.figures: list[str | None] = []
+        self.feed(page)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.open += [] if tag in VOID else [tag]
+        self.figures += [dict(attrs).get("aria-label")] if tag == "svg" else []
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Nothing is opened."""
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.texts.setdefault(self.open[-1] if self.open else "", []).append(data.strip())
+
+
+def test_every_member_round_and_figure_appears(make_run: MakeRun) -> None:
+    names = tuple(f"net-{i:02d}" for i in range(9))
+    outline = Outline(render_page(make_run(names, rounds=7)))
+    assert outline.figures == [
+        "slots over time, by member",
+        "val_accuracy, loss over epochs, by member",
+        "predicted against measured time, by member",
+    ]
+    for name in names:
+        assert name in outline.texts["td"]
+        assert name in outline.texts["li"]
+        assert any(title.startswith(f"{name} · round 6 · slot") for title in outline.texts["title"])
+    assert {str(r) for r in range(7)} <= set(outline.texts["text"])
+    assert {str(r) for r in range(7)} <= set(outline.texts["td"])
+
+
+def test_key_figures(make_run: MakeRun) -> None:
+    outline = Outline(render_page(make_run(("mlp", "cnn"))))
+    assert outline.texts["b"][:5] == ["5:00 min", "4:39 min", "80 %", "2 of 2", "0.91"]
+    remarks = ["3 rounds in 1 job", "7 % too short", "every member", "best val_accuracy", "cnn"]
+    assert set(remarks) <= set(outline.texts["span"])
+    assert outline.texts["text"].count("-10 %") == 2
+
+
+def test_what_users_wrote_is_escaped_everywhere(make_run: MakeRun) -> None:
+    evil = "<img src=x onerror=alert(1)>\"&'$x^2$"
+    run = make_run((evil, "good"))
+    failed = replace(run.members[0], state="failed", reason=evil, log_tail=(evil, f"\x1b[31m{evil}"))
+    page = render_page(
+        replace(run, run=evil, ensemble=evil, site=evil, reason=evil, members=(failed, run.members[1]))
+    )
+    outline = Outline(page)
+    assert "<img" not in page
+    assert "\x1b" not in page
+    assert evil in outline.texts["h1"]
+    assert evil in outline.texts["td"]
+    assert evil in outline.texts["text"]
+    assert outline.texts["pre"] == [f"{evil}\n{evil}"]
+
+
+def test_names_that_look_like_svg_stay_as_they_are(make_run: MakeRun) -> None:
+    name = 'net L 1.23456 x="0.98765"'
+    run = make_run((name,), rounds=1)
+    assert name in Outline(render_page(run)).texts["text"]
+
+
+def test_the_page_needs_no_network_and_no_script(make_run: MakeRun) -> None:
+    page = render_page(make_run())
+    assert "http" not in page
+    assert "<script" not in page
+    assert "<link" not in page
+    assert "@import" not in page
+    assert set(re.findall(r"url\((.)", page)) <= {"#"}
+
+
+def test_equal_statuses_give_equal_pages_and_keep_matplotlib(make_run: MakeRun) -> None:
+    before = dict(matplotlib.rcParams)
+    assert render_page(make_run()) == render_page(make_run())
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_references_inside_figures_lead_somewhere(make_run: MakeRun) -> None:
+    run = make_run()
+    steps = (replace(run.steps[0], exit_code=137), *run.steps[1:])
+    page = render_page(replace(run, steps=steps))
+    wanted = set(re.findall(r"url\(#([^)]+)\)", page)) | set(re.findall(r'href="#([^"]+)"', page))
+    assert wanted <= set(re.findall(r'id="([^"]+)"', page))
+    assert "failed with exit code 137" in page
+    assert "<pattern" in page
+
+
+@pytest.mark.parametrize("names", [(), ("only",)])
+def test_a_run_without_rounds_has_a_page_without_figures(make_run: MakeRun, names: tuple[str, ...]) -> None:
+    run = replace(make_run(names, rounds=0), state="queued", measured_s=0.0, gpus=4)
+    outline = Outline(render_page(run))
+    assert outline.figures == []
+    assert any(text.startswith("No step has started yet") for text in outline.texts["p"])
+
+
+def test_a_running_run_shows_open_steps(make_run: MakeRun) -> None:
+    run = make_run()
+    steps = tuple(replace(s, end_s=None, exit_code=None) if s.round == 2 else s for s in run.steps)
+    rounds = (*run.rounds[:2], replace(run.rounds[2], end_s=None, ended_by=None))
+    members = tuple(replace(member, state="training", reason=None) for member in run.members)
+    running = replace(run, state="running", steps=steps, rounds=rounds, members=members, measured_s=250.0)
+    outline = Outline(render_page(running))
+    assert len(outline.figures) == 2
+    assert any("round 2 · slot 0 of node-0 · 50 s · running" in title for title in outline.texts["title"])
+    assert "still running" in outline.texts["td"]
+    assert any("4:10 min of 4:39 min predicted (90 %)" in text for text in outline.texts["p"])
+
+
+def test_a_member_on_gpus_that_are_not_neighbours_has_two_bars(make_run: MakeRun) -> None:
+    run = make_run(("a", "b", "c"), rounds=1)
+    wide = replace(run.steps[0], gpus=(0, 2))
+    page = render_page(replace(run, steps=(wide, run.steps[1])))
+    shape = page[page.index("<title>a · round 0") :]
+    path = re.search(r' d="([^"]+)"', shape)
+    assert path is not None
+    assert path.group(1).count("M") == 2
+
+
+def idle_rows(page: str) -> int:
+    path = re.search(r'<path d="([^"]+)"[^>]* style="fill: #eef0f3"', page)
+    assert path is not None
+    return path.group(1).count("M")
+
+
+def test_idle_time_is_painted_where_a_job_held_gpus(make_run: MakeRun) -> None:
+    run = make_run(("a", "b"), rounds=2)
+    assert idle_rows(render_page(run)) == 2
+    assert idle_rows(render_page(replace(run, gpus=5))) == 5
+    rounds = (run.rounds[0], replace(run.rounds[1], job=1))
+    assert idle_rows(render_page(replace(run, rounds=rounds))) == 4
+    moved = tuple(replace(step, node="other") if step.round == 1 else step for step in run.steps)
+    assert idle_rows(render_page(replace(run, rounds=rounds, steps=moved))) == 4
+
+
+def test_the_page_of_a_large_run_stays_small(make_run: MakeRun) -> None:
+    run = make_run(tuple(f"member-{i:03d}" for i in range(200)), rounds=100)
+    page = render_page(run)
+    assert len(page) < 3_000_000
+    assert "and 160 more; colours repeat" in page
+    assert all(f"member-{i:03d}</td>" in page for i in range(200))
+
+
+def test_colours_repeat_after_twenty_and_text_on_them_reads() -> None:
+    colours = list(colours_of(map(str, range(25))).values())
+    assert len(set(colours[:20])) == 20
+    assert colours[20:] == colours[:5]
+    assert {ink_on(colour) for colour in COLOURS} == {"#22262e", "#ffffff"}
+
+
+def test_page_says_what_the_baseline_would_have_taken(make_run: MakeRun) -> None:
+    run = replace(make_run(), comparison=Comparison("independent", 214.0, 180.0, 166))
+    words = (
+        "Simulated with the rates that were seen, the same 166 epochs take 3:34 min with independent "
+        "and 3:00 min with flotilla; this run took 5:00 min."
+    )
+    assert words in Outline(render_page(run)).texts["p"]
+    assert not any("Simulated" in text for text in Outline(render_page(make_run())).texts["p"])
+
+
+def test_the_page_shows_both_rates_and_warns_of_a_wrong_plan(make_run: MakeRun) -> None:
+    run = make_run()
+    off = replace(run.members[0], rates=(MemberRate(1, None, 593.0, 593.0, 1300.0),))
+    warning = "the plan's rates were off by more than 20%"
+    outline = Outline(render_page(replace(run, members=(off, run.members[1]), warnings=(warning,))))
+    assert f"{warning}." in outline.texts["p"]
+    assert {"593", "1,300"} <= set(outline.texts["td"])
+
+
+def course(member: str, points: int = 3) -> BalanceCourse:
+    found = tuple(BalancePoint(100.0 + i, (32 + i, 32 - i), 0.3 - 0.01 * i, 0.25) for i in range(points))
+    return BalanceCourse(member, ("n1:0", "<n2>:0"), found, 0.29, 0.58)
+
+
+def test_balanced_batches_are_drawn_beside_t_star(make_run: MakeRun) -> None:
+    run = make_run(("mlp", "cnn"))
+    assert "Balanced batches" not in render_page(run)
+    page = render_page(replace(run, balances=(course("mlp"), course("cnn", 1))))
+    assert "mlp 2.00 (0.29 s instead of 0.58 s), cnn 2.00" in page
+    assert "&lt;n2&gt;:0 · 32 samples at first, 30 at last" in page
+    assert Outline(page).open == []
+
+
+def test_of_many_balanced_members_six_are_drawn(make_run: MakeRun) -> None:
+    page = render_page(replace(make_run(), balances=tuple(course(f"m{i}") for i in range(9))))
+    assert "and 3 more members" in page
+    assert "m5: samples of each worker" in page
+    assert "m6: samples of each worker" not in page
+
+
+def test_stages_of_pipelines_are_drawn_and_their_bytes_listed(make_run: MakeRun) -> None:
+    run = make_run(("mlp", "<cnn>"))
+    assert "Pipelines" not in render_page(run)
+    page = render_page(replace(run, pipelines=(pipeline("mlp"), pipeline("<cnn>", trained=False))))
+    outline = Outline(page)
+    assert outline.figures[2] == "shares of time of mlp, by stage"
+    assert {"forward", "backward", "waiting for waves", "idle"} <= set(outline.texts["li"])
+    assert "n1:0 · waiting for waves 10 %, 1.0 s" in outline.texts["title"]
+    assert "1.1 · n2:1 · layers 3..6" in outline.texts["text"]
+    cells = outline.texts["td"]
+    at = cells.index("2 x 2 stages, 3 in flight, D = 1")
+    assert cells[at + 1 : at + 7] == ["100", "80.0", "n1:1", "80 %", "20 %", "32 %"]
+    assert "no epoch yet" in cells
+    assert cells[cells.index("3.7 KiB") :][:4] == ["3.7 KiB", "5 B", "8 B", "100 B"]
+
+
+def test_a_page_with_pipelines_before_their_first_epoch(make_run: MakeRun) -> None:
+    page = render_page(replace(make_run(), pipelines=(pipeline("mlp", trained=False),)))
+    assert "Stages of pipelines" not in page
+    assert "Bytes between stages" not in page
+    assert "no epoch yet" in Outline(page).texts["td"]
+
+
+def test_of_many_pipelines_six_are_drawn(make_run: MakeRun) -> None:
+    names = tuple(f"m{i}" for i in range(8))
+    page = render_page(replace(make_run(names), pipelines=tuple(map(pipeline, names))))
+    assert "Of 8 members the first 6 are drawn." in page
+    assert page.count("by stage") == 6
+
+
+def test_a_changed_global_batch_stands_with_the_member(make_run: MakeRun) -> None:
+    run = make_run(("mlp",))
+    changed = replace(run.members[0], batch_changes=(BatchChange(5, 32, 64, 2),))
+    cells = Outline(render_page(replace(run, device="gpu", members=(changed,)))).texts["td"]
+    (told,) = [cell for cell in cells if "global batch" in cell]
+    assert " ".join(told.split()).endswith("5 epochs; global batch 32 -> 64 at epoch 5 (2 GPUs)")

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.model.run_status import BatchChange, RunStatus
+from hetctl.reports.summary import (
+    busy_fraction,
+    describe_batches,
+    describe_time,
+    gpus_by_round,
+    prediction_error,
+    ranked,
+)
+
+MakeRun = Callable[..., RunStatus]
+
+
+def test_the_error_is_a_share_of_the_measured_time() -> None:
+    assert prediction_error(120.0, 100.0) == pytest.approx(0.2)
+    assert prediction_error(80.0, 100.0) == pytest.approx(-0.2)
+    assert prediction_error(None, 100.0) is None
+    assert prediction_error(80.0, 0.0) is None
+
+
+def test_a_finished_run_is_judged_and_a_running_one_compared(make_run: MakeRun) -> None:
+    run = make_run()
+    assert describe_time(run) == "measured 5:00 min, predicted 4:39 min (7 % too short)"
+    running = replace(run, state="running", measured_s=139.5)
+    assert describe_time(running) == "2:20 min of 4:39 min predicted (50 %)"
+
+
+def test_gpus_are_idle_between_rounds_but_not_between_jobs(make_run: MakeRun) -> None:
+    run = make_run()
+    assert busy_fraction(run) == pytest.approx(0.8)
+    assert busy_fraction(replace(run, gpus=4)) == pytest.approx(0.4)
+    queued = replace(run.rounds[2], job=1, start_s=1200.0, end_s=1300.0)
+    late = tuple(
+        replace(step, start_s=1200.0, end_s=1280.0) if step.round == 2 else step for step in run.steps
+    )
+    split = replace(run, rounds=(*run.rounds[:2], queued), steps=late)
+    assert busy_fraction(split) == pytest.approx(0.8)
+
+
+def test_a_running_step_is_busy_until_now(make_run: MakeRun) -> None:
+    run = make_run(("mlp",), rounds=1)
+    step = replace(run.steps[0], end_s=None, exit_code=None)
+    open_round = replace(run.rounds[0], end_s=None, ended_by=None)
+    running = replace(run, steps=(step,), rounds=(open_round,), measured_s=50.0)
+    assert busy_fraction(running) == pytest.approx(1.0)
+
+
+def test_nothing_is_busy_before_the_first_round(make_run: MakeRun) -> None:
+    assert busy_fraction(make_run(rounds=0)) is None
+
+
+def test_more_accuracy_is_better_and_less_loss(make_run: MakeRun) -> None:
+    run = make_run(("a", "b", "c"))
+    assert [member.member for member in ranked(run)] == ["c", "b", "a"]
+    lost = replace(
+        run,
+        members=tuple(
+            replace(m, metric="loss", best=best) for m, best in zip(run.members, (0.3, 0.2, 0.4), strict=True)
+        ),
+    )
+    assert [member.member for member in ranked(lost)] == ["b", "a", "c"]
+
+
+def test_nobody_is_best_until_the_direction_is_known(make_run: MakeRun) -> None:
+    run = make_run(("a", "b"))
+    assert ranked(replace(run, history={name: results[-1:] for name, results in run.history.items()})) == []
+
+
+def test_the_last_changes_of_a_global_batch_are_told(make_run: MakeRun) -> None:
+    (member,) = make_run(("a",)).members
+    assert describe_batches(member, "gpu") == ""
+    changes = tuple(BatchChange(number, 32 * number, 1024, number) for number in range(1, 6))
+    once = replace(member, batch_changes=changes[:1])
+    assert describe_batches(once, "gpu") == "global batch 32 -> 1,024 at epoch 1 (1 GPU)"
+    often = describe_batches(replace(member, batch_changes=changes), "slot")
+    assert often.startswith("global batch 96 -> 1,024 at epoch 3 (3 ")
+    assert often.endswith(", after 2 earlier changes")
+
+
+def test_rounds_are_compact() -> None:
+    assert gpus_by_round((1, 0, 2, 2), 15) == "1 · 2 2"
+    assert gpus_by_round(tuple(range(1, 10)), 15) == "… 3 4 5 6 7 8 9"
+    assert gpus_by_round((), 15) == ""
+
+
+@given(st.lists(st.integers(0, 5000)), st.integers(8, 40))
+def test_rounds_never_exceed_their_width(counts: list[int], width: int) -> None:
+    text = gpus_by_round(counts, width)
+    assert len(text) <= width
+    if counts:
+        assert text.split()[-1] == (str(counts[-1]) if counts[-1] else "·")
