@@ -46,6 +46,7 @@ import predictor_bench
 import replay
 import ring_bench
 import round_bench
+import script_bench
 import sharing_bench
 import stage_accuracy_bench
 import stage_memory_bench
@@ -363,6 +364,7 @@ FEEDING: dict[str, Section] = {
     "many": agent_bench.many_table,
     "hop": hop_transfer_bench.table,
     "paced": paced_bench.table,
+    "scripts": script_bench.table,
     "demo": demo_bench.table,
 }
 DECIDING: dict[str, Section] = {
