@@ -104,6 +104,7 @@ def test_status_shows_a_script_within_its_epoch(tmp_path):
     assert "in training" in project.here("status").stdout
     assert project.here("cancel", "--json").code == 0
     assert project.epochs(RUN) == {}
+    wait_for(lambda: not alive(str(project.path)))
 
 
 @pytest.mark.parametrize(("harm", "cause"), [("child", "SIGKILL"), ("rank", "killed by SIGKILL")])
