@@ -39,7 +39,7 @@ def show(run: str | None, best: int, as_json: bool) -> None:
     Example: hetctl search show --best 10
     """
     from hetctl.app.run.search_status import search_status
-    from hetctl.report.search_table import search_table
+    from hetctl.reports.search_table import search_table
 
     found = search_status(this_project(), run)
     if as_json:
