@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError
+from hetctl.runtime.data.disk_array import DiskArray, check_open, is_on_disk
 
 Array = npt.NDArray[Any]
 
@@ -128,6 +129,8 @@ def as_source(value: Any, name: str) -> SampleSource:
     BadInputError
         If it is of no known kind, or empty, or its first sample cannot be used.
     """
+    for part in value if isinstance(value, tuple | list) else ():
+        check_open(part, name)
     adapt = next((adapter for fits, adapter in ADAPTERS if fits(value)), None)
     if adapt is None:
         raise BadInputError(f"input_fn returned {type(value).__name__} for {name}", HINT)
@@ -239,8 +242,15 @@ def _pair(sample: Any, place: str) -> tuple[Array, Array]:
 
 
 def _of_arrays(value: Any, name: str) -> ArraySource:
-    x, y = (np.asarray(part) if isinstance(part, tuple | list) else part for part in value)
+    x, y = (_indexable(part) for part in value)
     return ArraySource(x, y, name)
+
+
+def _indexable(part: Any) -> Any:
+    """Return what can be indexed with an array of integers."""
+    if is_on_disk(part):
+        return DiskArray(part)
+    return np.asarray(part) if isinstance(part, tuple | list) else part
 
 
 def _of_tensorflow(dataset: Any, name: str) -> ArraySource:
@@ -275,12 +285,17 @@ def _is_tensorflow(value: Any) -> bool:
 
 
 def _is_pair(value: Any) -> bool:
-    return isinstance(value, tuple | list) and len(value) == 2 and all(map(_has_length, value))
+    return isinstance(value, tuple | list) and len(value) == 2 and all(map(_has_rows, value))
 
 
 def _is_map(value: Any) -> bool:
     by_key = hasattr(value, "__getitem__") and not isinstance(value, tuple | list | dict | str | bytes)
     return by_key and _has_length(value) and not hasattr(value, "__array__")
+
+
+def _has_rows(value: Any) -> bool:
+    # Arrays of zarr have a shape, but no length.
+    return is_on_disk(value) or _has_length(value)
 
 
 def _has_length(value: Any) -> bool:

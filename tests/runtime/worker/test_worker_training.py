@@ -16,7 +16,7 @@ from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
-from hetctl.runtime.data.sources import as_sources
+from hetctl.runtime.data.sources import as_source, as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.group import SingleRank
@@ -165,6 +165,27 @@ def test_the_last_state_is_saved_whatever_the_interval(tmp_path, stop):
     last.run()
     assert kept_in(last.events) == [(3, 0)] if stop is None else [(2, 7 * 32)]
     assert last.events.kinds()[-2:] == ["checkpoint", "converged" if stop is None else "stopped"]
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_training_from_the_disk_resumes_to_the_sample(tmp_path, framework):
+    """Stopped in the middle of epochs, the weights have the bits of uninterrupted training from memory."""
+    h5py = pytest.importorskip("h5py")
+    whole = trainer(tmp_path / "whole", {}, framework=framework, epochs=2)
+    whole.run()
+    ensemble = Ensemble("tiny", framework, functions_of(framework), (), str(ENSEMBLES))
+    memory, _ = as_sources(load_functions(ensemble).input_fn(None))
+    with h5py.File(tmp_path / "digits.h5", "w") as file:
+        x = file.create_dataset("x", data=memory.x, chunks=(16, 8, 8, 1), compression="gzip")
+        source = as_source((x, file.create_dataset("y", data=memory.y)), "training")
+        for looks in (7, 20, 10**9):
+            part = trainer(tmp_path / "parts", {}, framework=framework, epochs=2, stop=StopAfter(looks))
+            part.training = ArrayLoader(source, Stream(len(source), 32, 5))
+            part.run()
+    (expected, _), (found, _) = weights(tmp_path / "whole"), weights(tmp_path / "parts")
+    assert part.events.kinds()[-1] == "converged"
+    for name, array in expected.items():
+        assert np.array_equal(array, found[name]), name
 
 
 @pytest.mark.parametrize("framework", MODULES)
