@@ -27,6 +27,7 @@ def command(run: str | None, output: Path, as_json: bool) -> None:
     \b
     Example: hetctl report -o report.html
     """
+    from hetctl.app.run.search_status import search_in
     from hetctl.app.run.status import compared_status
     from hetctl.model.serialization import encode
     from hetctl.reports.run_page import render_page
@@ -34,7 +35,7 @@ def command(run: str | None, output: Path, as_json: bool) -> None:
 
     project = this_project()
     status = compared_status(project, run)
-    write_text(output, render_page(status))
+    write_text(output, render_page(status, search_in(project, status)))
     if as_json:
         print_json(
             {"run": status.run, "path": str(output.resolve()), "comparison": encode(status.comparison)}

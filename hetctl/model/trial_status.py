@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -48,6 +49,9 @@ class SearchStatus:
         Reason for which it asks for no more trials; None if it may.
     trials : tuple of TrialStatus
         Trials that it has asked for, the best first.
+    importance : mapping of str to float
+        Shares of the keys of the configs in what makes a trial good, the largest first; empty if there are
+        too few trials, or Optuna is not installed.
     """
 
     run: str
@@ -57,3 +61,16 @@ class SearchStatus:
     most: int
     ended: str | None
     trials: tuple[TrialStatus, ...]
+    importance: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> tuple[TrialStatus, ...]:
+        """Trials that have a finite value of the metric, the best first."""
+        return tuple(trial for trial in self.trials if trial.best is not None and math.isfinite(trial.best))
+
+    @property
+    def varied_keys(self) -> tuple[str, ...]:
+        """Keys that the configs of all measured trials have, with values that differ."""
+        configs = [trial.config for trial in self.measured]
+        shared = [key for key in (configs[0] if configs else ()) if all(key in config for config in configs)]
+        return tuple(key for key in shared if len({repr(config[key]) for config in configs}) > 1)

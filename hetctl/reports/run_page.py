@@ -8,12 +8,14 @@ from markupsafe import Markup
 
 from hetctl.model.pipeline_status import PipelineEpoch, PipelineStatus
 from hetctl.model.run_status import RunStatus
+from hetctl.model.trial_status import SearchStatus
 from hetctl.reports.balance_chart import MOST_COURSES, balance_svg
 from hetctl.reports.curves import BOLD_MEMBERS, accuracy_svg, comparable, learning_svg
 from hetctl.reports.gantt import gantt_svg
 from hetctl.reports.hop_chart import hop_svg
 from hetctl.reports.page import fill
 from hetctl.reports.palette import colours_of
+from hetctl.reports.search_chart import search_svg
 from hetctl.reports.stage_chart import MOST_PIPELINES, PARTS, stage_svg
 from hetctl.reports.summary import (
     STATES,
@@ -114,6 +116,15 @@ hetctl hopper trace writes them to a file.</p>
 <p>A dot ends the curve of a converged member, a cross that of a failed one.{{ faint }}</p>
 <div class="wide">{{ learning }}</div>
 {% call key() %}{% endcall %}
+</section>
+{% endif %}
+
+{% if trials %}
+<section>
+<h2>Trials of the search</h2>
+<p>A line for each trial of {{ search.method }}, from the values of its config to its best
+{{ search.metric }}; the darker, the better. {{ importance }}</p>
+<div class="wide">{{ trials }}</div>
 </section>
 {% endif %}
 
@@ -304,8 +315,8 @@ the member.</p>
 """
 
 
-def render_page(status: RunStatus) -> str:
-    """Return the report of a run; the same status gives the same text."""
+def render_page(status: RunStatus, search: SearchStatus | None = None) -> str:
+    """Return the report of a run, and of its search if it has one; the same values give the same text."""
     colours = colours_of(member.member for member in status.members)
     judged = comparable(status)
     return fill(
@@ -324,6 +335,9 @@ def render_page(status: RunStatus) -> str:
         gantt=Markup(gantt_svg(spans_of(status), colours)) if status.steps else None,
         hopping=_hopping(status, colours),
         learning=Markup(learning_svg(status, colours)) if any(status.history.values()) else None,
+        search=search,
+        trials=_trials(search),
+        importance=_importance(search),
         balance=Markup(balance_svg(status.balances[:MOST_COURSES])) if status.balances else None,
         gains=_gains(status),
         stage_charts=_stage_charts(status),
@@ -331,6 +345,19 @@ def render_page(status: RunStatus) -> str:
         undrawn=_undrawn(status),
         accuracy=Markup(accuracy_svg(judged, colours)) if judged else None,
     )
+
+
+def _trials(search: SearchStatus | None) -> Markup | None:
+    drawn = search_svg(search) if search else None
+    return None if drawn is None else Markup(drawn)
+
+
+def _importance(search: SearchStatus | None) -> str:
+    """Return a sentence about the importance of the keys of the configs."""
+    if search is None or not search.importance:
+        return ""
+    shares = ", ".join(f"{key} {format_percent(share)}" for key, share in search.importance.items())
+    return f"Importance of the keys (PED-ANOVA): {shares}."
 
 
 def _hopping(status: RunStatus, colours: Mapping[str, str]) -> Markup | None:

@@ -9,7 +9,7 @@ from hetctl.model.trial_status import SearchStatus
 from hetctl.reports.status_table import MEMBER_STYLES
 from hetctl.reports.summary import describe_config
 from hetctl.reports.table_style import ruled_table
-from hetctl.reports.units import format_metric, printable
+from hetctl.reports.units import format_metric, format_percent, printable
 
 
 def search_table(search: SearchStatus, most: int) -> RenderableType:
@@ -28,6 +28,9 @@ def search_table(search: SearchStatus, most: int) -> RenderableType:
             Text(printable(trial.parent or "")),
         )
     more = [Text(f"and {rest:,} more trials, which `hetctl search export` has", "dim")] if rest else []
+    if search.importance:
+        shares = ", ".join(f"{key} {format_percent(share)}" for key, share in search.importance.items())
+        more.append(Text(printable(f"importance for {search.metric}: {shares}")))
     return Group(Text(printable(_head(search)), "bold"), table, *more)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.status import run_status
+from hetctl.methods.automl.importance import importance_of
 from hetctl.model.ensemble import StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import Event
@@ -26,14 +28,25 @@ def search_status(project: Project, run: str | None) -> SearchStatus:
         If the run has no search.
     """
     status = run_status(project, run)
-    with project.reading() as catalog:
-        ensemble = record_of(catalog, status.run).spec.ensemble
-    if ensemble.search is None:
+    found = search_in(project, status)
+    if found is None:
         raise BadInputError(
             f"run {status.run} has no search", "its members are those of the ensemble file: `hetctl status`"
         )
+    return found
+
+
+def search_in(project: Project, status: RunStatus) -> SearchStatus | None:
+    """Return the trials of a run with this status; None if it has no search."""
+    with project.reading() as catalog:
+        ensemble = record_of(catalog, status.run).spec.ensemble
+    if ensemble.search is None:
+        return None
     events = events_in(project.home.run(status.run))
-    return _searched(status, ensemble.search, ensemble.member(ensemble.search.members[0]).stop, events)
+    found = _searched(status, ensemble.search, ensemble.member(ensemble.search.members[0]).stop, events)
+    sign = -1.0 if found.mode == "max" else 1.0
+    losses = [(trial.config, sign * (trial.best or 0.0)) for trial in found.measured]
+    return replace(found, importance=importance_of(losses, found.varied_keys))
 
 
 def _searched(status: RunStatus, search: SearchSpec, rule: StopRule, events: list[Event]) -> SearchStatus:

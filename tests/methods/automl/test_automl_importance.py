@@ -1,0 +1,38 @@
+"""Importance of hyper-parameters, of trials whose losses depend on one of them."""
+
+from __future__ import annotations
+
+import random
+
+from hetctl.methods.automl.importance import LEAST_TRIALS, importance_of
+
+
+def trials(count, loss_of):
+    rng = random.Random(1)
+    configs = [
+        {
+            "rate": 10 ** rng.uniform(-4, 0),
+            "units": rng.choice([1, 2, 4]),
+            "kind": rng.choice(["a", "b", None]),
+        }
+        for _ in range(count)
+    ]
+    return [(config, loss_of(config)) for config in configs]
+
+
+def test_the_key_that_decides_comes_first():
+    found = importance_of(trials(64, lambda config: abs(config["rate"] - 0.01)), ("kind", "units", "rate"))
+    assert next(iter(found)) == "rate"
+    assert found["rate"] > 0.7
+    assert abs(sum(found.values()) - 1) < 1e-9
+
+
+def test_a_choice_can_decide():
+    found = importance_of(trials(64, lambda config: config["kind"] != "b"), ("rate", "kind"))
+    assert list(found) == ["kind", "rate"]
+
+
+def test_few_trials_say_nothing():
+    few = trials(LEAST_TRIALS - 1, lambda config: config["rate"])
+    assert importance_of(few, ("rate",)) == {}
+    assert importance_of(trials(20, lambda config: config["rate"]), ()) == {}
