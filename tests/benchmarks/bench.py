@@ -47,6 +47,7 @@ import replay
 import ring_bench
 import round_bench
 import script_bench
+import search_bench
 import sharing_bench
 import stage_accuracy_bench
 import stage_memory_bench
@@ -364,6 +365,7 @@ FEEDING: dict[str, Section] = {
     "many": agent_bench.many_table,
     "hop": hop_transfer_bench.table,
     "paced": paced_bench.table,
+    "search": search_bench.table,
     "scripts": script_bench.table,
     "demo": demo_bench.table,
 }
