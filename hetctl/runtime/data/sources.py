@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.disk_array import DiskArray, check_open, is_on_disk
+from hetctl.runtime.data.named_arrays import NamedArrays, record_of
 
 Array = npt.NDArray[Any]
 
@@ -130,7 +131,8 @@ def as_source(value: Any, name: str) -> SampleSource:
         If it is of no known kind, or empty, or its first sample cannot be used.
     """
     for part in value if isinstance(value, tuple | list) else ():
-        check_open(part, name)
+        for array in part.values() if isinstance(part, Mapping) else (part,):
+            check_open(array, name)
     adapt = next((adapter for fits, adapter in ADAPTERS if fits(value)), None)
     if adapt is None:
         raise BadInputError(f"input_fn returned {type(value).__name__} for {name}", HINT)
@@ -238,12 +240,34 @@ def _pair(sample: Any, place: str) -> tuple[Array, Array]:
     if not isinstance(sample, tuple | list) or len(sample) != 2:
         raise BadInputError(f"{place} is {type(sample).__name__}, not a pair (x, y)")
     x, y = sample
-    return np.asarray(x), np.asarray(y)
+    _check_targets(y, f"y of {place}")
+    return record_of(x, f"x of {place}") if isinstance(x, Mapping) else np.asarray(x), np.asarray(y)
+
+
+def _check_targets(y: Any, place: str) -> None:
+    if isinstance(y, Mapping):
+        raise BadInputError(f"{place} is a mapping", "return one array of targets; only x may be a mapping")
 
 
 def _of_arrays(value: Any, name: str) -> ArraySource:
-    x, y = (_indexable(part) for part in value)
-    return ArraySource(x, y, name)
+    inputs, targets = value
+    _check_targets(targets, f"y of {name}")
+    return ArraySource(_inputs_of(inputs, f"x of {name}"), _indexable(targets), name)
+
+
+def _inputs_of(part: Any, place: str) -> Any:
+    if isinstance(part, Mapping):
+        _check_rows(part, place)
+        return NamedArrays({key: _indexable(array) for key, array in part.items()}, place)
+    return _indexable(part)
+
+
+def _check_rows(arrays: Mapping[Any, Any], place: str) -> None:
+    for key, array in arrays.items():
+        if not _has_rows(array):
+            raise BadInputError(
+                f"{key} of {place} is {type(array).__name__}", "return arrays with a row a sample"
+            )
 
 
 def _indexable(part: Any) -> Any:

@@ -20,8 +20,9 @@ from tensorflow.python.framework.config import disable_op_determinism
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.batches import Batches, TrainingData, pad
+from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.data.named_arrays import fields_of
 from hetctl.runtime.frameworks import GLOO, NCCL, packed_state
 from hetctl.runtime.frameworks.keras_accumulation import KerasAccumulation
 from hetctl.runtime.frameworks.keras_chain import KerasChain
@@ -73,7 +74,7 @@ class KerasNetwork:
         if self._accumulation is not None:
             self._accumulation.begin()
         rows = self._member.rows_trained(self._group.size)
-        data = TrainingData(batches, rows, on_batch=self._noting(batches))
+        data = TrainingData(batches, rows, _fields_of_all, on_batch=self._noting(batches))
         config = dict(self._member.config)
         if self._context is not None:
             self._context.begin(batches.epoch)
@@ -100,9 +101,9 @@ class KerasNetwork:
             tested |= count > 0
             x, y = pad(samples, self._member.rows_evaluated)
             if count:
-                self._test_step(tf.convert_to_tensor(x), tf.convert_to_tensor(y), tf.constant(count))
+                self._test_step(_tensors_of(x), tf.convert_to_tensor(y), tf.constant(count))
             if self._whole and count:
-                outputs = self._predict_step(tf.convert_to_tensor(x), tf.constant(count))
+                outputs = self._predict_step(_tensors_of(x), tf.constant(count))
                 self._whole.add(tf.nest.map_structure(np.asarray, outputs), samples[1][:count])
             elif self._whole:
                 self._whole.skip()
@@ -237,7 +238,7 @@ class KerasNetwork:
         """Set every rank's metrics to those of all samples: their variables are sums, as in Keras' own."""
         if not tested:
             # The first step creates the variables; a rank without samples needs them, too, at zero.
-            self._test_step(*map(tf.convert_to_tensor, samples), tf.constant(1))
+            self._test_step(*map(_tensors_of, samples), tf.constant(1))
             self._model.reset_metrics()
         own = [_raw(variable) for variable in self._model.metrics_variables]
         for variable, total in zip(own, _horovod().grouped_allreduce(own, op=_horovod().Sum), strict=True):
@@ -423,12 +424,26 @@ def make_variables(model: Any, x: Any, y: Any) -> None:
 
     A compiled step that creates variables is traced twice.
     """
-    inputs, targets = tf.convert_to_tensor(x[:1]), tf.convert_to_tensor(y[:1])
+    inputs, targets = _tensors_of(x[:1]), tf.convert_to_tensor(y[:1])
     outputs = model(inputs, training=False)
     model.optimizer.build(model.trainable_variables)
     model.compute_loss(x=inputs, y=targets, y_pred=outputs)
     model.compute_metrics(inputs, targets, outputs)
     model.reset_metrics()
+
+
+def _fields_of_all(arrays: Arrays) -> tuple[Any, ...]:
+    return tuple(map(fields_of, arrays))
+
+
+def _tensors_of(rows: Any) -> Any:
+    """Return an array as a tensor; of records, their fields by name."""
+    return tf.nest.map_structure(tf.convert_to_tensor, fields_of(rows))
+
+
+def _first(values: Any, count: Any) -> Any:
+    """Return the first rows of a tensor, or of each in a mapping."""
+    return tf.nest.map_structure(lambda value: value[:count], values)
 
 
 def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
@@ -444,7 +459,7 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
             outputs = tf.nest.map_structure(
                 lambda output: first_samples(output, rows), model(x, training=True)
             )
-            loss = model.compute_loss(x=x[:rows], y=y[:rows], y_pred=outputs)
+            loss = model.compute_loss(x=_first(x, rows), y=y[:rows], y_pred=outputs)
         variables = model.trainable_variables
         model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
         return loss
@@ -452,7 +467,7 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
     def train_fn(data: Any, _model: Any, _optimizer: Any, _config: dict[str, Any]) -> float:
         losses, sizes = [], []
         for x, y, _ in data.padded():
-            data.loss = step(tf.convert_to_tensor(x), tf.convert_to_tensor(y))
+            data.loss = step(tf.nest.map_structure(tf.convert_to_tensor, x), tf.convert_to_tensor(y))
             # Kept as a tensor: to read its value in each step would wait for the GPU.
             losses.append(data.loss)
             sizes.append(data.counted)
@@ -466,7 +481,7 @@ def _test_step_of(model: Any) -> Any:
 
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
     def step(x: Any, y: Any, count: Any) -> Any:
-        return model.test_step((x[:count], y[:count]))
+        return model.test_step((_first(x, count), y[:count]))
 
     return step
 

@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks.torch_tensors import tensor_of
+from hetctl.runtime.frameworks.torch_tensors import tensors_of
 
 Score = Callable[[Any, Any], Any]
 """A loss or a metric: function of outputs and targets that returns its mean over them."""
@@ -72,7 +72,7 @@ def make_parameters(parts: Parts, sample: Samples, device: torch.device) -> None
     if any(is_lazy(parameter) for parameter in parts.model.parameters()):
         with torch.no_grad():
             # In eval mode, or this sample would enter the running statistics of batch norm.
-            parts.model.eval()(tensor_of(sample[0][:1], device))
+            parts.model.eval()(tensors_of(sample[0][:1], device))
 
 
 def _problems(given: Mapping[Any, Any]) -> Iterator[str]:

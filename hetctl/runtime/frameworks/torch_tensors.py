@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from hetctl.runtime.data.named_arrays import fields_of
 
 
 def present_device() -> torch.device:
@@ -34,20 +36,26 @@ class Uploads:
         self._device = device
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def __call__(self, arrays: Sequence[Any]) -> tuple[torch.Tensor, ...]:
-        """Return the arrays of a batch as tensors on the device."""
+    def __call__(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arrays of a batch as tensors on the device; of records, their fields by name."""
         if self._copies is None:
-            return tuple(tensor_of(values, self._device) for values in arrays)
+            return tuple(tensors_of(values, self._device) for values in arrays)
         # Kept by PyTorch until the copy from it is done, and then used for later batches.
-        locked = [page_locked(values) for values in arrays]
+        locked = [_mapped(page_locked, fields_of(values)) for values in arrays]
         with torch.cuda.stream(self._copies):
-            tensors = tuple(values.to(self._device, non_blocking=True) for values in locked)
+            tensors = _mapped(lambda values: values.to(self._device, non_blocking=True), locked)
         computation = torch.cuda.current_stream(self._device)
         computation.wait_stream(self._copies)
-        for tensor in tensors:
-            # Or its memory would be given to the next batch while this one is still in use.
-            tensor.record_stream(computation)
-        return tensors
+        # Or their memory would be given to the next batch while this one is still in use.
+        _mapped(lambda tensor: tensor.record_stream(computation), tensors)
+        return tuple(tensors)
+
+
+def _mapped(function: Callable[[Any], Any], nest: Any) -> Any:
+    """Apply a function to the leaves of lists and mappings; return the same nest of its results."""
+    if isinstance(nest, dict):
+        return {name: _mapped(function, value) for name, value in nest.items()}
+    return [_mapped(function, value) for value in nest] if isinstance(nest, list) else function(nest)
 
 
 def page_locked(values: Any, *, lock: bool = True) -> torch.Tensor:
@@ -60,6 +68,11 @@ def page_locked(values: Any, *, lock: bool = True) -> torch.Tensor:
     """
     tensor = torch.as_tensor(values)
     return torch.empty(tensor.shape, dtype=_type_of(tensor), pin_memory=lock).copy_(tensor)
+
+
+def tensors_of(values: Any, device: torch.device) -> Any:
+    """Return an array on the device as `tensor_of` does; of records, their fields by name."""
+    return _mapped(lambda array: tensor_of(array, device), fields_of(values))
 
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:

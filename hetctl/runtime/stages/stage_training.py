@@ -9,6 +9,7 @@ from pathlib import Path
 from hetctl.model.errors import BadInputError
 from hetctl.model.pipeline_layout import PipelineLayout
 from hetctl.runtime.data.loaders import Loader
+from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.stages.part_saver import PART, NoSaver, PartSaver
 from hetctl.runtime.stages.pipeline_trainer import PipelineTrainer
@@ -142,6 +143,7 @@ def _loaders(
     training, validation = data.open(place, member, spec.shares[mail.rank])
     stack.enter_context(closing(training))
     stack.enter_context(closing(validation))
+    refuse_named(training.sample[0], "a pipeline")
     for plan in layout.workers[worker][1:]:
         mail.send(plan.rank, SAMPLE, training.sample, samples=training.samples)
     return training, validation

@@ -18,6 +18,7 @@ from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Loader, Samples
+from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.frameworks.stage_network import Chain, StageNetwork, Tensor
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.hardware import gpu_and_driver, reset_peak_memory
@@ -76,6 +77,7 @@ def first_batch(loader: Loader) -> Samples:
     """Return a copy of the first batch of the first epoch: its memory is the loader's."""
     batches = loader.batches(1, 0)
     (x, y), _ = next(batches)
+    refuse_named(x, "a chain of layers")
     copies = np.array(x), np.array(y)
     batches.close()
     return copies
