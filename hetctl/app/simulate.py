@@ -13,6 +13,7 @@ from hetctl.app.plan.gpu_limits import refuse_wide_members
 from hetctl.app.plan.planning import AUTO, check_planner, chosen
 from hetctl.app.profile.known import profiles_at
 from hetctl.app.project import Project
+from hetctl.app.simulated_search import SearchOutcome, SimulatedSearch
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
@@ -91,12 +92,15 @@ class SimulationResult:
         Seconds from the start by member.
     work_errors : mapping
         Median errors of the predicted work by the share of it that was done; empty if it was known.
+    search : SearchOutcome or None
+        Size of the ensemble's search; None if it has none.
     """
 
     simulation: Simulation
     site: str
     arrivals: Mapping[str, float]
     work_errors: Mapping[float, float] = field(default_factory=dict)
+    search: SearchOutcome | None = None
 
 
 def run_simulation(project: Project, request: SimulateRequest) -> SimulationResult:
@@ -117,18 +121,40 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     _refuse_unknown_types(request, profiles.values())
     world = _world(request, per_node, options.seed)
     refuse_wide_members(request.ensemble.members, world.cluster, mix_types=options.mix_types)
-    members = active_workloads(request.ensemble, profiles, {}, sum(request.gpus.values()), per_node)
-    arrivals = _arrivals(_as_restarting(members, request.restart_s), request, options.seed)
+    planned = active_workloads(request.ensemble, profiles, {}, sum(request.gpus.values()), per_node)
+    members = _as_restarting(planned, request.restart_s)
+    arrivals = _arrivals(members, request, options.seed)
     expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals
     choice = chosen(request.planner, expected, replace(world, failures=None), options)
     seen = _sight(arrivals, request, options.seed)
-    result = simulate(choice.planner, arrivals, replace(world, seen=seen), options)
+    search = _search(members, request, options.seed)
+    if search is None:
+        result = simulate(choice.planner, arrivals, replace(world, seen=seen), options)
+    else:
+        arrivals = _beside_search(arrivals, request.ensemble, search)
+        result = simulate(choice.planner, arrivals, world, options, search.after)
     return SimulationResult(
         simulation=replace(result, reason=choice.why),
         site=site,
         arrivals={arrival.workload.name: arrival.at_s for arrival in arrivals},
         work_errors=getattr(seen, "errors", dict)(),
+        search=search.outcome if search else None,
     )
+
+
+def searched(ensemble: Ensemble) -> Ensemble:
+    """Return an ensemble that has a search.
+
+    Raises
+    ------
+    BadInputError
+        If it has none.
+    """
+    if ensemble.search is None:
+        raise BadInputError(
+            f"ensemble {ensemble.name} has no search", "leave out --search, or add one to its file"
+        )
+    return ensemble
 
 
 def trace_of(simulation: Simulation) -> str:
@@ -211,6 +237,36 @@ def _arrivals(members: Sequence[Workload], request: SimulateRequest, seed: int) 
     draw = random.Random(f"{seed}:arrivals")
     gaps = [draw.expovariate(1 / request.arrival_mean_s) for _ in jobs[1:]]
     return [Arrival(job, at_s) for job, at_s in zip(jobs, accumulate(gaps, initial=0.0), strict=False)]
+
+
+def _search(members: Sequence[Workload], request: SimulateRequest, seed: int) -> SimulatedSearch | None:
+    """Return the search of the ensemble; None if it has none.
+
+    Raises
+    ------
+    BadInputError
+        If the request has what does not go with a search.
+    """
+    if request.ensemble.search is None:
+        return None
+    for given, option in (
+        (request.jobs is not None, "--sample-members"),
+        (request.arrival_mean_s is not None, "--arrival-mean"),
+        (request.predicted, "--work predicted"),
+    ):
+        if given:
+            raise BadInputError(
+                f"{option} does not go with the search of {request.ensemble.name}",
+                f"leave out {option}: trials come when the search asks for them",
+            )
+    workloads = {member.name: member for member in members}
+    return SimulatedSearch(request.ensemble, workloads, sum(request.gpus.values()), seed)
+
+
+def _beside_search(arrivals: Sequence[Arrival], ensemble: Ensemble, search: SimulatedSearch) -> list[Arrival]:
+    """Return the members that are no trials, and the first trials."""
+    listed = [arrival for arrival in arrivals if arrival.workload.name not in ensemble.trials]
+    return [*listed, *map(Arrival, search.first())]
 
 
 def _world(request: SimulateRequest, gpus_per_node: int, seed: int) -> Scenario:

@@ -32,6 +32,9 @@ LEAST_MTBF_S = 600
 @click.command("simulate")
 @click.argument("name", required=False)
 @ensemble_option
+@click.option(
+    "--search", "search_file", metavar="FILE", help="Ensemble file with a search: simulate that one."
+)
 @click.option("-s", "--site", metavar="NAME", help="Site of the rates, if they were measured at several.")
 @click.option(
     "--gpus", type=GpusByType(), required=True, help="GPUs of the cluster, such as 80 or v100:40,p100:40."
@@ -103,8 +106,11 @@ def command(
 
     NAME may be left out: then it is the project's ensemble. Seconds are plain numbers, or 90s, 10m, 2h, 30d.
     """
-    if wishes["name"] and "ensemble" in given_options(context):
-        raise click.UsageError("an ensemble is given twice: as NAME and with --ensemble", context)
+    given = {"name", "ensemble", "search_file"}.intersection(given_options(context))
+    if len(given) > 1:
+        raise click.UsageError(
+            "an ensemble is given twice: give one of NAME, --ensemble and --search", context
+        )
     from hetctl.app.simulate import run_simulation
 
     project = this_project()
@@ -118,13 +124,20 @@ def command(
 
 
 def _request(
-    project: Project, name: str | None, ensemble: str | None, sharing: str, work: str, **wishes: Any
+    project: Project,
+    name: str | None,
+    ensemble: str | None,
+    search_file: str | None,
+    sharing: str,
+    work: str,
+    **wishes: Any,
 ) -> SimulateRequest:
-    from hetctl.app.simulate import SimulateRequest
+    from hetctl.app.simulate import SimulateRequest, searched
 
     names = set(SimulateRequest.__dataclass_fields__)
+    found = project.ensemble(search_file or name or ensemble)
     return SimulateRequest(
-        ensemble=project.ensemble(name or ensemble),
+        ensemble=searched(found) if search_file else found,
         lockstep=sharing == "lockstep",
         predicted=work == "predicted",
         options={key: value for key, value in wishes.items() if key not in names and value is not None},
@@ -157,13 +170,17 @@ def _fields(request: SimulateRequest, outcome: SimulationResult) -> dict[str, An
         **fields,
         **{name: getattr(request, name) for name in world},
         "work_errors": encode(outcome.work_errors),
+        "search": encode(outcome.search),
     }
 
 
 def _print(request: SimulateRequest, outcome: SimulationResult, written: list[Path]) -> None:
+    from hetctl.app.simulated_search import describe_search
     from hetctl.reports.simulation_tables import simulation_table
 
     source = f"{request.ensemble.name}, rates of {outcome.site}"
     print_table(simulation_table(outcome.simulation, source, outcome.work_errors))
+    if outcome.search:
+        click.echo(describe_search(outcome.search, outcome.simulation))
     for path in written:
         click.echo(f"wrote {path}")

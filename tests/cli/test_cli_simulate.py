@@ -43,6 +43,42 @@ def profiled(tmp_path):
     return project
 
 
+SEARCH = """\
+name: searched
+command: train {lr}
+samples_per_epoch: 100
+rate_keys: [width]
+search:
+  method: asha
+  trials: 8
+  epochs: 4
+  space: {lr: {log_uniform: [0.001, 0.1]}, width: {choice: [1]}}
+"""
+
+
+def test_a_search_is_priced_before_it_is_run(tmp_path):
+    project = new_project(tmp_path / "project", SEARCH)
+    table = "".join(f"trial-{number:03d},1,10,100\n" for number in range(8))
+    (project.path / "measured.csv").write_text("member,gpus,rate,samples\n" + table)
+    assert project.here("profile", "import", "measured.csv", **LOCAL).code == 0
+    named = simulated(project, "--gpus", "2", "--search", "ensemble.yaml")
+    assert named["search"] == {"method": "asha", "trials": 8, "epochs": 14, "finished": 2}
+    assert {**named, **dict.fromkeys(CLOCKED)} == {
+        **simulated(project, "--gpus", "2"),
+        **dict.fromkeys(CLOCKED),
+    }
+    shown = project.here("simulate", "--gpus", "2")
+    assert "search asha: 8 trials, of which 2 had all epochs; 14 epochs" in shown.stdout
+
+
+def test_what_does_not_go_with_a_search_is_refused(profiled):
+    refused = profiled.here("simulate", "--gpus", "2", "--search", "ensemble.yaml")
+    assert (refused.code, "has no search" in refused.stderr) == (2, True)
+    (profiled.path / "search.yaml").write_text(SEARCH)
+    twice = profiled.here("simulate", "--gpus", "2", "--search", "search.yaml", "--ensemble", "ensemble.yaml")
+    assert (twice.code, "given twice" in twice.stderr) == (2, True)
+
+
 def simulated(project, *arguments):
     done = project.here("simulate", *arguments, "--json")
     assert done.code == 0, done.stdout

@@ -14,6 +14,7 @@ from typing import Any
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.plan import Allocation
+from hetctl.model.workload import Workload
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
 from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.events import (
@@ -26,7 +27,7 @@ from hetctl.scheduling.events import (
     Tick,
 )
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
-from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
+from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario, Successors
 from hetctl.scheduling.simulate.simulated_members import SimulatedMembers
 from hetctl.scheduling.simulate.simulated_step import SimulatedStep, begin_at_pace, lost, paced, stopped
 
@@ -44,8 +45,8 @@ class WorldEvent(IntEnum):
 class Engine:
     """Simulated run at `now` seconds.
 
-    After `run`, `steps` holds every step in the order of their starts, and `planning_s` the seconds that
-    the planner took for each decision.
+    After `run`, `steps` holds every step in the order of their starts, `planning_s` the seconds that the
+    planner took for each decision, and `followed` the members that came after others.
     """
 
     def __init__(
@@ -55,12 +56,14 @@ class Engine:
         scenario: Scenario,
         options: Options,
         note: Note | None = None,
+        successors: Successors | None = None,
     ) -> None:
         self._members = SimulatedMembers(planner, options, scenario.seen)
         self.steps = self._members.steps
         self.planning_s: list[float] = []
         self.now = 0.0
         self._planner, self._scenario, self._options, self._note = planner, scenario, options, note
+        self._successors, self.followed = successors, list[Workload]()
         self._clock = scenario.clock
         self._job = JobOptions(round_overhead_s=scenario.clock.round_overhead_s)
         self._arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
@@ -250,9 +253,19 @@ class Engine:
         self._rounds[step.round_index].discard(index)
         self._touched.add(step.round_index)
         if step.converged:
+            self._follow(step.workload.name)
             return StepEnded(self.now, step.workload.name, ExitReason.FINISHED)
         no_room = why is ExitReason.TOLD and not self._is_leaving(step)
         return StepEnded(self.now, step.workload.name, why, no_room)
+
+    def _follow(self, member: str) -> None:
+        """Let the members that follow one arrive now."""
+        if self._successors is not None:
+            ends = ((step, min(step.end_s, self.now)) for step in self.steps)
+            gpu_s = math.fsum(step.allocation.gpus * (end_s - step.start_s) for step, end_s in ends)
+            for workload in self._successors(member, self.now, gpu_s):
+                self.followed.append(workload)
+                self._arrivals.appendleft(Arrival(workload, self.now))
 
     def _is_leaving(self, step: SimulatedStep) -> bool:
         """Return true if the member in training got a stop command."""

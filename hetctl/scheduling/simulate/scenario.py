@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 
+Successors = Callable[[str, float, float], Iterable[Workload]]
+"""Function from a member that is done, and the seconds and GPU-seconds so far, to the members that follow it.
+
+A member may follow itself, with more work."""
 WorkEstimate = Callable[[Sequence[Workload]], Sequence[Workload]]
 """Function from members with their true work to members as a planner may know them, in the same order."""
 

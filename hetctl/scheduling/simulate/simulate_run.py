@@ -11,14 +11,24 @@ from hetctl.model.simulation import Interval, Simulation
 from hetctl.perf.bounds import makespan_bound, mean_jct_bound
 from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
 from hetctl.scheduling.simulate.engine import Engine
-from hetctl.scheduling.simulate.scenario import Arrival, Scenario
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario, Successors
 from hetctl.scheduling.simulate.simulated_step import SimulatedStep, forecasts
 
 
 def simulate(
-    planner: Planner, arrivals: Sequence[Arrival], scenario: Scenario, options: Options
+    planner: Planner,
+    arrivals: Sequence[Arrival],
+    scenario: Scenario,
+    options: Options,
+    successors: Successors | None = None,
 ) -> Simulation:
     """Simulate a planner on members as they arrive, until all have converged.
+
+    Parameters
+    ----------
+    successors : callable or None
+        A function that gives the members that follow one that is done. The bound holds for any order in which
+        they could have come.
 
     Raises
     ------
@@ -27,9 +37,10 @@ def simulate(
     """
     if scenario.cluster.gpus == 0:
         raise InfeasibleError("the cluster has no GPU", hint="raise --gpus")
-    engine = Engine(planner, arrivals, scenario, options).run()
-    members = forecasts((arrival.workload.name for arrival in arrivals), engine.steps)
+    engine = Engine(planner, arrivals, scenario, options, successors=successors).run()
+    arrivals = [*arrivals, *map(Arrival, engine.followed)]
     arrived_s = {arrival.workload.name: arrival.at_s for arrival in arrivals}
+    members = forecasts(arrived_s, engine.steps)
     makespan_s = max((member.done_s for member in members), default=0.0)
     mean_jct_s = _mean([member.done_s - arrived_s[member.member] for member in members])
     jobs = [(arrival.at_s, arrival.workload) for arrival in arrivals]

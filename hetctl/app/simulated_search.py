@@ -1,0 +1,120 @@
+"""A search under a virtual clock: its trials with their rates, and losses that are drawn at random."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from hetctl.methods.automl.search_run import SearchRun, Spent
+from hetctl.methods.automl.trial_history import Trial
+from hetctl.model.ensemble import Ensemble
+from hetctl.model.errors import BadInputError
+from hetctl.model.simulation import Simulation
+from hetctl.model.workload import Workload
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """Size of a simulated search.
+
+    Parameters
+    ----------
+    epochs : int
+        Epochs of all trials together.
+    finished : int
+        Trials that had all epochs.
+    """
+
+    method: str
+    trials: int
+    epochs: int
+    finished: int
+
+
+def describe_search(search: SearchOutcome, simulation: Simulation) -> str:
+    """Return a sentence about the size of a search, and the GPU time that it takes."""
+    held_s = math.fsum(one.gpus * (one.end_s - one.start_s) for one in simulation.intervals)
+    return (
+        f"search {search.method}: {search.trials:,} trials, of which {search.finished:,} had all epochs; "
+        f"{search.epochs:,} epochs, {held_s / 3600:.3g} GPU-hours. Losses are drawn at random."
+    )
+
+
+class SimulatedSearch:
+    """Trials of an ensemble's search, as they would be asked for.
+
+    The loss of a trial is drawn once and stays the same: the trial that is ahead after one epoch is ahead at
+    the end.
+
+    Parameters
+    ----------
+    workloads : mapping of str to Workload
+        Trials by name, as planned.
+    gpus : int
+        Number of GPUs.
+    seed : int
+        Seed of the losses.
+
+    Raises
+    ------
+    BadInputError
+        If the length of an epoch is not known, or Optuna is needed and missing.
+    """
+
+    def __init__(self, ensemble: Ensemble, workloads: Mapping[str, Workload], gpus: int, seed: int) -> None:
+        search = ensemble.search
+        assert search is not None
+        self._workloads, self._seed = workloads, seed
+        self._numbers = {name: number for number, name in enumerate(search.members)}
+        self._epochs = 0
+        first = ensemble.member(search.members[0])
+        if workloads[first.name].samples_per_epoch is None:
+            raise BadInputError(
+                f"the samples of an epoch of {first.name} are not known, but searches count epochs",
+                "give samples_per_epoch in the ensemble file, or import rates with that column",
+            )
+        self._method, self._last = search.method, search.epochs
+        self._search = SearchRun(search, max(1, gpus // first.min_gpus))
+
+    def first(self) -> list[Workload]:
+        """Return the trials at the start."""
+        return list(self._asked(Spent(0.0, 0.0)))
+
+    def after(self, name: str, now_s: float, gpu_s: float) -> list[Workload]:
+        """Return the trials that are asked for when one has had its epochs.
+
+        Parameters
+        ----------
+        name : str
+            That member; one that is no trial asks for nothing.
+        now_s, gpu_s : float
+            Seconds and GPU-seconds since the start.
+        """
+        if name not in self._numbers:
+            return []
+        number = self._numbers[name]
+        self._search.report(self._search.trials[number], random.Random(f"{self._seed}:{number}").random())
+        return list(self._asked(Spent(gpu_s / 3600, now_s)))
+
+    @property
+    def outcome(self) -> SearchOutcome:
+        """Size of the search so far."""
+        trials = self._search.trials
+        finished = sum(trial.epochs >= self._last for trial in trials)
+        return SearchOutcome(self._method, len(trials), self._epochs, finished)
+
+    def _asked(self, spent: Spent) -> Iterator[Workload]:
+        before = [trial.epochs for trial in self._search.trials]
+        for request in self._search.requests(spent):
+            number = int(request["number"])
+            yield self._workload(self._search.trials[number], before[number] if number < len(before) else 0)
+
+    def _workload(self, trial: Trial, trained: int) -> Workload:
+        """Return a trial with the epochs that it still needs, of which those of its parent are none."""
+        workload = self._workloads[self._search.member_of(trial)]
+        done = max(trained, trial.parent.epochs if trial.parent else 0)
+        self._epochs += trial.epochs - done
+        samples = float((trial.epochs - done) * (workload.samples_per_epoch or 0))
+        return workload.interrupted(samples) if done else workload.with_left(samples)
