@@ -53,7 +53,14 @@ def show(run: str | None, best: int, as_json: bool) -> None:
 @click.option(
     "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="CSV file; default: stdout."
 )
-def export(run: str | None, output: Path | None) -> None:
+@click.option(
+    "--study",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Write a new SQLite database for Optuna instead, which its dashboard opens.",
+)
+@click.pass_context
+def export(context: click.Context, run: str | None, output: Path | None, study: Path | None) -> None:
     """Write all trials of the search of RUN (default: the newest run) as CSV.
 
     \b
@@ -61,6 +68,14 @@ def export(run: str | None, output: Path | None) -> None:
     """
     from hetctl.app.run.search_status import search_status, trials_as_csv
 
+    if output and study:
+        raise click.UsageError("give one of --output and --study", context)
+    if study:
+        from hetctl.app.run.search_study import export_study
+
+        export_study(this_project(), run, study)
+        click.echo(f"wrote {study}")
+        return
     text = trials_as_csv(search_status(this_project(), run))
     if output is None:
         click.echo(text, nl=False)

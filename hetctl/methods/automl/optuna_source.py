@@ -62,7 +62,7 @@ class _Study:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._study = optuna.create_study(sampler=source.new_sampler())
-        self._distributions = {name: _distribution(p) for name, p in source.space.items()}
+        self._distributions = {name: distribution_of(p) for name, p in source.space.items()}
         self._history, self._seen = history, 0
         self._drawn = dict[int, optuna.Trial]()
         self._catch_up()
@@ -102,7 +102,8 @@ class _Study:
             )
 
 
-def _distribution(parameter: Parameter) -> Any:
+def distribution_of(parameter: Parameter) -> Any:
+    """Return a parameter as a distribution of Optuna."""
     from optuna import distributions
 
     if isinstance(parameter, Categorical):

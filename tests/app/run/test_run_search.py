@@ -98,9 +98,22 @@ def test_a_search_drives_a_run_also_if_it_is_killed(method, kills, tmp_path):
     rows = list(csv.DictReader(project.here("search", "export").stdout.splitlines()))
     assert [row["trial"] for row in rows] == [f"trial-{n:03d}" for n in range(len(rows))]
     assert best[0] == min(float(row["best_loss"]) for row in rows)
+    assert study_of(project).best_value == min(
+        float(r["last_loss"]) for r in rows if r["state"] == "converged"
+    )
     assert f"{shown['trials'][0]['member']} " in project.here("search", "show", "--best", "1").stdout
     assert "learning_rate=" in project.here("status").stdout
     MORE.get(method, lambda _: None)(project)
+
+
+def study_of(project):
+    """Export the search as a study of Optuna, once, and open it."""
+    import optuna
+
+    for code in (0, 2):
+        assert project.here("search", "export", "--study", "trials.db").code == code
+    assert [path.name for path in project.path.iterdir() if "trials.db" in path.name] == ["trials.db"]
+    return optuna.load_study(study_name=RUN, storage=f"sqlite:///{project.path}/trials.db")
 
 
 def promoted_trials_go_on(project):

@@ -1,0 +1,45 @@
+"""Studies that Optuna opens, with the trials of any method."""
+
+from __future__ import annotations
+
+import pytest
+
+from hetctl.methods.automl.optuna_study import COMPLETE, FAIL, PRUNED, RUNNING, StudyTrial, write_study
+from hetctl.methods.automl.space import Categorical, NumberRange
+
+optuna = pytest.importorskip("optuna")
+SPACE = {
+    "lr": NumberRange(0.001, 0.1, log=True),
+    "width": Categorical((16, 32)),
+    "depth": NumberRange(1, 4, whole=True),
+}
+FIRST = {"lr": 0.01, "width": 16, "depth": 2, "fixed": 7}
+TRIALS = [
+    StudyTrial(FIRST, {1: 0.9, 2: 0.5}, COMPLETE, {"member": "t-0"}),
+    StudyTrial({"lr": 0.02, "width": 32, "depth": 1}, {1: 0.8}, PRUNED),
+    StudyTrial({"lr": 0.1, "width": 20, "depth": 4}, {}, FAIL),
+    StudyTrial({"lr": 0.05, "width": 32, "depth": 3}, {1: 0.7}, RUNNING),
+]
+
+
+@pytest.fixture
+def storage(tmp_path):
+    return f"sqlite:///{tmp_path}/trials.db"
+
+
+def test_trials_keep_values_states_and_configs(storage):
+    write_study(storage, "run-001", "max", SPACE, TRIALS)
+    study = optuna.load_study(study_name="run-001", storage=storage)
+    assert study.direction.name == "MAXIMIZE"
+    assert [trial.state.name for trial in study.trials] == [COMPLETE, PRUNED, FAIL, RUNNING]
+    assert [trial.intermediate_values for trial in study.trials] == [dict(trial.values) for trial in TRIALS]
+    assert [trial.params["lr"] for trial in study.trials] == [0.01, 0.02, 0.1, 0.05]
+    assert study.trials[0].user_attrs == {"fixed": 7, "member": "t-0"}
+    assert (study.best_value, study.best_params["width"]) == (0.5, 16)
+
+
+def test_choices_that_pbt_has_changed_are_kept(storage):
+    write_study(storage, "run-001", "min", SPACE, TRIALS)
+    study = optuna.load_study(study_name="run-001", storage=storage)
+    assert study.trials[2].params["width"] == 20
+    assert study.trials[2].distributions["width"].choices == (16, 32, 20)
