@@ -21,7 +21,7 @@ def task(tmp_path):
     ensemble = Ensemble("own", COMMAND, Functions("", ""), (MEMBER,), str(tmp_path))
     allocation = Allocation("a", 1, DATA_PARALLEL, 100.0, (Placement("n1", (0,)),))
     (tmp_path / "events").mkdir()
-    spec = TrainingSpec("own-001", 0, ensemble, allocation, str(tmp_path), time.time() + 60, ())
+    spec = TrainingSpec("own-001", "own-001", 0, ensemble, allocation, str(tmp_path), time.time() + 60, ())
     return TaskMessage(RUN_COMMAND, str(tmp_path), "a", spec)
 
 
