@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -84,6 +85,20 @@ def own_variables(member: Member, settings: CommandSettings) -> dict[str, str]:
         **resume,
         **({PROFILE_VARIABLE: "1"} if settings.profiled else {}),
     }
+
+
+def search_path(inherited: Mapping[str, str], python: str) -> dict[str, str]:
+    """Return the folders of programs, of which that of the site's Python is the last.
+
+    ``python`` is found that way where no environment is active and the system has only a ``python3``.
+
+    Parameters
+    ----------
+    python : str
+        Path of the interpreter.
+    """
+    folders = [inherited.get("PATH") or os.defpath, os.path.dirname(python)]
+    return {"PATH": os.pathsep.join(folders)}
 
 
 def rank_variables(rank: int, devices: Sequence[RankDevice], meeting: Meeting) -> dict[str, str]:

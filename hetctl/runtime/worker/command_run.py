@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -22,6 +23,7 @@ from hetctl.runtime.worker.command_environment import (
     horovod_scopes,
     own_variables,
     rank_variables,
+    search_path,
     visible_devices,
 )
 from hetctl.runtime.worker.command_process import CommandProcess
@@ -54,6 +56,7 @@ def command_environment(
     meeting = _meeting(group, devices, keep)
     return {
         **os.environ,
+        **search_path(os.environ, sys.executable),
         **visible_devices(group.rank, devices, os.environ),
         **rank_variables(group.rank, devices, meeting),
         **member.environment,

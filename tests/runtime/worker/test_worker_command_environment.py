@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
+import pytest
+
 from hetctl.runtime.worker.command_environment import (
     Meeting,
     RankDevice,
     horovod_scopes,
     rank_variables,
+    search_path,
     visible_devices,
 )
 
@@ -45,3 +50,11 @@ def test_devices_that_a_batch_system_has_given_are_kept():
 
 def test_slots_see_no_device():
     assert visible_devices(0, (RankDevice("n1", None),), {"CUDA_VISIBLE_DEVICES": "0"}) == {}
+
+
+@pytest.mark.parametrize(
+    ("inherited", "path"),
+    [({"PATH": "/usr/bin:/bin"}, "/usr/bin:/bin:/venv/bin"), ({}, f"{os.defpath}:/venv/bin")],
+)
+def test_the_python_of_the_site_is_found_last(inherited, path):
+    assert search_path(inherited, "/venv/bin/python3.11") == {"PATH": path}
