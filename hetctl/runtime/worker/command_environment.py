@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hetctl.model.ensemble import Member
 from hetctl.model.script_variables import RESUME_VARIABLE
@@ -97,7 +98,7 @@ def search_path(inherited: Mapping[str, str], python: str) -> dict[str, str]:
     python : str
         Path of the interpreter.
     """
-    folders = [inherited.get("PATH") or os.defpath, os.path.dirname(python)]
+    folders = [inherited.get("PATH") or os.defpath, str(Path(python).parent)]
     return {"PATH": os.pathsep.join(folders)}
 
 
