@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,7 +85,10 @@ def project_of(folder: Path, example: str, **harm: str) -> ProjectFolder:
     (folder / "harm").mkdir()
     (folder / "harm/sitecustomize.py").write_text(HARM)
     path = os.pathsep.join([str(folder / "harm"), os.environ.get("PYTHONPATH", "")])
-    environment = {"HETCTL_SITE": "local", "PYTHONPATH": path, "HARMED": EXAMPLES[example].member, **harm}
+    # As in an active virtual environment: commands say `python`.
+    programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = {"HETCTL_SITE": "local", "PYTHONPATH": path, "PATH": programs}
+    environment |= {"HARMED": EXAMPLES[example].member, **harm}
     project = ProjectFolder(folder / "project", environment=environment)
     file, rates = project.path / "ensemble.yaml", project.path / "rates.csv"
     member, both, one, *_ = EXAMPLES[example]
