@@ -15,7 +15,7 @@ WHOLE = "whole"
 """File in a checkpoint that all ranks have written."""
 PREFIX = "eval_"
 TIMES = frozenset({"eval_runtime", "eval_samples_per_second", "eval_steps_per_second"})
-"""What `Trainer` measures of an evaluation beside its metrics."""
+"""Keys of a log entry of `Trainer` that are no metrics of an evaluation."""
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from paced_bench import hetctl
+from stages_bench import SITE
 from tables import Figure, Table
 from textured_digits import HELD_OUT, NETWORKS, TRAINING, VALIDATION
 from visits_bench import running
@@ -38,19 +39,6 @@ SHOWN = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
 """Epochs in the table."""
 LOSS = 0.02
 """Bar of the accuracy that waves may cost, mean of all seeds."""
-SITE = """\
-extends: slurm
-nodes: 4
-gpus_per_node: 2
-cores_per_node: 2
-memory_per_node: 6000MiB
-gpu_memory: 1GB
-links:
-  intra_node: {{bytes_per_s: 2.0e9, scaling: 0.8}}
-  inter_node: {{latency_s: 2.0e-4, bytes_per_s: 1.0e9}}
-queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
-environment: {environment}
-"""
 STYLES: dict[str, dict[str, Any]] = {
     PLAIN: {"color": "lightskyblue", "linewidth": 5},
     "pipelines, D = 0": {"color": "black", "linewidth": 1},

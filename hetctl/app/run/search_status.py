@@ -10,6 +10,7 @@ from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.status import run_status
 from hetctl.methods.automl.importance import importance_of
+from hetctl.methods.automl.search_parts import space_of
 from hetctl.model.ensemble import StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import Event
@@ -46,7 +47,8 @@ def search_in(project: Project, status: RunStatus) -> SearchStatus | None:
     found = _searched(status, ensemble.search, ensemble.member(ensemble.search.members[0]).stop, events)
     sign = -1.0 if found.mode == "max" else 1.0
     losses = [(trial.config, sign * (trial.best or 0.0)) for trial in found.measured]
-    return replace(found, importance=importance_of(losses, found.varied_keys))
+    varied = {key: of for key, of in space_of(ensemble.search).items() if key in found.varied_keys}
+    return replace(found, importance=importance_of(losses, varied))
 
 
 def _searched(status: RunStatus, search: SearchSpec, rule: StopRule, events: list[Event]) -> SearchStatus:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-Measured = tuple[Mapping[str, Any], float]
-"""Config of a trial, with keys that all trials have, and its loss."""
+from hetctl.methods.automl.optuna_study import distributions_of
+from hetctl.methods.automl.space import Space
+from hetctl.methods.automl.trial_history import Config
+
+Measured = tuple[Config, float]
+"""Config of a trial, with all keys of the space, and its loss."""
 LEAST_TRIALS = 8
 """Fewer trials say nothing of importance."""
-LOGARITHMIC_FROM = 30.0
 
 
-def importance_of(trials: Sequence[Measured], keys: Sequence[str]) -> dict[str, float]:
+def importance_of(trials: Sequence[Measured], space: Space) -> dict[str, float]:
     """Return the importance of each key, the largest first; they sum to 1.
 
     They are those of PED-ANOVA (Watanabe et al., 2023), as Optuna computes them: how far the values of each
@@ -22,8 +23,8 @@ def importance_of(trials: Sequence[Measured], keys: Sequence[str]) -> dict[str, 
 
     Parameters
     ----------
-    keys : sequence of str
-        Keys of the configs that differ between trials.
+    space : mapping
+        Parameters whose values differ between trials.
 
     Returns
     -------
@@ -35,27 +36,13 @@ def importance_of(trials: Sequence[Measured], keys: Sequence[str]) -> dict[str, 
         from optuna.importance import PedAnovaImportanceEvaluator
     except ImportError:
         return {}
-    if len(trials) < LEAST_TRIALS or not keys:
+    if len(trials) < LEAST_TRIALS or not space:
         return {}
     optuna.logging.disable_default_handler()
     study = optuna.create_study()
-    spaces = {key: _distribution([config[key] for config, _ in trials]) for key in keys}
+    spaces = distributions_of(space, [config for config, _ in trials])
     for config, loss in trials:
-        params = {key: _param(config[key]) for key in keys}
+        params = {key: config[key] for key in space}
         study.add_trial(optuna.create_trial(params=params, distributions=spaces, value=loss))
     found = optuna.importance.get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
     return {key: float(share) for key, share in found.items()}
-
-
-def _distribution(values: Sequence[Any]) -> Any:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution
-
-    if any(isinstance(_param(value), str) for value in values):
-        return CategoricalDistribution(sorted({_param(value) for value in values}))
-    low, high = float(min(values)), float(max(values))
-    return FloatDistribution(low, high, log=low > 0 and high >= LOGARITHMIC_FROM * low)
-
-
-def _param(value: Any) -> float | str:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    return float(value) if is_number else str(value)

@@ -64,8 +64,7 @@ def write_study(storage: str, name: str, mode: str, space: Space, trials: Sequen
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     direction = optuna.study.StudyDirection[f"{mode}imize".upper()]
     study = optuna.create_study(storage=storage, study_name=name, direction=direction)
-    seen = {key: [trial.config[key] for trial in trials if key in trial.config] for key in space}
-    spaces = {key: distribution_of(_with(parameter, seen[key])) for key, parameter in space.items()}
+    spaces = distributions_of(space, [trial.config for trial in trials])
     for trial in trials:
         others = {key: value for key, value in trial.config.items() if key not in space}
         study.add_trial(
@@ -78,6 +77,14 @@ def write_study(storage: str, name: str, mode: str, space: Space, trials: Sequen
                 user_attrs={**others, **trial.attributes},
             )
         )
+
+
+def distributions_of(space: Space, configs: Sequence[Config]) -> dict[str, Any]:
+    """Return a space as distributions of Optuna that hold the values of these configs."""
+    return {
+        key: distribution_of(_with(parameter, [config[key] for config in configs if key in config]))
+        for key, parameter in space.items()
+    }
 
 
 def _with(parameter: Parameter, seen: Sequence[Any]) -> Parameter:

@@ -5,6 +5,11 @@ from __future__ import annotations
 import random
 
 from hetctl.methods.automl.importance import LEAST_TRIALS, importance_of
+from hetctl.methods.automl.space import Categorical, NumberRange
+
+RATE, UNITS = NumberRange(1e-4, 1.0, log=True), Categorical((1, 2, 4))
+KIND = Categorical(("a", "b", None, 4))
+SPACE = {"kind": KIND, "units": UNITS, "rate": RATE}
 
 
 def trials(count, loss_of):
@@ -13,7 +18,7 @@ def trials(count, loss_of):
         {
             "rate": 10 ** rng.uniform(-4, 0),
             "units": rng.choice([1, 2, 4]),
-            "kind": rng.choice(["a", "b", None]),
+            "kind": rng.choice(KIND.values),
         }
         for _ in range(count)
     ]
@@ -21,18 +26,18 @@ def trials(count, loss_of):
 
 
 def test_the_key_that_decides_comes_first():
-    found = importance_of(trials(64, lambda config: abs(config["rate"] - 0.01)), ("kind", "units", "rate"))
+    found = importance_of(trials(64, lambda config: abs(config["rate"] - 0.01)), SPACE)
     assert next(iter(found)) == "rate"
     assert found["rate"] > 0.7
     assert abs(sum(found.values()) - 1) < 1e-9
 
 
 def test_a_choice_can_decide():
-    found = importance_of(trials(64, lambda config: config["kind"] != "b"), ("rate", "kind"))
+    found = importance_of(trials(64, lambda config: config["kind"] != "b"), {"rate": RATE, "kind": KIND})
     assert list(found) == ["kind", "rate"]
 
 
 def test_few_trials_say_nothing():
     few = trials(LEAST_TRIALS - 1, lambda config: config["rate"])
-    assert importance_of(few, ("rate",)) == {}
-    assert importance_of(trials(20, lambda config: config["rate"]), ()) == {}
+    assert importance_of(few, {"rate": RATE}) == {}
+    assert importance_of(trials(20, lambda config: config["rate"]), {}) == {}
