@@ -154,6 +154,7 @@ def give(request: Request, counts: Mapping[str, int], step: Step) -> Decision:
     """Place members; one that does not fit goes back by as many steps as needed."""
     workloads = [*request.workloads, *(held.workload for held in request.held)]
     least = {workload.name: workload.min_gpus for workload in workloads}
+    holds = {held.workload.name: held.allocation.gpus for held in request.held}
     while True:
         decision, given = place_members(request, counts)
         # A member for which nothing is left waits: it is not among those given.
@@ -162,7 +163,8 @@ def give(request: Request, counts: Mapping[str, int], step: Step) -> Decision:
             for name, gpus in given.items()
             if gpus < counts.get(name, gpus)
         }
-        if all(given[name] == gpus for name, gpus in short.items()):
+        # A member that falls back to what it holds was placed as if it moved: it should keep its GPUs.
+        if all(given[name] == gpus != holds.get(name) for name, gpus in short.items()):
             return decision
         counts = {**counts, **short}
 

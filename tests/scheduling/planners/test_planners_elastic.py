@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.model.plan import DATA_PARALLEL, Allocation
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import planner_named
@@ -147,6 +147,27 @@ def test_an_immediate_second_call_changes_nothing(planner: Planner, request_: Re
         planner_state=decision.planner_state,
     )
     assert planner.decide(again).start == ()
+
+
+@pytest.mark.parametrize("name", ["doubling", "optimus"])
+def test_a_member_that_finds_no_node_to_grow_on_keeps_its_gpu(name: str) -> None:
+    cluster = Cluster.of(4, 2)
+    wide = Workload("m", {1: 1.0, 2: 2.0}, 1000.0)
+    fixed = Workload("fixed", {1: 1.0}, 1000.0)
+    others = [(replace(fixed, name=f"fixed-{node.name}"), node.name, 0, True) for node in cluster.nodes]
+    held = tuple(
+        Held(
+            workload,
+            Allocation(workload.name, 1, DATA_PARALLEL, 1.0, (Placement(node, (gpu,)),)),
+            0.0,
+            is_fixed,
+        )
+        for workload, node, gpu, is_fixed in [*others, (wide, cluster.nodes[0].name, 1, False)]
+    )
+    free = (replace(cluster.nodes[1], gpus=(1,)),)
+    request = Request((), free, cluster.gpus, 0, Options(), held, cluster.nodes, 0.0)
+    decision = planner_named(name).decide(request)
+    assert (decision.start, decision.stop) == ((), ())
 
 
 @pytest.mark.parametrize("name", ["doubling", "optimus"])
