@@ -6,9 +6,12 @@ They need nothing but the standard library, and outside of a run they do nothing
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
+import stat
+import sys
 import time
 from pathlib import Path
 from typing import SupportsFloat
@@ -141,5 +144,30 @@ def _read(descriptor: int) -> bytes:
 
 
 def _descriptor(variable: str) -> int | None:
+    """Return the descriptor in a variable; None if there is none, or if a launcher has closed it."""
     value = os.environ.get(variable, "")
-    return int(value) if value.isdigit() else None
+    if not value.isdigit():
+        return None
+    # Its number may be that of a file of the script's own by now, which a report would overwrite.
+    if _is_pipe(int(value)):
+        return int(value)
+    _warn_of_closed_pipes(variable)
+    return None
+
+
+def _is_pipe(descriptor: int) -> bool:
+    try:
+        return stat.S_ISFIFO(os.fstat(descriptor).st_mode)
+    except OSError:
+        return False
+
+
+@functools.cache
+def _warn_of_closed_pipes(variable: str) -> None:
+    print(
+        f"hetctl: {variable} is closed in this process, by a program between hetctl and the script such as "
+        "torchrun: reports are lost, and stops go unseen. hetctl starts the ranks itself: give the script as "
+        "`command`, without a launcher",
+        file=sys.stderr,
+        flush=True,
+    )

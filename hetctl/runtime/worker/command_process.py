@@ -20,7 +20,7 @@ from hetctl.storage.processes import commands_below, die_with_parent, group_cpu_
 
 KEPT_BYTES = 4096
 """Bytes at the end of the standard error that are kept for the cause of a failure."""
-KEPT_LINES = 3
+KEPT_LINES = 6
 PIPE_BYTES = 2**16
 """Bytes that a pipe holds, as in pipe(7)."""
 LONGEST_CAUSE = 500

@@ -109,6 +109,35 @@ def test_the_functions_do_nothing_outside_of_a_run():
     assert done.stdout == "\n"
 
 
+LAUNCHER = """
+import subprocess, sys
+subprocess.run([sys.executable, *sys.argv[1:]], check=True)
+"""
+REUSED = """
+import hetctl, os, sys
+numbers = [int(os.environ[name]) for name in sys.argv[2:]]
+for number in numbers:
+    os.dup2(os.open(sys.argv[1], os.O_RDWR | os.O_CREAT), number)
+hetctl.report(epoch=1, val_loss=0.5)
+assert not hetctl.should_stop()
+print(os.path.getsize(sys.argv[1]))
+"""
+
+
+def test_a_file_is_kept_that_has_the_number_of_a_closed_pipe(tmp_path):
+    """A launcher such as torchrun closes the pipes of the script that it starts."""
+    ends = dict(zip((PROGRESS_VARIABLE, STOP_VARIABLE), os.pipe(), strict=True))
+    command = [sys.executable, "-c", LAUNCHER, "-c", REUSED, str(tmp_path / "weights"), *ends]
+    environment = os.environ | {name: str(number) for name, number in ends.items()}
+    done = subprocess.run(
+        command, env=environment, pass_fds=tuple(ends.values()), capture_output=True, text=True, check=True
+    )
+    for number in ends.values():
+        os.close(number)
+    assert done.stdout.strip() == "0"
+    assert f"{PROGRESS_VARIABLE} is closed in this process" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
