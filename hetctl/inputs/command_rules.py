@@ -45,7 +45,7 @@ def _problems_of(point: MemberEntry, member: Member) -> Iterator[tuple[Location,
     for name in unknown_placeholders(member.command, member.config):
         likely = suggestion(name, {*member.config, *BUILT_IN})
         yield where, f"the config of {point.name} has no '{name}' for the placeholder {{{name}}}{likely}"
-    for key in ("layers", "global_batch_size", "deterministic"):
+    for key in ("layers", "global_batch_size", "deterministic", "shard"):
         if getattr(member, key):
             yield (*point.where, key), "does not go with members that are commands"
     if member.checkpoint != EVERY_EPOCH:

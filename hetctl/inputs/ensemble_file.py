@@ -17,6 +17,7 @@ from hetctl.inputs.member_problems import batch_problems, gpu_problems
 from hetctl.inputs.placed_partitions import read_partition_table, wrong_source
 from hetctl.inputs.search_entries import SEARCH, as_trials, search_problems, trials_of
 from hetctl.inputs.shape_problems import shape_problems
+from hetctl.inputs.shard_problems import shard_problems
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
 from hetctl.model.balance_settings import BalanceSettings
@@ -52,6 +53,7 @@ def read_ensemble(path: Path) -> Ensemble:
         *_stop_problems(points, members),
         *batch_problems(model, points, members),
         *gpu_problems(model, points, members),
+        *shard_problems(model, points, members),
         *_partition_problems(model),
         *shape_problems(model, points),
     ]

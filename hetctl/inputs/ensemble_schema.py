@@ -183,6 +183,11 @@ class Settings(Strict):
         default=False,
         description="Use deterministic algorithms only, so that training on GPUs is the same each time.",
     )
+    shard: bool = Field(
+        default=False,
+        description="Divide parameters, gradients and optimizer state among a member's GPUs (FSDP of"
+        " PyTorch).",
+    )
     stop: StopModel = Field(
         default_factory=StopModel,
         description="Conditions under which a member has converged. Keys of a member override those of the "

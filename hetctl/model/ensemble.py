@@ -129,6 +129,8 @@ class Member:
         Name of the member whose rates it has; None: those of its own shape.
     deterministic : bool
         Train with deterministic algorithms only.
+    shard : bool
+        Divide parameters, gradients and the state of the optimizer among the ranks.
     command : tuple of str
         Words of the command that trains it, with placeholders; empty: the ensemble's functions do.
     environment : mapping of str to str
@@ -151,6 +153,7 @@ class Member:
     min_gpus: int = 1
     profile_as: str | None = None
     deterministic: bool = False
+    shard: bool = False
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     checkpoint: CheckpointInterval = field(default_factory=CheckpointInterval)
@@ -207,8 +210,9 @@ class Member:
         sizes = [size for size in (self.batch_size, self.global_batch_size) if size is not None]
         command = [self.command, encode(self.environment)] if self.command else []
         algorithms = ["deterministic"] if self.deterministic else []
+        layout = ["shard"] if self.shard else []
         # Sorted keys: reordering the keys of `config` in the file must not make the measured rates stale.
-        text = json.dumps([encode(config), *sizes, *command, *algorithms], sort_keys=True)
+        text = json.dumps([encode(config), *sizes, *command, *algorithms, *layout], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

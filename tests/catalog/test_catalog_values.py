@@ -253,6 +253,7 @@ MEMBERS = st.builds(
     global_batch_size=st.none() | st.integers(1, 4096),
     min_gpus=st.integers(1, 8),
     deterministic=st.booleans(),
+    shard=st.booleans(),
 )
 NUMBERED = itertools.count()
 POINTS = st.builds(

@@ -68,6 +68,7 @@ def test_another_command_has_other_rates(tmp_path):
         ("lr: 1e-3}}", "lr: 1}, layers: l.csv}", ":5: members[0].layers: does not go with"),
         ("lr: 1e-3}}", "lr: 1}, global_batch_size: 8}", "members[0].global_batch_size: does not go"),
         ("lr: 1e-3}}", "lr: 1}, deterministic: true}", "members[0].deterministic: does not go"),
+        ("lr: 1e-3}}", "lr: 1}, shard: true}", "members[0].shard: does not go"),
         ("lr: 1e-3}}", "lr: 1}, checkpoint: {every: 9s}}", ":5: members[0].checkpoint: does not go"),
         ("name: own\n", "name: own\ncheckpoint: {every: 9s}\n", ":2: checkpoint: does not go with"),
         ("{THREADS: 4", "{4x: 4", "environment"),

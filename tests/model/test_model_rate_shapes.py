@@ -79,6 +79,11 @@ def test_deterministic_algorithms_are_another_shape() -> None:
     assert [(shape.member, shape.shared_by) for shape in found] == [("a", ("c",)), ("b", ())]
 
 
+def test_a_network_in_parts_is_another_shape() -> None:
+    found = shapes_of(ensemble(Member("a"), Member("b", shard=True), Member("c", shard=True)))
+    assert [(shape.member, shape.shared_by) for shape in found] == [("a", ()), ("b", ("c",))]
+
+
 def test_a_member_profiled_as_another_is_of_its_shape() -> None:
     found = shapes_of(
         ensemble(

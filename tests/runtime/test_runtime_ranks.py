@@ -78,6 +78,26 @@ def test_whom_a_rank_trained_before_makes_no_difference(tmp_path, framework):
         assert np.array_equal(array, theirs[name]), name
 
 
+def test_ranks_train_one_network_in_parts_after_another(tmp_path):
+    first, last = (
+        replace(member(name, seed=4, max_gpus=2, batch_norm=True), shard=True, min_gpus=2)
+        for name in ("first", "last")
+    )
+    long = real_job(tmp_path / "long", "pytorch", (first, last), slots=2)
+    whole = real_job(tmp_path / "whole", "pytorch", (replace(last, shard=False),), slots=2)
+    for job in (long, whole):
+        assert "ended: finished" in job.drive()
+    losses = [
+        [event.data["metrics"] for event in job.events("epoch", name)]
+        for job, name in ((long, "first"), (long, "last"), (whole, "last"))
+    ]
+    assert losses[0] == losses[1]
+    for ours, theirs in zip(losses[1], losses[2], strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+    names = {path.name for path in checkpoint_folder(long.spec, "last").glob("*.shards")}
+    assert len(names) == 2
+
+
 def test_an_edit_does_not_change_the_members_that_train(tmp_path):
     mine = tmp_path / "mine"
     mine.mkdir()

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 
 from hetctl.app.pipeline.members import MemberLayers, layers_of, memory_in
 from hetctl.app.plan.mode_estimates import PhaseDraft, PlanContext, data_parallel, hops, pipe_of, pipelines
+from hetctl.app.plan.shard_rules import demand_in_parts, refuse_large_parts
 from hetctl.methods.parallelism import (
     Demand,
     HopChoice,
@@ -43,6 +44,7 @@ def plan_modes(question: PlanContext) -> Plan:
     layers = _layers(question)
     room = _room(question)
     demands = _demands(question, layers)
+    refuse_large_parts(question.ensemble, demands, room)
     large = [demand.member for demand in demands if too_large(demand, room)]
     _refuse_without_layers([demand for demand in demands if demand.member in large], layers, room)
     members = _candidates(question, without=large)
@@ -151,6 +153,8 @@ def _layers(question: PlanContext) -> dict[str, MemberLayers]:
             member, question.site, question.world.cluster, question.layers.get(member.name, ())
         )
         for member in question.ensemble.members
+        # A network is divided by one of both.
+        if not member.shard
     }
     return {name: layers for name, layers in found.items() if layers is not None}
 
@@ -168,11 +172,16 @@ def _room(question: PlanContext) -> ModeLimits:
 
 
 def _demands(question: PlanContext, layers: Mapping[str, MemberLayers]) -> list[Demand]:
-    """Return the memory of each member on one GPU: measured, or else the sum over its layers."""
+    """Return the memory that each member needs of a GPU: measured, or else the sum over its layers."""
     measured = {name: profile.peak_memory_bytes for name, profile in question.profiles.items()}
     summed = {name: own.needed_bytes for name, own in layers.items()}
-    names = [member.name for member in question.ensemble.members]
-    return [Demand(name, measured.get(name) or summed.get(name)) for name in names]
+    return [
+        Demand(
+            member.name,
+            demand_in_parts(member, measured.get(member.name) or summed.get(member.name), question.gpus),
+        )
+        for member in question.ensemble.members
+    ]
 
 
 def _refuse_without_layers(large: Iterable[Demand], layers: Collection[str], room: ModeLimits) -> None:

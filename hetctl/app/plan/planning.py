@@ -18,6 +18,7 @@ from hetctl.app.plan.gpu_limits import refuse_wide_members
 from hetctl.app.plan.hop_rules import refuse_hops_by_launch, refuse_without_hops
 from hetctl.app.plan.mode_estimates import PlanContext
 from hetctl.app.plan.multi_mode_plan import plan_hopper, plan_modes, plan_pipelined
+from hetctl.app.plan.shard_rules import refuse_modes_of_sharded
 from hetctl.app.profile.known import member_profiles, predictions_in, warnings_of
 from hetctl.app.profile.layer_profiling import current_layers
 from hetctl.app.project import Project
@@ -187,9 +188,10 @@ def plan_from(
     site, size = request.site, request.size
     refuse_modes_of_commands(request.ensemble, request.mode, request.sharing)
     refuse_modes_of_searches(request.ensemble, request.mode, request.sharing)
+    options = options_from(request.options)
+    refuse_modes_of_sharded(request.ensemble, request.mode, options.balance)
     if request.mode == HOPPER:
         refuse_without_hops(request.ensemble, site, request.sharing)
-    options = options_from(request.options)
     cluster = Cluster.at(site, size.gpus)
     refuse_wide_members(request.ensemble.members, cluster, mix_types=options.mix_types)
     _refuse_too_large(request.ensemble, site)

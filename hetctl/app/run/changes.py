@@ -111,6 +111,7 @@ MEMBER: Mapping[str, ChangeRule] = {
     "seed": _kept("it orders the samples of an epoch"),
     "rescale_learning_rate": _kept("it has trained with it so far"),
     "deterministic": _kept("its rates are those of such algorithms"),
+    "shard": _kept("its checkpoints are divided so, or not"),
     "min_gpus": _may("it goes on from its checkpoint on any number of GPUs"),
     "max_gpus": _may("it goes on from its checkpoint on any number of GPUs"),
     "layers": _may("only pipelines are planned with them"),

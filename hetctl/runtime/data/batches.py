@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.runtime.data.loaders import Batch, Loader, Samples
-from hetctl.runtime.data.sampler import Chunk, Order, micro_batches
+from hetctl.runtime.data.sampler import Chunk, Order, micro_batches, parts_of
 from hetctl.runtime.worker.group import Group
 
 Arrays = tuple[npt.NDArray[Any], ...]
@@ -69,6 +69,8 @@ class Batches:
     most : int or None
         Largest batch: a larger part of a chunk comes as several batches, whose gradients are to be added
         up; None: each part is one batch.
+    in_step : bool
+        Yield as many batches for each chunk on every rank; those without samples have weight 0.
     should_pause : callable
         Function that returns true on rank 0 if this iteration has to end for a checkpoint.
 
@@ -97,6 +99,7 @@ class Batches:
         is_last: bool = True,
         most: int | None = None,
         should_pause: Callable[[], bool] = lambda: False,
+        in_step: bool = False,
     ) -> None:
         self._loader = loader
         self.epoch = epoch
@@ -109,6 +112,7 @@ class Batches:
         self._balancer = balancer
         self._is_last = is_last
         self._most = most
+        self._in_step = in_step
         self.start = start
         self.position = start
         self.trained = 0
@@ -171,12 +175,22 @@ class Batches:
     def _parts(self, samples: Samples, chunk: Chunk) -> Iterator[Samples]:
         """Yield the batches of this rank's part of a chunk; without a share, the example of the loader."""
         (x, y), done = samples, 0
-        sizes = micro_batches(len(chunk.numbers), self._most)
+        sizes = self._sizes(chunk)
         for number, size in enumerate(sizes, start=1):
             self.weight = size / (chunk.stop - chunk.start)
             self.ends_step = number == len(sizes)
-            yield samples if len(sizes) == 1 else (x[done : done + size], y[done : done + size])
+            first = done if size else 0
+            rows = slice(first, first + max(1, size))
+            yield samples if len(sizes) == 1 else (x[rows], y[rows])
             done += size
+
+    def _sizes(self, chunk: Chunk) -> tuple[int, ...]:
+        """Return the sizes of the batches of this rank's part of a chunk."""
+        own = len(chunk.numbers)
+        if not self._in_step:
+            return micro_batches(own, self._most)
+        largest = -(-(chunk.stop - chunk.start) // self._group.size)
+        return parts_of(own, (1,) * len(micro_batches(largest, self._most)))
 
     def _told_to_end(self) -> bool:
         """Return rank 0's decision: ranks that stop at different steps would leave others waiting."""

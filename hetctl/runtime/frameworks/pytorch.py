@@ -6,7 +6,7 @@ import gc
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -49,8 +49,30 @@ CONTEXT, GRADIENTS = "context", "gradients"
 """Names of the state of a ``train_fn``, and of gradients that await the optimizer's next step."""
 
 
+class RankAverage(Protocol):
+    """Average of the gradients of all ranks, such as `Averaging`."""
+
+    @property
+    def timer(self) -> StepTimer | None:
+        """Timer of this rank's steps; None if it cannot be told from those of the others."""
+
+    def expect(self, weight: float, *, ends_step: bool) -> None:
+        """Note the next batch, as in `Averaging`."""
+
+    def release(self) -> None:
+        """Release memory that only further steps need."""
+
+
 class TorchNetwork:
-    """A module with its optimizer on this rank."""
+    """A module with its optimizer on this rank.
+
+    Attributes
+    ----------
+    evaluates_examples : bool
+        True if a rank without samples in a batch of an evaluation has to run the network with the others.
+    """
+
+    evaluates_examples = False
 
     def __init__(
         self, parts: Parts, member: Member, functions: UserFunctions, group: Group, device: torch.device
@@ -79,14 +101,13 @@ class TorchNetwork:
             self._context = TrainingContext(*place, device, parts.scheduler, parts.loss_scale)
             self._optimizer.register_step_post_hook(self._after_step)
         self._rate = RateFactor(self._optimizer)
-        self._averaging: Averaging | None = None
+        self._averaging: RankAverage | None = None
         self._accumulation: Accumulation | None = None
         self.timer: StepTimer | None = None
         if member.micro_batch_size is not None:
-            self._accumulation = Accumulation(self._optimizer, averaged=group.size > 1)
+            self._accumulation = Accumulation(self._optimizer, averaged=group.size > 1 and not member.shard)
         if group.size > 1:
-            make_equal([*self._model.parameters(), *self._model.buffers()])
-            self._averaging = Averaging(self._optimizer, self._accumulation)
+            self._averaging = self._joined()
             self.timer = self._averaging.timer
 
     def train(self, batches: Batches) -> float:
@@ -126,8 +147,9 @@ class TorchNetwork:
         sums = torch.zeros(len(scores) + 1, dtype=torch.float64)
         with torch.no_grad():
             for samples, count in batches:
-                if count:
+                if count or self.evaluates_examples:
                     outputs, y = self._outputs(samples, count)
+                if count:
                     means = [*(float(score(outputs, y)) for score in scores.values()), 1.0]
                     sums += count * torch.tensor(means, dtype=torch.float64)
                 if self._whole and count:
@@ -142,11 +164,14 @@ class TorchNetwork:
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state, each tensor by its name in the module or the optimizer."""
+        return pack(self._state())
+
+    def _state(self) -> dict[str, Any]:
         holders = {name: without_functions(holder.state_dict()) for name, holder in self._holders().items()}
         own = {**holders, "generators": generators(), "learning_rate_factor": self._rate.factor}
         if self._context is not None:
             own |= {CONTEXT: self._context.save(), GRADIENTS: self._gradients()}
-        return pack(own)
+        return own
 
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore all state.
@@ -157,7 +182,7 @@ class TorchNetwork:
             If ``model_fn`` now builds a network with other variables.
         """
         try:
-            state = unpack(arrays)
+            state = self._unpacked(arrays)
             self._rate.factor = state.pop("learning_rate_factor")
             random_states = state.pop("generators")
             context, gradients = state.pop(CONTEXT, None), state.pop(GRADIENTS, {})
@@ -195,6 +220,19 @@ class TorchNetwork:
         """Scale the learning rate of all later steps, also if a scheduler sets it."""
         self._rate.factor *= factor
 
+    def _unpacked(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
+        """Return the state of which these are the arrays."""
+        return unpack(arrays)
+
+    def _joined(self) -> RankAverage:
+        """Begin with equal networks on all ranks; return what averages their gradients."""
+        make_equal([*self._model.parameters(), *self._model.buffers()])
+        return Averaging(self._optimizer, self._accumulation)
+
+    def _weight_in_step(self, batches: Batches) -> float:
+        """Return the weight with which the gradients of a batch are added to those of its step."""
+        return batches.weight
+
     def _after_step(self, *_: Any) -> None:
         self._accumulates = False
 
@@ -213,7 +251,7 @@ class TorchNetwork:
                 self._is_sample[samples:] = 0
                 self._samples = samples
             if self._accumulation is not None:
-                self._accumulation.expect(batches.weight, ends_step=batches.ends_step)
+                self._accumulation.expect(self._weight_in_step(batches), ends_step=batches.ends_step)
             if self._averaging is not None:
                 self._averaging.expect(batches.weight, ends_step=batches.ends_step)
             if self._context is not None:
@@ -300,6 +338,11 @@ class PyTorch:
         _check_loss_scale(parts, member.name, functions.train_fn)
         _check_mode(parts.scheduler, member)
         device = present_device()
+        if member.shard:
+            # Its packages take memory and time, which members without it need not spend.
+            from hetctl.runtime.frameworks.torch_sharded import sharded_network
+
+            return sharded_network(parts, member, functions, group, sample, device)
         make_parameters(parts, sample, device)
         return TorchNetwork(parts, member, functions, group, device)
 

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from hetctl.model.checkpoint_interval import EVERY_EPOCH
@@ -21,9 +20,9 @@ from hetctl.runtime.stages.epoch_part import EpochPart, TrainedPart
 from hetctl.runtime.stages.part_saver import NoSaver, PartSaver
 from hetctl.runtime.stages.stage_worker import PartHooks, StageWorker
 from hetctl.runtime.stages.wave_client import LAYER
-from hetctl.runtime.worker.checkpoint import Loaded, Manifest, Report, TrainingState
+from hetctl.runtime.worker.checkpoint import Loaded, Manifest, Report
 from hetctl.runtime.worker.group import all_gather
-from hetctl.runtime.worker.member_trainer import MemberTrainer
+from hetctl.runtime.worker.member_trainer import MemberTrainer, load_together
 from hetctl.runtime.worker.random_state import random_state
 from hetctl.runtime.worker.step_clock import EpochClock
 from hetctl.runtime.worker.tensorboard import figures_of_stages
@@ -74,11 +73,7 @@ class PipelineTrainer(MemberTrainer):
         def needs(name: str) -> bool:
             return name.startswith(prefixes) or not name.startswith("layer-")
 
-        loaded = self.checkpoints.load(needs=needs)
-        # A stage may find its part damaged: then all use an earlier checkpoint.
-        while len(found := {tuple(order) for order in all_gather(self.group, list(loaded.state.order))}) > 1:
-            loaded = self.checkpoints.load(partial(_is_not_after, min(found)), needs)
-        return loaded
+        return load_together(self.checkpoints, self.group, needs)
 
     def _restore(self) -> None:
         super()._restore()
@@ -223,7 +218,3 @@ class PipelineTrainer(MemberTrainer):
         self.state = replace(self.state, random_state=random_state())
         arrays = {name: tensor.copy() for name, tensor in self.stage.network.save().items()}
         self.saver.save(arrays, self.state, report)
-
-
-def _is_not_after(order: tuple[int, ...], state: TrainingState) -> bool:
-    return state.order <= order

@@ -24,6 +24,8 @@ from hetctl.storage.atomic_io import make_private_folder, write_json
 KEPT = 2
 PART = "{}.part-{:03d}.npz"
 """Name of the file of a stage, from the checkpoint's name and the number of the part."""
+SHARDS = "{}.shards"
+"""Name of the folder of a divided network, from the checkpoint's name."""
 PARENT = "parent.json"
 """Name of the file that says how many epochs of a trial's checkpoint are those of its parent."""
 TENSORBOARD = "events.out.tfevents.*"
@@ -115,9 +117,11 @@ class Manifest:
     file : str
         File of the arrays; for a pipeline the manifest itself.
     bytes : int
-        Size of all arrays.
+        Size of all files.
     parts : tuple of ArrayFile
         Files of the stages of a pipeline; `sha256` is then that of their checksums. Empty for others.
+    shards : tuple of ArrayFile
+        Files of a divided network in the format of PyTorch, beside the arrays. Empty for others.
     """
 
     file: str
@@ -125,11 +129,18 @@ class Manifest:
     sha256: str
     state: TrainingState = field(default_factory=TrainingState)
     parts: tuple[ArrayFile, ...] = ()
+    shards: tuple[ArrayFile, ...] = ()
 
     @property
     def files(self) -> tuple[ArrayFile, ...]:
+        """All files without the manifest."""
+        return (*self.arrays, *self.shards)
+
+    @property
+    def arrays(self) -> tuple[ArrayFile, ...]:
         """Files of the arrays."""
-        return self.parts or (ArrayFile(self.file, self.bytes, self.sha256),)
+        own = self.bytes - sum(shard.bytes for shard in self.shards)
+        return self.parts or (ArrayFile(self.file, own, self.sha256),)
 
 
 Report = Callable[[Manifest, float], None]
@@ -151,7 +162,13 @@ class CheckpointFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def save(self, arrays: Arrays, state: TrainingState, since: int | None = None) -> Manifest:
+    def save(
+        self,
+        arrays: Arrays,
+        state: TrainingState,
+        since: int | None = None,
+        shards: Sequence[ArrayFile] = (),
+    ) -> Manifest:
         """Write a checkpoint and delete all but the last two.
 
         The manifest is written after the arrays are on the disk: a checkpoint without a manifest, or with one
@@ -162,6 +179,8 @@ class CheckpointFolder:
         since : int or None
             Number of a visit; checkpoints with it or later ones are not deleted either. A node that was given
             up may write states of visits that were undone, and others continue from an earlier one.
+        shards : sequence of ArrayFile
+            Files in `shards_of` this state, which are on the disk.
 
         Raises
         ------
@@ -172,7 +191,8 @@ class CheckpointFolder:
         name = _name_of(state)
         file = self.path / f"{name}.npz"
         size, digest = _write_arrays(file, arrays)
-        manifest = Manifest(file.name, size, digest, state)
+        total = size + sum(shard.bytes for shard in shards)
+        manifest = Manifest(file.name, total, digest, state, shards=tuple(shards))
         write_json(self.path / f"{name}.json", encode(manifest))
         self._drop_old(since)
         return manifest
@@ -203,6 +223,10 @@ class CheckpointFolder:
         write_json(self.path / name, encode(manifest))
         self._drop_old(None)
         return manifest
+
+    def shards_of(self, state: TrainingState) -> Path:
+        """Return the folder of a checkpoint's files in the format of PyTorch."""
+        return self.path / SHARDS.format(_name_of(state))
 
     def load(
         self,
@@ -286,6 +310,10 @@ class CheckpointFolder:
             manifest.unlink(missing_ok=True)
             for file in self.path.glob(f"{manifest.stem}.*npz"):
                 file.unlink(missing_ok=True)
+        # Those of processes that were killed, too.
+        for folder in self.path.glob(SHARDS.format("epoch-*") + "*"):
+            if not (self.path / f"{folder.name.split('.')[0]}.json").exists():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 class BackgroundWriter:
@@ -375,6 +403,13 @@ class Saver(BackgroundWriter):
         report(manifest, time.perf_counter() - began)
 
 
+def file_in(root: Path, path: Path, names: Sequence[str]) -> ArrayFile:
+    """Return the description of a file below the folder `root`, with its checksum."""
+    with path.open("rb") as stream:
+        digest = _digest(stream)
+    return ArrayFile(str(path.relative_to(root)), path.stat().st_size, digest, tuple(names))
+
+
 def _name_of(state: TrainingState) -> str:
     epochs, samples, evaluated = state.order
     name = f"epoch-{epochs:05d}-{samples:012d}"
@@ -420,16 +455,24 @@ def _read_files(
     folder: Path, manifest: Manifest, needs: Callable[[str], bool]
 ) -> dict[str, npt.NDArray[Any]]:
     found: dict[str, npt.NDArray[Any]] = {}
-    for part in manifest.files:
+    for part in manifest.arrays:
         if part.has(needs):
             found.update(_read_arrays(folder / part.file, part, needs))
+    for shard in manifest.shards:
+        if shard.has(needs):
+            with (folder / shard.file).open("rb") as stream:
+                _check(stream, shard)
     return found
+
+
+def _check(stream: BinaryIO, file: ArrayFile) -> None:
+    if _digest(stream) != file.sha256:
+        raise ValueError(f"{file.file} does not have the checksum of its manifest")
 
 
 def _read_arrays(file: Path, part: ArrayFile, needs: Callable[[str], bool]) -> dict[str, npt.NDArray[Any]]:
     with file.open("rb") as stream:
-        if _digest(stream) != part.sha256:
-            raise ValueError(f"{file} does not have the checksum of its manifest")
+        _check(stream, part)
         stream.seek(0)
         # A pickle could run any program as this user.
         with np.load(stream, allow_pickle=False) as arrays:

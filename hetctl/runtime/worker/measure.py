@@ -10,6 +10,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 from hetctl.model.ensemble import Member
 from hetctl.model.profile import Hardware, ProfilePoint
@@ -25,6 +26,7 @@ from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
 from hetctl.runtime.worker.member_trainer import check_metrics
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
+from hetctl.runtime.worker.sharded_trainer import DividedNetwork, ShardSaver
 from hetctl.runtime.worker.step_clock import SteadyClock
 from hetctl.storage.profile_request import Measurements, ProfileTarget, read_measurements
 
@@ -92,7 +94,7 @@ def _measure_point(
         samples_per_epoch=measurements.ensemble.samples_per_epoch or built.training.samples,
         startup_s=step_s + built_s + once_s,
         evaluate_s=evaluate_s,
-        checkpoint_s=_checkpoint_seconds(built, scratch),
+        checkpoint_s=_checkpoint_seconds(built, member, scratch),
         save_s=_save_seconds(built, member, context, times.mean_s, scratch) if saves else None,
         peak_memory_bytes=peak_memory(),
         epoch_s=epoch_s,
@@ -116,7 +118,9 @@ def _train_steadily(built: BuiltMember, member: Member, context: WorkerContext) 
         context.sign()
 
     most = member.micro_batch_size
-    batches = Batches(loader, 1, 0, built.group, lambda: clock.done, after_step, most=most)
+    batches = Batches(
+        loader, 1, 0, built.group, lambda: clock.done, after_step, most=most, in_step=member.shard
+    )
     built.network.train(batches)
     return clock
 
@@ -146,6 +150,7 @@ def _epoch_ends(
             lambda: False,
             lambda _position: context.sign(),
             most=member.micro_batch_size,
+            in_step=member.shard,
         )
         built.network.train(batches)
         beyond.append(time.perf_counter() - loader.given_at - left / chunk * step_s)
@@ -156,6 +161,9 @@ def _save_seconds(
     built: BuiltMember, member: Member, context: WorkerContext, step_s: float, folder: Path
 ) -> float:
     """Return the time that training loses by a checkpoint written beside it, in seconds, on average."""
+    if member.shard:
+        # Training waits until it is written.
+        return _checkpoint_seconds(built, member, folder)
     lost = [_save_beside(built, member, context, step_s, folder) for _ in range(SAVES)]
     shutil.rmtree(folder, ignore_errors=True)
     return max(0.0, statistics.fmean(lost))
@@ -248,11 +256,16 @@ def _timed_evaluation(
     return time.perf_counter() - began, metrics
 
 
-def _checkpoint_seconds(built: BuiltMember, folder: Path) -> float:
+def _checkpoint_seconds(built: BuiltMember, member: Member, folder: Path) -> float:
+    checkpoints = CheckpointFolder(folder)
+    began = time.perf_counter()
+    if member.shard:
+        saver = ShardSaver(checkpoints, cast("DividedNetwork", built.network), built.group)
+        saver.save(built.network.save(), TrainingState(), lambda *_: None)
+    elif built.group.rank == 0:
+        checkpoints.save(built.network.save(), TrainingState())
     if built.group.rank != 0:
         return 0.0
-    began = time.perf_counter()
-    CheckpointFolder(folder).save(built.network.save(), TrainingState())
     seconds = time.perf_counter() - began
     shutil.rmtree(folder)
     return seconds

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,7 +25,7 @@ from hetctl.runtime.worker.checkpoint import (
     Report,
     TrainingState,
 )
-from hetctl.runtime.worker.group import Group
+from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.random_state import set_random_state
 from hetctl.runtime.worker.save_clock import SaveClock
@@ -319,6 +320,29 @@ class MemberTrainer:
             sha256=manifest.sha256,
             seconds=seconds,
         )
+
+
+def load_together(checkpoints: CheckpointFolder, group: Group, needs: Callable[[str], bool]) -> Loaded:
+    """Return this rank's arrays of the newest checkpoint that all can read, and all invalid ones.
+
+    Parameters
+    ----------
+    needs : callable
+        Function that returns true for the names of arrays that this rank reads or checks.
+    """
+    loaded, invalid = checkpoints.load(needs=needs), set[str]()
+    while True:
+        gathered = all_gather(group, [list(loaded.state.order), list(loaded.invalid)])
+        invalid.update(name for _, names in gathered for name in names)
+        found = {tuple(order) for order, _ in gathered}
+        if len(found) == 1:
+            return replace(loaded, invalid=tuple(sorted(invalid, reverse=True)))
+        # A rank may find its part damaged: then all use an earlier checkpoint.
+        loaded = checkpoints.load(partial(_is_not_after, min(found)), needs)
+
+
+def _is_not_after(order: tuple[int, ...], state: TrainingState) -> bool:
+    return state.order <= order
 
 
 def check_metrics(metrics: Mapping[str, float], required: str) -> None:

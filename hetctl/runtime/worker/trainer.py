@@ -16,7 +16,7 @@ from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.balancing import BalanceLeader, Balancer
 from hetctl.runtime.worker.checkpoint import Arrays, Report, Saver
-from hetctl.runtime.worker.member_trainer import MemberTrainer
+from hetctl.runtime.worker.member_trainer import CheckpointSaver, MemberTrainer
 from hetctl.runtime.worker.random_state import random_state
 from hetctl.runtime.worker.step_clock import EpochClock
 
@@ -44,7 +44,7 @@ class Trainer(MemberTrainer):
     balancer: Balancer | None = None
     visits: SampleVisits | None = None
 
-    def _new_saver(self) -> Saver:
+    def _new_saver(self) -> CheckpointSaver:
         return Saver(self.checkpoints)
 
     @property
@@ -83,6 +83,7 @@ class Trainer(MemberTrainer):
             self.balancer,
             most=self.member.micro_batch_size,
             should_pause=self._is_pause_due,
+            in_step=self.member.shard,
         )
         with closing(batches):
             while self._train_part(batches):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
@@ -23,9 +24,13 @@ from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
 from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
+from hetctl.runtime.worker.sharded_trainer import ShardedTrainer
 from hetctl.runtime.worker.tensorboard import Board, figures_of_ranks
 from hetctl.runtime.worker.trainer import Trainer
 from hetctl.storage.paths import board_in
+
+TRAINERS: dict[bool, Callable[..., Trainer]] = {False: Trainer, True: ShardedTrainer}
+"""Trainers of members, by whether these are divided among their ranks."""
 
 
 def train(assignment: Assignment, context: WorkerContext) -> None:
@@ -69,7 +74,7 @@ def _run(
         built.training.on_landed = partial(
             _report_migration, events, worker_names(spec), built.training.sample
         )
-    trainer = Trainer(
+    trainer = TRAINERS[member.shard](
         member=member,
         network=built.network,
         training=built.training,

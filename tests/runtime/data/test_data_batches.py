@@ -93,3 +93,22 @@ def test_large_shares_come_in_batches_that_make_one_step(samples, size, chunk, m
     assert sorted(seen) == list(range(samples))
     assert steps == [-(-samples // chunk)] * size
     assert weights == pytest.approx(steps[0])
+
+
+@given(st.integers(1, 200), st.integers(1, 5), st.integers(1, 60), st.integers(1, 20))
+def test_ranks_in_step_have_equally_many_batches(samples, size, chunk, most):
+    x = np.arange(samples)
+    seen, ranks = [], []
+    for number in range(size):
+        stream = Stream(samples, chunk, 1, rank=number, ranks=size)
+        loader = ArrayLoader(ArraySource(x, x, "training"), stream)
+        rank = Batches(loader, 1, 0, Rank(size, number), lambda: False, most=most, in_step=True)
+        ranks.append([])
+        for batch, _ in rank:
+            assert 1 <= len(batch) <= most
+            ranks[-1].append((rank.weight, rank.ends_step))
+            seen += batch.tolist() if rank.weight else []
+    for together in zip(*ranks, strict=True):
+        assert len({ends_step for _, ends_step in together}) == 1
+    assert sorted(seen) == list(range(samples))
+    assert sum(weight for rank in ranks for weight, _ in rank) == pytest.approx(-(-samples // chunk))
