@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
+import signal
 import time
 from contextlib import ExitStack
 
@@ -39,8 +42,17 @@ class EventList(list):
         self.append((kind, data))
 
 
-def train_part(number, folder, framework, functions, member, gpus, batches):
-    """Train as a rank of a group; write the results of the epochs as this rank has them."""
+def train_part(number, folder, framework, functions, member, gpus, batches, kill=None):
+    """Train as a rank of a group; write the results of the epochs as this rank has them.
+
+    The rank is killed after `kill` batches, unless it is None.
+    """
+    done = itertools.count(1)
+
+    def note(*_):
+        if next(done) == kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+
     ensemble = Ensemble("t", framework, functions, (member,), str(ENSEMBLES))
     with ExitStack() as stack:
         place, announce = ranks.place_in(folder, number, gpus)
@@ -49,6 +61,7 @@ def train_part(number, folder, framework, functions, member, gpus, batches):
         trainer = Trainer(
             member, rank.network, rank.training, rank.validation, CheckpointFolder(folder / "checkpoints"),
             rank.group, EventList(), StepLimit(batches), gpus, 1.0, time.time(),
+            note=note,
         )  # fmt: skip
         trainer.run()
         metrics = [epoch.metrics for epoch in trainer.state.epochs]
@@ -58,10 +71,26 @@ def train_part(number, folder, framework, functions, member, gpus, batches):
 
 def train_in_parts(folder, framework, functions, member, gpus, parts):
     """Train with a stop after each of these numbers of batches; return arrays and results of each rank."""
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for batches in parts:
-        for master in folder.glob("master-of-*.json"):
-            master.unlink()
+        _forget_masters(folder)
         ranks.run_ranks(train_part, gpus, folder, folder, framework, functions, member, gpus, batches)
     loaded = CheckpointFolder(folder / "checkpoints").load()
     return loaded.arrays, [json.loads((folder / f"metrics-{n}.json").read_text()) for n in range(gpus)]
+
+
+def kill_in_part(folder, framework, functions, member, gpus, batches):
+    """Train until each rank is killed after so many batches; return the exit codes."""
+    folder.mkdir()
+    how = (folder, framework, functions, member, gpus, TO_THE_END, batches)
+    logs = [folder / f"rank-{number}.log" for number in range(gpus)]
+    processes = [ranks.fork(train_part, number, *how, log=log) for number, log in enumerate(logs)]
+    for process in processes:
+        process.join(ranks.PATIENCE_S)
+    _forget_masters(folder)
+    return [process.exitcode for process in processes]
+
+
+def _forget_masters(folder):
+    for master in folder.glob("master-of-*.json"):
+        master.unlink()

@@ -104,6 +104,16 @@ class LinearNetwork:
         """Restore the weights of another network."""
         self.restore({**arrays, "learning_rate": np.array(self._classifier.learning_rate)})
 
+    def generators(self) -> Any:
+        """Return nothing: it has no random generators."""
+
+    def set_generators(self, states: Any) -> None:
+        """Do nothing: it has no random generators."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the value: it trains on one rank alone."""
+        return [value]
+
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the learning rate."""
         self._classifier.learning_rate *= factor

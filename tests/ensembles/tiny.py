@@ -1,6 +1,7 @@
 """Networks for tests: seconds to build, real data, real convergence."""
 
 import os
+import random
 import signal
 import time
 from functools import partial
@@ -71,6 +72,18 @@ def mixed_train_fn(data, model, optimizer, config, context):
         state["seen"] = state.get("seen", np.zeros(2, int)) + np.array([1, data.samples])
     context.on_epoch_end(lambda: state.setdefault("ended", []).append([context.epoch, context.step]))
     return {"loss": float(np.mean(losses)) if losses else 0.0}
+
+
+def noisy_train_fn(data, model, optimizer, config, context):
+    """A train_fn with noise from Python and NumPy, of which each rank uses other numbers."""
+    losses = []
+    if context.step == 0:
+        draws = [(random.random(), np.random.rand()) for _ in range(context.rank)]
+        assert len(draws) == context.rank
+    for x, y in data:
+        noise = random.random() + np.random.rand(*x.shape)
+        losses.append(float(model.train_on_batch(x + noise.astype(x.dtype), y)[0]))
+    return float(np.mean(losses)) if losses else 0.0
 
 
 def hungry_train_fn(data, model, optimizer, config):

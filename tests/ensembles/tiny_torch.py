@@ -1,6 +1,7 @@
 """The networks of `tiny`, in PyTorch."""
 
 import os
+import random
 import time
 import zlib
 from functools import partial
@@ -118,6 +119,22 @@ def mixed_train_fn(data, model, optimizer, config, context):
         losses.append(loss.item())
         state["seen"] = state.get("seen", np.zeros(2, int)) + np.array([1, data.samples])
     context.on_epoch_end(lambda: state.setdefault("ended", []).append([context.epoch, context.step]))
+    return float(np.mean(losses)) if losses else 0.0
+
+
+def noisy_train_fn(data, model, optimizer, config, context):
+    """A train_fn with noise from all generators, of which each rank uses other numbers."""
+    losses = []
+    if context.step == 0:
+        draws = [(random.random(), np.random.rand(), torch.rand(1)) for _ in range(context.rank)]
+        assert len(draws) == context.rank
+    for x, y in data:
+        noise = random.random() + np.random.rand(*x.shape) + torch.randn_like(x).numpy()
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x + torch.tensor(noise, dtype=x.dtype)), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
     return float(np.mean(losses)) if losses else 0.0
 
 

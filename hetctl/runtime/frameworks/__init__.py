@@ -73,6 +73,18 @@ class TrainableNetwork(Protocol):
         To be called before the network has trained or its learning rate was scaled.
         """
 
+    def generators(self) -> Any:
+        """Return the states of this rank's own random generators, as a JSON value.
+
+        They are those of the framework and its layers; `save` has those of rank 0, too.
+        """
+
+    def set_generators(self, states: Any) -> None:
+        """Set this rank's own generators to states that `generators` returned; called after `restore`."""
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank, on rank 0; all ranks of a group of several call it."""
+
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the learning rate."""
 

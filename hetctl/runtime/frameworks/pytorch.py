@@ -216,6 +216,23 @@ class TorchNetwork:
         if self._parts.scheduler is not None and rates is not None:
             self._parts.scheduler.base_lrs = rates
 
+    def generators(self) -> Any:
+        """Return the states of PyTorch's generators as hexadecimal digits, by device."""
+        return {device: state.numpy().tobytes().hex() for device, state in generators().items()}
+
+    def set_generators(self, states: Any) -> None:
+        """Set PyTorch's generators."""
+        set_generators(
+            {
+                device: torch.frombuffer(bytearray.fromhex(digits), dtype=torch.uint8)
+                for device, digits in states.items()
+            }
+        )
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, on rank 0."""
+        return gather(value)
+
     def scale_learning_rate(self, factor: float) -> None:
         """Scale the learning rate of all later steps, also if a scheduler sets it."""
         self._rate.factor *= factor

@@ -38,6 +38,8 @@ from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
 CONTEXT = "context/"
 """Prefix of the names of the state of a ``train_fn``."""
 RATE_FACTOR = "learning_rate_factor"
+SEED = "seed_generator_state"
+"""Name of the variables of Keras' ``SeedGenerator``."""
 HOST = "localhost"
 
 
@@ -174,9 +176,27 @@ class KerasNetwork:
         if rate is not None:
             self._rate.constant = rate
 
+    def generators(self) -> Any:
+        """Return the states of the layers' generators, in the order of the variables."""
+        return [array_of(variable).tolist() for variable in self._seeds()]
+
+    def set_generators(self, states: Any) -> None:
+        """Assign the states of the layers' generators."""
+        for variable, state in zip(self._seeds(), states, strict=True):
+            variable.assign(state)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks; Horovod has them on every rank."""
+        values: list[Any] = _horovod().allgather_object(value)
+        return values
+
     def scale_learning_rate(self, factor: float) -> None:
         """Scale a constant learning rate, which is a variable, or a schedule."""
         self._rate.scale(factor)
+
+    def _seeds(self) -> list[Any]:
+        """Return the states of the layers' random generators, which are variables."""
+        return [variable for variable in self._model.variables if variable.name == SEED]
 
     def _variables(self) -> list[tuple[str, Any]]:
         owners = {"model": self._model, "optimizer": self._optimizer}

@@ -224,7 +224,7 @@ class MemberTrainer:
             self._adopt_arrays(loaded.arrays)
         else:
             self._restore_arrays(loaded.arrays)
-        set_random_state(self.state.random_state)
+        self._restore_generators(loaded.arrays)
         if self.state.epochs:
             # Its event is lost if the last process was killed between checkpoint and event.
             self.events.write("epoch", **encode(self.state.epochs[-1]))
@@ -235,6 +235,10 @@ class MemberTrainer:
     def _adopt_arrays(self, arrays: Arrays) -> None:
         """Begin with the state of another member; only networks that are trained as a whole can."""
         raise NotImplementedError
+
+    def _restore_generators(self, arrays: Arrays) -> None:  # noqa: ARG002
+        """Set NumPy's and Python's generators; those of the framework are restored with the network."""
+        set_random_state(self.state.random_state)
 
     def _rescale_learning_rate(self) -> None:
         """Rescale by Capes et al., Equation 7: ``lr_new = gpus_new / gpus_last * lr_last``."""

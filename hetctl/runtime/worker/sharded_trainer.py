@@ -23,6 +23,7 @@ from hetctl.runtime.worker.checkpoint import (
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.member_trainer import load_together
 from hetctl.runtime.worker.random_state import random_state
+from hetctl.runtime.worker.rank_generators import gathered_states
 from hetctl.runtime.worker.trainer import Trainer
 
 CHECKED = "shards/{}"
@@ -122,7 +123,8 @@ class ShardedTrainer(Trainer):
 
     def _save(self, report: Report) -> None:
         self.state = replace(self.state, random_state=random_state())
-        self._saver.save(self.network.save(), self.state, report)
+        arrays = self.network.save() | gathered_states(self.network, self.group)
+        self._saver.save(arrays, self.state, report)
 
 
 def checked_by(group: Group) -> Callable[[str], bool]:

@@ -18,6 +18,7 @@ from hetctl.runtime.worker.balancing import BalanceLeader, Balancer
 from hetctl.runtime.worker.checkpoint import Arrays, Report, Saver
 from hetctl.runtime.worker.member_trainer import CheckpointSaver, MemberTrainer
 from hetctl.runtime.worker.random_state import random_state
+from hetctl.runtime.worker.rank_generators import RANKS, gathered_states, restore_own
 from hetctl.runtime.worker.step_clock import EpochClock
 
 MANAGER_STATE = "balance/manager"
@@ -62,6 +63,10 @@ class Trainer(MemberTrainer):
 
     def _adopt_arrays(self, arrays: Arrays) -> None:
         self.network.adopt(own_arrays(arrays))
+
+    def _restore_generators(self, arrays: Arrays) -> None:
+        super()._restore_generators(arrays)
+        restore_own(self.network, self.group.rank, arrays)
 
     def _train_epoch(self) -> bool:
         """Train the rest of the epoch; return false if told to stop before its end."""
@@ -132,10 +137,11 @@ class Trainer(MemberTrainer):
 
     def _save(self, report: Report) -> None:
         self.state = replace(self.state, random_state=random_state())
+        of_ranks = gathered_states(self.network, self.group)
         if self.group.rank != 0:
             # All ranks have the same weights: of GPUs, each would copy them to the node's memory.
             return
-        arrays = self.network.save()
+        arrays = self.network.save() | of_ranks
         if self._balances is not None and (managed := self._balances.state()):
             arrays[MANAGER_STATE] = np.frombuffer(managed, np.uint8)
         if self.visits is not None:
@@ -144,9 +150,9 @@ class Trainer(MemberTrainer):
 
 
 def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return the network's own arrays of a checkpoint, without those of managers, visits and scores."""
+    """Return the network's own arrays of a checkpoint, not those of managers, visits, scores or ranks."""
     return {
         name: array
         for name, array in arrays.items()
-        if name != MANAGER_STATE and not name.startswith((VISITS, SCORES))
+        if name != MANAGER_STATE and not name.startswith((VISITS, SCORES, RANKS))
     }
