@@ -24,6 +24,7 @@ from hetctl.inputs.names import MemberName, SafeName
 from hetctl.inputs.quantities import parse_interval
 from hetctl.inputs.search_keys import METHOD_KEYS
 from hetctl.inputs.validation import Matching, Strict
+from hetctl.methods.automl.asha import VARIANTS
 from hetctl.model.balance_settings import BALANCE_MODES, MANAGERS, PREDICTORS
 from hetctl.model.errors import BadInputError
 from hetctl.model.frameworks import FRAMEWORKS
@@ -450,8 +451,10 @@ class SearchBudgetModel(Strict):
 # A type checker cannot evaluate a Literal that is built from a table.
 if TYPE_CHECKING:
     MethodName = str
+    AshaVariant = str
 else:
     MethodName = Literal[tuple(METHOD_KEYS)]
+    AshaVariant = Literal[tuple(VARIANTS)]
 
 
 class SearchModel(EntrySettings):
@@ -475,6 +478,11 @@ class SearchModel(EntrySettings):
     )
     stop_rate: int | None = Field(
         default=None, ge=0, description="asha: every trial gets min_epochs * eta^stop_rate epochs; null: 0."
+    )
+    variant: AshaVariant | None = Field(
+        default=None,
+        description="asha: trials wait at a rung for their promotion, or go on or end at once;"
+        " null: promotion.",
     )
     every: int | None = Field(
         default=None, ge=1, description="pbt, pruners: epochs between two decisions; null: 1."

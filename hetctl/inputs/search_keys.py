@@ -17,7 +17,9 @@ METHOD_KEYS: Mapping[str, MethodKeys] = {
     "grid": MethodKeys(),
     "random": MethodKeys(frozenset({"trials"})),
     "hyperband": MethodKeys(may=frozenset({"eta", "sampler"})),
-    "asha": MethodKeys(frozenset({"trials"}), frozenset({"min_epochs", "eta", "stop_rate", "sampler"})),
+    "asha": MethodKeys(
+        frozenset({"trials"}), frozenset({"min_epochs", "eta", "stop_rate", "variant", "sampler"})
+    ),
     "pbt": MethodKeys(frozenset({"trials", "mutate"}), frozenset({"every", "sampler"})),
     "optuna": MethodKeys(frozenset({"trials"}), frozenset({"every", "sampler", "pruner"})),
 }

@@ -48,6 +48,7 @@ import ring_bench
 import round_bench
 import script_bench
 import search_bench
+import search_variants
 import sharing_bench
 import stage_accuracy_bench
 import stage_memory_bench
@@ -366,6 +367,7 @@ FEEDING: dict[str, Section] = {
     "hop": hop_transfer_bench.table,
     "paced": paced_bench.table,
     "search": search_bench.table,
+    "variants": search_variants.table,
     "scripts": script_bench.table,
     "demo": demo_bench.table,
 }

@@ -1,10 +1,11 @@
-"""ASHA as a run of hetctl, by Ray Tune and by Optuna with a pool of processes, on eight paced workers.
+"""ASHA in both variants as runs of hetctl, by Ray Tune and by Optuna with a pool of processes.
 
 python tests/benchmarks/search_bench.py [--quick]
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -12,7 +13,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from paced_bench import hetctl
 from search_trainable import loss_after
 from tables import Figure, Table
 
+from hetctl.methods.automl.asha import VARIANTS
 from hetctl.storage.paths import Home
 from hetctl.storage.progress_fold import events_in
 
 HERE = Path(__file__).parent
-TRIALS, WORKERS, SEEDS = 64, 8, 3
+TRIALS, WORKERS, SEEDS = 64, 8, 5
 RUNGS = FIRST, ETA, LAST = 1, 4, 16
 RIVALS = {"ray": "Ray Tune, ASHAScheduler", "optuna": "Optuna, SuccessiveHalvingPruner"}
 NETWORKS = """\
@@ -85,6 +87,7 @@ search:
   epochs: {last}
   min_epochs: {first}
   eta: {eta}
+  variant: {variant}
   seed: {seed}
   batch_size: 8
   max_gpus: 1
@@ -129,23 +132,16 @@ class Search:
 
 
 def table(quick: bool = False) -> Table:
-    """Search with each of the three, for several seeds."""
+    """Search with each of the three, in hetctl with both variants, for several seeds."""
     found = [_searches(seed) for seed in range(1 if quick else SEEDS)]
     rows, figures = [], []
-    for name in ("hetctl", *RIVALS):
-        whole = [_whole(searches[name]) for searches in found]
+    for name in (*VARIANTS, *RIVALS):
+        whole = [whole_of(searches[name]) for searches in found]
         middle = [statistics.median(values) for values in zip(*whole, strict=True)]
-        rows.append((RIVALS.get(name, "hetctl, asha"), *(f"{value:.4g}" for value in middle)))
-    for rival, name in RIVALS.items():
-        pairs = [(searches["hetctl"], searches[rival]) for searches in found]
-        both = [
-            (own.to(max(own.best, other.best)), other.to(max(own.best, other.best))) for own, other in pairs
-        ]
-        for at, what in enumerate(("GPU-seconds", "time")):
-            ratio = statistics.median(own[at] / other[at] for own, other in both)
-            figures.append(Figure(f"{what} to the best loss that both reach, over {name}", ratio, 1.0))
-        ratio = statistics.median(own.best / other.best for own, other in pairs)
-        figures.append(Figure(f"best loss, over {name}", ratio, 1.0))
+        rows.append((RIVALS.get(name, f"hetctl, {name}"), *(f"{value:.4g}" for value in middle)))
+    for variant, rival in itertools.product(VARIANTS, RIVALS):
+        pairs = [(searches[variant], searches[rival]) for searches in found]
+        figures += _figures(f"{variant} over {RIVALS[rival]}", pairs)
     return Table(
         f"ASHA with {TRIALS} trials on {WORKERS} paced workers",
         ("by", "GPU s", "s", "epochs", "best loss"),
@@ -157,7 +153,16 @@ def table(quick: bool = False) -> Table:
     )
 
 
-def _whole(search: Search) -> tuple[float, ...]:
+def _figures(who: str, pairs: Sequence[tuple[Search, Search]]) -> Iterator[Figure]:
+    """Yield the medians of ratios between two searches of each seed."""
+    both = [(own.to(max(own.best, other.best)), other.to(max(own.best, other.best))) for own, other in pairs]
+    for at, what in enumerate(("GPU-seconds", "time")):
+        ratio = statistics.median(own[at] / other[at] for own, other in both)
+        yield Figure(f"{what} to the best loss that both reach, {who}", ratio, 1.0)
+    yield Figure(f"best loss, {who}", statistics.median(own.best / other.best for own, other in pairs), 1.0)
+
+
+def whole_of(search: Search) -> tuple[float, ...]:
     """Return GPU-seconds, seconds, epochs and best loss of a search."""
     began = min(epoch.ended_at - epoch.seconds for epoch in search.epochs)
     gpu_s = sum(epoch.seconds for epoch in search.epochs)
@@ -166,17 +171,19 @@ def _whole(search: Search) -> tuple[float, ...]:
 
 def _searches(seed: int) -> dict[str, Search]:
     with tempfile.TemporaryDirectory() as name:
-        own = _by_hetctl(Path(name), seed)
-        return {"hetctl": own, **{rival: _by_rival(Path(name), rival, own.configs) for rival in RIVALS}}
+        own = {variant: _by_hetctl(Path(name), variant, seed) for variant in VARIANTS}
+        configs, *same = (search.configs for search in own.values())
+        assert all(list(others) == list(configs) for others in same)
+        return {**own, **{rival: _by_rival(Path(name), rival, configs) for rival in RIVALS}}
 
 
-def _by_hetctl(folder: Path, seed: int) -> Search:
-    home = folder / "project"
+def _by_hetctl(folder: Path, variant: str, seed: int) -> Search:
+    home = folder / variant
     (home / "site-configs").mkdir(parents=True)
     (home / "site-configs" / "lab.yaml").write_text(SITE)
     (home / "networks.py").write_text(NETWORKS)
     shutil.copy(HERE / "search_trainable.py", home)
-    text = ENSEMBLE.format(trials=TRIALS, first=FIRST, eta=ETA, last=LAST, seed=seed)
+    text = ENSEMBLE.format(trials=TRIALS, first=FIRST, eta=ETA, last=LAST, variant=variant, seed=seed)
     (home / "ensemble.yaml").write_text(text)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
     environment = {**kept, "HETCTL_SITE": "lab"}

@@ -1,20 +1,30 @@
-"""ASHA: asynchronous successive halving (Li et al., 2020, Algorithm 2)."""
+"""ASHA: asynchronous successive halving (Li et al., 2020, Algorithm 2), and its stopping variant."""
 
 from __future__ import annotations
 
+import math
+from bisect import insort
+from collections import defaultdict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
-from hetctl.methods.automl.trial_history import Trial, TrialHistory
+from hetctl.methods.automl.trial_history import Report, Trial, TrialHistory
 from hetctl.model.errors import BadInputError
+
+PROMOTION, STOPPING = "promotion", "stopping"
+"""Variants: trials pause at a rung until they are among its best, or go on or end as soon as they report."""
 
 
 @dataclass(frozen=True)
 class Asha(Method):
     """Asynchronous promotion: from the highest rung down, else a new trial is begun.
 
-    Failed trials count as the worst of their rung.
+    Failed trials count as the worst of their rung. In the stopping variant, that of Ray Tune and of Optuna
+    (Klein et al., "Model-based Asynchronous Hyperparameter and Neural Architecture Search", 2020), a trial
+    goes on at once if its report is among the best 1/eta of those that its rung has by then, or the best of
+    fewer than eta; otherwise it ends for good.
 
     Parameters
     ----------
@@ -28,6 +38,8 @@ class Asha(Method):
         Reduction factor: the best 1/eta of a rung's reports are promoted.
     stop_rate : int
         s of the paper, the minimum early-stopping rate: every trial gets `min_epochs` * eta^s epochs.
+    variant : str
+        `PROMOTION` or `STOPPING`.
     """
 
     trials: int
@@ -35,11 +47,14 @@ class Asha(Method):
     min_epochs: int = 1
     eta: int = 4
     stop_rate: int = 0
+    variant: str = PROMOTION
 
     def __post_init__(self) -> None:
         at_least(1, trials=self.trials, min_epochs=self.min_epochs)
         at_least(2, eta=self.eta)
         at_least(0, stop_rate=self.stop_rate)
+        if self.variant not in VARIANTS:
+            raise BadInputError(f"variant is {self.variant}, but must be one of {', '.join(VARIANTS)}")
         first = self.min_epochs * self.eta**self.stop_rate
         if self.max_epochs < first:
             raise BadInputError(f"max_epochs is {self.max_epochs}, but the first rung has {first}")
@@ -70,10 +85,10 @@ class Asha(Method):
 
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
         """Return the next trial, as ``get_job`` of Algorithm 2."""
-        promoted = self._promoted(history)
-        if promoted is None and len(history.trials) < self.trials:
+        again = VARIANTS[self.variant](self, history)
+        if again is None and len(history.trials) < self.trials:
             return NewTrial(self.epochs[0])
-        return promoted
+        return again
 
     def _promoted(self, history: TrialHistory) -> Trial | None:
         """Return the best trial to promote in the highest rung that has one; None if no rung has any."""
@@ -84,3 +99,25 @@ class Asha(Method):
                 if number not in history.rung(more):
                     return replace(history.trials[number], epochs=more)
         return None
+
+    def _going_on(self, history: TrialHistory) -> Trial | None:
+        """Return the first trial that goes on after its report, and was not asked for since."""
+        more = dict(pairwise(self.epochs))
+        losses: dict[int, list[float]] = defaultdict(list)
+        for report in history.events:
+            if not isinstance(report, Report):
+                continue
+            loss, rung = math.inf if report.loss is None else report.loss, losses[report.epochs]
+            insort(rung, loss)
+            is_good = loss < math.inf and loss <= rung[max(1, len(rung) // self.eta) - 1]
+            epochs = more.get(report.epochs)
+            if is_good and epochs is not None and report.trial not in history.rung(epochs):
+                return replace(history.trials[report.trial], epochs=epochs)
+        return None
+
+
+VARIANTS: Mapping[str, Callable[[Asha, TrialHistory], Trial | None]] = {
+    PROMOTION: Asha._promoted,
+    STOPPING: Asha._going_on,
+}
+"""Choice of a trial that is to go on, by variant."""

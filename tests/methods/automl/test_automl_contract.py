@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.automl.asha import Asha
+from hetctl.methods.automl.asha import STOPPING, Asha
 from hetctl.methods.automl.hyperband import Hyperband
 from hetctl.methods.automl.one_shot import OneShot
 from hetctl.methods.automl.optuna_source import OptunaSource
@@ -59,6 +59,10 @@ def asha(seed: int = 0, state: Any = None) -> Procedure:
     return Procedure(Asha(20, 9, eta=3), RandomSource(SPACE, seed), state)
 
 
+def stopping_asha(seed: int = 0, state: Any = None) -> Procedure:
+    return Procedure(Asha(20, 9, eta=3, variant=STOPPING), RandomSource(SPACE, seed), state)
+
+
 def pbt(seed: int = 0, state: Any = None) -> Procedure:
     return Procedure(Pbt(12, 4, 5, MUTATIONS, seed), GridSource(GRID), state)
 
@@ -82,6 +86,7 @@ BARRIERS: dict[str, Begin] = {
 """Procedures whose requests do not depend on the order of reports."""
 OTHERS: dict[str, Begin] = {
     "asha": asha,
+    "asha-stopping": stopping_asha,
     "optuna": optuna,
     "optuna-asha": optuna_asha,
     "optuna-random": partial(optuna, sampler="RandomSampler"),
@@ -92,7 +97,7 @@ seeds = given(seed=st.integers(0, 2**32))
 
 
 def examples(begin: Begin, most: int = 10) -> settings:
-    quick = begin in BARRIERS.values() or begin is asha
+    quick = begin in (*BARRIERS.values(), asha, stopping_asha)
     return settings(max_examples=most if quick else 2, deadline=None)
 
 

@@ -6,10 +6,10 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.automl.asha import Asha
+from hetctl.methods.automl.asha import STOPPING, Asha
 from hetctl.methods.automl.hyperband import Hyperband
 from hetctl.methods.automl.plain_sources import RandomSource
 from hetctl.methods.automl.procedure import Method, Procedure
@@ -113,6 +113,43 @@ def test_asha_ends_with_the_best_of_each_rung_promoted(
         assert set(best) <= upper <= lower
 
 
+@settings(max_examples=20, deadline=None)
+@given(trials=st.integers(1, 40), most=st.integers(1, 30), eta=st.integers(2, 4), rate=st.integers(0, 1))
+def test_the_stopping_variant_ends_the_trials_that_optuna_ends(
+    trials: int, most: int, eta: int, rate: int
+) -> None:
+    assume(most >= eta**rate)
+    optuna = pytest.importorskip("optuna")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    pruner = optuna.pruners.SuccessiveHalvingPruner(
+        min_resource=1, reduction_factor=eta, min_early_stopping_rate=rate
+    )
+    study, trained = optuna.create_study(pruner=pruner), list[int]()
+    method = Asha(trials, most, eta=eta, stop_rate=rate, variant=STOPPING)
+    for number in range(trials):
+        trial = study.ask()
+        for epochs in range(1, method.epochs[-1] + 1):
+            trial.report(loss(number, epochs), epochs)
+            if epochs == method.epochs[-1] or trial.should_prune():
+                break
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+        trained.append(epochs)
+    last = {trial.number: trial.epochs for trial in one_by_one(method)}
+    assert [last[number] for number in range(trials)] == trained
+
+
+def test_a_stopping_trial_goes_on_at_once_or_never() -> None:
+    procedure = Procedure(Asha(9, 9, eta=3, variant=STOPPING), SOURCE)
+    procedure.ask(4)
+    for number, lost in enumerate((0.5, 0.6, 0.4)):
+        procedure.tell(Report(number, 1, lost))
+    # The first was the best of one, and the third is that of three; the second never was.
+    assert [(trial.number, trial.epochs) for trial in procedure.ask(3)] == [(0, 3), (2, 3), (4, 1)]
+    procedure.tell(Report(3, 1, None))
+    procedure.tell(Report(0, 3, 0.9))
+    assert [(trial.number, trial.epochs) for trial in procedure.ask(2)] == [(0, 9), (5, 1)]
+
+
 def test_the_stop_rate_gives_every_trial_more_epochs() -> None:
     assert Asha(1, 256, min_epochs=1, stop_rate=0).epochs == (1, 4, 16, 64, 256)
     assert Asha(1, 256, min_epochs=1, stop_rate=2).epochs == (16, 64, 256)
@@ -127,6 +164,7 @@ def test_the_stop_rate_gives_every_trial_more_epochs() -> None:
         (lambda: Asha(9, 9, eta=1), "eta is 1"),
         (lambda: Asha(9, 9, stop_rate=-1), "stop_rate is -1"),
         (lambda: Asha(9, 9, min_epochs=10), "first rung has 10"),
+        (lambda: Asha(9, 9, variant="pausing"), "variant is pausing, but must be one of promotion, stopping"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: object, rule: str) -> None:
