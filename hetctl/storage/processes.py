@@ -52,8 +52,8 @@ class Process:
             reused = int(_stat(self.pid)[19]) != self.started
         except OSError:
             reused = False
-        # fields[2] is the process group: its leader may be gone while others of the group run.
-        return not reused and any(int(fields[2]) == self.pid for _, fields in _running())
+        # Its leader may be gone while others of the group run.
+        return not reused and any(True for _ in _running(self.pid))
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def die_with_parent(number: signal.Signals) -> Callable[[], None]:
 def group_cpu_seconds(group: int) -> float:
     """Return the CPU time of the processes of a group and of their children that have ended, in seconds."""
     # Fields 14 to 17 of /proc/PID/stat.
-    ticks = sum(sum(map(int, fields[11:15])) for _, fields in _running() if int(fields[2]) == group)
+    ticks = sum(sum(map(int, fields[11:15])) for _, fields in _running(group))
     return ticks / os.sysconf("SC_CLK_TCK")
 
 
@@ -127,10 +127,14 @@ def _is_hidden(pid: int) -> bool:
     return False
 
 
-def _running() -> Iterator[tuple[int, list[str]]]:
+def _running(group: int | None = None) -> Iterator[tuple[int, list[str]]]:
+    """Yield the processes that run, of a process group or all, with their fields as of `_stat`."""
     for name in os.listdir("/proc"):  # noqa: PTH208 - of these files only the names are needed
         if name.isdigit():
             try:
+                # A file takes 10 us; ranks look every two seconds, and a node may have thousands.
+                if group is not None and os.getpgid(int(name)) != group:
+                    continue
                 fields = _stat(int(name))
             except OSError:
                 continue

@@ -27,18 +27,20 @@ SCRIPT = Path(__file__).with_name("script_job.py")
 LEAST_RATE = 0.99
 NOTE = """
 PyTorch's DistributedDataParallel over gloo on one slot, a perceptron of 0.5 million weights, one thread, a
-report after every step, which does nothing under torchrun. {rounds} rounds, each with both, now one first and
-now the other; the figures are medians of the ratios within a round. Both scripts run on the same core. The
-start of a member is that of its batch job's script, before the driver; that of the other one the start of
-torchrun. At the end {load:.1f} processes wanted the {cores} cores of the machine, in the mean of a minute.
+report after every step, which does nothing under torchrun. {rounds} rounds, each with both, now one first
+and now the other; the figures are medians of the ratios within a round. Both scripts run on the same core.
+The start of a member is that of its batch job's script, before the driver; that of the other one the start
+of torchrun. CPU time is that of the script's process. At the end {load:.1f} processes wanted the {cores}
+cores of the machine, in the mean of a minute.
 """
 
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """Rate in samples/s, seconds from the start to the end of the first step, and the script's cores."""
+    """Rate in samples/s, samples by second of the script's CPU time, seconds to the first step, and cores."""
 
     rate: float
+    cpu_rate: float
     start_s: float
     cores: tuple[int, ...]
 
@@ -50,24 +52,27 @@ def table(quick: bool = False) -> Table:
     cores = _round(False, ())[0].cores
     rounds = [_round(number % 2 == 1, cores) for number in range(count)]
     rates = statistics.median(theirs.rate / ours.rate for ours, theirs in rounds)
+    cpu_rates = statistics.median(theirs.cpu_rate / ours.cpu_rate for ours, theirs in rounds)
     starts = statistics.median(ours.start_s / theirs.start_s for ours, theirs in rounds)
     ours, theirs = zip(*rounds, strict=True)
     note = NOTE.format(rounds=count, load=os.getloadavg()[0], cores=os.cpu_count())
     return Table(
         "A script as a member, and under torchrun",
-        ("", "samples/s", "start to first step, s"),
+        ("", "samples/s", "samples/CPU s", "start to first step, s"),
         (_row("member", ours), _row("torchrun", theirs)),
         (
             Figure("samples/s of torchrun over those of the member", rates, 1 / LEAST_RATE),
+            Figure("samples/CPU s of torchrun over those of the member", cpu_rates, 1 / LEAST_RATE),
             Figure("start to first step of the member over that of torchrun", starts, 1.0),
         ),
         note.replace("\n", " ").strip(),
     )
 
 
-def _row(name: str, runs: Sequence[ScriptRun]) -> tuple[str, str, str]:
-    rate, start_s = (statistics.median(getattr(run, key) for run in runs) for key in ("rate", "start_s"))
-    return name, f"{rate:.0f}", f"{start_s:.2f}"
+def _row(name: str, runs: Sequence[ScriptRun]) -> tuple[str, ...]:
+    keys = ("rate", "cpu_rate", "start_s")
+    rate, cpu_rate, start_s = (statistics.median(getattr(run, key) for run in runs) for key in keys)
+    return name, f"{rate:.0f}", f"{cpu_rate:.0f}", f"{start_s:.2f}"
 
 
 def _round(torchrun_first: bool, cores: Sequence[int]) -> tuple[ScriptRun, ScriptRun]:
@@ -116,7 +121,7 @@ def _torchrun(folder: Path, cores: Sequence[int]) -> ScriptRun:
 
 def _read(path: Path, began: float) -> ScriptRun:
     found = json.loads(path.read_text())
-    return ScriptRun(found["rate"], found["first"] - began, tuple(found["cores"]))
+    return ScriptRun(found["rate"], found["cpu_rate"], found["first"] - began, tuple(found["cores"]))
 
 
 def _free() -> dict[str, str]:

@@ -27,7 +27,7 @@ layers = torch.nn.Sequential(
 model = torch.nn.parallel.DistributedDataParallel(layers)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 x, y = torch.randn(BATCH, WIDTH), torch.randn(BATCH, 1)
-first = began = 0.0
+first = began = cpu_began = 0.0
 for step in range(1, STEPS + 1):
     optimizer.zero_grad()
     loss = torch.nn.functional.mse_loss(model(x), y)
@@ -35,14 +35,15 @@ for step in range(1, STEPS + 1):
     optimizer.step()
     first = first or time.time()
     if step == WARM_UP:
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
     hetctl.report(epoch=1, finished=False, samples=step * BATCH, loss=loss)
-seconds = time.perf_counter() - began
+seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
 Path(sys.argv[1]).write_text(
     json.dumps(
         {
             "first": first,
             "rate": (STEPS - WARM_UP) * BATCH / seconds,
+            "cpu_rate": (STEPS - WARM_UP) * BATCH / cpu_seconds,
             "cores": sorted(os.sched_getaffinity(0)),
         }
     )

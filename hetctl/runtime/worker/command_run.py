@@ -26,14 +26,15 @@ from hetctl.runtime.worker.command_environment import (
     search_path,
     visible_devices,
 )
-from hetctl.runtime.worker.command_process import CommandProcess
+from hetctl.runtime.worker.command_process import CLOSED_LOOK_S, CommandProcess
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_gather
 from hetctl.runtime.worker.horovod_meeting import horovod_meeting
 from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
 from hetctl.runtime.worker.reporting import OUT_OF_MEMORY_ERRORS
 
-LOOK_S = 0.05
+LOOK_S = 0.25
+"""Longest wait in seconds for a report: a look takes time from the command, which has the same cores."""
 SIGNAL_DELAY_S = 1.0
 """Seconds in which a rank gets the SIGTERM of a batch system that has ended its command already."""
 ENDED, FAILED, OVER, STOP = "ended", "failed", "over", "stop"
@@ -211,7 +212,7 @@ class CommandRun:
     def _await_own_signal(self) -> None:
         limit = time.monotonic() + SIGNAL_DELAY_S
         while not self.stop() and time.monotonic() < limit:
-            time.sleep(LOOK_S)
+            time.sleep(CLOSED_LOOK_S)
         if self.stop():
             self.process.stop()
             self._ask()
