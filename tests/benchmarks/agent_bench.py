@@ -21,6 +21,7 @@ from tables import Figure, Table
 
 from hetctl.cluster.launchers import ResourceSet
 from hetctl.cluster.launchers.agents import AGENTS
+from hetctl.model.frameworks import TENSORBOARD
 from hetctl.model.plan import Placement
 from hetctl.model.site import Node, Queue, Site
 from hetctl.runtime.agent.messages import StoreOrder
@@ -31,9 +32,10 @@ from hetctl.storage.paths import AgentFiles
 POLL_S = 0.05
 """As of the driver."""
 PATIENCE_S = 300.0
+BOARD = ", ".join(TENSORBOARD)
 PRELOADED = {
-    "pytorch": "import hetctl.runtime.frameworks.pytorch, torch._dynamo",
-    "tensorflow": "import hetctl.runtime.frameworks.tensorflow",
+    "pytorch": "import hetctl.runtime.frameworks.pytorch, torch._dynamo, " + BOARD,
+    "tensorflow": "import hetctl.runtime.frameworks.tensorflow, " + BOARD,
 }
 BARS = {"pytorch": (1.5, 0.3), "tensorflow": (2.5, 1.2)}
 """Of the start over an import, and of seconds from a kill to the next rank."""
