@@ -26,6 +26,7 @@ MODULE = """\
 import numpy as np
 from hetctl import partitions
 from hetctl.images import ImageFolder, scale
+from hetctl.samples import Collated
 
 class Rows:
     def __init__(self, samples):
@@ -150,6 +151,7 @@ def test_an_interrupted_division_goes_on(tmp_path):
         ("([None] * 9, arrays(9)[1]), arrays(9)", ("--count", "2"), "object, which has no fixed size"),
         ("(arrays(9)[0], arrays(8)[1]), arrays(9)", ("--count", "2"), "9 training inputs and 8 targets"),
         ("ImageFolder('.', augment=scale), arrays(9)", ("--count", "2"), "an augment, which parts cannot"),
+        ("Collated([7, 8], lambda y: (y, y)), arrays(9)", ("--count", "2"), "training have a collate_fn"),
         ("exit(3)", ("--count", "2"), "ended with code 3"),
     ],
 )

@@ -14,6 +14,8 @@ import numpy as np
 from hetctl.model.errors import BadInputError
 from hetctl.model.run import CACHED, NONE
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.runtime.data.collated import CollatedSource
+from hetctl.runtime.data.collated_loader import CollatedLoader
 from hetctl.runtime.data.loaders import (
     USUAL_LOADER_WAITS,
     ArrayLoader,
@@ -29,7 +31,7 @@ from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream, sample_rng
 from hetctl.runtime.data.sharing.node_folder import node_folder
 from hetctl.runtime.data.sharing.store import SampleStore
-from hetctl.runtime.data.sources import Array, ArraySource, SampleSource, SampleSpec
+from hetctl.runtime.data.sources import Array, ArraySource, SampleSource, SampleSpec, Source
 
 
 @dataclass(frozen=True)
@@ -74,13 +76,12 @@ class OpenLoader(Protocol):
         """
 
 
-def open_pipeline(
-    source: SampleSource, sharing: Sharing, stack: ExitStack, name: str = "training"
-) -> OpenLoader:
+def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str = "training") -> OpenLoader:
     """Start the preparation of samples; return a factory of loaders for any stream of them.
 
     This must be called before a framework has started threads, since it forks. Arrays need neither
-    preprocessors nor a store: the forked processes of a node share their memory pages anyway.
+    preprocessors nor a store: the forked processes of a node share their memory pages anyway. Batches of a
+    ``collate_fn`` have no fixed size, and so no place in a ring or a store: each rank makes its own.
 
     Parameters
     ----------
@@ -92,6 +93,9 @@ def open_pipeline(
     if isinstance(source, ArraySource):
         arrays = source
         return lambda stream, *_: ArrayLoader(arrays, stream)
+    if isinstance(source, CollatedSource):
+        collated, patience_s = source, sharing.timeouts.samples_s
+        return lambda stream, *_: CollatedLoader(collated, stream, patience_s)
     folder = stack.enter_context(node_folder(sharing.folder))
     # The random part stays with each member, so what members share is the sample before it.
     shared = cached(source, folder, name) if sharing.mode == CACHED else source
@@ -196,7 +200,7 @@ class HeldOutSource:
         return x
 
 
-def open_validation(source: SampleSource, sharing: Sharing, stack: ExitStack) -> OpenLoader:
+def open_validation(source: Source, sharing: Sharing, stack: ExitStack) -> OpenLoader:
     """Start the preparation of validation samples, as `open_pipeline` does for training samples."""
-    held_out = source if isinstance(source, ArraySource) else HeldOutSource(source)
+    held_out = source if isinstance(source, ArraySource | CollatedSource) else HeldOutSource(source)
     return open_pipeline(held_out, sharing, stack, "validation")

@@ -23,10 +23,11 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.partition_manifest import PartitionManifest
 from hetctl.model.serialization import decode, encode
+from hetctl.runtime.data.collated import CollatedSource
 from hetctl.runtime.data.part_folder import lacking_parts, write_manifest
 from hetctl.runtime.data.part_format import described, write_part
 from hetctl.runtime.data.part_split import TRAINING, VALIDATION, Numbers, split
-from hetctl.runtime.data.sources import ArraySource, ImageSource, SampleSource, as_sources
+from hetctl.runtime.data.sources import ArraySource, ImageSource, SampleSource, Source, as_sources
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.storage.atomic_io import make_private_folder, write_json
 
@@ -121,18 +122,28 @@ def make_parts(request: PartsRequest) -> PartsAnswer:
 def divided_data(request: PartsRequest) -> tuple[DividedSamples, DividedSamples]:
     """Return the training and the validation samples that ``input_fn(data)`` returns, divided."""
     training, validation = as_sources(load_functions(request.ensemble).input_fn(request.ensemble.data))
-    sources = {TRAINING: training, VALIDATION: validation}
-    for name, source in sources.items():
-        if isinstance(source, ImageSource) and source.is_augmented:
-            raise BadInputError(
-                f"the ImageFolder for {name} has an augment, which parts cannot keep: they consist of arrays",
-                "leave augment out, and augment in the network; or divide the folder of images yourself",
-            )
+    # Both are checked before either is divided.
+    sources = {TRAINING: _divisible(TRAINING, training), VALIDATION: _divisible(VALIDATION, validation)}
     parted = (
         DividedSamples(source, split(name, len(source), request.count, request.seed))
         for name, source in sources.items()
     )
     return next(parted), next(parted)
+
+
+def _divisible(name: str, source: Source) -> SampleSource:
+    """Return samples that parts can keep: those that are the same arrays in every epoch."""
+    if isinstance(source, CollatedSource):
+        raise BadInputError(
+            f"the samples for {name} have a collate_fn, and parts consist of arrays of one shape",
+            "return arrays or a dataset of pairs (x, y), or train without partitions",
+        )
+    if isinstance(source, ImageSource) and source.is_augmented:
+        raise BadInputError(
+            f"the ImageFolder for {name} has an augment, which parts cannot keep: they consist of arrays",
+            "leave augment out, and augment in the network; or divide the folder of images yourself",
+        )
+    return source
 
 
 def arrays_of(divided: Iterable[DividedSamples], part: int) -> dict[str, Array]:

@@ -13,12 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError
+from hetctl.runtime.data.collated import Collated, CollatedSource
 from hetctl.runtime.data.disk_array import DiskArray, check_open, is_on_disk
 from hetctl.runtime.data.named_arrays import NamedArrays, record_of
 
 Array = npt.NDArray[Any]
 
-HINT = "return a pair of arrays (x, y), a tf.data.Dataset, a PyTorch map-style Dataset or an ImageFolder"
+HINT = (
+    "return a pair of arrays (x, y), a tf.data.Dataset, a PyTorch map-style Dataset, an ImageFolder, or "
+    "hetctl.samples.Collated(dataset, collate_fn)"
+)
 
 USELESS_LENGTHS = {0: "no samples", -1: "no end", -2: "an unknown length"}
 """Descriptions of unusable results of ``tf.data.Dataset.cardinality``."""
@@ -98,7 +102,11 @@ class SampleSource(Protocol):
         """
 
 
-def as_sources(data: Any) -> tuple[SampleSource, SampleSource]:
+Source = SampleSource | CollatedSource
+"""Samples one by one, or as batches that a ``collate_fn`` makes."""
+
+
+def as_sources(data: Any) -> tuple[Source, Source]:
     """Return training and validation samples from the checked result of ``input_fn``.
 
     Raises
@@ -117,7 +125,7 @@ def as_sources(data: Any) -> tuple[SampleSource, SampleSource]:
     return training, validation
 
 
-def as_source(value: Any, name: str) -> SampleSource:
+def as_source(value: Any, name: str) -> Source:
     """Adapt the training or validation part of the result of ``input_fn``.
 
     Parameters
@@ -304,6 +312,10 @@ def _is_images(value: Any) -> bool:
     return images is not None and isinstance(value, images.ImageFolder)
 
 
+def _is_collated(value: Any) -> bool:
+    return isinstance(value, Collated)
+
+
 def _is_tensorflow(value: Any) -> bool:
     return hasattr(value, "cardinality") and hasattr(value, "as_numpy_iterator")
 
@@ -330,7 +342,8 @@ def _has_length(value: Any) -> bool:
 
 
 # Kinds are recognised by their attributes: no framework is imported for it.
-ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], SampleSource]], ...] = (
+ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], Source]], ...] = (
+    (_is_collated, CollatedSource),
     (_is_images, ImageSource),
     (_is_tensorflow, _of_tensorflow),
     (_is_pair, _of_arrays),

@@ -13,6 +13,7 @@ from pathlib import Path
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.serialization import encode
+from hetctl.runtime.data.collated import CollatedSource
 from hetctl.runtime.data.part_folder import path_on_node
 from hetctl.runtime.data.partitions import partition_paths
 from hetctl.runtime.data.sampler import sample_rng
@@ -63,6 +64,8 @@ def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
     read = partial(functions.input_fn, ensemble.data, *paths[:1])
     samples, start = 0, time.perf_counter()
     training, validation = as_sources(read())
+    if isinstance(training, CollatedSource):
+        return _collate(training, max(member.batch_size for member in ensemble.members))
     if not isinstance(training, ArraySource):
         return _prepare(training)
     while time.perf_counter() - start < PREPROCESS_S:
@@ -77,6 +80,14 @@ def _prepare(source: SampleSource) -> tuple[int, float, float]:
         number = samples % len(source)
         source.augment(source.prepare(number)[0], sample_rng(0, 1, number))
         samples += 1
+    return samples, start, time.perf_counter()
+
+
+def _collate(source: CollatedSource, batch_size: int) -> tuple[int, float, float]:
+    samples, start = 0, time.perf_counter()
+    while time.perf_counter() - start < PREPROCESS_S:
+        source.batch([number % len(source) for number in range(samples, samples + batch_size)])
+        samples += batch_size
     return samples, start, time.perf_counter()
 
 

@@ -54,11 +54,18 @@ class WholeEvaluation:
         Raises
         ------
         BadInputError
-            If ``evaluate_fn`` returns anything but numbers by name, or a name that is taken.
+            If ``evaluate_fn`` returns anything but numbers by name, or a name that is taken; or if batches
+            have rows of other shapes than others.
         """
         # Each chunk of samples is divided among the ranks in order.
         batches = [batch for chunk in zip_longest(*shares) for batch in chunk if batch is not None]
-        outputs, targets = _joined(batches)
+        try:
+            outputs, targets = _joined(batches)
+        except ValueError as error:
+            raise BadInputError(
+                f"batches of validation samples have outputs or targets of several shapes: {error}",
+                "pad all to one length in collate_fn, or use metrics of model_fn instead of evaluate_fn",
+            ) from None
         returned = self._evaluate_fn(outputs, targets, dict(self._config))
         if not isinstance(returned, Mapping):
             raise _not_metrics(f"{type(returned).__name__} instead of a mapping")

@@ -65,3 +65,8 @@ def test_rows_of_all_ranks_come_in_order():
 def test_the_result_of_evaluate_fn_is_checked(returned, problem):
     with pytest.raises(BadInputError, match=f"evaluate_fn returned .*{problem}"):
         evaluated(lambda *_: returned)
+
+
+def test_outputs_of_several_shapes_are_refused():
+    with pytest.raises(BadInputError, match="outputs or targets of several shapes"):
+        evaluated(lambda *_: {}, lambda y: np.zeros((len(y), 1 + y.max())))
