@@ -27,13 +27,14 @@ X = RNG.standard_normal((SAMPLES, 6))
 Y = np.tanh(X[:, :2])
 
 
-def loader_of(worker, workers):
-    stream = Stream(SAMPLES, BATCH * workers, SEED, rank=worker, ranks=workers)
-    return ArrayLoader(ArraySource(X, Y, "training"), stream)
+def loader_of(worker, workers, count=SAMPLES):
+    stream = Stream(count, BATCH * workers, SEED, rank=worker, ranks=workers)
+    return ArrayLoader(ArraySource(X[:count], Y[:count], "training"), stream)
 
 
-def batches_of(worker, workers, epoch=1):
-    return [samples for samples, chunk in loader_of(worker, workers).batches(epoch, 0) if len(chunk.numbers)]
+def batches_of(worker, workers, epoch=1, count=SAMPLES):
+    batches = loader_of(worker, workers, count).batches(epoch, 0)
+    return [samples for samples, chunk in batches if len(chunk.numbers)]
 
 
 class SlowStage:
@@ -50,7 +51,7 @@ class SlowStage:
         return self._network.forward(minibatch, version, inputs)
 
 
-def trained(layout, epochs=1, hooks=None, slow=None, evaluates=False):
+def trained(layout, epochs=1, hooks=None, slow=None, evaluates=False, count=SAMPLES):
     """Train on real ranks; return by rank what the stages saved, logged and returned."""
 
     def work(rank):
@@ -64,8 +65,8 @@ def trained(layout, epochs=1, hooks=None, slow=None, evaluates=False):
         own.waves.begin()
         scores = None
         for epoch in range(1, epochs + 1):
-            part = EpochPart(epoch - 1, epoch, 0, SAMPLES, BATCH * len(layout.workers), first_wave)
-            feed = loader_of(worker, len(layout.workers)).batches(epoch, 0) if stage == 0 else None
+            part = EpochPart(epoch - 1, epoch, 0, count, BATCH * len(layout.workers), first_wave)
+            feed = loader_of(worker, len(layout.workers), count).batches(epoch, 0) if stage == 0 else None
             given = hooks(saved) if hooks else PartHooks()
             results.append(own.train(part, feed, given))
             first_wave += results[-1].waves
@@ -109,6 +110,21 @@ def test_one_minibatch_in_flight_equals_training_in_one_process():
             whole.update(number)
     saved = final_weights(ranks, layout)
     assert all(np.array_equal(saved[name], array) for name, array in whole.save().items())
+
+
+def test_waves_of_one_minibatch_equal_data_parallel_steps():
+    layout, count = layout_of(2, 2, 4, in_flight=1), 100
+    saved = final_weights(trained(layout, epochs=2, count=count), layout)
+    # Updates are added: together they are the step of a group whose rate grows with its GPUs.
+    group = CHAIN.build(range(4))
+    group.scale_learning_rate(2)
+    for epoch in (1, 2):
+        own = (batches_of(worker, 2, epoch, count) for worker in (0, 1))
+        for number, batches in enumerate(zip(*own, strict=True)):
+            x, y = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
+            group.both(number, group.version(), x, y)
+            group.update(number)
+    assert equal_to(dict(zip(group.weight_names, group.weights(), strict=True)), saved, 1e-12) == []
 
 
 @pytest.mark.parametrize(
