@@ -18,10 +18,14 @@ import numpy as np
 
 from hetctl.runtime.agent.gpus import gpus_of_node, memory_in_use, visible_gpus
 from hetctl.runtime.frameworks.stage_network import Tensor
-from hetctl.runtime.worker.hardware import peak_gpu_memory, peak_of_process
+from hetctl.runtime.worker.hardware import peak_gpu_memory, peak_of_process, reset_peak_memory
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 COPIES = 5
+CPU = "CPU:0"
+"""TensorFlow's name of the CPU."""
+POOLED_BYTES = 2**20
+"""Size of a tensor in oneDNN's pool, which leaves those below 256 KiB to the C library."""
 
 
 class MemoryGauge(Protocol):
@@ -33,8 +37,11 @@ class MemoryGauge(Protocol):
     def used(self) -> int:
         """Return the bytes in use now."""
 
+    def reset_peak(self) -> None:
+        """Restart the measurement of the peak."""
+
     def peak(self) -> int:
-        """Return the peak of the bytes in use since `reset_peak_memory`."""
+        """Return the peak of the bytes in use since `reset_peak`."""
 
     def received_bytes(self, inputs: Tensor) -> int:
         """Return the bytes that inputs take on the device in addition to those in the node's memory."""
@@ -62,6 +69,8 @@ def memory_gauge(device: int | None) -> MemoryGauge:
         return _tensorflow_gpu(tensorflow, device or 0)
     if torch is not None and torch.cuda.is_available():
         return _torch_gpu(torch, device or 0)
+    if torch is None and tensorflow is not None and _has_pool(tensorflow):
+        return PoolMemory(tensorflow)
     return ProcessMemory(torch)
 
 
@@ -100,6 +109,10 @@ class GpuMemory:
     def used(self) -> int:
         """Return the bytes of all tensors."""
         return self.allocated()
+
+    def reset_peak(self) -> None:
+        """Restart the framework's measurement of the peak."""
+        reset_peak_memory()
 
     def peak(self) -> int:
         """Return the peak of the bytes of all tensors."""
@@ -180,6 +193,10 @@ class ProcessMemory:
             trim(0)
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
 
+    def reset_peak(self) -> None:
+        """Restart the kernel's measurement of the peak."""
+        reset_peak_memory()
+
     def peak(self) -> int:
         """Return the peak of resident memory."""
         return peak_of_process()
@@ -189,8 +206,12 @@ class ProcessMemory:
         return 0
 
     def kept_by(self, forward: Callable[[], Tensor], inputs: Tensor) -> int:
-        """Return what PyTorch keeps; with another framework the bytes of the outputs."""
-        return forward().nbytes if self._torch is None else saved_bytes(self._torch, forward, inputs)
+        """Return what PyTorch keeps; with another framework the bytes in use more, without the inputs."""
+        if self._torch is not None:
+            return saved_bytes(self._torch, forward, inputs)
+        before = self.used()
+        outputs = forward()
+        return max(outputs.nbytes, self.used() - before - inputs.nbytes)
 
     def synchronize(self) -> None:
         """Do nothing: operations end before they return."""
@@ -198,6 +219,48 @@ class ProcessMemory:
     def copy_s(self, _array: Tensor) -> float:
         """Return 0: nothing is copied."""
         return 0.0
+
+
+class PoolMemory(ProcessMemory):
+    """Memory of TensorFlow on a slot, by its own count.
+
+    The pool of oneDNN keeps what is freed: the resident memory would hide what the next passes need.
+
+    Parameters
+    ----------
+    tensorflow : module
+        TensorFlow.
+    """
+
+    def __init__(self, tensorflow: Any) -> None:
+        super().__init__(None)
+        self._config = tensorflow.config.experimental
+
+    def context_bytes(self) -> int:
+        """Return the resident memory: no samples are loaded yet."""
+        return super().used()
+
+    def used(self) -> int:
+        """Return the bytes of all tensors."""
+        return int(self._config.get_memory_info(CPU)["current"])
+
+    def reset_peak(self) -> None:
+        """Restart TensorFlow's measurement of the peak."""
+        self._config.reset_memory_stats(CPU)
+
+    def peak(self) -> int:
+        """Return the peak of the bytes of all tensors."""
+        return int(self._config.get_memory_info(CPU)["peak"])
+
+
+def _has_pool(tensorflow: Any) -> bool:
+    """Return true if TensorFlow counts tensors in the node's memory, as the pool of oneDNN does."""
+    tensor = tensorflow.zeros(POOLED_BYTES, tensorflow.uint8)
+    try:
+        counted: int = tensorflow.config.experimental.get_memory_info(CPU)["current"]
+    except ValueError:  # It runs without oneDNN.
+        return False
+    return counted >= int(tensorflow.size(tensor))
 
 
 def saved_bytes(torch: Any, forward: Callable[[], Tensor], inputs: Tensor) -> int:

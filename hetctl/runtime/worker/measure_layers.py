@@ -22,7 +22,7 @@ from hetctl.runtime.data.loaders import Loader, Samples
 from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.frameworks.stage_network import Chain, StageNetwork, Tensor
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.hardware import gpu_and_driver, reset_peak_memory
+from hetctl.runtime.worker.hardware import gpu_and_driver
 from hetctl.runtime.worker.layer_memory import MemoryGauge, memory_gauge
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import writer_of
@@ -178,7 +178,7 @@ class _InnerLayer:
         """Return the bytes held between the passes, and those that they and the update need beyond that."""
         minibatch = next(self._minibatches)
         before = self._gauge.used()
-        reset_peak_memory()
+        self._gauge.reset_peak()
         held = self._gauge.kept_by(lambda: self._forward(minibatch), self._inputs)
         self._finish(minibatch)
         return held, _beyond(self._gauge, before, held, self._inputs)
@@ -221,7 +221,7 @@ class _LastLayer:
     def memory(self) -> tuple[int, int]:
         """Return the bytes of the outputs, and all others that both passes need."""
         before = self._gauge.used()
-        reset_peak_memory()
+        self._gauge.reset_peak()
         self._both()
         held = self.outputs.nbytes
         return held, _beyond(self._gauge, before, held, self._inputs)

@@ -7,7 +7,7 @@ import pytest
 
 from hetctl.runtime.worker import layer_memory
 from hetctl.runtime.worker.hardware import reset_peak_memory
-from hetctl.runtime.worker.layer_memory import GpuMemory, ProcessMemory, saved_bytes
+from hetctl.runtime.worker.layer_memory import GpuMemory, PoolMemory, ProcessMemory, saved_bytes
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -77,3 +77,36 @@ def test_a_process_sees_the_peak_of_a_pass_that_has_ended():
     np.ones(2**24)
     assert gauge.peak() - before > 2**26
     assert gauge.used() - before < 2**26
+
+
+@pytest.mark.training
+def test_a_pool_does_not_hide_what_a_pass_needs():
+    tf = pytest.importorskip("tensorflow")
+
+    def run():
+        return tf.reduce_sum(tf.random.uniform((2**24,))).numpy()
+
+    gauge = PoolMemory(tf)
+    run()
+    before = gauge.used()
+    gauge.reset_peak()
+    run()
+    assert gauge.peak() - before >= 2**26
+    assert gauge.used() - before < 2**26
+    assert layer_memory._has_pool(tf)
+
+
+@pytest.mark.training
+def test_a_pool_tells_what_a_pass_keeps():
+    tf = pytest.importorskip("tensorflow")
+    inputs, kept = np.ones((2**10, 2**10), np.float32), []
+
+    def forward():
+        kept.append(tf.convert_to_tensor(inputs + 1))
+        kept.append(kept[0] * 2)
+        kept.append(kept[1] * 2)
+        return kept[2].numpy()
+
+    found = PoolMemory(tf).kept_by(forward, inputs)
+    # Tensors may be in holes of the pool that are up to twice as large.
+    assert 2 * inputs.nbytes <= found <= 5 * inputs.nbytes

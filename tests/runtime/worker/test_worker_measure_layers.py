@@ -101,6 +101,9 @@ class Gauge:
     def used(self):
         return 5000
 
+    def reset_peak(self):
+        pass
+
     def peak(self):
         return 6000
 
