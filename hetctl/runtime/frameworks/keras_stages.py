@@ -14,6 +14,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.keras_padding import first_samples, ignore_padding
 from hetctl.runtime.frameworks.keras_rate import KerasRate
+from hetctl.runtime.frameworks.keras_updates import update_in_turn
 from hetctl.runtime.frameworks.keras_variables import array_of
 from hetctl.runtime.frameworks.stage_network import Tensor
 
@@ -70,6 +71,7 @@ class KerasStage:
         self._samples = member.batch_size
         ignore_padding(model, self._rows)
         self._slots = _build_optimizer(training.optimizer, model.trainable_variables)
+        update_in_turn(training.optimizer)
         if layers.stop == len(names):
             chosen = ("loss", "loss_weights", "metrics", "weighted_metrics")
             options = {key: training.compiled_with[key] for key in chosen}
