@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -30,7 +31,7 @@ from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.stages.epoch_part import EpochPart
 from hetctl.runtime.stages.stage_worker import StageWorker
 from hetctl.runtime.worker.hardware import peak_of_process, reset_peak_memory
-from hetctl.runtime.worker.layer_memory import memory_gauge
+from hetctl.runtime.worker.layer_memory import ProcessMemory, memory_gauge
 from hetctl.runtime.worker.measure_layers import measured_layers
 from hetctl.runtime.worker.user_functions import UserFunctions
 
@@ -40,14 +41,12 @@ WIDTH, LAYERS, STAGES, WORKERS = 2048, 16, 2, 2
 BATCH, MINIBATCHES = 64, 6
 MMAP_BYTES = 65536
 M_MMAP_THRESHOLD = -3
-CASES = (
-    *(
-        ("pytorch", *case)
-        for case in (("momentum", 1), ("momentum", 2), ("adam", 1), ("adam", 2), ("plain", 2))
-    ),
-    *(("tensorflow", *case) for case in (("momentum", 1), ("momentum", 2))),
-)
-"""Frameworks, optimizers, and minibatches in flight."""
+OPTIMIZED = (("momentum", 1), ("momentum", 2), ("adam", 1), ("adam", 2), ("plain", 2))
+"""Optimizers, and minibatches in flight."""
+FRAMEWORKS = ("pytorch", "tensorflow")
+CASES = tuple((framework, *case) for framework in FRAMEWORKS for case in OPTIMIZED)
+SYSTEM_ALLOCATOR = "TF_ONEDNN_USE_SYSTEM_ALLOCATOR"
+"""Variable by which TensorFlow has memory from the C library, not from a pool of oneDNN that keeps it."""
 DISTANCES = (0, 4)
 """Clock distances with which the memory of servers is measured."""
 ROOM = 1.1
@@ -56,15 +55,16 @@ ROOM = 1.1
 
 def table(quick: bool = False) -> Table:
     """Hold the peaks of all stages against the planner's figures."""
-    rows, ratios = [], []
+    rows, ratios, pooled = [], [], []
     for framework, optimizer, in_flight in CASES[:2] if quick else CASES:
         layers = _in_a_process(_measured, framework, optimizer)
-        peaks = _in_a_process(_peaks, framework, optimizer, layout_of(1, STAGES, LAYERS, in_flight))
-        for stage, peak in enumerate(peaks):
-            planned = _planned(layers, stage, in_flight)
-            ratios.append(peak / planned)
-            cells = (f"{planned / MIB:.0f}", f"{peak / MIB:.0f}", f"{ratios[-1]:.3f}")
-            rows.append((framework, optimizer, str(in_flight), str(stage), *cells))
+        layout = layout_of(1, STAGES, LAYERS, in_flight)
+        for pool in (False, True)[: 1 + (framework == "tensorflow")]:
+            for stage, peak in enumerate(_in_a_process(_peaks, framework, optimizer, layout, pool)):
+                planned = _planned(layers, stage, in_flight)
+                (pooled if pool else ratios).append(peak / planned)
+                sizes = (f"{planned / MIB:.0f}", f"{peak / MIB:.0f}", f"{peak / planned:.3f}")
+                rows.append((framework + ", pool" * pool, optimizer, str(in_flight), str(stage), *sizes))
     return Table(
         "Pipelines: memory of stages, measured over planned",
         ("framework", "optimizer", "in flight", "stage", "planned MiB", "measured MiB", "ratio"),
@@ -72,11 +72,14 @@ def table(quick: bool = False) -> Table:
         (
             Figure("measured over planned, largest", max(ratios), ROOM),
             Figure("planned over measured, largest", 1 / min(ratios), 1 / 0.9),
+            *(Figure("the same with the pool, largest", max(pooled), ROOM) for _ in pooled[:1]),
         ),
         f"On a CPU: {LAYERS} linear layers of {WIDTH} x {WIDTH} in {STAGES} stages of one virtual "
         f"worker, ranks as in jobs, minibatches of {BATCH}. Planned from layers measured as by "
         "`profile --layers`. Measured: peak of resident memory in training less that before the network was "
-        "built; the C library returns freed tensors to the kernel (`M_MMAP_THRESHOLD`).",
+        "built; the C library returns freed tensors to the kernel (`M_MMAP_THRESHOLD`, and with TensorFlow "
+        f"`{SYSTEM_ALLOCATOR}`). With oneDNN's pool, as TensorFlow trains on CPUs by default, memory that no "
+        "tensor uses stays resident.",
     )
 
 
@@ -123,7 +126,11 @@ def _torch_model(optimizer: str) -> dict[str, Any]:
 def _keras_model(optimizer: str) -> Any:
     import keras
 
-    kinds = {"momentum": lambda: keras.optimizers.SGD(1e-3, momentum=0.9)}
+    kinds = {
+        "momentum": lambda: keras.optimizers.SGD(1e-3, momentum=0.9),
+        "adam": lambda: keras.optimizers.Adam(1e-4),
+        "plain": lambda: keras.optimizers.SGD(1e-3),
+    }
     model = keras.Sequential([keras.Input((WIDTH,)), *(keras.layers.Dense(WIDTH) for _ in range(LAYERS))])
     model.compile(kinds[optimizer](), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
@@ -172,15 +179,17 @@ def _planned(measured: list[MeasuredLayer], stage: int, in_flight: int) -> int:
     return int(stage_bytes(LayerProfile(layers), held)[plan.first, plan.last])
 
 
-def _peaks(framework: str, optimizer: str, layout: PipelineLayout) -> list[int]:
+def _peaks(framework: str, optimizer: str, layout: PipelineLayout, pool: bool = False) -> list[int]:
     """Train pipelines; return the peak of each stage in bytes beyond the memory before its network."""
     workers = len(layout.workers)
+    if not pool:
+        os.environ[SYSTEM_ALLOCATOR] = "1"
 
     def work(rank: Any) -> int:
         chain, (x, y) = _chain(framework, optimizer), _samples()
         worker, stage_number = layout.place_of(rank.mail.rank)
         plan = layout.workers[worker][stage_number]
-        before = memory_gauge(None).used()
+        before = ProcessMemory(None).used()
         stage = StageWorker(chain.build(range(plan.first, plan.last + 1), (x[:1], y[:1])), layout, rank.mail)
         reset_peak_memory()
         stage.waves.begin()
