@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from hetctl.methods.pipeline.wsp import GlobalClock
@@ -58,11 +59,15 @@ class GlobalWeights:
 
     def _with(self, wave: int) -> Weights:
         """Return the newest version plus a wave of all virtual workers."""
-        weights = self._versions[wave]
+        before = self._versions[wave]
+        weights = before
         for worker in range(len(self.clock.pushed)):
             updates = self._waves.pop((worker, wave))
-            if updates:
-                weights = [weight + update for weight, update in zip(weights, updates, strict=True)]
+            if updates and weights is before:
+                weights = [weight + update for weight, update in zip(before, updates, strict=True)]
+            elif updates:
+                for weight, update in zip(weights, updates, strict=True):
+                    np.add(weight, update, out=weight)
         return weights
 
     def _forget(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,16 +132,18 @@ class KerasStage:
 
     def updates(self) -> list[Tensor]:
         """Return the differences of the weights since the last call."""
-        before, self._sent = self._sent, self.weights()
-        return [now - then for now, then in zip(self._sent, before, strict=True)]
+        updates = []
+        for at, variable in enumerate(self._model.trainable_variables):
+            then, self._sent[at] = self._sent[at], array_of(variable).copy()
+            # In the memory of the weights before, which nothing else uses.
+            updates.append(np.subtract(self._sent[at], then, out=then))
+        return updates
 
-    def rebase(self, weights: Sequence[Tensor]) -> None:
+    def rebase(self, weights: Iterable[Tensor]) -> None:
         """Set the weights to these plus the updates that were not sent."""
-        given = [np.array(one) for one in weights]
-        variables = self._model.trainable_variables
-        for variable, then, new in zip(variables, self._sent, given, strict=True):
-            variable.assign(new + (array_of(variable) - then))
-        self._sent = given
+        for at, (variable, new) in enumerate(zip(self._model.trainable_variables, weights, strict=True)):
+            then, self._sent[at] = self._sent[at], np.array(new)
+            variable.assign(self._sent[at] + (array_of(variable) - then))
 
     def statistics(self) -> list[Tensor]:
         """Return copies of the floating-point variables that are not trained."""

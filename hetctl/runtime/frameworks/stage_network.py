@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy.typing as npt
@@ -82,8 +82,11 @@ class StageNetwork(Protocol):
         The first call counts from the first weights, or from those of `restore`.
         """
 
-    def rebase(self, weights: Sequence[Tensor]) -> None:
-        """Set the weights to these plus the sum of the updates since the last call of `updates`."""
+    def rebase(self, weights: Iterable[Tensor]) -> None:
+        """Set the weights to these plus the sum of the updates since the last call of `updates`.
+
+        They are taken one by one, so that those that are computed need not be in memory at once.
+        """
 
     def statistics(self) -> list[Tensor]:
         """Return copies of the floating-point state that no optimizer changes, such as batch-norm means."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,18 +185,22 @@ class TorchStage:
 
     def updates(self) -> list[Tensor]:
         """Return the differences of the weights since the last call."""
-        before, self._sent = self._sent, self._copies()
-        return [array_of(now - then) for now, then in zip(self._sent, before, strict=True)]
+        updates = []
+        for at, parameter in enumerate(self._trainable.values()):
+            then, self._sent[at] = self._sent[at], parameter.detach().to("cpu", copy=True)
+            # In the memory of the weights before, which nothing else uses.
+            updates.append(array_of(torch.sub(self._sent[at], then, out=then)))
+        return updates
 
-    def rebase(self, weights: Sequence[Tensor]) -> None:
+    def rebase(self, weights: Iterable[Tensor]) -> None:
         """Set the weights to these plus the updates that were not sent."""
-        given = [torch.tensor(one).to(own.dtype) for one, own in zip(weights, self._sent, strict=True)]
-        for parameter, now, then, new in zip(
-            self._trainable.values(), self._copies(), self._sent, given, strict=True
-        ):
+        for at, (parameter, new) in enumerate(zip(self._trainable.values(), weights, strict=True)):
+            then = self._sent[at]
+            self._sent[at] = torch.tensor(new).to(then.dtype)
+            local = self._sent[at] + (parameter.detach().to("cpu") - then)
             # Other memory, since versions may use that of the old weights.
-            parameter.data = torch.empty_like(parameter).copy_(new + (now - then))
-        self._sent, self._present = given, None
+            parameter.data = torch.empty_like(parameter).copy_(local)
+        self._present = None
 
     def statistics(self) -> list[Tensor]:
         """Return copies of the floating-point buffers."""

@@ -29,18 +29,28 @@ class SlotAddress:
     size: int
 
 
+SLOTS = 2
+"""Slots of a sender: one is filled while the other is read."""
+
+
 class SharedSlots:
     """Slots of one sender, each of which holds the tensors of one message until they are received.
 
-    The memory has no name in any file system, so that nothing is left of processes that are killed.
+    There are at most `SLOTS`, which grow with the messages. The memory has no name in any file system, so
+    that nothing is left of processes that are killed.
     """
 
     def __init__(self) -> None:
         self._maps: dict[int, mmap.mmap] = {}
         self._free: list[int] = []
 
+    @property
+    def has_room(self) -> bool:
+        """True if a slot is free, or one can be made."""
+        return bool(self._free) or len(self._maps) < SLOTS
+
     def fill(self, tensors: tuple[Tensor, ...]) -> SlotAddress:
-        """Copy tensors one after another into a free slot; make one if none is large enough."""
+        """Copy tensors one after another into a free slot; there must be room."""
         size = sum(tensor.nbytes for tensor in tensors)
         descriptor = self._take(size)
         place = self._maps[descriptor]
@@ -62,11 +72,14 @@ class SharedSlots:
         self._maps.clear()
 
     def _take(self, size: int) -> int:
-        for descriptor in self._free:
+        if not self._free:
+            descriptor = os.memfd_create("hetctl-tensors")
+        else:
+            descriptor = max(self._free, key=lambda free: len(self._maps[free]))
+            self._free.remove(descriptor)
             if len(self._maps[descriptor]) >= size:
-                self._free.remove(descriptor)
                 return descriptor
-        descriptor = os.memfd_create("hetctl-tensors")
+            self._maps[descriptor].close()
         os.ftruncate(descriptor, size)
         self._maps[descriptor] = mmap.mmap(descriptor, size)
         return descriptor
@@ -87,7 +100,7 @@ class SlotReader:
             If this process may not read the sender's memory.
         """
         place = self._maps.get(address.descriptor)
-        if place is None:
+        if place is None or len(place) < address.size:
             place = self._maps[address.descriptor] = _mapped(address)
         start = 0
         for tensor in into:

@@ -222,6 +222,9 @@ class _Line:
         if self._slots is not None and sum(t.nbytes for t in tensors) >= LEAST_SHARED_BYTES:
             for descriptor in self._connection.arrived():
                 self._slots.release(descriptor)
+            # The other rank's thread takes what comes in at once, whatever that rank computes.
+            while not self._slots.has_room:
+                self._slots.release(self._connection.receive())
             self._connection.send({**header, "slot": encode(self._slots.fill(tensors))})
             return
         self._connection.send(header)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 from hetctl.model.pipeline_layout import PipelineLayout
 from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
@@ -28,6 +29,7 @@ class WaveClient:
         self._statistics = {layer: _places(layer, network.statistic_names) for layer in network.layers}
         self.pulled = 0
         """Waves of all virtual workers in the weights."""
+        self._distance = layout.distance
         self._own: dict[int, list[Tensor]] = {}
         self._asked: set[tuple[str, int]] = set()
         self._is_ending = False
@@ -48,6 +50,8 @@ class WaveClient:
         if not self.shares:
             return
         updates = self._own[wave] = self._network.updates()
+        # The next global weights lack no more waves than that.
+        self._own = {kept: own for kept, own in self._own.items() if kept > wave - self._distance}
         for layer, places in self._weights.items():
             self._push(layer, wave, [updates[at] for at in places])
 
@@ -100,12 +104,18 @@ class WaveClient:
         if not self.shares:
             self.pulled = waves
             return
-        weights = self.received(TRAIN, waves)
         self._own = {wave: updates for wave, updates in self._own.items() if wave >= waves}
-        for wave in sorted(self._own):
-            weights = [weight + update for weight, update in zip(weights, self._own[wave], strict=True)]
-        self._network.rebase(weights)
+        self._network.rebase(self._with_own(deque(self.received(TRAIN, waves))))
         self.pulled = waves
+
+    def _with_own(self, weights: deque[Tensor]) -> Iterator[Tensor]:
+        """Yield weights plus all own updates that are kept; what is yielded is left to the caller alone."""
+        own = [self._own[wave] for wave in sorted(self._own)]
+        for place in range(len(weights)):
+            weight = weights.popleft()
+            for updates in own:
+                weight = weight + updates[place]
+            yield weight
 
     def finish(self, waves: int) -> None:
         """Replace weights and statistics by those at the end of a part: all updates of all are in them."""

@@ -72,8 +72,14 @@ def test_slots_are_used_again_and_leave_nothing():
     assert np.array_equal(found[0], LARGE)
     second = slots.fill((LARGE,))
     assert second.descriptor != first.descriptor
+    assert not slots.has_room
     slots.release(first.descriptor)
-    assert slots.fill((np.zeros(5),)).descriptor == first.descriptor
+    assert slots.has_room
+    larger = slots.fill((LARGE, LARGE))
+    assert larger.descriptor == first.descriptor
+    again = np.empty_like(LARGE), np.empty_like(LARGE)
+    reader.read(larger, again)
+    assert np.array_equal(again[1], LARGE)
     reader.close()
     slots.close()
     with pytest.raises(OSError, match="descriptor"):
