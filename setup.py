@@ -19,6 +19,7 @@ ADAPTERS = ["accelerate>=1.10,<2", "hydra-core>=1.3,<2", "lightning>=2.6,<3", "t
 EXAMPLES = ["scikit-learn>=1.4"]
 DEVELOPMENT = [
     "build>=1.2",
+    "datasets>=4",
     "hypothesis>=6.100",
     "mkdocs-material>=9.5",
     "mypy>=1.13",
