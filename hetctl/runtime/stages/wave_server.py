@@ -73,17 +73,22 @@ class WaveServer:
         while (parcel := self._box.get()).kind not in (LOST, LEAVE):
             if parcel.kind == INIT:
                 self._init(parcel)
-            elif parcel.fields["layer"] in self._held:
-                _ACTIONS[parcel.kind](self, parcel)
             else:
-                self._early.append(parcel)
+                self._act(parcel)
+
+    def _act(self, parcel: Parcel) -> None:
+        if parcel.fields["layer"] in self._held:
+            _ACTIONS[parcel.kind](self, parcel)
+        else:
+            self._early.append(parcel)
 
     def _init(self, parcel: Parcel) -> None:
         layer, workers = parcel.fields["layer"], len(self._heads)
         self._held[layer] = GlobalWeights(list(parcel.tensors), workers)
+        # At once: the next wave of the same virtual worker may be in the queue already.
         early, self._early = self._early, []
         for before in early:
-            self._box.put(before)
+            self._act(before)
 
     def _push(self, parcel: Parcel) -> None:
         fields, tensors = parcel.fields, list(parcel.tensors)

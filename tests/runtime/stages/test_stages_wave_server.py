@@ -10,9 +10,9 @@ import pytest
 from numpy_chain import DenseChain
 from stage_ranks import layout_of, run_ranks
 
-from hetctl.runtime.stages.tensor_mail import receive
+from hetctl.runtime.stages.tensor_mail import Parcel, receive
 from hetctl.runtime.stages.wave_client import WaveClient
-from hetctl.runtime.stages.wave_server import CLOCK, END, FETCH, INIT, PUSH, TRAIN, WEIGHTS
+from hetctl.runtime.stages.wave_server import CLOCK, END, FETCH, INIT, PUSH, TRAIN, WEIGHTS, WaveServer
 from hetctl.runtime.worker.group import LostPeerError
 
 TWO = layout_of(2, 1, 1, in_flight=1)
@@ -33,6 +33,23 @@ def test_weights_are_sent_once_their_waves_are_there():
         return weights.tensors[0].tolist(), clock.fields["waves"]
 
     assert run_ranks(TWO, work) == [([3.0, 3.0, 3.0], 1)] * 2
+
+
+def test_waves_before_the_initial_weights_stay_in_their_order():
+    box, sent = queue.SimpleQueue(), queue.SimpleQueue()
+    mail = SimpleNamespace(rank=0, send=lambda *message, **fields: sent.put((message, fields)), fail=print)
+    pushes = [
+        Parcel(0, PUSH, {"layer": 0, "worker": 0, "wave": wave, "samples": None}, (np.full(2, 10.0**wave),))
+        for wave in range(3)
+    ]
+    fetch = Parcel(0, FETCH, {"layer": 0, "worker": 0, "waves": 3, "purpose": TRAIN})
+    # One wave is there before the initial weights are, the next ones before they have been read.
+    for parcel in (pushes[0], Parcel(0, INIT, {"layer": 0}, (np.zeros(2),)), *pushes[1:], fetch):
+        box.put(parcel)
+    WaveServer(mail, box, [0], [0]).close()
+    *clocks, ((_, kind, (weights,)), fields) = [sent.get_nowait() for _ in range(sent.qsize())]
+    assert [fields["waves"] for _, fields in clocks] == [1, 2, 3]
+    assert (kind, fields["waves"], weights.tolist()) == (WEIGHTS, 3, [111.0, 111.0])
 
 
 def test_statistics_are_means_over_the_samples_of_all():
