@@ -16,6 +16,7 @@ from workbench import ProjectFolder
 
 from hetctl.runtime.data.sharing.broadcast import NodeStream
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
+from hetctl.runtime.worker.rank_generators import RANKS as RANKS_GENERATORS
 from hetctl.storage.paths import member_folder
 from hetctl.storage.progress_fold import events_in
 
@@ -59,7 +60,8 @@ def test_a_group_on_two_nodes_equals_one_rank_with_larger_batch(slurm_cluster, t
     seed = zlib.crc32(b"5/m")
     (one,), _ = train_on(framework, 1, RANKS * BATCH, CONFIG, tmp_path, samples=SAMPLES, seed=seed)
     group = CheckpointFolder(member_folder(project.home.checkpoints, "wide-001", "m")).load().arrays
-    assert one.keys() == group.keys()
+    others = {f"{RANKS_GENERATORS}{rank}" for rank in range(1, RANKS)}
+    assert group.keys() == one.keys() | others
     for name, array in one.items():
         np.testing.assert_allclose(group[name], array, rtol=2e-4, atol=2e-5, err_msg=name)
 
@@ -76,9 +78,7 @@ def test_lockstep_on_two_nodes_reads_each_sample_once(slurm_cluster, tmp_path, f
         "submit", "--planner", "flotilla", "--sharing", "lockstep", "--gpus", "4", "--time", "10m", "--wait"
     )
     assert {member["epochs"] for member in run["members"]} == {epochs}
-    job = project.home.run("wide-001").job(0)
     assert len(project.driver_events("wide-001")[0].data["nodes"]) == 2
-    assert [line for line in job.exchange_log.read_text().splitlines() if "chunks" in line]
     read = Counter(line.split()[0] for line in readings.read_text().splitlines())
     chunks = {rank: NodeStream(SAMPLES, BATCH, SEED, node=rank, nodes=2) for rank in (0, 1)}
     for node, times in read.items():
