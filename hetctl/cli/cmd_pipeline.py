@@ -99,6 +99,7 @@ def plan(as_json: bool, **wishes: Any) -> None:
     Example: hetctl pipeline plan --layers vgg19.csv --cluster cluster.yaml --policy ed
     """
     from hetctl.app.pipeline.plan_pipelines import PipelineRequest, plan_pipeline
+    from hetctl.reports.units import format_bytes
 
     outcome = plan_pipeline(PipelineRequest(**wishes))
     if as_json:
@@ -106,6 +107,8 @@ def plan(as_json: bool, **wishes: Any) -> None:
         return
     figures = [("minibatches in flight", f"{outcome.in_flight}"), _slowest(outcome)]
     figures.append(("throughput", f"{outcome.throughput:.4g} minibatches/s"))
+    if most := max(outcome.wave_bytes):
+        figures.append(("waves and servers", f"up to {format_bytes(most)} of a node's memory"))
     _print(outcome, figures)
 
 

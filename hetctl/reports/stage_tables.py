@@ -11,7 +11,7 @@ from rich.text import Text
 from hetctl.model.plan import Allocation, Plan
 from hetctl.reports.pipeline_tables import describe_layout
 from hetctl.reports.table_style import ruled_table
-from hetctl.reports.units import device_word, printable
+from hetctl.reports.units import device_word, format_bytes, printable
 
 MOST_LAYOUTS = 4
 """Different layouts whose stages are shown."""
@@ -32,7 +32,7 @@ def stage_tables(plan: Plan, device: str) -> list[RenderableType]:
     found = _by_layout(a for planned in plan.rounds for a in planned.allocations if a.pipeline)
     parts: list[RenderableType] = []
     for names, allocation in found[:MOST_LAYOUTS]:
-        parts += [_title(names, allocation), _stages(allocation, device)]
+        parts += [_title(names, allocation), _stages(allocation, device), *_waves(allocation)]
     hidden = len(found) - MOST_LAYOUTS
     return [*parts, *([Text(f"and {hidden} more, which `--json` has", "dim")] if hidden > 0 else [])]
 
@@ -52,6 +52,15 @@ def _title(names: list[str], allocation: Allocation) -> Text:
     rest = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
     title = f"\nStages of {', '.join(names[:MOST_NAMES])}{rest}"
     return Text.assemble((printable(title), "bold"), f": {describe_layout(allocation.pipeline)}")
+
+
+def _waves(allocation: Allocation) -> list[RenderableType]:
+    """Return a line that says what waves take of the nodes' memory; empty for one virtual worker."""
+    assert allocation.pipeline is not None
+    if not (of_nodes := allocation.pipeline.wave_bytes):
+        return []
+    most = format_bytes(max(of_nodes))
+    return [Text(f"Waves and parameter servers take up to {most} of a node's memory.", "dim")]
 
 
 def _stages(allocation: Allocation, device: str) -> Table:

@@ -91,13 +91,14 @@ def test_a_plan_says_where_which_layers_are() -> None:
         "minibatches",
         "held",
     ]
-    rows = [line.split() for line in shown[at + 3 :]]
+    rows = [line.split() for line in shown[at + 3 : at + 7]]
     assert rows == [
         ["0", "0", "0..3", "n1", "2", "3"],
         ["1", "4..6", "n1", "5", "1"],
         ["1", "0", "0..2", "n2", "0", "3"],
         ["1", "3..6", "n2", "1", "1"],
     ]
+    assert shown[at + 7] == "Waves and parameter servers take up to 3.0 GiB of a node's memory."
 
 
 def test_members_of_unlike_layouts_have_tables_of_their_own() -> None:

@@ -193,6 +193,7 @@ class PipelineMember:
             batch_size=self.member.batch_size,
             context_bytes=nodes.context_bytes,
             gpu_type=site.gpu_type or UNNAMED,
+            node_memory_bytes=site.memory_per_node,
             max_gpus=self.member.max_gpus,
             policy=options.policy,
             waves=Waves(options.clock_distance, options.ps_placement),
@@ -201,7 +202,7 @@ class PipelineMember:
         )
 
     def laid_out(self, problem: PipelineProblem, cluster: Cluster) -> LaidOut:
-        """Return its pipeline on the nodes of a job; InfeasibleError if the GPUs have no room for it."""
+        """Return its pipeline on the nodes of a job; InfeasibleError if GPUs or nodes have no room for it."""
         try:
             return lay_out(problem, cluster.nodes)
         except InfeasibleError as error:

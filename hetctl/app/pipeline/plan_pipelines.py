@@ -13,7 +13,8 @@ from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Stage, Waves, plan
 from hetctl.methods.pipeline.simulate import PipelineRun, simulate_plan, steady_waves
-from hetctl.methods.pipeline.sync_cost import LOCAL
+from hetctl.methods.pipeline.sync_cost import LOCAL, server_gpus
+from hetctl.methods.pipeline.wave_memory import wave_bytes
 from hetctl.model.errors import InfeasibleError
 
 
@@ -87,6 +88,8 @@ class PlanOutcome:
         Rate of all virtual workers in minibatches/s.
     synchronisation_s : float
         Seconds to send a wave's updates and add them, if all virtual workers send at once.
+    wave_bytes : tuple of int
+        Most bytes that waves and parameter servers take of the memory of each node.
     """
 
     policy: str
@@ -98,6 +101,7 @@ class PlanOutcome:
     ratio: float
     throughput: float
     synchronisation_s: float
+    wave_bytes: tuple[int, ...]
     virtual_workers: tuple[WorkerOutcome, ...]
 
 
@@ -161,8 +165,16 @@ def plan_pipeline(request: PipelineRequest) -> PlanOutcome:
         ratio=planned.bottleneck_s / planned.lower_bound_s,
         throughput=planned.throughput,
         synchronisation_s=planned.synchronisation_s,
+        wave_bytes=_wave_bytes(planned, layers, len(cluster.nodes), request.waves),
         virtual_workers=outcomes_of(planned, layers, cluster),
     )
+
+
+def _wave_bytes(planned: PipelinePlan, layers: LayerProfile, nodes: int, waves: Waves) -> tuple[int, ...]:
+    """Return the most bytes that waves and parameter servers take of the memory of each node."""
+    workers, sizes = planned.virtual_workers, layers.parameter_bytes.tolist()
+    found = wave_bytes(workers, sizes, server_gpus(workers, sizes, nodes, waves.placement), waves.distance)
+    return tuple(found.get(node, 0) for node in range(nodes))
 
 
 def simulate_pipeline(request: PipelineRequest, minibatches: int | None = None) -> SimulationOutcome:

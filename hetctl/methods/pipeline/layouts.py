@@ -13,7 +13,8 @@ from hetctl.methods.pipeline.layers import UNNAMED, LayerProfile
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Waves, plan
 from hetctl.methods.pipeline.simulate import simulate_plan, steady_waves
 from hetctl.methods.pipeline.stage_costs import minibatches_held
-from hetctl.methods.pipeline.sync_cost import server_nodes
+from hetctl.methods.pipeline.sync_cost import server_gpus
+from hetctl.methods.pipeline.wave_memory import wave_bytes
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.pipeline_layout import PipelineLayout, StagePlan
 from hetctl.model.plan import PIPELINE, Allocation, Placement
@@ -41,6 +42,8 @@ class PipelineProblem:
         Samples of a minibatch.
     gpu_type : str
         Type of the GPUs of nodes that name none.
+    node_memory_bytes : int or None
+        Memory of a node, of which waves and parameter servers take a part; None: no limit.
     max_gpus : int or None
         Most GPUs that the member may have; None: no limit.
     policy : str
@@ -57,6 +60,7 @@ class PipelineProblem:
     batch_size: int
     context_bytes: Mapping[str, int] = field(default_factory=dict)
     gpu_type: str = UNNAMED
+    node_memory_bytes: int | None = None
     max_gpus: int | None = None
     policy: str = BEST
     waves: Waves = field(default_factory=Waves)
@@ -87,7 +91,7 @@ def lay_out(problem: PipelineProblem, nodes: Sequence[Node]) -> LaidOut:
     Raises
     ------
     InfeasibleError
-        If its layers do not fit the GPUs.
+        If its layers do not fit the GPUs, or its waves and parameter servers the memory of the nodes.
     """
     used = _first_gpus(nodes, problem.max_gpus)
     types = tuple((node.gpu_type or problem.gpu_type,) * len(node.gpus) for node in used)
@@ -99,7 +103,23 @@ def lay_out(problem: PipelineProblem, nodes: Sequence[Node]) -> LaidOut:
     run = simulate_plan(planned, problem.layers, cluster, waves, steady_waves(planned, waves))
     placement, ranks = _placed(planned, used)
     layout = layout_of(planned, problem, len(used), ranks)
+    _refuse_large_waves(layout, placement, problem)
     return LaidOut(layout, placement, run.throughput * problem.batch_size)
+
+
+def _refuse_large_waves(
+    layout: PipelineLayout, placement: Sequence[Placement], problem: PipelineProblem
+) -> None:
+    """Raise InfeasibleError if waves and parameter servers may take more than the memory of a node."""
+    most = problem.node_memory_bytes
+    for place, needed in zip(placement, layout.wave_bytes, strict=False):
+        if most is not None and needed > most:
+            lower = f"lower --clock-distance, now {layout.distance}" if layout.distance else "use fewer GPUs"
+            raise InfeasibleError(
+                f"waves and parameter servers of {len(layout.workers)} virtual workers take up to"
+                f" {needed:,} bytes of the memory of node {place.node}, which has {most:,}",
+                f"{lower}, or form other virtual workers with --policy",
+            )
 
 
 def _planned(problem: PipelineProblem, cluster: PipelineCluster) -> PipelinePlan:
@@ -136,21 +156,19 @@ def layout_of(
         )
         for worker in planned.virtual_workers
     )
-    layout = PipelineLayout(workers, planned.in_flight, problem.waves.distance)
+    distance = problem.waves.distance
     if len(workers) == 1:
-        return layout
-    sizes = [float(size) for size in problem.layers.parameter_bytes]
-    on_nodes = server_nodes(planned.virtual_workers, sizes, nodes, problem.waves.placement)
-    servers = tuple(_server(layer, node, planned, ranks) for layer, node in enumerate(on_nodes))
-    return PipelineLayout(workers, planned.in_flight, problem.waves.distance, servers)
-
-
-def _server(layer: int, node: int, planned: PipelinePlan, ranks: Mapping[Gpu, int]) -> int:
-    """Return the rank on a node that serves a layer: one that trains it, if there is one."""
-    stages = [stage for worker in planned.virtual_workers for stage in worker.stages]
-    trains = [s for s in stages if s.node == node and s.first <= layer <= s.last]
-    there = trains or [s for s in stages if s.node == node] or stages
-    return min(ranks[stage.node, stage.gpu] for stage in there)
+        return PipelineLayout(workers, planned.in_flight, distance)
+    sizes = problem.layers.parameter_bytes.tolist()
+    servers = server_gpus(planned.virtual_workers, sizes, nodes, problem.waves.placement)
+    of_nodes = wave_bytes(planned.virtual_workers, sizes, servers, distance)
+    return PipelineLayout(
+        workers,
+        planned.in_flight,
+        distance,
+        tuple(ranks[server] for server in servers),
+        tuple(of_nodes.get(node, 0) for node in dict.fromkeys(node for node, _ in ranks)),
+    )
 
 
 def _placed(planned: PipelinePlan, nodes: Sequence[Node]) -> tuple[tuple[Placement, ...], dict[Gpu, int]]:

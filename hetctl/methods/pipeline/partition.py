@@ -91,7 +91,7 @@ class Partitioner:
         cuts = self._by_nodes(self._exact, group) if is_small else self._of_large(group)[1]
         if not cuts:
             counts = sorted(Counter(map(self._cluster.type_of, group)).items())
-            types = ", ".join(f"{count} {name}" for name, count in counts)
+            types = ", ".join(f"{count} {name or 'GPU'}" for name, count in counts)
             raise InfeasibleError(
                 f"a virtual worker of {types} has no room for all layers with N_m = {self._in_flight}",
                 hint="use GPUs with more memory, more of them, or a smaller minibatch",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -75,6 +75,14 @@ class VirtualWorker:
     def period_s(self) -> float:
         """Seconds between minibatches with `in_flight` of them in flight; at least the bottleneck."""
         return period_s(self.passes, self.in_flight)
+
+
+def stages_of_layers(workers: Iterable[VirtualWorker]) -> Iterator[tuple[Stage, int]]:
+    """Yield every layer of every virtual worker with its stage."""
+    for worker in workers:
+        for stage in worker.stages:
+            for layer in range(stage.first, stage.last + 1):
+                yield stage, layer
 
 
 def virtual_worker(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 from hetctl.methods.pipeline.communication import Links
-from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.gpu_cluster import Gpu, PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
-from hetctl.methods.pipeline.stages import Stage, VirtualWorker
+from hetctl.methods.pipeline.stages import Stage, VirtualWorker, stages_of_layers
 from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Lane, Leg, Receiving, Traffic
 
 LOCAL, ROUND_ROBIN = "local", "round-robin"
@@ -56,7 +56,7 @@ def _traffic(
 ) -> Traffic:
     sizes = [float(size) for size in layers.parameter_bytes]
     added, sent, received = (defaultdict[int, float](float) for _ in range(3))
-    for stage, layer in _placed([worker]):
+    for stage, layer in stages_of_layers([worker]):
         added[servers[layer]] += sizes[layer]
         if servers[layer] != stage.node:
             sent[stage.node] += sizes[layer]
@@ -137,9 +137,22 @@ def server_nodes(
     return [count % nodes for count, _ in zip(with_parameters, sizes, strict=False)]
 
 
+def server_gpus(
+    workers: Sequence[VirtualWorker], sizes: Sequence[float], nodes: int, placement: str
+) -> list[Gpu]:
+    """Return the GPU whose rank serves each layer: one on its node that trains it, if there is one."""
+    stages = [stage for worker in workers for stage in worker.stages]
+    found = []
+    for layer, node in enumerate(server_nodes(workers, sizes, nodes, placement)):
+        trains = [s for s in stages if s.node == node and s.first <= layer <= s.last]
+        server = (trains or [s for s in stages if s.node == node] or stages)[0]
+        found.append((server.node, server.gpu))
+    return found
+
+
 def _nearest_servers(workers: Sequence[VirtualWorker], sizes: Sequence[float], nodes: int) -> list[int]:
     votes = [[0] * nodes for _ in sizes]
-    for stage, layer in _placed(workers):
+    for stage, layer in stages_of_layers(workers):
         votes[layer][stage.node] += 1
     servers, load = [], [0.0] * nodes
     for counts, size in zip(votes, sizes, strict=True):
@@ -147,11 +160,3 @@ def _nearest_servers(workers: Sequence[VirtualWorker], sizes: Sequence[float], n
         servers.append(max(range(nodes), key=lambda node: (counts[node], -load[node])))
         load[servers[-1]] += size
     return servers
-
-
-def _placed(workers: Sequence[VirtualWorker]) -> Iterator[tuple[Stage, int]]:
-    """Yield every layer of every virtual worker with its stage."""
-    for worker in workers:
-        for stage in worker.stages:
-            for layer in range(stage.first, stage.last + 1):
-                yield stage, layer

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hetctl.methods.pipeline.wave_memory import SLOTS
 from hetctl.runtime.frameworks.stage_network import Tensor
 
 
@@ -29,15 +30,11 @@ class SlotAddress:
     size: int
 
 
-SLOTS = 2
-"""Slots of a sender: one is filled while the other is read."""
-
-
 class SharedSlots:
     """Slots of one sender, each of which holds the tensors of one message until they are received.
 
-    There are at most `SLOTS`, which grow with the messages. The memory has no name in any file system, so
-    that nothing is left of processes that are killed.
+    There are at most `SLOTS`, which grow with the messages: one is filled while the other is read. The memory
+    has no name in any file system, so that nothing is left of processes that are killed.
     """
 
     def __init__(self) -> None:

@@ -1,0 +1,98 @@
+"""Memory of nodes for waves: what servers and stages hold stays within it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_pipeline_layouts import NODES, problem
+from test_pipeline_sync_cost import BY_NODE, EQUAL
+
+from hetctl.methods.pipeline.global_weights import GlobalWeights
+from hetctl.methods.pipeline.layouts import lay_out
+from hetctl.methods.pipeline.sync_cost import LOCAL, Waves, server_gpus
+from hetctl.methods.pipeline.wave_memory import server_versions, wave_bytes
+from hetctl.methods.pipeline.wsp import Bounds, WspClock
+from hetctl.model.errors import InfeasibleError
+
+SIZES = [100, 10, 100, 10]
+
+
+class Follower:
+    """A virtual worker that starts and completes minibatches as WSP allows, and its server."""
+
+    def __init__(self, number: int, bounds: Bounds, server: GlobalWeights) -> None:
+        self.number, self.server = number, server
+        self.clock = WspClock(bounds)
+
+    def step(self) -> None:
+        """Pull, or complete the oldest minibatch, or start one, if any of these is possible."""
+        wanted = self.clock.waves_wanted
+        if self.clock.must_pull and self.server.clock.now >= wanted:
+            self.server.note_read(self.number, wanted)
+            self.clock = self.clock.pull(wanted)
+        while self.clock.may_start:
+            self.clock = self.clock.start()
+        if self.clock.completed < self.clock.started:
+            before = self.clock.waves
+            self.clock = self.clock.complete()
+            if self.clock.waves > before:
+                self.server.push(self.number, before, [np.ones(1)])
+
+
+@settings(max_examples=60)
+@given(st.data(), st.integers(2, 4), st.integers(1, 3), st.integers(0, 3))
+def test_a_server_holds_no_more_versions_than_planned(data, workers, in_flight, distance):
+    server = GlobalWeights([np.zeros(1)], workers)
+    all_ = [Follower(number, Bounds(in_flight, distance), server) for number in range(workers)]
+    order = data.draw(st.lists(st.integers(0, workers - 1), min_size=20, max_size=120))
+    most = 0
+    for number in order:
+        all_[number].step()
+        most = max(most, len(server._versions) + len(server._waves))
+    assert most <= server_versions(workers, distance)
+
+
+def test_the_bound_of_a_server_is_almost_reached():
+    server = GlobalWeights([np.zeros(1)], 2)
+    slow, fast = (Follower(number, Bounds(1, 2), server) for number in (0, 1))
+    most = 0
+    for _ in range(8):
+        for _ in range(8):
+            fast.step()
+        slow.step()
+        most = max(most, len(server._versions) + len(server._waves))
+    assert server_versions(2, 2) - 1 <= most <= server_versions(2, 2)
+
+
+def test_waves_and_servers_by_hand():
+    # Each of two nodes has two stages of 110 bytes and D = 1: 3 x 110 for each, and the versions of the
+    # layers that it serves, 3 + 1 x 2 of them. A rank that does not serve has slots for its largest layer.
+    servers = server_gpus(EQUAL, SIZES, 2, LOCAL)
+    assert servers == [(0, 0), (0, 0), (1, 0), (1, 0)]
+    each = 2 * 3 * 110 + 5 * 110 + 2 * 2 * 100
+    assert wave_bytes(EQUAL, SIZES, servers, 1) == {0: each, 1: each}
+    apart = wave_bytes(BY_NODE, SIZES, server_gpus(BY_NODE, SIZES, 2, LOCAL), 0)
+    assert apart == {0: 2 * 220 + 3 * 110, 1: 2 * 220 + 3 * 110}
+
+
+def test_one_virtual_worker_has_neither_waves_nor_servers():
+    assert wave_bytes(EQUAL[:1], SIZES, [], 4) == {}
+    assert lay_out(problem("np"), NODES[:1]).layout.wave_bytes == ()
+
+
+def test_waves_that_no_node_has_room_for_are_refused():
+    own = problem("ed", waves=Waves(3, LOCAL))
+    needed = lay_out(own, NODES).layout.wave_bytes
+    assert len(needed) == len(NODES)
+    assert lay_out(replace(own, node_memory_bytes=max(needed)), NODES).layout.wave_bytes == needed
+    with pytest.raises(InfeasibleError, match=f"up to {max(needed):,} bytes of .* node n") as raised:
+        lay_out(replace(own, node_memory_bytes=max(needed) - 1), NODES)
+    assert raised.value.hint == "lower --clock-distance, now 3, or form other virtual workers with --policy"
+    without = replace(own, waves=Waves(0, LOCAL), node_memory_bytes=1)
+    with pytest.raises(InfeasibleError) as raised:
+        lay_out(without, NODES)
+    assert raised.value.hint == "use fewer GPUs, or form other virtual workers with --policy"
