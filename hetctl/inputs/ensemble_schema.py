@@ -469,6 +469,12 @@ class SearchModel(EntrySettings):
     trials: int | None = Field(
         default=None, ge=1, description="Number of trials; of pbt, in a population. A grid has its own."
     )
+    metric: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="Key of the metric that the search goes by; null: that of the stop rule."
+    )
+    mode: Literal["max", "min"] | None = Field(
+        default=None, description="Direction in which that metric is better; null: as for stop rules."
+    )
     epochs: int = Field(ge=1, description="Epochs of a trial that reaches the end.")
     min_epochs: int | None = Field(default=None, ge=1, description="asha: epochs of every trial; null: 1.")
     eta: int | None = Field(

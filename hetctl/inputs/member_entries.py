@@ -163,5 +163,9 @@ def _stop_rule(common: dict[str, Any], own: dict[str, Any]) -> StopRule:
         # A target of an accuracy would end a member that is judged by its loss at once.
         common = {**common, "mode": None, "target": None}
     merged = {**common, **own}
-    more = any(word in merged["metric"].lower() for word in MORE_IS_BETTER)
-    return StopRule(**{**merged, "mode": merged["mode"] or ("max" if more else "min")})
+    return StopRule(**{**merged, "mode": merged["mode"] or usual_mode(merged["metric"])})
+
+
+def usual_mode(metric: str) -> str:
+    """Return the direction in which a metric of this name is better: ``max`` or ``min``."""
+    return "max" if any(word in metric.lower() for word in MORE_IS_BETTER) else "min"

@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from hetctl.inputs.ensemble_schema import EnsembleModel, OptunaPartModel, SearchModel
 from hetctl.inputs.input_errors import suggestion
-from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry
+from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, usual_mode
 from hetctl.inputs.names import fitted
 from hetctl.inputs.quantities import parse_duration
 from hetctl.inputs.search_keys import METHOD_KEYS, OF_METHODS
 from hetctl.inputs.yaml_source import Location
 from hetctl.methods.automl.search_parts import USUAL_SAMPLER, likely_configs, parts_of_search
-from hetctl.model.ensemble import Member, StopRule
+from hetctl.model.ensemble import Member, Objective, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.model.search_spec import NamedPart, SearchBudget, SearchSpec
 
@@ -22,11 +22,18 @@ SEARCH: Location = ("search",)
 
 
 class Trials(NamedTuple):
-    """Search of an ensemble file, with an entry for each of its trials, and their likely epochs."""
+    """Search of an ensemble file, with an entry for each of its trials, and their likely epochs.
+
+    Parameters
+    ----------
+    objective : Objective or None
+        Metric that it goes by, unless that is the stop rule's.
+    """
 
     spec: SearchSpec
     points: list[MemberEntry]
     epochs: tuple[int, ...]
+    objective: Objective | None
 
 
 def search_problems(model: EnsembleModel) -> Iterator[tuple[Location, str]]:
@@ -57,6 +64,8 @@ def _value_problems(search: SearchModel) -> Iterator[tuple[Location, str]]:
             yield (*SEARCH, "mutate", key), f"is no key of space{suggestion(key, search.space)}"
         elif not _is_number(search, key):
             yield (*SEARCH, "mutate", key), "cannot mutate: not all of its values are numbers"
+    if search.metric is None and search.mode is not None:
+        yield (*SEARCH, "mode"), "needs a metric; the direction of the stop rule's is stop.mode"
     if search.pruner is None and search.method == "optuna" and search.every is not None:
         yield (*SEARCH, "every"), "needs a pruner, which decides so often"
     if search.budget.time is not None:
@@ -96,7 +105,7 @@ def trials_of(model: EnsembleModel) -> Trials | None:
         for number, config in enumerate(configs)
     ]
     named = replace(spec, members=tuple(point.name for point in points))
-    return Trials(named, points, method.likely_epochs())
+    return Trials(named, points, method.likely_epochs(), _objective(model.search))
 
 
 def as_trials(members: list[Member], trials: Trials | None) -> list[Member]:
@@ -105,7 +114,11 @@ def as_trials(members: list[Member], trials: Trials | None) -> list[Member]:
         return members
     likely = dict(zip(trials.spec.members, trials.epochs, strict=True))
     return [
-        replace(member, stop=_stop(member.stop, trials.spec.epochs, likely[member.name]))
+        replace(
+            member,
+            stop=_stop(member.stop, trials.spec.epochs, likely[member.name]),
+            search_objective=trials.objective,
+        )
         if member.name in likely
         else member
         for member in members
@@ -114,6 +127,12 @@ def as_trials(members: list[Member], trials: Trials | None) -> list[Member]:
 
 def _stop(stop: StopRule, most: int, likely: int) -> StopRule:
     return replace(stop, max_epochs=most, expected_epochs=min(likely, most))
+
+
+def _objective(search: SearchModel) -> Objective | None:
+    if search.metric is None:
+        return None
+    return Objective(search.metric, search.mode or usual_mode(search.metric))
 
 
 def _spec(search: SearchModel, seed: int) -> SearchSpec:

@@ -27,6 +27,14 @@ RAISABLE = {
 
 
 @dataclass(frozen=True)
+class Objective:
+    """Metric of the results of an epoch by which members are compared; `mode` is ``max`` or ``min``."""
+
+    metric: str
+    mode: str
+
+
+@dataclass(frozen=True)
 class StopRule:
     """Conditions under which a member has converged.
 
@@ -137,6 +145,8 @@ class Member:
         Variables of the command.
     checkpoint : CheckpointInterval
         Training after which its next checkpoint is due; it also writes one whenever it stops.
+    search_objective : Objective or None
+        Metric that its search goes by; None: that of its stop rule, or it is no trial.
     """
 
     name: str
@@ -157,6 +167,12 @@ class Member:
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     checkpoint: CheckpointInterval = field(default_factory=CheckpointInterval)
+    search_objective: Objective | None = None
+
+    @property
+    def objective(self) -> Objective:
+        """Metric by which it is compared with other members."""
+        return self.search_objective or Objective(self.stop.metric, self.stop.mode)
 
     def most_gpus(self, gpus: int) -> int:
         """Return the number of GPUs that it may have, out of `gpus`: each needs a sample of every step."""

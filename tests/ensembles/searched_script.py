@@ -13,11 +13,15 @@ done = int(state.read_text()) if state.exists() else 0
 print(f"start after {done} epochs", flush=True)
 if done:
     # The last report is lost if the script was killed before it.
-    hetctl.report(epoch=done, samples=100, loss=abs(learning_rate - 0.02) + 1 / (done + width))
+    hetctl.report(
+        epoch=done, samples=100, loss=abs(learning_rate - 0.02) + 1 / (done + width), fit=learning_rate
+    )
 while done < int(os.environ["HETCTL_LAST_EPOCH"]) and not hetctl.should_stop():
     time.sleep(0.02)
     done += 1
     whole = state.with_suffix(".new")
     whole.write_text(str(done))
     whole.replace(state)
-    hetctl.report(epoch=done, samples=100, loss=abs(learning_rate - 0.02) + 1 / (done + width))
+    hetctl.report(
+        epoch=done, samples=100, loss=abs(learning_rate - 0.02) + 1 / (done + width), fit=learning_rate
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from hetctl.inputs.ensemble_file import read_ensemble
+from hetctl.model.ensemble import Objective
 from hetctl.model.errors import BadInputError
 from hetctl.model.search_spec import NamedPart, SearchBudget, SearchSpec
 
@@ -44,6 +45,21 @@ def test_a_search_has_a_member_for_each_trial(tmp_path):
     assert all(m.config["depth"] == 3 and m.config["width"] in (16, 32) for m in ensemble.members)
     assert all(0.001 <= m.config["lr"] <= 0.1 and m.batch_size == 7 for m in ensemble.members)
     assert ensemble.search.configs_are_known
+
+
+@pytest.mark.parametrize(
+    ("given", "objective"),
+    [
+        ({}, Objective("val_loss", "min")),
+        ({"stop": {"metric": "loss"}}, Objective("loss", "min")),
+        ({"metric": "val_f1", "stop": {"metric": "loss"}}, Objective("val_f1", "max")),
+        ({"metric": "val_f1", "mode": "min"}, Objective("val_f1", "min")),
+    ],
+)
+def test_trials_are_compared_by_the_metric_of_their_search(given, objective, tmp_path):
+    ensemble = ensemble_of(tmp_path, {**ASHA, **given}, members=[{"name": "a", "config": {"lr": 1}}])
+    assert {ensemble.member(name).objective for name in ensemble.trials} == {objective}
+    assert ensemble.member("a").objective == Objective("val_loss", "min")
 
 
 def test_a_search_goes_beside_members(tmp_path):
@@ -95,6 +111,8 @@ PBT = {"method": "pbt", "trials": 4, "epochs": 6, "every": 2, "space": ASHA["spa
         ({"method": "optuna", "trials": 2, "epochs": 2, **CHOICE, "sampler": "No"}, 3, "sampler No is not"),
         ({"method": "optuna", "trials": 2, "epochs": 2, **CHOICE, "every": 2}, 8, "needs a pruner"),
         ({"method": "random", "trials": 10_001, "epochs": 2, **CHOICE}, 3, "must have at most 10,000 trials"),
+        ({**ASHA, "mode": "max"}, 9, "search.mode: needs a metric"),
+        ({**ASHA, "metric": ""}, 9, "search.metric: must"),
         (None, 1, "members: is required, unless there is a search"),
     ],
 )

@@ -11,7 +11,7 @@ from hetctl.app.run.select_run import record_of
 from hetctl.app.run.status import run_status
 from hetctl.methods.automl.importance import importance_of
 from hetctl.methods.automl.search_parts import space_of
-from hetctl.model.ensemble import StopRule
+from hetctl.model.ensemble import Objective
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import Event
 from hetctl.model.run_status import MemberStatus, RunStatus
@@ -44,14 +44,16 @@ def search_in(project: Project, status: RunStatus) -> SearchStatus | None:
     if ensemble.search is None:
         return None
     events = events_in(project.home.run(status.run))
-    found = _searched(status, ensemble.search, ensemble.member(ensemble.search.members[0]).stop, events)
+    found = _searched(status, ensemble.search, ensemble.member(ensemble.search.members[0]).objective, events)
     sign = -1.0 if found.mode == "max" else 1.0
     losses = [(trial.config, sign * (trial.best or 0.0)) for trial in found.measured]
     varied = {key: of for key, of in space_of(ensemble.search).items() if key in found.varied_keys}
     return replace(found, importance=importance_of(losses, varied))
 
 
-def _searched(status: RunStatus, search: SearchSpec, rule: StopRule, events: list[Event]) -> SearchStatus:
+def _searched(
+    status: RunStatus, search: SearchSpec, objective: Objective, events: list[Event]
+) -> SearchStatus:
     asked = {str(event.data["member"]): event for event in events if event.kind == TRIAL}
     ends = [str(event.data["reason"]) for event in events if event.kind == SEARCH_ENDED]
     members = {member.member: member for member in status.members}
@@ -61,7 +63,8 @@ def _searched(status: RunStatus, search: SearchSpec, rule: StopRule, events: lis
     best_first = tuple(sorted(trials, key=lambda trial: members[trial.member].rank))
     ended = ends[-1] if ends else None
     return SearchStatus(
-        status.run, search.method, rule.metric, rule.mode, len(search.members), ended, best_first
+        *(status.run, search.method, objective.metric, objective.mode),
+        *(len(search.members), ended, best_first),
     )
 
 

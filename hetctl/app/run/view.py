@@ -162,15 +162,16 @@ class RunView:
     def _line(self, name: str, state: str, own: Sequence[StepSpan], pulse: Heartbeat | None) -> MemberStatus:
         member, progress = self._members[name], self.progress[name]
         held = _held(own)
-        metrics = [epoch.metrics[member.stop.metric] for epoch in progress.epochs]
+        objective = member.objective
+        metrics = [epoch.metrics[objective.metric] for epoch in progress.epochs]
         return MemberStatus(
             member=name,
             state=state,
             gpus_by_round=tuple(held.get(index, 0) for index in self._begun),
             epochs=progress.last_epoch,
             max_epochs=progress.asked or member.stop.max_epochs,
-            metric=member.stop.metric,
-            best=_best(metrics, member.stop.mode),
+            metric=objective.metric,
+            best=_best(metrics, objective.mode),
             predicted_s=self._predicted_s.get(name),
             measured_s=_seconds(own),
             reason=progress.failed or progress.converged,
@@ -179,7 +180,7 @@ class RunView:
             pulse=pulse if state == TRAINING else None,
             # Each minibatch of a pipeline is a step, whatever the number of GPUs.
             batch_changes=() if name in self.spec.pipelines else batch_changes(member, progress.epochs),
-            mode=member.stop.mode,
+            mode=objective.mode,
             config=self.facts.trials[name].data["config"] if name in self.facts.trials else None,
         )
 

@@ -132,11 +132,11 @@ class TrialQueue:
 
         A command may have trained further before it stopped; a trial that has converged has fewer epochs.
         """
-        rule = self._slots[name].stop
-        values = [e.metrics.get(rule.metric) for e in progress.epochs if e.epoch <= trial.epochs]
+        objective = self._slots[name].objective
+        values = [e.metrics.get(objective.metric) for e in progress.epochs if e.epoch <= trial.epochs]
         if progress.failed or not values or values[-1] is None:
             return None
-        return -values[-1] if rule.mode == "max" else values[-1]
+        return -values[-1] if objective.mode == "max" else values[-1]
 
     def _inherit(self, trial: Trial) -> None:
         """Give a trial the checkpoint and the epochs of its parent, unless it has begun.

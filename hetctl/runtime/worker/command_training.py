@@ -154,7 +154,7 @@ class EpochReports:
             self._finish(report, epoch, now)
 
     def _finish(self, report: ScriptReport, epoch: int, now: float) -> None:
-        check_metrics(report.metrics, self.member.stop.metric)
+        check_metrics(report.metrics, self.member)
         result = self._result(report, epoch, now)
         self._marks = self._marks[-1:]
         # A command that was killed before its checkpoint was written trains the epoch again.

@@ -72,7 +72,7 @@ def _measure_point(
     # The first evaluation is traced: what it takes beyond the second one belongs to the start-up.
     first_evaluate_s, metrics = _timed_evaluation(built, 1, context)
     evaluate_s, _ = _timed_evaluation(built, 2, context)
-    check_metrics(metrics | {"loss": 0.0}, member.stop.metric)
+    check_metrics(metrics | {"loss": 0.0}, member)
     gpu_type, driver = gpu_and_driver()
     once_s = (
         max(0.0, (steady.first_step_s or 0.0) - times.mean_s)

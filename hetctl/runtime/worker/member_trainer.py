@@ -285,7 +285,7 @@ class MemberTrainer:
             gpu_type=self.gpu_type,
             overhead_s=max(0.0, last_s - self.training.samples / rate) if rate and last_s else None,
         )
-        check_metrics(result.metrics, self.member.stop.metric)
+        check_metrics(result.metrics, self.member)
         self._end_epoch(result.metrics)
         # A member that has hopped before keeps its visits.
         visit = self.state.visit
@@ -349,19 +349,21 @@ def _is_not_after(order: tuple[int, ...], state: TrainingState) -> bool:
     return state.order <= order
 
 
-def check_metrics(metrics: Mapping[str, float], required: str) -> None:
-    """Reject results that no stop rule can use.
+def check_metrics(metrics: Mapping[str, float], member: Member) -> None:
+    """Reject results that a member's stop rule or search cannot use.
 
     Raises
     ------
     BadInputError
-        If the stop rule's metric is missing, or a metric is not a finite number.
+        If the metric of one of these is missing, or a metric is not a finite number.
     """
-    if required not in metrics:
-        raise BadInputError(
-            f"the stop rule's metric {required} is not among the results: {', '.join(sorted(metrics))}",
-            "name one of them in `stop:`, or compile the model with that metric",
-        )
+    needed = {"stop rule": ("stop", member.stop.metric), "search": ("search", member.objective.metric)}
+    for owner, (key, metric) in needed.items():
+        if metric not in metrics:
+            raise BadInputError(
+                f"the {owner}'s metric {metric} is not among the results: {', '.join(sorted(metrics))}",
+                f"name one of them in `{key}:`, or compile the model with that metric",
+            )
     check_finite(metrics, "epoch")
 
 

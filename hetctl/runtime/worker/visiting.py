@@ -371,7 +371,7 @@ class Visitor:
             batch_size=self._member.batch_size,
             gpu_type=self._gpu_type,
         )
-        check_metrics(result.metrics, self._member.stop.metric)
+        check_metrics(result.metrics, self._member)
         return TrainingState(epochs=(*state.epochs, result), gpus=state.gpus)
 
     def _store(self, network: TrainableNetwork, stretch: Stretch) -> tuple[str, int]:

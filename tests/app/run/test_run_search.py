@@ -171,6 +171,24 @@ def test_a_budget_of_epochs_ends_a_search(tmp_path):
     assert len(results(project)["configs"]) == 2
 
 
+def test_a_search_goes_by_its_own_metric(tmp_path):
+    project = project_of(tmp_path / "project", "grid", metric="fit", mode="max")
+    assert submitted(project).code == 0
+    rates = {number: config["learning_rate"] for number, config in results(project)["configs"].items()}
+    assert {n: -loss for (n, _), loss in results(project)["losses"].items()} == rates
+    shown = project.here("search", "show", "--json").json
+    assert (shown["metric"], shown["mode"]) == ("fit", "max")
+    assert [trial["best"] for trial in shown["trials"]] == [0.1, 0.1, 0.01, 0.01]
+    assert sorted(study_of(project).best_params.items())[0] == ("learning_rate", 0.1)
+
+
+def test_a_search_without_its_metric_fails_with_the_cause(tmp_path):
+    project = project_of(tmp_path / "project", "grid", metric="f1")
+    assert submitted(project).code != 0
+    (row, *_) = project.here("status", "--json").json["members"]
+    assert "the search's metric f1 is not among the results: fit, loss" in row["reason"]
+
+
 def test_a_search_in_another_mode_is_refused(tmp_path):
     project = project_of(tmp_path / "project", "grid")
     for options in (["--mode", "auto"], ["--sharing", "lockstep"]):
