@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import click
@@ -57,10 +58,13 @@ def show(run: str | None, best: int, as_json: bool) -> None:
     "--study",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Write a new SQLite database for Optuna instead, which its dashboard opens.",
+    help="Write an SQLite database for Optuna instead, which its dashboard opens, or update it.",
 )
+@click.option("--watch", is_flag=True, help="Update the study until the run ends.")
 @click.pass_context
-def export(context: click.Context, run: str | None, output: Path | None, study: Path | None) -> None:
+def export(
+    context: click.Context, run: str | None, output: Path | None, study: Path | None, watch: bool
+) -> None:
     """Write all trials of the search of RUN (default: the newest run) as CSV.
 
     \b
@@ -70,14 +74,25 @@ def export(context: click.Context, run: str | None, output: Path | None, study: 
 
     if output and study:
         raise click.UsageError("give one of --output and --study", context)
+    if watch and not study:
+        raise click.UsageError("--watch needs --study", context)
     if study:
-        from hetctl.app.run.search_study import export_study
-
-        export_study(this_project(), run, study)
-        click.echo(f"wrote {study}")
+        _export_study(run, study, watch=watch)
         return
     text = trials_as_csv(search_status(this_project(), run))
     if output is None:
         click.echo(text, nl=False)
     else:
         write_text(output, text)
+
+
+def _export_study(run: str | None, study: Path, *, watch: bool) -> None:
+    from hetctl.app.run.search_study import export_study
+    from hetctl.model.run_states import UNDER_WAY
+
+    project = this_project()
+    status = export_study(project, run, study)
+    click.echo(f"wrote {study}")
+    while watch and status.state in UNDER_WAY:
+        time.sleep(project.waits.run_poll_s)
+        status = export_study(project, status.run, study)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from hetctl.methods.automl.optuna_study import distributions_of
-from hetctl.methods.automl.space import Space
+from hetctl.methods.automl.optuna_source import distribution_of
+from hetctl.methods.automl.space import Categorical, Parameter, Space
 from hetctl.methods.automl.trial_history import Config
 
 Measured = tuple[Config, float]
@@ -40,9 +41,24 @@ def importance_of(trials: Sequence[Measured], space: Space) -> dict[str, float]:
         return {}
     optuna.logging.disable_default_handler()
     study = optuna.create_study()
-    spaces = distributions_of(space, [config for config, _ in trials])
+    spaces = _distributions_of(space, [config for config, _ in trials])
     for config, loss in trials:
         params = {key: config[key] for key in space}
         study.add_trial(optuna.create_trial(params=params, distributions=spaces, value=loss))
     found = optuna.importance.get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
     return {key: float(share) for key, share in found.items()}
+
+
+def _distributions_of(space: Space, configs: Sequence[Config]) -> dict[str, Any]:
+    """Return a space as distributions of Optuna that hold the values of these configs."""
+    return {
+        key: distribution_of(_with(parameter, [config[key] for config in configs if key in config]))
+        for key, parameter in space.items()
+    }
+
+
+def _with(parameter: Parameter, seen: Sequence[Any]) -> Parameter:
+    """Return a choice with the values between its own to which PBT has changed some."""
+    if not isinstance(parameter, Categorical):
+        return parameter
+    return Categorical(tuple(dict.fromkeys([*parameter.values, *seen])))

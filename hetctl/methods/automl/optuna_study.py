@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
 
 from hetctl.methods.automl.optuna_source import distribution_of
-from hetctl.methods.automl.space import Categorical, Parameter, Space
+from hetctl.methods.automl.space import Space
 from hetctl.methods.automl.trial_history import Config
 from hetctl.model.errors import BadInputError
 
@@ -36,18 +37,27 @@ class StudyTrial:
     state: str
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def result(self) -> float | None:
+        """Value after the last epoch of a trial that is complete."""
+        return self.values[max(self.values)] if self.state == COMPLETE else None
 
-def write_study(storage: str, name: str, mode: str, space: Space, trials: Sequence[StudyTrial]) -> None:
-    """Write trials, by number, into a new study.
+
+def update_study(storage: str, name: str, mode: str, space: Space, trials: Sequence[StudyTrial]) -> None:
+    """Bring a study up to date with trials, by number; it is created if the storage has none of this name.
+
+    Trials that have ended in the study stay as they are.
 
     Parameters
     ----------
     storage : str
-        URL of a storage of Optuna, such as ``sqlite:///trials.db``.
+        URL of a database of Optuna, such as ``sqlite:///trials.db``.
     name : str
         Name of the study.
     mode : str
         ``min`` or ``max``.
+    space : mapping
+        Parameters whose ranges hold the values of all trials that will ever come.
 
     Raises
     ------
@@ -62,33 +72,51 @@ def write_study(storage: str, name: str, mode: str, space: Space, trials: Sequen
             hint="install hetctl with its extra optuna, or Optuna itself: pip install optuna",
         ) from None
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    direction = optuna.study.StudyDirection[f"{mode}imize".upper()]
-    study = optuna.create_study(storage=storage, study_name=name, direction=direction)
-    spaces = distributions_of(space, [trial.config for trial in trials])
-    for trial in trials:
-        others = {key: value for key, value in trial.config.items() if key not in space}
-        study.add_trial(
-            optuna.create_trial(
-                state=optuna.trial.TrialState[trial.state],
-                params={key: trial.config[key] for key in space},
-                distributions=spaces,
-                intermediate_values=dict(trial.values),
-                value=trial.values[max(trial.values)] if trial.state == COMPLETE else None,
-                user_attrs={**others, **trial.attributes},
-            )
-        )
+    database = optuna.storages.RDBStorage(storage)
+    try:
+        study = _study_in(database, name, optuna.study.StudyDirection[f"{mode}imize".upper()])
+        known = database.get_all_trials(study, deepcopy=False)
+        spaces = {key: distribution_of(parameter) for key, parameter in space.items()}
+        for before, trial in zip_longest(known, trials):
+            if before is None:
+                database.create_new_trial(study, _as_optuna(trial, spaces))
+            elif trial is not None and not before.state.is_finished():
+                _continue(database, study, before, trial)
+    finally:
+        database.remove_session()
+        database.engine.dispose()
 
 
-def distributions_of(space: Space, configs: Sequence[Config]) -> dict[str, Any]:
-    """Return a space as distributions of Optuna that hold the values of these configs."""
-    return {
-        key: distribution_of(_with(parameter, [config[key] for config in configs if key in config]))
-        for key, parameter in space.items()
-    }
+def _study_in(database: Any, name: str, direction: Any) -> int:
+    """Return the number of the study with a name, which is created if there is none."""
+    try:
+        return int(database.get_study_id_from_name(name))
+    except KeyError:
+        return int(database.create_new_study([direction], name))
 
 
-def _with(parameter: Parameter, seen: Sequence[Any]) -> Parameter:
-    """Return a choice with the values between its own to which PBT has changed some."""
-    if not isinstance(parameter, Categorical):
-        return parameter
-    return Categorical(tuple(dict.fromkeys([*parameter.values, *seen])))
+def _as_optuna(trial: StudyTrial, spaces: Mapping[str, Any]) -> Any:
+    import optuna
+
+    others = {key: value for key, value in trial.config.items() if key not in spaces}
+    return optuna.create_trial(
+        state=optuna.trial.TrialState[trial.state],
+        params={key: trial.config[key] for key in spaces},
+        distributions=dict(spaces),
+        intermediate_values=dict(trial.values),
+        value=trial.result,
+        user_attrs={**others, **trial.attributes},
+    )
+
+
+def _continue(database: Any, study: int, before: Any, trial: StudyTrial) -> None:
+    """Add what is new of a trial that had not ended."""
+    import optuna
+
+    number = database.get_trial_id_from_study_id_trial_number(study, before.number)
+    for epoch, value in trial.values.items():
+        if epoch not in before.intermediate_values:
+            database.set_trial_intermediate_value(number, epoch, value)
+    if trial.state != RUNNING:
+        values = None if trial.result is None else [trial.result]
+        database.set_trial_state_values(number, optuna.trial.TrialState[trial.state], values)

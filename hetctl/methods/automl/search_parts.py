@@ -26,6 +26,19 @@ def space_of(search: SearchSpec) -> dict[str, Parameter]:
     return {key: _parameter(how) for key, how in search.space.items()}
 
 
+def study_space_of(search: SearchSpec) -> dict[str, Parameter]:
+    """Return the space of a search with the range of each key whose listed values its method changes."""
+    changed = search.settings.get("mutate", {})
+    return {key: _range_of(one) if key in changed else one for key, one in space_of(search).items()}
+
+
+def _range_of(parameter: Parameter) -> Parameter:
+    if not isinstance(parameter, Categorical):
+        return parameter
+    numbers = [value for value in parameter.values if isinstance(value, int | float)]
+    return NumberRange(min(numbers), max(numbers), whole=all(isinstance(n, int) for n in numbers))
+
+
 def _parameter(how: Mapping[str, Any]) -> Parameter:
     ((kind, values),) = how.items()
     if kind == "choice":
@@ -96,12 +109,9 @@ def _pbt(search: SearchSpec, space: Space, _source: TrialSource) -> Method:
 def _mutation(parameter: Parameter, how: Mapping[str, Any]) -> Mutation:
     """Return a mutation that stays within the range, or between the least and the largest choice."""
     ((kind, steps),) = how.items()
-    if isinstance(parameter, Categorical):
-        numbers = [value for value in parameter.values if isinstance(value, int | float)]
-        low, high = min(numbers), max(numbers)
-    else:
-        low, high = parameter.low, parameter.high
-    return Mutation(tuple(steps), low, high, multiply=kind == "multiply")
+    values = _range_of(parameter)
+    assert isinstance(values, NumberRange)
+    return Mutation(tuple(steps), values.low, values.high, multiply=kind == "multiply")
 
 
 def _optuna(search: SearchSpec, _space: Space, _source: TrialSource) -> Method:

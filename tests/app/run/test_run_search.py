@@ -110,10 +110,32 @@ def study_of(project):
     """Export the search as a study of Optuna, once, and open it."""
     import optuna
 
-    for code in (0, 2):
-        assert project.here("search", "export", "--study", "trials.db").code == code
+    for _ in range(2):
+        assert project.here("search", "export", "--study", "trials.db").code == 0
     assert [path.name for path in project.path.iterdir() if "trials.db" in path.name] == ["trials.db"]
     return optuna.load_study(study_name=RUN, storage=f"sqlite:///{project.path}/trials.db")
+
+
+def test_a_study_follows_a_run_and_no_other_file_is_touched(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    project = project_of(tmp_path / "project", "optuna", trials=20)
+    assert project.here("submit", "--gpus", "2").code == 0
+    wait_for(partial(has_come_to, project, 1))
+    follower = project.start("search", "export", "--study", "trials.db", "--watch")
+    wait_for((project.path / "trials.db").exists)
+    storage = f"sqlite:///{project.path}/trials.db"
+    early = optuna.load_study(study_name=RUN, storage=storage).trials
+    assert any(trial.state.name == "RUNNING" for trial in early)
+    assert follower.wait(120) == 0
+    states = [trial.state.name for trial in optuna.load_study(study_name=RUN, storage=storage).trials]
+    assert len(states) == 20
+    assert set(states) == {"COMPLETE", "PRUNED"}
+    (project.path / "notes.db").write_text("mine")
+    refused = project.here("search", "export", "--study", "notes.db")
+    assert refused.code == 2
+    assert f"notes.db exists already, and has no study of run {RUN}" in refused.stderr
+    assert (project.path / "notes.db").read_text() == "mine"
+    assert project.here("search", "export", "--watch").code == 2
 
 
 def promoted_trials_go_on(project):

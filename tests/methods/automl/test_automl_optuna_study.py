@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from hetctl.methods.automl.optuna_study import COMPLETE, FAIL, PRUNED, RUNNING, StudyTrial, write_study
+from hetctl.methods.automl.optuna_study import COMPLETE, FAIL, PRUNED, RUNNING, StudyTrial, update_study
+from hetctl.methods.automl.search_parts import study_space_of
 from hetctl.methods.automl.space import Categorical, NumberRange
+from hetctl.model.search_spec import SearchSpec
 
 optuna = pytest.importorskip("optuna")
 SPACE = {
@@ -17,7 +21,7 @@ FIRST = {"lr": 0.01, "width": 16, "depth": 2, "fixed": 7}
 TRIALS = [
     StudyTrial(FIRST, {1: 0.9, 2: 0.5}, COMPLETE, {"member": "t-0"}),
     StudyTrial({"lr": 0.02, "width": 32, "depth": 1}, {1: 0.8}, PRUNED),
-    StudyTrial({"lr": 0.1, "width": 20, "depth": 4}, {}, FAIL),
+    StudyTrial({"lr": 0.1, "width": 32, "depth": 4}, {}, FAIL),
     StudyTrial({"lr": 0.05, "width": 32, "depth": 3}, {1: 0.7}, RUNNING),
 ]
 
@@ -28,7 +32,7 @@ def storage(tmp_path):
 
 
 def test_trials_keep_values_states_and_configs(storage):
-    write_study(storage, "run-001", "max", SPACE, TRIALS)
+    update_study(storage, "run-001", "max", SPACE, TRIALS)
     study = optuna.load_study(study_name="run-001", storage=storage)
     assert study.direction.name == "MAXIMIZE"
     assert [trial.state.name for trial in study.trials] == [COMPLETE, PRUNED, FAIL, RUNNING]
@@ -38,8 +42,22 @@ def test_trials_keep_values_states_and_configs(storage):
     assert (study.best_value, study.best_params["width"]) == (0.5, 16)
 
 
-def test_choices_that_pbt_has_changed_are_kept(storage):
-    write_study(storage, "run-001", "min", SPACE, TRIALS)
+def test_a_study_gets_what_is_new(storage):
+    early = [replace(TRIALS[0], values={1: 0.9}, state=RUNNING), TRIALS[2]]
+    update_study(storage, "run-001", "max", SPACE, early)
+    for _ in range(2):
+        update_study(storage, "run-001", "max", SPACE, TRIALS)
     study = optuna.load_study(study_name="run-001", storage=storage)
-    assert study.trials[2].params["width"] == 20
-    assert study.trials[2].distributions["width"].choices == (16, 32, 20)
+    assert [trial.state.name for trial in study.trials] == [COMPLETE, FAIL, FAIL, RUNNING]
+    assert study.trials[0].intermediate_values == {1: 0.9, 2: 0.5}
+    assert (study.trials[0].value, study.best_trial.number) == (0.5, 0)
+    assert optuna.get_all_study_names(storage) == ["run-001"]
+
+
+def test_values_between_those_that_pbt_changes_fit_the_space():
+    search = SearchSpec(
+        *("pbt", ("a", "b"), {"width": {"choice": [16, 32]}, "kind": {"choice": ["x", "y"]}}, 4),
+        settings={"trials": 2, "mutate": {"width": {"multiply": [0.8, 1.2]}}},
+    )
+    space = study_space_of(search)
+    assert space == {"width": NumberRange(16, 32, whole=True), "kind": Categorical(("x", "y"))}
