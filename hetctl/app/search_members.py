@@ -7,27 +7,19 @@ from collections.abc import Iterable
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import Event
-from hetctl.model.plan import DATA_PARALLEL
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.search_spec import SEARCH_ENDED
 
 
-def refuse_modes_of_searches(ensemble: Ensemble, mode: str, sharing: str) -> None:
-    """Refuse modes and sharing in which members cannot arrive while a run goes on.
+def refuse_sharing_of_searches(ensemble: Ensemble, sharing: str) -> None:
+    """Refuse sharing in which members cannot arrive while others train.
 
     Raises
     ------
     BadInputError
-        If the ensemble has a search, and the mode or the sharing is one of these.
+        If the ensemble has a search, and its members were to share samples so.
     """
-    if ensemble.search is None:
-        return
-    if mode != DATA_PARALLEL:
-        raise BadInputError(
-            f"ensemble {ensemble.name} has a search, whose trials cannot train in mode {mode}",
-            f"use --mode {DATA_PARALLEL}",
-        )
-    if sharing == LOCKSTEP:
+    if ensemble.search is not None and sharing == LOCKSTEP:
         raise BadInputError(
             f"ensemble {ensemble.name} has a search, whose trials cannot share samples in lockstep",
             "use --sharing cached",

@@ -18,11 +18,17 @@ def check_replay(trace: Path, ensemble: Ensemble, mode: str) -> None:
     Raises
     ------
     BadInputError
-        If the members do not hop, or a line of the trace does not fit the ensemble.
+        If the members do not hop or come from a search, or a line of the trace does not fit the ensemble.
     """
     if mode != HOPPER:
         raise BadInputError(
             f"--replay repeats visits of members that hop, but the mode is {mode}", "add --mode hopper"
+        )
+    if ensemble.search is not None:
+        raise BadInputError(
+            f"--replay repeats the visits of members that are known before, but {ensemble.name} has a search,"
+            " whose trials come while the run goes on",
+            "leave out --replay",
         )
     count = ensemble.partitions.count if ensemble.partitions else 0
     members = [member.name for member in ensemble.members]

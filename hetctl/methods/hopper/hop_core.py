@@ -24,12 +24,12 @@ from hetctl.methods.hopper.hop_commands import (
     StartVisit,
     UndoVisits,
 )
+from hetctl.methods.hopper.hop_events import HopProgress
 from hetctl.methods.hopper.hop_plans import HopPlanner, is_evaluation
 from hetctl.methods.hopper.schedule import Unit, Visit
 from hetctl.methods.hopper.state_book import StateBook
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.worker_groups import workers_of
-from hetctl.model.ensemble import Member
 from hetctl.model.exit_reason import CLEAN_EXITS, JOB_FATAL, ExitReason
 from hetctl.model.hop_worker import gpus_in, node_of, slots_in
 from hetctl.model.site import Node
@@ -48,29 +48,6 @@ WRITE_S = 60.0
 """Seconds for which the end of a job waits for checkpoints of ranks that may have ended."""
 PATIENCE_S = 5.0
 """Seconds between two attempts to end a job that waits."""
-
-
-@dataclass(frozen=True)
-class HopProgress:
-    """Progress of a member in its newest checkpoint.
-
-    Parameters
-    ----------
-    history : tuple of float
-        The stop rule's metric after each finished epoch.
-    evaluating : bool
-        True if all training visits of the present epoch are done.
-    visited : tuple of int
-        Partitions that are done in the present pass: of training visits, or of evaluation visits.
-    visit : int
-        Number of the newest visit in the checkpoint; -1 if there is none.
-    """
-
-    member: Member
-    history: tuple[float, ...] = ()
-    evaluating: bool = False
-    visited: tuple[int, ...] = ()
-    visit: int = -1
 
 
 @dataclass(frozen=True)
@@ -338,6 +315,18 @@ class HopCore:
     def _on_member_arrived(self, _event: events.MemberArrived) -> None:
         """Do nothing: the members of a run that hops are known from the beginning."""
 
+    def _on_member_joined(self, event: hop_events.MemberJoined) -> None:
+        """Let a trial hop that a search has asked for: a new one, or one that goes on after a pause."""
+        joined = event.progress
+        name = joined.member.name
+        if len(self._hopper.configs) + 1 < self._rules.least_members:
+            return
+        if name not in self._members:
+            self._history[name] = list(joined.history)
+            self._book.add(name, joined.visit)
+        self._members[name] = joined.member
+        self._hopper.config_joins(name, 2 * len(self._history[name]))
+
     def _on_step_started(self, event: events.StepStarted) -> None:
         self.running[event.name].since_s = event.since_s
 
@@ -400,6 +389,7 @@ class HopCore:
         states.saved(event.number)
         if states.is_saved and event.member in self._converging:
             self._commands.append(Converge(event.member, self._converging.pop(event.member)))
+            self._free(event.member)
 
     def _on_state_fetched(self, event: hop_events.StateFetched) -> None:
         states = self._book.holding(event.state)
@@ -446,6 +436,13 @@ class HopCore:
         self._hopper.undo(undone)
         numbers = tuple(visit.number for visit in undone)
         self._commands.append(UndoVisits(member, numbers, reason))
+
+    def _free(self, member: str) -> None:
+        """Forget the state of a member that trains no more; one that goes on later has its checkpoint."""
+        states = self._book.of(member)
+        if states.state is not None and (holding := states.nodes | states.coming):
+            self._commands.append(ForgetStates(tuple(sorted(holding)), (states.state,)))
+        states.roll_back()
 
     def _ends_epoch(self, undone: Iterable[Visit], epoch: int) -> bool:
         """Return true if an evaluation pass was complete, of which some visits are now undone."""
@@ -599,6 +596,7 @@ _HANDLERS: Mapping[type, Callable[[HopCore, Any], None]] = {
     hop_events.StoreOpened: HopCore._on_store_opened,
     hop_events.StoreLost: HopCore._on_store_lost,
     hop_events.VisitDone: HopCore._on_visit_done,
+    hop_events.MemberJoined: HopCore._on_member_joined,
     hop_events.StateFetched: HopCore._on_state_fetched,
     hop_events.StateWritten: HopCore._on_state_written,
     hop_events.RankEnded: HopCore._on_rank_ended,

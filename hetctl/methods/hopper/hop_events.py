@@ -8,6 +8,31 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from hetctl.model.ensemble import Member
+
+
+@dataclass(frozen=True)
+class HopProgress:
+    """Progress of a member in its newest checkpoint.
+
+    Parameters
+    ----------
+    history : tuple of float
+        The stop rule's metric after each finished epoch.
+    evaluating : bool
+        True if all training visits of the present epoch are done.
+    visited : tuple of int
+        Partitions that are done in the present pass: of training visits, or of evaluation visits.
+    visit : int
+        Number of the newest visit in the checkpoint; -1 if there is none.
+    """
+
+    member: Member
+    history: tuple[float, ...] = ()
+    evaluating: bool = False
+    visited: tuple[int, ...] = ()
+    visit: int = -1
+
 
 @dataclass(frozen=True, slots=True)
 class StoreOpened:
@@ -80,4 +105,12 @@ class RankEnded:
     worker: str
 
 
-HopEvents = StoreOpened | StoreLost | VisitDone | StateFetched | StateWritten | RankEnded
+@dataclass(frozen=True, slots=True)
+class MemberJoined:
+    """Request of a search for a trial, between two epochs; no visit of it runs."""
+
+    now_s: float
+    progress: HopProgress
+
+
+HopEvents = StoreOpened | StoreLost | VisitDone | StateFetched | StateWritten | RankEnded | MemberJoined

@@ -94,6 +94,10 @@ class StateBook:
     def __init__(self, saved: Mapping[str, int]) -> None:
         self._members = {name: MemberStates(None, number, number) for name, number in saved.items()}
 
+    def add(self, member: str, number: int) -> None:
+        """Add a member, of whose visits the one with this number is the newest in its checkpoint, or none."""
+        self._members[member] = MemberStates(None, number, number)
+
     def of(self, member: str) -> MemberStates:
         """Return the states of a member."""
         return self._members[member]

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetctl.methods.hopper.hop_commands import HopCommand, OpenHops, StartVisit
 from hetctl.methods.hopper.hop_core import HopCore, RunningVisit
-from hetctl.methods.hopper.hop_events import HopEvents
+from hetctl.methods.hopper.hop_events import HopEvents, MemberJoined
 from hetctl.methods.pipeline.layouts import Layouts, pipeline_planner
 from hetctl.model.events import DRIVER
 from hetctl.model.exit_reason import ExitReason
@@ -30,6 +30,7 @@ from hetctl.runtime.driver.hop_job import (
     hop_core,
     newest_states,
     next_number,
+    progress_of,
     recorded_visits,
     store_order,
 )
@@ -65,6 +66,8 @@ from hetctl.storage.run_file import read_planner_state, read_spec
 SIGNAL_DELAY_S = 0.5
 RATES_EVERY_S = 2.0
 """Seconds between two checks of the rates of members in training, for planners that may resize them."""
+TRIALS_EVERY_S = 1.0
+"""Seconds between two looks for trials that a search asks for while no visit ends."""
 HEARTBEATS_EVERY_S = 2.0
 """Seconds between two versions of the file of heartbeats."""
 STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
@@ -122,6 +125,7 @@ class Driver:
         self._exchanges = Exchanges(self._spec.site, self._files)
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
         self._hops: HopJob | None = None
+        self._hopping: dict[str, int] = {}
         if HOPPER in self._spec.phases:
             self._hops = HopJob(folder, self._workers, self._end_by_disk)
         take_written = (self._hops or self._workers).take_written
@@ -148,6 +152,7 @@ class Driver:
         self._core: Any = self._first_core(options)
         self._next_rates = 0.0
         self._next_heartbeats = 0.0
+        self._next_trials = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._ended_by: str | None = None
 
@@ -182,6 +187,7 @@ class Driver:
         # Those whose last job ended in the middle of a data-parallel epoch go on with the next phase.
         fit = [name for name in left if not states[name].is_within_epoch]
         active = {member.name: member for member in self._members.as_they_are(fit)}
+        self._hopping = dict(self._members.asked())
         return hop_core(self._spec, options, active, number, states, observer)
 
     def _observer(self, planner: Planner, options: Options, *, pipelines: bool = False) -> RunObserver:
@@ -262,6 +268,7 @@ class Driver:
             self._close_step(step)
         self._report_lost_nodes()
         self._record_returns()
+        self._report_trials(bool(ended))
 
     def _watch_for_the_end(self) -> None:
         """Report the end of the job; its script receives the batch system's signals and writes a file."""
@@ -319,6 +326,19 @@ class Driver:
         """Report what agents and ranks say of visits: their ends come before those of their steps."""
         for event in self._hops.events(self._now_s()) if self._hops else ():
             self._send(event)
+            self._next_trials = 0.0
+
+    def _report_trials(self, some_ended: bool) -> None:
+        """Report the trials that a search has asked for to the hops; other scheduling looks for itself."""
+        searches = self._hops is not None and self._spec.ensemble.search is not None
+        if not searches or (not some_ended and time.monotonic() < self._next_trials):
+            return
+        self._next_trials = time.monotonic() + TRIALS_EVERY_S
+        asked = self._members.asked()
+        new = [name for name, epochs in asked.items() if epochs > self._hopping.get(name, 0)]
+        for member in self._members.as_they_are(new):
+            self._send(MemberJoined(self._now_s(), progress_of(self._folder, self._spec, member)))
+        self._hopping.update(asked)
 
     def _report_staged(self) -> None:
         for node, staged in self._workers.take_staged():

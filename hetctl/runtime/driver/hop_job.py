@@ -19,9 +19,10 @@ from hetctl.methods.hopper.hop_commands import (
     StartVisit,
     UndoVisits,
 )
-from hetctl.methods.hopper.hop_core import HopCore, HopProgress, HopRules, RunningVisit
+from hetctl.methods.hopper.hop_core import HopCore, HopRules, RunningVisit
 from hetctl.methods.hopper.hop_events import (
     HopEvents,
+    HopProgress,
     RankEnded,
     StateFetched,
     StateWritten,
@@ -34,7 +35,7 @@ from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, Visit
 from hetctl.methods.hopper.visit_trace import visits_to_repeat
 from hetctl.model.ensemble import Member
-from hetctl.model.events import DRIVER
+from hetctl.model.events import DRIVER, Event
 from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.hop_worker import gpus_in, node_of, worker_named
 from hetctl.model.plan import HOPPER, Allocation, Placement
@@ -48,7 +49,7 @@ from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.worker.messages import StateSaved, VisitReport, VisitSpec
 from hetctl.scheduling.observer import Observer
 from hetctl.scheduling.planners.base import Options
-from hetctl.storage.event_files import EventWriter
+from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_file import checkpoint_folder
@@ -306,9 +307,13 @@ class RecordedVisits:
 
 def recorded_visits(folder: RunFolder) -> RecordedVisits:
     """Return the visits in the events of a run."""
+    return _recorded(events_in(folder))
+
+
+def _recorded(events: Iterable[Event]) -> RecordedVisits:
     numbers: defaultdict[str, set[int]] = defaultdict(set)
     newest = -1
-    for event in events_in(folder):
+    for event in events:
         if event.kind in ("visit", "visit_lost"):
             newest = max(newest, int(event.data["number"]))
         if event.kind == "visit":
@@ -331,7 +336,18 @@ def newest_states(
 
 
 def _newest(folder: CheckpointFolder, recorded: Set[int]) -> TrainingState:
-    return folder.newest_state(lambda state: state.visit < 0 or state.visit in recorded)
+    def is_known(state: TrainingState) -> bool:
+        return state.visit < 0 or state.visit in recorded or folder.is_of_parent(state)
+
+    return folder.newest_state(is_known)
+
+
+def progress_of(folder: RunFolder, spec: RunSpec, member: Member) -> HopProgress:
+    """Return the progress of a trial that joins the hops, by its own events and its newest checkpoint."""
+    assert spec.ensemble.partitions is not None
+    recorded = _recorded(read_events(folder.events_of(member.name)))
+    state = newest_states(spec, [member.name], recorded)[member.name]
+    return _progress(member, state, spec.ensemble.partitions.count)
 
 
 def next_number(spec: RunSpec, members: Iterable[str], recorded: RecordedVisits) -> int:

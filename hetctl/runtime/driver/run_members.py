@@ -46,8 +46,8 @@ class RunObservation:
 class RunMembers:
     """The members of a run that still need training.
 
-    `left`, `seen` and `rates_seen` first read the events that trainers have announced up to the call, each
-    event once; all other methods return the state after the last such reading.
+    `left`, `asked`, `seen` and `rates_seen` first read the events that trainers have announced up to the
+    call, each event once; all other methods return the state after the last such reading.
 
     Parameters
     ----------
@@ -106,6 +106,11 @@ class RunMembers:
     def epochs(self, names: Iterable[str]) -> dict[str, int]:
         """Return the numbers of finished epochs of members."""
         return {name: len(self._state.progress[name].epochs) for name in names}
+
+    def asked(self) -> Mapping[str, int]:
+        """Return the trials that need training, each with the epochs that its search has asked for."""
+        progress = self._state.progress
+        return {name: epochs for name in self.left() if (epochs := progress[name].asked)}
 
     def rates(self, name: str) -> Mapping[int, float]:
         """Return the member's expected rates in samples/s, by number of GPUs."""

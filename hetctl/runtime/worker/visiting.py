@@ -250,8 +250,13 @@ class Visitor:
         gpus = self._group.size
         check_fits(self._member.name, self._visit, state, self._count)
         network = self._network(state, sample)
-        if arrays is not None:
+        if arrays is not None and self._visit.state is None and self._checkpoints.is_of_parent(state):
+            # A mutant's learning rate is its own, not the parent's as scaled for the parent's GPUs.
+            network.adopt(own_arrays(arrays))
+            state = replace(state, gpus=1)
+        elif arrays is not None:
             network.restore(own_arrays(arrays))
+        if arrays is not None:
             set_random_state(state.random_state)
         if self._member.rescales and state.gpus != gpus:
             network.scale_learning_rate(gpus / state.gpus)

@@ -211,10 +211,13 @@ def test_a_search_without_its_metric_fails_with_the_cause(tmp_path):
     assert "the search's metric f1 is not among the results: fit, loss" in row["reason"]
 
 
-def test_a_search_in_another_mode_is_refused(tmp_path):
+def test_what_does_not_go_with_a_search_is_refused(tmp_path):
     project = project_of(tmp_path / "project", "grid")
-    for options in (["--mode", "auto"], ["--sharing", "lockstep"]):
+    for options, hint in (
+        (["--mode", "auto"], "use --mode data-parallel"),
+        (["--sharing", "lockstep"], "use --sharing cached"),
+    ):
         refused = project.here("submit", "--gpus", "2", *options)
         assert refused.code == 2
-        assert "use --" in refused.stderr
+        assert hint in refused.stderr
     assert not list(project.home.runs.glob("*"))

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from hetctl.methods.hopper import hop_commands as do
 from hetctl.methods.hopper import hop_events
-from hetctl.methods.hopper.hop_core import HopCore, HopProgress, HopRules
+from hetctl.methods.hopper.hop_core import HopCore, HopRules
+from hetctl.methods.hopper.hop_events import HopProgress, MemberJoined
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.schedule import SearchOptions
 from hetctl.model.ensemble import Member, StopRule
@@ -89,6 +90,7 @@ class Executor:
         for node in self.nodes:
             self.at(0.1, self.open_store, node)
         for _ in range(limit):
+            self.look()
             self.execute(self.core.schedule(self.now))
             if self.ended is not None:
                 return self
@@ -100,6 +102,9 @@ class Executor:
 
     def send(self, event):
         self.execute(self.core.handle(event))
+
+    def look(self):
+        """Do nothing: no search asks for members."""
 
     def execute(self, found):
         for command in found:
@@ -578,4 +583,50 @@ def test_no_visit_is_missing_or_twice_after_faults(epochs, gpus, partitions, fau
     job.run()
     assert job.ended == "finished"
     assert_complete(job)
+    assert_exclusive(job)
+
+
+class Searched(Executor):
+    """A job whose search goes on with the first members that have their epochs, and asks for new ones."""
+
+    asked = 0
+
+    def look(self):
+        """As in a run: what a search asks for is there before the next decision."""
+        for name in [name for name in self.converged if name not in self.core.running]:
+            self.converged.remove(name)
+            if self.asked < 4:
+                self.asked += 1
+                self.join(name, self.epochs[name] + 1)
+                self.join(f"new-{self.asked}", 1)
+
+    def join(self, name, most):
+        history = (1.0,) * self.epochs.get(name, 0)
+        self.epochs[name], samples = most, 100 * self.partitions
+        member = Member(name, {}, stop=StopRule(metric="val_loss", patience=10**6, max_epochs=most))
+        self.observed.workloads[name] = Workload(name, self.rates, float(samples), samples)
+        saved, self.newest[name] = self.checkpoints.setdefault(name, -1), None
+        # A member that pauses takes no memory.
+        assert not any(state.startswith(f"{name}-") for states in self.stores.values() for state in states)
+        self.send(MemberJoined(self.now, HopProgress(member, history, visit=saved)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.sampled_from(["best", "randomized"]), st.booleans())
+def test_members_of_a_search_join_late_and_go_on(seed, scheduler, away):
+    homes = {"n1": frozenset({0, 1}), "n2": frozenset({1, 2, 0})}
+    job = Searched({"n1": (0,), "n2": (0, 1)}, homes, {"a": 1, "b": 2, "c": 1}, 3, seed, scheduler=scheduler)
+    if away:
+        job.at(2.0, job.away, "n1", 1.0)
+    job.run()
+    assert job.ended == "finished"
+    seen = Counter((visit.config, visit.epoch, visit.partition) for visit in job.valid)
+    wanted = {
+        (name, epoch, f"p{partition}")
+        for name, epochs in job.epochs.items()
+        for epoch in range(2 * epochs)
+        for partition in range(3)
+    }
+    assert seen == Counter(wanted)
+    assert sorted(name for name in job.epochs if name.startswith("new")) == [f"new-{n}" for n in range(1, 5)]
     assert_exclusive(job)
