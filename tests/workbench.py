@@ -176,12 +176,11 @@ def wait_for(condition, seconds: float = 120.0):
 def alive(text: str) -> list[int]:
     """The processes that have a text on their command line, zombies left out."""
     found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if text in path.read_bytes().replace(b"\0", b" ").decode(errors="replace"):
-                found.append(int(path.parent.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+    for process in Path("/proc").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError, NotADirectoryError):
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+            if process.name.isdigit() and text in words.decode(errors="replace"):
+                found.append(int(process.name))
     return [pid for pid in found if pid != os.getpid()]
 
 

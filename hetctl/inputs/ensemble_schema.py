@@ -228,6 +228,10 @@ class EntrySettings(MemberSettings):
         description="Name of the member whose measured rates it has, whatever its own config; null: those of"
         " its own shape.",
     )
+    layers: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="File with a profile of its layers, for pipelines, relative to the ensemble file.",
+    )
 
 
 class MemberModel(EntrySettings):
@@ -235,10 +239,6 @@ class MemberModel(EntrySettings):
 
     name: MemberName = Field(description="Name, unique in the ensemble and valid as a file name.")
     config: Config = Field(default_factory=dict)
-    layers: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None,
-        description="File with a profile of its layers, for pipelines, relative to the ensemble file.",
-    )
 
 
 class GridModel(EntrySettings):

@@ -124,7 +124,7 @@ def members_of(ensemble: EnsembleModel, points: list[MemberEntry], folder: Path)
 
 
 def _layers(point: MemberEntry, folder: Path) -> str | None:
-    layers = point.settings.layers if isinstance(point.settings, MemberModel) else None
+    layers = point.settings.layers
     return None if layers is None else os.path.normpath(folder / layers)
 
 

@@ -27,6 +27,7 @@ nodes: 4
 gpus_per_node: 2
 gpu_type: null
 gpu_memory: 16GB
+memory_per_node: 64GB
 node_types:
   - {gpu_type: V100, nodes: 2, hosts: ["a*"]}
   - {gpu_type: P100, nodes: 2, hosts: ["b*"]}
@@ -515,6 +516,15 @@ def test_measured_layers_and_links_stand_for_files(tmp_path):
     assert modes(plan)["giant"] == "pipeline"
     # With the gigabyte that the framework takes.
     assert "it needs 58.7 GB of memory" in {c["member"]: c["reason"] for c in plan["choices"]}["giant"]
+
+
+def test_measured_layers_hold_for_all_members_of_a_shape(tmp_path):
+    alike = "  - {name: twin, config: {blocks: 24, learning_rate: 0.1}}\n"
+    others = alike + "  - {name: short, config: {blocks: 12}}\n"
+    mini = Mini(tmp_path, GIANT.replace(", layers: giant.csv", "") + others, site=SITE)
+    save_measured(mini, "V100", "P100")
+    found = modes(mini.auto())
+    assert (found["giant"], found["twin"], found["short"]) == ("pipeline", "pipeline", "data-parallel")
 
 
 @pytest.mark.usefixtures("queued")

@@ -8,7 +8,7 @@ import pytest
 from driven_job import Job
 from tiny_networks import ENSEMBLES, functions_of
 
-from hetctl.methods.balance.observation_log import ManagerStart, records_in, replay
+from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, records_in, replay
 from hetctl.model.balance_settings import AUTO, ON, BalanceSettings
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
@@ -46,6 +46,10 @@ def visits(tmp_path):
     return Counter(int(number) for line in lines for number in line)
 
 
+def is_iteration(record):
+    return isinstance(record, LoggedIteration)
+
+
 @pytest.mark.parametrize("rows", [False, True], ids=["arrays", "preprocessed"])
 def test_sizes_and_samples_go_on_where_training_was_stopped(tmp_path, monkeypatch, rows):
     monkeypatch.setenv("READINGS", str(tmp_path / "readings"))
@@ -66,7 +70,9 @@ def test_sizes_and_samples_go_on_where_training_was_stopped(tmp_path, monkeypatc
     # 48 and 16 samples take the same time.
     assert found.iterations[-1].answer[0] == pytest.approx(48, abs=6)
     starts = [record for record in log if isinstance(record, ManagerStart)]
-    assert [start.continued > 0 for start in starts] == [False, True][: len(starts)]
+    # On a busy machine the first driver may end before the first iteration.
+    given = [any(map(is_iteration, log[: log.index(start)])) for start in starts]
+    assert [start.continued > 0 for start in starts] == given
 
 
 def test_a_drift_of_ranks_switches_balancing_on(tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -11,12 +12,13 @@ from hetctl.app.pipeline.members import MemberLayers, PipelineMember
 from hetctl.methods.balance.cpu_manager import first_batches
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.phase_costs import PhaseRun, evaluation_times, hop_phase, pipeline_phase, unit_times
-from hetctl.methods.pipeline.layouts import allocation_of
+from hetctl.methods.pipeline.layouts import LaidOut, allocation_of
 from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, Allocation, Plan, Round
 from hetctl.model.profile import LayerPoint, MemberProfile
+from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
@@ -123,12 +125,7 @@ def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineM
 
 def pipelines(question: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDraft:
     """Return the phase of members that train as pipelines, one after another, each on all its GPUs."""
-    cluster = question.world.cluster
-    options = replace(question.options, plan_seconds=question.options.plan_seconds / len(pipes))
-    found = {
-        pipe.member.name: pipe.laid_out(pipe.problem(question.site, cluster, options), cluster)
-        for pipe in pipes
-    }
+    found = _laid_out(question, pipes)
     seconds = {pipe.member.name: pipe.seconds(found[pipe.member.name].rate) for pipe in pipes}
     run = pipeline_phase(seconds, question.world.clock)
     starts_s = [0.0, *run.done_s.values()]
@@ -137,6 +134,20 @@ def pipelines(question: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDr
         for index, ((name, laid_out), start_s) in enumerate(zip(found.items(), starts_s, strict=False))
     )
     return PhaseDraft(PIPELINE, run, {PIPELINE: run.seconds}, rounds)
+
+
+def _laid_out(question: PlanContext, pipes: Sequence[PipelineMember]) -> dict[str, LaidOut]:
+    """Return the pipeline of each member; equal ones, as of trials of one shape, are planned once."""
+    cluster = question.world.cluster
+    problems = {pipe.member.name: pipe.problem(question.site, cluster, question.options) for pipe in pipes}
+    texts = {name: json.dumps(encode(problem), sort_keys=True) for name, problem in problems.items()}
+    seconds = question.options.plan_seconds / len(set(texts.values()))
+    found: dict[str, LaidOut] = {}
+    for pipe in pipes:
+        name = pipe.member.name
+        if texts[name] not in found:
+            found[texts[name]] = pipe.laid_out(replace(problems[name], seconds=seconds), cluster)
+    return {name: found[text] for name, text in texts.items()}
 
 
 def hops(question: PlanContext, hopping: Sequence[Workload]) -> PhaseDraft:

@@ -31,6 +31,7 @@ from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, Plan
 from hetctl.model.profile import LayerPoint, MemberProfile
+from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS, Cluster, Site
@@ -150,12 +151,21 @@ def with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
     if request.mode not in (AUTO, PIPELINE):
         return request
     ensemble, site = request.ensemble, request.site
-    without_file = [member.name for member in ensemble.members if member.layers is None]
-    layers: dict[str, list[LayerPoint]] = {}
-    for point in current_layers(catalog.layers(ensemble.name, site.name), ensemble, without_file, site):
-        layers.setdefault(point.member, []).append(point)
+    layers = _by_shape(ensemble, catalog.layers(ensemble.name, site.name), site)
     links = site.links or links_between(catalog.links(site.name), site)
     return replace(request, site=replace(site, links=links), layers=layers)
+
+
+def _by_shape(ensemble: Ensemble, points: Sequence[LayerPoint], site: Site) -> dict[str, list[LayerPoint]]:
+    """Return the layers of members without a file: their own, or those of another member of their shape."""
+    without_file = {member.name: member for member in ensemble.members if member.layers is None}
+    measured: dict[str, list[LayerPoint]] = {}
+    for point in current_layers(points, ensemble, without_file, site):
+        measured.setdefault(point.member, []).append(point)
+    digests = {name: shape_digest(one, ensemble.rate_keys) for name, one in without_file.items()}
+    of_shape = {digests[name]: own for name, own in reversed(measured.items())}
+    found = {name: measured.get(name) or of_shape.get(digest, []) for name, digest in digests.items()}
+    return {name: own for name, own in found.items() if own}
 
 
 def _plan_from(profiles: Sequence[MemberProfile], request: PlanRequest) -> Plan:

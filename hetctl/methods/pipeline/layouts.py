@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -197,23 +198,30 @@ def _first_gpus(nodes: Sequence[Node], most: int | None) -> list[Node]:
 
 
 class Layouts:
-    """Pipelines of a run's members on the nodes of a job; each is planned once for the same nodes.
+    """Pipelines of a run's members on the nodes of a job; equal ones are planned once for the same nodes.
 
     Parameters
     ----------
     problems : mapping of str to Any
         Encoded `PipelineProblem` by member.
+    planned_like : callable
+        Function that returns whose problem a member has: of a trial, which may have another config than was
+        planned, that of a member of its shape.
     """
 
-    def __init__(self, problems: Mapping[str, Any]) -> None:
-        self._problems = {name: decode(PipelineProblem, problem) for name, problem in problems.items()}
+    def __init__(
+        self, problems: Mapping[str, Any], planned_like: Callable[[str], str] = lambda name: name
+    ) -> None:
+        self._problems, self._planned_like = problems, planned_like
+        self._texts = {name: json.dumps(problem, sort_keys=True) for name, problem in problems.items()}
         self._found: dict[tuple[str, tuple[Node, ...]], LaidOut] = {}
 
     def find(self, member: str, nodes: tuple[Node, ...]) -> LaidOut:
         """Return the pipeline of a member; InfeasibleError if its layers do not fit the GPUs."""
-        key = member, nodes
+        planned = self._planned_like(member)
+        key = self._texts[planned], nodes
         if key not in self._found:
-            self._found[key] = lay_out(self._problems[member], nodes)
+            self._found[key] = lay_out(decode(PipelineProblem, self._problems[planned]), nodes)
         return self._found[key]
 
 

@@ -130,8 +130,9 @@ class Driver:
             self._hops = HopJob(folder, self._workers, self._end_by_disk)
         take_written = (self._hops or self._workers).take_written
         self._open: dict[int, ActiveRound] = {}
+        self._trials = self._trial_queue()
         self._members = RunMembers(
-            *(folder, self._spec, self._workers.gpus, take_written), trials=self._trial_queue()
+            *(folder, self._spec, self._workers.gpus, take_written), trials=self._trials
         )
         self._began_at = self._members.began_at
         first_round = self._members.next_round
@@ -173,7 +174,8 @@ class Driver:
         return Core(self._planner, options, JobOptions(), self._observer(self._planner, options))
 
     def _pipeline_core(self, options: Options) -> Core:
-        planner = pipeline_planner(Layouts(self._spec.pipelines).find)
+        like = {} if self._trials is None else {"planned_like": self._trials.planned_like}
+        planner = pipeline_planner(Layouts(self._spec.pipelines, **like).find)
         return Core(planner, options, JobOptions(), self._observer(planner, options, pipelines=True))
 
     def _hop_core(self, options: Options) -> HopCore:

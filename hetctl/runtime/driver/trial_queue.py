@@ -76,16 +76,25 @@ class TrialQueue:
             Profiles of the trials with the configs that were planned.
         """
         keys, member = self._spec.ensemble.rate_keys, self.member(name)
-        digest = shape_digest(member, keys)
-        if member.profile_as or digest == shape_digest(self._slots[name], keys):
+        planned = self.planned_like(name)
+        if member.profile_as or planned == name:
             return profiles[name]
+        if shape_digest(member, keys) == shape_digest(self._slots[planned], keys):
+            return replace(profiles[planned], member=name)
+        return predicted_profile(name, profiles[planned])
+
+    def planned_like(self, name: str) -> str:
+        """Return the trial whose planned config has the shape of a trial's own config, or the nearest one.
+
+        A trial that was planned with its own shape is planned like itself, and so are all other members.
+        """
+        if name not in self:
+            return name
+        keys, member = self._spec.ensemble.rate_keys, self.member(name)
+        if shape_digest(member, keys) == shape_digest(self._slots[name], keys):
+            return name
         shapes = {slot: rate_config(planned, keys) for slot, planned in self._slots.items()}
-        nearest = nearest_config(rate_config(member, keys), shapes)
-        if nearest is None:
-            return profiles[name]
-        if digest == shape_digest(self._slots[nearest], keys):
-            return replace(profiles[nearest], member=name)
-        return predicted_profile(name, profiles[nearest])
+        return nearest_config(rate_config(member, keys), shapes) or name
 
     def advance(self, progress: Mapping[str, Progress], used: Usage, run_s: float) -> bool:
         """Report the trials that are done, and ask for the next; return true if there are new events.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -49,14 +51,14 @@ class KerasRate:
         """Set the factor of a schedule, which may have one already."""
         self._scale_schedule(factor / self.factor)
 
-    @property
-    def constant(self) -> float | None:
-        """A constant rate; None if there is a schedule."""
-        return None if self._has_schedule else float(self._optimizer.learning_rate.numpy())
-
-    @constant.setter
-    def constant(self, rate: float) -> None:
-        self._optimizer.learning_rate.assign(rate)
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the rate while the state of another network is restored; a schedule is kept in any case."""
+        constant = None if self._has_schedule else float(self._optimizer.learning_rate.numpy())
+        yield
+        self.restore(1.0)
+        if constant is not None:
+            self._optimizer.learning_rate.assign(constant)
 
     @property
     def _has_schedule(self) -> bool:

@@ -206,6 +206,11 @@ class KerasStage:
         self._update = tf.function(self._update_step)
         self._sent = self.weights()
 
+    def adopt(self, arrays: Mapping[str, Tensor]) -> None:
+        """Assign every variable but the learning rate; a schedule is the network's own in any case."""
+        with self._rate.kept():
+            self.restore(arrays)
+
     def _owns(self, name: str) -> bool:
         """Return true if a name is one of its layers' state, or of the optimizer's as a whole."""
         return name.split("/")[0] in {"optimizer", *(f"layer-{layer}" for layer in self.layers)}

@@ -27,7 +27,7 @@ from hetctl.runtime.frameworks.torch_padding import (
     ignore_padding,
     is_compiled,
 )
-from hetctl.runtime.frameworks.torch_parts import Parts, Score, make_parameters, parts_of
+from hetctl.runtime.frameworks.torch_parts import Parts, Score, make_parameters, options_kept, parts_of
 from hetctl.runtime.frameworks.torch_ranks import add_up, average, gather, make_equal, meet
 from hetctl.runtime.frameworks.torch_rate import RateFactor
 from hetctl.runtime.frameworks.torch_state import (
@@ -204,17 +204,9 @@ class TorchNetwork:
 
     def adopt(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore all state but the options of the optimizer's groups, and the scheduler's base rates."""
-        groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in self._optimizer.param_groups
-        ]
-        rates = getattr(self._parts.scheduler, "base_lrs", None)
-        self.restore(arrays)
+        with options_kept(self._parts):
+            self.restore(arrays)
         self._rate.factor = 1.0
-        for group, own in zip(self._optimizer.param_groups, groups, strict=True):
-            group.update(own)
-        if self._parts.scheduler is not None and rates is not None:
-            self._parts.scheduler.base_lrs = rates
 
     def generators(self) -> Any:
         """Return the states of PyTorch's generators as hexadecimal digits, by device."""

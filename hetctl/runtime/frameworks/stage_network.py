@@ -82,6 +82,9 @@ class StageNetwork(Protocol):
         The first call counts from the first weights, or from those of `restore`.
         """
 
+    def adopt(self, arrays: Mapping[str, Tensor]) -> None:
+        """Restore the state of another network's layers, but keep this one's options of the optimizer."""
+
     def rebase(self, weights: Iterable[Tensor]) -> None:
         """Set the weights to these plus the sum of the updates since the last call of `updates`.
 

@@ -170,11 +170,8 @@ class KerasNetwork:
 
     def adopt(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Assign every variable but the learning rate; a schedule is the network's own in any case."""
-        rate = self._rate.constant
-        self.restore(arrays)
-        self._rate.restore(1.0)
-        if rate is not None:
-            self._rate.constant = rate
+        with self._rate.kept():
+            self.restore(arrays)
 
     def generators(self) -> Any:
         """Return the states of the layers' generators, in the order of the variables."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,6 +74,21 @@ def make_parameters(parts: Parts, sample: Samples, device: torch.device) -> None
         with torch.no_grad():
             # In eval mode, or this sample would enter the running statistics of batch norm.
             parts.model.eval()(tensors_of(sample[0][:1], device))
+
+
+@contextmanager
+def options_kept(parts: Parts) -> Iterator[None]:
+    """Keep the options of the optimizer's groups and the scheduler's base rates over a `restore`."""
+    groups = [
+        {key: value for key, value in group.items() if key != "params"}
+        for group in parts.optimizer.param_groups
+    ]
+    rates = getattr(parts.scheduler, "base_lrs", None)
+    yield
+    for group, own in zip(parts.optimizer.param_groups, groups, strict=True):
+        group.update(own)
+    if parts.scheduler is not None and rates is not None:
+        parts.scheduler.base_lrs = rates
 
 
 def _problems(given: Mapping[Any, Any]) -> Iterator[str]:

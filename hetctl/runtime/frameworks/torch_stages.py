@@ -15,7 +15,7 @@ from torch.func import functional_call
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.stage_network import Tensor
 from hetctl.runtime.frameworks.torch_padding import accept_lone_samples
-from hetctl.runtime.frameworks.torch_parts import Parts
+from hetctl.runtime.frameworks.torch_parts import Parts, options_kept
 from hetctl.runtime.frameworks.torch_rate import RateFactor
 from hetctl.runtime.frameworks.torch_state import (
     generators,
@@ -262,6 +262,12 @@ class TorchStage:
         if random_states := states[self.layers.start].get("generators"):
             set_generators(random_states)
         self._sent = self._copies()
+
+    def adopt(self, arrays: Mapping[str, Tensor]) -> None:
+        """Restore all state but the options of the optimizer's groups, and the scheduler's base rates."""
+        with options_kept(self._parts):
+            self.restore(arrays)
+        self._rate.factor = 1.0
 
     def _begin(self, version: WeightVersion, inputs: Tensor, *targets: torch.Tensor) -> ForwardPass:
         self._parts.model.train()

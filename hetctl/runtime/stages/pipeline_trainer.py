@@ -20,7 +20,7 @@ from hetctl.runtime.stages.epoch_part import EpochPart, TrainedPart
 from hetctl.runtime.stages.part_saver import NoSaver, PartSaver
 from hetctl.runtime.stages.stage_worker import PartHooks, StageWorker
 from hetctl.runtime.stages.wave_client import LAYER
-from hetctl.runtime.worker.checkpoint import Loaded, Manifest, Report
+from hetctl.runtime.worker.checkpoint import Arrays, Loaded, Manifest, Report
 from hetctl.runtime.worker.group import all_gather
 from hetctl.runtime.worker.member_trainer import MemberTrainer, load_together
 from hetctl.runtime.worker.random_state import random_state
@@ -78,6 +78,9 @@ class PipelineTrainer(MemberTrainer):
     def _restore(self) -> None:
         super()._restore()
         self.stage.waves.begin()
+
+    def _adopt_arrays(self, arrays: Arrays) -> None:
+        self.stage.network.adopt(arrays)
 
     def _rescale_learning_rate(self) -> None:
         """Keep the learning rate: each minibatch is an update, whatever the number of virtual workers."""

@@ -362,6 +362,22 @@ def test_training_continues_in_other_stages_to_the_bit(framework, config):
 
 
 @pytest.mark.parametrize("framework", MODULES)
+def test_an_adopted_state_keeps_the_own_learning_rate(framework):
+    own, other = ({"optimizer": "sgd", "learning_rate": rate} for rate in (0.02, 0.1))
+    parent, child = Pipeline(stages_of(framework, other, 1)), Pipeline(stages_of(framework, own, 2))
+    parent.stages[0].scale_learning_rate(3)
+    parent.train(copies(batches(framework)))
+    for stage in child.stages:
+        stage.adopt(saved(parent))
+    before = parent.weights()
+    assert differing(child.weights(), before) == []
+    for pipeline in (parent, child):
+        pipeline.train(copies(batches(framework, 2, BATCH)))
+    for first, of_parent, of_child in zip(before, parent.weights(), child.weights(), strict=True):
+        np.testing.assert_allclose(of_child - first, (of_parent - first) * 0.02 / 0.3, atol=1e-7)
+
+
+@pytest.mark.parametrize("framework", MODULES)
 def test_state_of_another_network_is_refused(framework):
     (stage,) = stages_of(framework, {}, 1)
     (other,) = stages_of(framework, {"units": 31}, 1)

@@ -1,4 +1,4 @@
-"""Searches whose trials hop, on this machine: killed and continued, no visit is lost or made twice."""
+"""Searches whose trials hop or are pipelines, on this machine: killed, and continued with nothing lost."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from piped_run import LAYERS
 from tiny_networks import ENSEMBLES
 from workbench import alive, new_project, wait_for
 
@@ -31,9 +32,19 @@ SEARCH = {
 }
 
 
+SITE = """\
+extends: local
+gpus_per_node: 2
+gpu_memory: 1GB
+links:
+  intra_node: {bytes_per_s: 2.0e9, scaling: 0.8}
+  inter_node: {latency_s: 1.0e-4, bytes_per_s: 1.0e9}
+"""
+
+
 @pytest.fixture
 def project(request, tmp_path):
-    """A project with a search by the method that the test names."""
+    """A project whose trials hop, by the method that the test names."""
     home = tmp_path / "project"
     place_partitions(tmp_path)
     text = {
@@ -145,3 +156,58 @@ def mutants_begin_after_the_epochs_of_their_parents(project):
 
 
 MORE = {"asha": promoted_trials_go_on, "pbt": mutants_begin_after_the_epochs_of_their_parents}
+
+
+@pytest.fixture
+def piped(request, tmp_path):
+    """A project whose trials are pipelines in the framework that the test names."""
+    module = {"pytorch": "piped_torch", "tensorflow": "piped_keras"}[request.param]
+    text = {
+        "name": "found",
+        "framework": request.param,
+        "functions": {"input_fn": f"{module}:input_fn", "model_fn": f"{module}:model_fn"},
+        "samples_per_epoch": 640,
+        "stop": {"metric": "val_loss", "patience": 99},
+        "search": {
+            **{
+                "method": "pbt",
+                "trials": 2,
+                "epochs": 4,
+                "every": 2,
+                "batch_size": 16,
+                "layers": "layers.csv",
+            },
+            "config": {"optimizer": "momentum"},
+            "space": {"learning_rate": {"choice": [1e-5, 0.05]}},
+            "mutate": {"learning_rate": {"multiply": [0.5]}},
+        },
+    }
+    home = tmp_path / "project"
+    project = new_project(home, json.dumps(text), environment={"HETCTL_SITE": "lab"})
+    for name in ("handwriting", "piped_torch", "piped_keras"):
+        shutil.copy(ENSEMBLES / f"{name}.py", home)
+    (home / "layers.csv").write_text(LAYERS)
+    (home / "site-configs").mkdir()
+    (home / "site-configs" / "lab.yaml").write_text(SITE)
+    return project
+
+
+@pytest.mark.parametrize("piped", ["pytorch", "tensorflow"], indirect=True)
+def test_a_mutant_that_is_a_pipeline_goes_on_from_its_parent(piped):
+    options = ("--gpus", "2", "--mode", "pipeline", "--in-flight", "1")
+    for command in ("plan", "submit"):
+        assert piped.hetctl(command, *options).code == 0
+    wait_for(lambda: len(told(piped, "trial_report")) >= 2)
+    end_job(piped)
+    assert piped.hetctl("submit", "--wait").code == 0
+    mutant = next(event for event in told(piped, "trial") if event.get("parent"))
+    epochs = [event for event in events_of(piped) if event.kind == "epoch"]
+    losses = {(event.source, event.data["epoch"]): event.data["metrics"]["loss"] for event in epochs}
+    name, parent = mutant["member"], f"trial-{mutant['parent']['trial']:03d}"
+    assert losses[name, 2] == losses[parent, 2] < losses[parent, 1]
+    # Its first own epoch begins with the parent's weights, not with fresh ones.
+    assert losses[name, 3] < losses[parent, 1]
+    shown = piped.here("search", "show", "--json").json
+    assert {trial["state"] for trial in shown["trials"]} == {"converged", "stopped"}
+    status = piped.here("status", "--json").json
+    assert [one["member"] for one in status["pipelines"]] == ["trial-000", "trial-001", "trial-002"]
