@@ -28,6 +28,7 @@ DEVELOPMENT = [
     "ray[tune]>=2.40",
     "ruff>=0.8",
     "types-PyYAML",
+    "webdataset>=1",
 ]
 
 setup(

@@ -1,5 +1,6 @@
 """Sequences of several lengths as mappings, with a ``collate_fn``, and networks that take them padded."""
 
+import json
 import os
 import signal
 from pathlib import Path
@@ -40,9 +41,74 @@ def collate(samples):
     return {"words": words, "number": numbers}, np.array([sample["label"] for sample in samples])
 
 
+SHARDS = 6
+
+
+def write_shards(folder):
+    """Write the sequences as shards of the kind that the folder is named after."""
+    for part, samples, first in (("training", SAMPLES, 0), ("validation", HELD_OUT, 1000)):
+        (folder / part).mkdir(parents=True)
+        for number, shard in enumerate(np.array_split(np.arange(first, first + samples), SHARDS)):
+            WRITERS[folder.name](folder / part / f"{number}", [sequence(n) for n in shard.tolist()])
+
+
+def write_tar(path, samples):
+    import webdataset
+
+    with webdataset.TarWriter(f"{path}.tar") as file:
+        for sample in samples:
+            file.write({"__key__": str(sample["number"]), "json": sample})
+
+
+def write_records(path, samples):
+    import tensorflow as tf
+
+    with tf.io.TFRecordWriter(f"{path}.tfrecord") as file:
+        for sample in samples:
+            file.write(json.dumps(sample).encode())
+
+
+def write_lines(path, samples):
+    path.with_suffix(".jsonl").write_text("".join(json.dumps(sample) + "\n" for sample in samples))
+
+
+def read_tar(shard):
+    import webdataset
+
+    # Order and shares of the ranks are hetctl's: WebDataset must not split the shards once more.
+    samples = webdataset.WebDataset(str(shard), shardshuffle=False, nodesplitter=iter)
+    return (one["json"] for one in samples.decode())
+
+
+def read_records(shard):
+    import tensorflow as tf
+
+    return map(json.loads, tf.data.TFRecordDataset(str(shard)).as_numpy_iterator())
+
+
+def read_stream(shard):
+    import datasets
+
+    return datasets.load_dataset("json", data_files=str(shard), split="train", streaming=True)
+
+
+WRITERS = {"webdataset": write_tar, "tfrecord": write_records, "stream": write_lines}
+READERS = {"webdataset": read_tar, "tfrecord": read_records, "stream": read_stream}
+
+
+def shards_in(folder, part, samples):
+    from hetctl.samples import Shards
+
+    sizes = [len(shard) for shard in np.array_split(np.arange(samples), SHARDS)]
+    return Shards(sorted((folder / part).iterdir()), READERS[folder.name], sizes, collate, mix=2)
+
+
 def input_fn(kind):
     from hetctl.samples import Collated
 
+    if kind and Path(kind).is_dir():
+        folder = Path(kind)
+        return shards_in(folder, "training", SAMPLES), shards_in(folder, "validation", HELD_OUT)
     if kind == "kind://huggingface":
         import datasets
 

@@ -148,9 +148,9 @@ class Batches:
         try:
             while not self.complete and not self._told_to_end():
                 samples, chunk = next(batches)
-                self.order = chunk.order
                 yield from self._parts(samples, chunk)
-                self.position = chunk.stop
+                # Together: of shards, the order says what is left after the chunk.
+                self.order, self.position = chunk.order, chunk.stop
                 self.trained += len(chunk.numbers)
                 self._on_step(self.position)
             if self.complete:

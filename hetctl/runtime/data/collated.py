@@ -93,7 +93,7 @@ class CollatedSource:
         """
         place = f"{self._name} samples {_listed(numbers)}"
         try:
-            return _rows_of(self._collate_fn(self._fetched(numbers)), len(numbers), place)
+            return rows_of(self._collate_fn(self._fetched(numbers)), len(numbers), place)
         except HetctlError:
             raise
         except Exception as error:
@@ -105,7 +105,7 @@ class CollatedSource:
         return list(fetch(list(numbers))) if fetch else [self._dataset[number] for number in numbers]
 
 
-def _rows_of(batch: Any, samples: int, place: str) -> tuple[Array, Array]:
+def rows_of(batch: Any, samples: int, place: str) -> tuple[Array, Array]:
     """Return a batch as arrays with a row for each sample."""
     if not isinstance(batch, tuple | list) or len(batch) != 2:
         raise BadInputError(f"the batch of {place} is {type(batch).__name__}, not a pair (x, y)", ROWS)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Generator
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import replace
-from queue import SimpleQueue
-from threading import Thread
+from functools import partial
 
-from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.errors import BadInputError
+from hetctl.runtime.data.batch_thread import BATCHES_AHEAD, BatchThread
 from hetctl.runtime.data.collated import CollatedSource
 from hetctl.runtime.data.loaders import Batch, Loader, Samples
-from hetctl.runtime.data.preprocessors import FILE_SYSTEM
 from hetctl.runtime.data.sampler import Chunk, Order, Stream
-
-BATCHES_AHEAD = 2
-"""Batches that are made while the trainer uses another one."""
+from hetctl.runtime.data.shard_loader import ShardLoader
 
 
 class CollatedLoader:
@@ -36,22 +32,24 @@ class CollatedLoader:
     def __init__(self, source: CollatedSource, stream: Stream, patience_s: float) -> None:
         self.samples = len(source)
         self.sample = source.sample
-        self.waited_s = 0.0
         self._source = source
-        self._patience_s = patience_s
+        self._thread = BatchThread(patience_s)
         self._own = stream
         self._stream = stream
         self._asked = 0
         self._ahead: deque[tuple[Chunk, Future[Samples]]] = deque()
-        self._orders: SimpleQueue[tuple[Chunk, Future[Samples]] | None] = SimpleQueue()
-        self._thread: Thread | None = None
+
+    @property
+    def waited_s(self) -> float:
+        """Time for which the trainer has waited for batches, in seconds."""
+        return self._thread.waited_s
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield batches with memory of their own."""
         order = order or (self._own.seed, epoch)
         while start < self.samples:
             chunk, made = self._upcoming(order, start)
-            yield self._awaited(made), chunk
+            yield self._thread.awaited(made), chunk
             start = chunk.stop
 
     def split(self, sizes: tuple[int, ...]) -> None:
@@ -61,7 +59,7 @@ class CollatedLoader:
     def close(self) -> None:
         """Let the thread end after the batch that it is making, which is not awaited."""
         self._drop()
-        self._orders.put(None)
+        self._thread.close()
 
     def _upcoming(self, order: Order, start: int) -> tuple[Chunk, Future[Samples]]:
         """Return the chunk at a position; have those after it made."""
@@ -80,49 +78,30 @@ class CollatedLoader:
         return (chunk.order, chunk.start) == (order, start)
 
     def _ask(self, chunk: Chunk) -> None:
-        if self._thread is None:
-            # A daemon: a read that hangs must not keep the process from its end.
-            self._thread = Thread(target=self._make_all, name="collate", daemon=True)
-            self._thread.start()
-        order = chunk, Future[Samples]()
-        self._ahead.append(order)
-        self._orders.put(order)
+        self._ahead.append((chunk, self._thread.ask(partial(self._made, chunk))))
 
     def _drop(self) -> None:
         while self._ahead:
             self._ahead.popleft()[1].cancel()
 
-    def _awaited(self, made: Future[Samples]) -> Samples:
-        began = time.perf_counter()
-        in_time = wait([made], self._patience_s).done
-        self.waited_s += time.perf_counter() - began
-        if not in_time:
-            raise HetctlError(f"no batch was collated in {self._patience_s:g} s", FILE_SYSTEM)
-        return made.result()
-
-    def _make_all(self) -> None:
-        """Make the batches that were asked for, in order."""
-        while (order := self._orders.get()) is not None:
-            chunk, made = order
-            if not made.set_running_or_notify_cancel():
-                continue
-            try:
-                numbers = chunk.numbers.tolist()
-                made.set_result(self._source.batch(numbers) if numbers else self.sample)
-            except BaseException as error:
-                made.set_exception(error)
-            # A batch would stay in memory until the next one is asked for.
-            del order, made
+    def _made(self, chunk: Chunk) -> Samples:
+        numbers = chunk.numbers.tolist()
+        return self._source.batch(numbers) if numbers else self.sample
 
 
-def refuse_collated(loader: Loader, reader: str) -> None:
-    """Refuse batches of a ``collate_fn`` where all must have one shape.
+def refuse_own_batches(loader: Loader, reader: str) -> None:
+    """Refuse batches of a ``collate_fn`` or of shards where all must have one shape.
 
     Raises
     ------
     BadInputError
         If they are; `reader` names what needs one shape.
     """
+    if isinstance(loader, ShardLoader):
+        raise BadInputError(
+            f"input_fn returned Shards, and {reader} needs samples that can be read by number",
+            "return arrays or a dataset of pairs (x, y), or train the member without a pipeline",
+        )
     if isinstance(loader, CollatedLoader):
         raise BadInputError(
             f"input_fn returned samples with a collate_fn, and {reader} needs batches of one shape",

@@ -29,9 +29,18 @@ from hetctl.runtime.data.loaders import (
 )
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream, sample_rng
+from hetctl.runtime.data.shard_loader import ShardLoader
+from hetctl.runtime.data.shards import ShardSource
 from hetctl.runtime.data.sharing.node_folder import node_folder
 from hetctl.runtime.data.sharing.store import SampleStore
-from hetctl.runtime.data.sources import Array, ArraySource, SampleSource, SampleSpec, Source
+from hetctl.runtime.data.sources import (
+    WITHOUT_STORE,
+    Array,
+    ArraySource,
+    SampleSource,
+    SampleSpec,
+    Source,
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +90,8 @@ def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str 
 
     This must be called before a framework has started threads, since it forks. Arrays need neither
     preprocessors nor a store: the forked processes of a node share their memory pages anyway. Batches of a
-    ``collate_fn`` have no fixed size, and so no place in a ring or a store: each rank makes its own.
+    ``collate_fn`` have no fixed size, and so no place in a ring or a store: each rank makes its own, as it
+    does of shards, which it reads itself.
 
     Parameters
     ----------
@@ -96,6 +106,9 @@ def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str 
     if isinstance(source, CollatedSource):
         collated, patience_s = source, sharing.timeouts.samples_s
         return lambda stream, *_: CollatedLoader(collated, stream, patience_s)
+    if isinstance(source, ShardSource):
+        shards, limit_s = source, sharing.timeouts.samples_s
+        return lambda stream, *_: ShardLoader(shards, stream, limit_s)
     folder = stack.enter_context(node_folder(sharing.folder))
     # The random part stays with each member, so what members share is the sample before it.
     shared = cached(source, folder, name) if sharing.mode == CACHED else source
@@ -202,5 +215,5 @@ class HeldOutSource:
 
 def open_validation(source: Source, sharing: Sharing, stack: ExitStack) -> OpenLoader:
     """Start the preparation of validation samples, as `open_pipeline` does for training samples."""
-    held_out = source if isinstance(source, ArraySource | CollatedSource) else HeldOutSource(source)
+    held_out = source if isinstance(source, WITHOUT_STORE) else HeldOutSource(source)
     return open_pipeline(held_out, sharing, stack, "validation")

@@ -27,6 +27,7 @@ from hetctl.runtime.data.collated import CollatedSource
 from hetctl.runtime.data.part_folder import lacking_parts, write_manifest
 from hetctl.runtime.data.part_format import described, write_part
 from hetctl.runtime.data.part_split import TRAINING, VALIDATION, Numbers, split
+from hetctl.runtime.data.shards import ShardSource
 from hetctl.runtime.data.sources import ArraySource, ImageSource, SampleSource, Source, as_sources
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.storage.atomic_io import make_private_folder, write_json
@@ -137,6 +138,11 @@ def _divisible(name: str, source: Source) -> SampleSource:
         raise BadInputError(
             f"the samples for {name} have a collate_fn, and parts consist of arrays of one shape",
             "return arrays or a dataset of pairs (x, y), or train without partitions",
+        )
+    if isinstance(source, ShardSource):
+        raise BadInputError(
+            f"the samples for {name} are Shards, which are parts already",
+            "let `partitions: file` name parts as arrays, or train without partitions",
         )
     if isinstance(source, ImageSource) and source.is_augmented:
         raise BadInputError(

@@ -25,7 +25,6 @@ from hetctl.model.plan import Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.perf.preprocessing import preprocessors_needed
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES
-from hetctl.runtime.data.collated import CollatedSource
 from hetctl.runtime.data.input_pipeline import first_sample
 from hetctl.runtime.data.lineup import Lineup, lockstep_on, nodes_of, read_lineup
 from hetctl.runtime.data.loaders import Lockstep, PreprocessorPool
@@ -35,7 +34,7 @@ from hetctl.runtime.data.sharing.broadcast import Exchange, NodeStream
 from hetctl.runtime.data.sharing.node_folder import folder_of, node_folder
 from hetctl.runtime.data.sharing.ring import Ring
 from hetctl.runtime.data.sharing.ring_writer import RingWriter
-from hetctl.runtime.data.sources import Array, ArraySource, Source, as_sources
+from hetctl.runtime.data.sources import WITHOUT_STORE, Array, Source, as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.context import DATA_SEED
 from hetctl.runtime.worker.user_functions import load_functions
@@ -60,11 +59,11 @@ def main() -> int:
 
 
 def lead(lineup: Lineup) -> None:
-    """Lead a node through a round; return at once for arrays and collated samples, which are not shared."""
+    """Lead a node through a round; return at once for samples that are not shared."""
     if lineup.ensemble.reads_partitions:
         return
     source = _training_samples(lineup.ensemble)
-    if isinstance(source, ArraySource | CollatedSource):
+    if isinstance(source, WITHOUT_STORE):
         return
     nodes = nodes_of(lineup.allocations)
     count = preprocessors_of_a_node(lineup.allocations, lineup.preprocess, lineup.cores)

@@ -16,12 +16,13 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.collated import Collated, CollatedSource
 from hetctl.runtime.data.disk_array import DiskArray, check_open, is_on_disk
 from hetctl.runtime.data.named_arrays import NamedArrays, record_of
+from hetctl.runtime.data.shards import Shards, ShardSource
 
 Array = npt.NDArray[Any]
 
 HINT = (
     "return a pair of arrays (x, y), a tf.data.Dataset, a PyTorch map-style Dataset, an ImageFolder, or "
-    "hetctl.samples.Collated(dataset, collate_fn)"
+    "Collated(dataset, collate_fn) or Shards(shards, read, samples) of hetctl.samples"
 )
 
 USELESS_LENGTHS = {0: "no samples", -1: "no end", -2: "an unknown length"}
@@ -102,8 +103,8 @@ class SampleSource(Protocol):
         """
 
 
-Source = SampleSource | CollatedSource
-"""Samples one by one, or as batches that a ``collate_fn`` makes."""
+Source = SampleSource | CollatedSource | ShardSource
+"""Samples one by one, or as batches that a ``collate_fn`` makes, or that are read from shards."""
 
 
 def as_sources(data: Any) -> tuple[Source, Source]:
@@ -316,6 +317,10 @@ def _is_collated(value: Any) -> bool:
     return isinstance(value, Collated)
 
 
+def _is_shards(value: Any) -> bool:
+    return isinstance(value, Shards)
+
+
 def _is_tensorflow(value: Any) -> bool:
     return hasattr(value, "cardinality") and hasattr(value, "as_numpy_iterator")
 
@@ -341,9 +346,12 @@ def _has_length(value: Any) -> bool:
         return False
 
 
+WITHOUT_STORE = (ArraySource, CollatedSource, ShardSource)
+"""Kinds of samples that ranks neither prepare in other processes nor share."""
 # Kinds are recognised by their attributes: no framework is imported for it.
 ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], Source]], ...] = (
     (_is_collated, CollatedSource),
+    (_is_shards, ShardSource),
     (_is_images, ImageSource),
     (_is_tensorflow, _of_tensorflow),
     (_is_pair, _of_arrays),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.pipeline_layout import PipelineLayout
-from hetctl.runtime.data.collated_loader import refuse_collated
+from hetctl.runtime.data.collated_loader import refuse_own_batches
 from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.frameworks.stage_network import Chain
@@ -144,7 +144,7 @@ def _loaders(
     training, validation = data.open(place, member, spec.shares[mail.rank])
     stack.enter_context(closing(training))
     stack.enter_context(closing(validation))
-    refuse_collated(training, "a pipeline")
+    refuse_own_batches(training, "a pipeline")
     refuse_named(training.sample[0], "a pipeline")
     for plan in layout.workers[worker][1:]:
         mail.send(plan.rank, SAMPLE, training.sample, samples=training.samples)

@@ -16,7 +16,7 @@ import numpy as np
 
 from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer
 from hetctl.model.serialization import encode
-from hetctl.runtime.data.collated_loader import refuse_collated
+from hetctl.runtime.data.collated_loader import refuse_own_batches
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Loader, Samples
 from hetctl.runtime.data.named_arrays import refuse_named
@@ -76,7 +76,7 @@ def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
 
 def first_batch(loader: Loader) -> Samples:
     """Return a copy of the first batch of the first epoch: its memory is the loader's."""
-    refuse_collated(loader, "a chain of layers")
+    refuse_own_batches(loader, "a chain of layers")
     batches = loader.batches(1, 0)
     (x, y), _ = next(batches)
     refuse_named(x, "a chain of layers")

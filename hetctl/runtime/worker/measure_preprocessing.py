@@ -17,6 +17,7 @@ from hetctl.runtime.data.collated import CollatedSource
 from hetctl.runtime.data.part_folder import path_on_node
 from hetctl.runtime.data.partitions import partition_paths
 from hetctl.runtime.data.sampler import sample_rng
+from hetctl.runtime.data.shards import ShardReader, ShardSource
 from hetctl.runtime.data.sources import ArraySource, SampleSource, as_sources
 from hetctl.runtime.worker.reporting import report_failure
 from hetctl.runtime.worker.user_functions import load_functions
@@ -66,6 +67,8 @@ def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
     training, validation = as_sources(read())
     if isinstance(training, CollatedSource):
         return _collate(training, max(member.batch_size for member in ensemble.members))
+    if isinstance(training, ShardSource):
+        return _read(training, max(member.batch_size for member in ensemble.members))
     if not isinstance(training, ArraySource):
         return _prepare(training)
     while time.perf_counter() - start < PREPROCESS_S:
@@ -88,6 +91,21 @@ def _collate(source: CollatedSource, batch_size: int) -> tuple[int, float, float
     while time.perf_counter() - start < PREPROCESS_S:
         source.batch([number % len(source) for number in range(samples, samples + batch_size)])
         samples += batch_size
+    return samples, start, time.perf_counter()
+
+
+def _read(source: ShardSource, batch_size: int) -> tuple[int, float, float]:
+    samples, start, shard = 0, time.perf_counter(), 0
+    while time.perf_counter() - start < PREPROCESS_S:
+        size, reader = source.sizes[shard], ShardReader(source, shard)
+        for first in range(0, size, batch_size):
+            stop = min(first + batch_size, size)
+            source.batch(reader.take(first, stop, first))
+            samples += stop - first
+            if time.perf_counter() - start >= PREPROCESS_S:
+                break
+        reader.close()
+        shard = (shard + 1) % len(source.sizes)
     return samples, start, time.perf_counter()
 
 

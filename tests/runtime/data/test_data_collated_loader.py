@@ -10,7 +10,7 @@ from workbench import wait_for
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.runtime.data.collated import Collated, CollatedSource
-from hetctl.runtime.data.collated_loader import BATCHES_AHEAD, CollatedLoader, refuse_collated
+from hetctl.runtime.data.collated_loader import BATCHES_AHEAD, CollatedLoader, refuse_own_batches
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
@@ -38,7 +38,7 @@ def loader_of():
     yield make
     for loader in made:
         loader.close()
-    wait_for(lambda: not any(thread.name == "collate" for thread in threading.enumerate()))
+    wait_for(lambda: not any(thread.name == "batches" for thread in threading.enumerate()))
 
 
 def numbers_in(batches):
@@ -91,8 +91,8 @@ def test_a_few_batches_are_made_ahead_and_no_more(loader_of):
     next(batches)
     # The first one was the example, made in this thread.
     wait_for(lambda: len(collated) == 1 + 2 + BATCHES_AHEAD)
-    assert loader._orders.empty()
-    assert collated[1:] == ["collate"] * (2 + BATCHES_AHEAD)
+    assert loader._thread._orders.empty()
+    assert collated[1:] == ["batches"] * (2 + BATCHES_AHEAD)
 
 
 def test_the_next_epoch_begins_while_others_wait(loader_of):
@@ -129,7 +129,7 @@ def test_a_batch_that_does_not_come_is_an_error(loader_of):
             released.wait(60)
         return ragged(samples)
 
-    with pytest.raises(HetctlError, match=r"no batch was collated in 0\.1 s"):
+    with pytest.raises(HetctlError, match=r"no batch was made in 0\.1 s"):
         next(loader_of(collate, patience_s=0.1).batches(1, 0))
     released.set()
 
@@ -137,6 +137,6 @@ def test_a_batch_that_does_not_come_is_an_error(loader_of):
 def test_readers_of_one_shape_refuse_it(loader_of):
     loader = loader_of()
     with pytest.raises(BadInputError, match="a pipeline needs batches of one shape"):
-        refuse_collated(loader, "a pipeline")
+        refuse_own_batches(loader, "a pipeline")
     arrays = ArraySource(np.arange(3), np.arange(3), "training")
-    refuse_collated(ArrayLoader(arrays, Stream(3, 2, SEED)), "a pipeline")
+    refuse_own_batches(ArrayLoader(arrays, Stream(3, 2, SEED)), "a pipeline")

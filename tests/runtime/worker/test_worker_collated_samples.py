@@ -1,4 +1,4 @@
-"""Real training on collated samples: stops and kills, on one rank and on two."""
+"""Real training on collated samples and on shards: stops and kills, on one rank and on two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from ensembles.sequences import HELD_OUT, SAMPLES
+from ensembles.sequences import HELD_OUT, SAMPLES, WRITERS, write_shards
 from resumed_ranks import TO_THE_END, train_in_parts
 from workbench import TINY, alive, new_project, wait_for
 
@@ -62,7 +62,7 @@ def project_of(folder, gpus, kind):
         "name": "sequences",
         "framework": "pytorch",
         "functions": functions,
-        "data": f"kind://{kind}",
+        "data": data_of(folder, kind),
         "batch_size": BATCH,
         # Each awaits the one before, so that the last but one is there at the kill.
         "checkpoint": {"every": "1 steps"},
@@ -74,6 +74,14 @@ def project_of(folder, gpus, kind):
     (project.path / "rates.csv").write_text(f"member,gpus,rate,samples\na,{gpus},1000,{SAMPLES * EPOCHS}\n")
     assert project.here("profile", "import", "rates.csv").code == 0
     return project
+
+
+def data_of(folder, kind):
+    """Return the argument of input_fn, with shards where the kind has them."""
+    if kind not in WRITERS:
+        return f"kind://{kind}"
+    write_shards(folder / kind)
+    return str(folder / kind)
 
 
 def seen_by(folder, gpus):
@@ -89,7 +97,7 @@ def seen_by(folder, gpus):
     return kept, repeated
 
 
-@pytest.mark.parametrize(("gpus", "kind"), [(1, "huggingface"), (2, "map-style")])
+@pytest.mark.parametrize(("gpus", "kind"), [(1, "huggingface"), (2, "map-style"), (2, "webdataset")])
 def test_a_killed_member_goes_on_to_the_sample(tmp_path, gpus, kind):
     project = project_of(tmp_path, gpus, kind)
     done = project.hetctl("submit", "--gpus", str(gpus), "--wait", "--json")

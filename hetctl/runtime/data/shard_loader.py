@@ -1,0 +1,171 @@
+"""A rank's batches of samples in shards, in a thread ahead of the trainer."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from hetctl.model.errors import BadInputError
+from hetctl.runtime.data.batch_thread import BATCHES_AHEAD, BatchThread
+from hetctl.runtime.data.loaders import Batch, Samples
+from hetctl.runtime.data.sampler import Chunk, Order, Stream, epoch_order, parts_of
+from hetctl.runtime.data.shard_plan import ShardPlan, Span
+from hetctl.runtime.data.shards import ShardReader, ShardSource
+
+Piece = tuple[int, Span]
+"""Lane, and the samples that it reads."""
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """A chunk that is being made, this rank's pieces of it, and the plan after it."""
+
+    chunk: Chunk
+    pieces: tuple[Piece, ...]
+    plan: ShardPlan
+    made: Future[Samples]
+
+
+class ShardLoader:
+    """Batches of a `ShardSource`; a `Loader`.
+
+    The order of a chunk says which shards are begun after it, and what is left of them, so that training
+    goes on to the sample from there with any number of ranks. When sizes change, what was planned ahead is
+    planned anew; samples that were read are kept for that.
+    """
+
+    def __init__(self, source: ShardSource, stream: Stream, patience_s: float) -> None:
+        self.samples = len(source)
+        self.sample = source.sample
+        self._source, self._stream = source, stream
+        self._thread = BatchThread(patience_s)
+        self._readers = ShardReaders(source)
+        self._ahead: deque[Ahead] = deque()
+        self._place: tuple[Order, int] = (stream.seed, 1), 0
+        self._done = self._plan_at(*self._place)
+
+    @property
+    def waited_s(self) -> float:
+        """Time for which the trainer has waited for batches, in seconds."""
+        return self._thread.waited_s
+
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
+        """Yield batches with memory of their own."""
+        order = order or self._order_at(epoch, start)
+        if self._place != (order, start):
+            self._drop()
+            self._done, self._place = self._plan_at(order, start), (order, start)
+        elif self._ahead and self._ahead[0].chunk.start != start:
+            # The trainer has left before it had trained the batch that it was given.
+            self._drop()
+        while start < self.samples:
+            self._ask_ahead((order[0], order[1]), start)
+            found = self._ahead.popleft()
+            yield self._thread.awaited(found.made), found.chunk
+            self._done, start = found.plan, found.chunk.stop
+            self._place = found.chunk.order, start
+        following = order[0], order[1] + 1
+        self._done, self._place = self._plan_at(following, 0), (following, 0)
+        self._ask_ahead(following, 0)
+
+    def split(self, sizes: tuple[int, ...]) -> None:
+        """Use these sizes from the next chunk on."""
+        if sizes != self._stream.split:
+            self._drop()
+        self._stream = replace(self._stream, sizes=sizes)
+
+    def close(self) -> None:
+        """Let the thread end after the batch that it is making, which is not awaited."""
+        self._drop()
+        self._thread.close()
+
+    def _order_at(self, epoch: int, start: int) -> Order:
+        """Return the order after the first chunks of an epoch, if it is trained with the present sizes."""
+        plan = self._plan_at((self._stream.seed, epoch), 0)
+        for begin in range(0, start, self._stream.chunk):
+            for rank in range(self._stream.ranks):
+                self._pieces(plan, rank, begin, min(begin + self._stream.chunk, start))
+        return plan.encoded(self._stream.seed, epoch) if start else (self._stream.seed, epoch)
+
+    def _plan_at(self, order: Order, start: int) -> ShardPlan:
+        """Return the plan at a position; BadInputError if the shards have changed since."""
+        seed, epoch, *_ = order
+        shards = epoch_order(len(self._source.sizes), seed, epoch).tolist()
+        lanes = self._stream.ranks * self._source.mix
+        plan = ShardPlan.decoded(order, shards, self._source.sizes, lanes)
+        if plan.samples_left != self.samples - start:
+            raise BadInputError(
+                f"the shards have {plan.samples_left} samples left in epoch {epoch}, where the checkpoint has"
+                f" {self.samples - start}",
+                "give the shards with which it was begun, or start a new run with `hetctl submit --new`",
+            )
+        return plan
+
+    def _ask_ahead(self, epoch: tuple[int, int], start: int) -> None:
+        """Have the next chunks made, of which some may be asked for already."""
+        while len(self._ahead) <= BATCHES_AHEAD:
+            last = self._ahead[-1] if self._ahead else None
+            begin = last.chunk.stop if last else start
+            if begin == self.samples:
+                return
+            self._ahead.append(self._asked((last.plan if last else self._done).copy(), epoch, begin))
+
+    def _asked(self, plan: ShardPlan, epoch: tuple[int, int], start: int) -> Ahead:
+        """Plan the next chunk, and have this rank's part of it made."""
+        stop = min(start + self._stream.chunk, self.samples)
+        of_ranks = [self._pieces(plan, rank, start, stop) for rank in range(self._stream.ranks)]
+        mine = of_ranks[self._stream.rank]
+        chunk = Chunk(plan.encoded(*epoch), start, stop, self._source.numbers([span for _, span in mine]))
+        made = self._thread.ask(partial(self._readers.make, mine, self._needed(mine)))
+        return Ahead(chunk, tuple(mine), plan, made)
+
+    def _pieces(self, plan: ShardPlan, rank: int, start: int, stop: int) -> list[Piece]:
+        """Take a rank's part of a chunk from the plan."""
+        share = replace(self._stream, rank=rank).share(start, stop)
+        counts = parts_of(share.stop - share.start, (1,) * self._source.mix)
+        lanes = enumerate(counts, start=rank * self._source.mix)
+        return [(lane, span) for lane, count in lanes for span in plan.take(lane, count)]
+
+    def _needed(self, mine: Sequence[Piece]) -> dict[tuple[int, int], int]:
+        """Return what this rank reads, or reads again if it plans anew: position by lane and shard."""
+        first = self._stream.rank * self._source.mix
+        rests = [(lane, self._done.rest_of(lane)) for lane in range(first, first + self._source.mix)]
+        needed = {(lane, rest.shard): rest.start for lane, rest in rests if rest}
+        for lane, span in (*(piece for ahead in self._ahead for piece in ahead.pieces), *mine):
+            needed.setdefault((lane, span.shard), span.start)
+        return needed
+
+    def _drop(self) -> None:
+        while self._ahead:
+            self._ahead.popleft().made.cancel()
+
+
+class ShardReaders:
+    """Open shards of a rank; only its thread uses them."""
+
+    def __init__(self, source: ShardSource) -> None:
+        self._source = source
+        self._open: dict[tuple[int, int], ShardReader] = {}
+
+    def make(self, pieces: Sequence[Piece], needed: Mapping[tuple[int, int], int]) -> Samples:
+        """Return a batch.
+
+        Parameters
+        ----------
+        needed : mapping
+            Shards, by lane, that are still read, each with the position from which samples may be asked for.
+        """
+        samples = [sample for lane, span in pieces for sample in self._read(lane, span, needed)]
+        for key in self._open.keys() - needed.keys():
+            self._open.pop(key).close()
+        return self._source.batch(samples) if samples else self._source.sample
+
+    def _read(self, lane: int, span: Span, needed: Mapping[tuple[int, int], int]) -> list[Any]:
+        key = lane, span.shard
+        if key not in self._open:
+            self._open[key] = ShardReader(self._source, span.shard)
+        return self._open[key].take(span.start, span.stop, needed[key])

@@ -1,0 +1,231 @@
+"""Samples that are read one after another from shards: files of records, or parts of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.runtime.data.collated import rows_of
+from hetctl.runtime.data.sampler import Numbers
+from hetctl.runtime.data.shard_plan import Span
+
+Array = npt.NDArray[Any]
+
+READ = "read(shard) must return the samples of a shard, as many as `samples` says and the same ones each time"
+MISSING = object()
+"""Stands for a sample after the end of a shard."""
+
+
+class Shards:
+    """Samples in shards, which are read from their beginning to their end and are never in memory as a whole.
+
+    Parameters
+    ----------
+    shards : sequence
+        Shards, such as the paths of files; each is passed to `read`.
+    read : callable
+        ``read(shard)`` returns an iterable of the shard's samples, the same ones in the same order each time.
+    samples : int or sequence of int
+        Number of samples of each shard.
+    collate_fn : callable or None
+        ``collate_fn(samples) -> (x, y)``, as of `Collated`; None: samples are pairs (x, y), of which x may be
+        a mapping, and are stacked.
+    mix : int
+        Number of shards that a rank reads at a time: each of its batches has samples of all of them.
+
+    Raises
+    ------
+    BadInputError
+        If there are no shards, the numbers do not fit them, or a function cannot be called.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Any],
+        read: Callable[[Any], Iterable[Any]],
+        samples: int | Sequence[int],
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        mix: int = 1,
+    ) -> None:
+        self.shards = list(shards)
+        counts = [samples] * len(self.shards) if isinstance(samples, int) else list(samples)
+        self.samples: list[int] = counts
+        self.read = read
+        self.collate_fn = collate_fn or stacked
+        self.mix = mix
+        rules = (
+            (self.shards, "Shards got no shards", "give it at least one"),
+            (
+                len(self.samples) == len(self.shards),
+                f"Shards got {len(self.shards)} shards, but the samples of {len(self.samples)}",
+                "give one number for all, or one for each",
+            ),
+            (
+                all(isinstance(count, int | np.integer) and count > 0 for count in counts),
+                "the samples of a shard must be whole numbers above 0",
+                "leave out shards without samples",
+            ),
+            (mix >= 1, f"mix of Shards is {mix}, but a rank reads at least 1 shard", "leave out mix"),
+            (
+                callable(read) and callable(self.collate_fn),
+                "read and collate_fn of Shards must be functions",
+                READ,
+            ),
+        )
+        for holds, message, hint in rules:
+            if not holds:
+                raise BadInputError(message, hint)
+
+
+def stacked(samples: list[Any]) -> tuple[Any, Array]:
+    """Return pairs (x, y) as arrays with a row for each; x may be a mapping of names to arrays."""
+    inputs, targets = zip(*samples, strict=True)
+    if isinstance(inputs[0], Mapping):
+        return {name: np.stack([x[name] for x in inputs]) for name in inputs[0]}, np.stack(targets)
+    return np.stack(inputs), np.stack(targets)
+
+
+class ShardSource:
+    """Batches of `Shards`.
+
+    Parameters
+    ----------
+    name : str
+        Name of the samples, for messages.
+
+    Attributes
+    ----------
+    sizes : list of int
+        Samples of each shard.
+    mix : int
+        Number of shards that a rank reads at a time.
+    sample : tuple of arrays
+        A batch with the first sample.
+
+    Raises
+    ------
+    BadInputError
+        If the first sample cannot be read, or makes no batch.
+    """
+
+    def __init__(self, given: Shards, name: str) -> None:
+        self._given, self._name = given, name
+        self.sizes, self.mix = given.samples, given.mix
+        self._first = np.concatenate([[0], np.cumsum(self.sizes)])
+        reader = ShardReader(self, 0)
+        self.sample = self.batch(reader.take(0, 1, 0))
+        reader.close()
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return sum(self.sizes)
+
+    def numbers(self, spans: Sequence[Span]) -> Numbers:
+        """Return the numbers of samples, counted over all shards."""
+        ranges = [np.arange(s.start, s.stop) + self._first[s.shard] for s in spans]
+        return np.concatenate(ranges) if ranges else np.zeros(0, np.int64)
+
+    def open(self, shard: int) -> Iterator[Any]:
+        """Return an iterator over the samples of a shard."""
+        return iter(self._given.read(self._given.shards[shard]))
+
+    def batch(self, samples: list[Any]) -> tuple[Array, Array]:
+        """Return x and y of samples; BadInputError if they make no batch."""
+        try:
+            return rows_of(self._given.collate_fn(samples), len(samples), f"a batch of {self._name}")
+        except HetctlError:
+            raise
+        except Exception as error:
+            message = f"making a batch of {self._name}: {type(error).__name__}: {error}"
+            raise BadInputError(message, "samples are pairs (x, y), or give Shards a collate_fn") from error
+
+    def place(self, shard: int) -> str:
+        """Return the name of a shard, for messages."""
+        return f"shard {shard} of {self._name} ({self._given.shards[shard]})"
+
+
+class ShardReader:
+    """Reader of one shard, which can go back to samples that are not yet forgotten."""
+
+    def __init__(self, source: ShardSource, shard: int) -> None:
+        self._source, self._shard = source, shard
+        self._samples: Iterator[Any] | None = None
+        self._kept: list[Any] = []
+        self._first = 0
+
+    def take(self, start: int, stop: int, kept_from: int) -> list[Any]:
+        """Return samples by their positions in the shard.
+
+        Parameters
+        ----------
+        kept_from : int
+            Position from which on samples may be asked for later; those before it are forgotten.
+
+        Raises
+        ------
+        BadInputError
+            If the shard cannot be read, or has another number of samples than was given.
+        """
+        if self._samples is None or start < self._first:
+            self.close()
+            self._samples, self._kept, self._first = self._opened(), [], 0
+        while self._first + len(self._kept) < stop:
+            self._kept.append(self._next())
+            # At once: what is skipped must not be in memory together.
+            self._forget(min(start, kept_from))
+        self._forget(min(start, kept_from))
+        self._check_end(stop)
+        return self._kept[start - self._first : stop - self._first]
+
+    def _forget(self, before: int) -> None:
+        """Forget the samples before a position, as far as they are read."""
+        count = min(before - self._first, len(self._kept))
+        if count > 0:
+            del self._kept[:count]
+            self._first += count
+
+    def close(self) -> None:
+        """End reading."""
+        end = getattr(self._samples, "close", None)
+        if end is not None:
+            end()
+        self._samples = None
+
+    def _opened(self) -> Iterator[Any]:
+        try:
+            return self._source.open(self._shard)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _next(self) -> Any:
+        """Return the next sample; BadInputError if there is none."""
+        sample = self._read()
+        if sample is MISSING:
+            place, read = self._source.place(self._shard), self._first + len(self._kept)
+            given = self._source.sizes[self._shard]
+            raise BadInputError(f"{place} ended after {read} samples, but was given as {given}", READ)
+        return sample
+
+    def _check_end(self, stop: int) -> None:
+        """Refuse a shard with more samples than given: they would never be trained."""
+        if stop < self._source.sizes[self._shard]:
+            return
+        if self._read() is not MISSING:
+            place = self._source.place(self._shard)
+            raise BadInputError(f"{place} has more samples than the {stop} that were given", READ)
+        self._samples = iter(())
+
+    def _read(self) -> Any:
+        assert self._samples is not None
+        try:
+            return next(self._samples, MISSING)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> BadInputError:
+        place = self._source.place(self._shard)
+        return BadInputError(f"reading {place}: {type(error).__name__}: {error}", READ)
