@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,15 @@ from typing import Any
 from hetctl.inputs.command_rules import command_problems
 from hetctl.inputs.ensemble_schema import EnsembleModel, PartitionsModel
 from hetctl.inputs.input_errors import suggestion
-from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, count_members, members_of, points_of
+from hetctl.inputs.member_entries import (
+    MOST_MEMBERS,
+    OF_CODE,
+    MemberEntry,
+    code_of,
+    count_members,
+    members_of,
+    points_of,
+)
 from hetctl.inputs.member_problems import batch_problems, gpu_problems
 from hetctl.inputs.placed_partitions import read_partition_table, wrong_source
 from hetctl.inputs.search_entries import SEARCH, as_trials, search_problems, trials_of
@@ -21,7 +28,7 @@ from hetctl.inputs.shard_problems import shard_problems
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
 from hetctl.model.balance_settings import BalanceSettings
-from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitions
+from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitions, TrainingCode
 from hetctl.model.errors import BadInputError
 
 
@@ -48,7 +55,8 @@ def read_ensemble(path: Path) -> Ensemble:
     members = as_trials(members_of(model, points, folder), trials)
     problems = [
         *command_problems(model, points, members),
-        *_function_problems(model, folder),
+        *_function_problems(model, points, folder),
+        *_code_problems(model, points),
         *_name_problems(points),
         *_stop_problems(points, members),
         *batch_problems(model, points, members),
@@ -59,13 +67,16 @@ def read_ensemble(path: Path) -> Ensemble:
     ]
     if problems:
         raise source.refusal(problems)
+    code = TrainingCode(COMMAND, Functions("", ""))
+    if model.functions:
+        code = code_of(model.framework, model.functions, model.data, folder)
     return Ensemble(
         name=model.name,
-        framework=model.framework if model.functions else COMMAND,
-        functions=Functions(**model.functions.model_dump()) if model.functions else Functions("", ""),
+        framework=code.framework,
+        functions=code.functions,
         members=tuple(members),
         folder=str(folder),
-        data=None if model.data is None else _located(model.data, folder),
+        data=code.data,
         partitions=None if model.partitions is None else _partitions(model.partitions, folder),
         samples_per_epoch=model.samples_per_epoch,
         balance=BalanceSettings(**model.balance.model_dump()),
@@ -80,16 +91,26 @@ def ensemble_schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "hetctl ensemble"}
 
 
-def _located(data: str, folder: Path) -> str:
-    # normpath would collapse the two slashes of an address.
-    return data if "://" in data else os.path.normpath(folder / data)
+def _function_problems(
+    model: EnsembleModel, points: list[MemberEntry], folder: Path
+) -> Iterator[tuple[Location, str]]:
+    entries = {point.where: point.settings.functions for point in points}
+    for where, functions in {(): model.functions, **entries}.items():
+        for role, function in functions or ():
+            problem = _entry_point_problem(function, folder) if function is not None else None
+            if problem is not None:
+                yield (*where, "functions", role), problem
 
 
-def _function_problems(model: EnsembleModel, folder: Path) -> Iterator[tuple[Location, str]]:
-    for role, function in model.functions or ():
-        problem = _entry_point_problem(function, folder) if function is not None else None
-        if problem is not None:
-            yield ("functions", role), problem
+def _code_problems(model: EnsembleModel, points: list[MemberEntry]) -> Iterator[tuple[Location, str]]:
+    """Yield the places of code of entries' own that the rest of the file leaves no room for."""
+    rules = (
+        (model.functions is None, "needs functions of the ensemble, which members without their own have"),
+        (model.partitions is not None, "does not go with partitions, which are those of one input_fn"),
+    )
+    for where, settings in {point.where: point.settings for point in points}.items():
+        for key in sorted(OF_CODE & settings.model_fields_set):
+            yield from (((*where, key), rule) for is_broken, rule in rules if is_broken)
 
 
 def _name_problems(points: list[MemberEntry]) -> Iterator[tuple[Location, str]]:

@@ -232,6 +232,15 @@ class EntrySettings(MemberSettings):
         default=None,
         description="File with a profile of its layers, for pipelines, relative to the ensemble file.",
     )
+    framework: FrameworkName | None = Field(
+        default=None, description="Framework of its network; null: the ensemble's."
+    )
+    functions: FunctionsModel | None = Field(
+        default=None, description="Functions of its own, in place of all of the ensemble's; null: those."
+    )
+    data: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="Argument of input_fn; null: the ensemble's."
+    )
 
 
 class MemberModel(EntrySettings):

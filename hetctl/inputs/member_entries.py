@@ -16,6 +16,7 @@ from hetctl.inputs.ensemble_schema import (
     DrawModel,
     EnsembleModel,
     EntrySettings,
+    FunctionsModel,
     GridEntry,
     GridModel,
     MemberModel,
@@ -26,9 +27,11 @@ from hetctl.inputs.ensemble_schema import (
 from hetctl.inputs.names import fitted, grid_names
 from hetctl.inputs.quantities import parse_interval
 from hetctl.inputs.yaml_source import Location
-from hetctl.model.ensemble import Member, StopRule
+from hetctl.model.ensemble import Functions, Member, StopRule, TrainingCode
 
 MOST_MEMBERS = 10_000
+OF_CODE = frozenset({"framework", "functions", "data"})
+"""Keys of an entry by which its members are trained by code of their own."""
 MORE_IS_BETTER = ("acc", "auc", "f1", "precision", "recall")
 
 
@@ -118,9 +121,35 @@ def members_of(ensemble: EnsembleModel, points: list[MemberEntry], folder: Path)
             _member(common, point),
             layers=_layers(point, folder),
             profile_as=point.settings.profile_as,
+            code=_code(ensemble, point, folder),
         )
         for point in points
     ]
+
+
+def _code(ensemble: EnsembleModel, point: MemberEntry, folder: Path) -> TrainingCode | None:
+    """Return the code of a member that differs from its ensemble's."""
+    own = point.settings
+    if ensemble.functions is None or not OF_CODE & own.model_fields_set:
+        return None
+    common, code = (
+        code_of(framework, functions, data, folder)
+        for framework, functions, data in (
+            (ensemble.framework, ensemble.functions, ensemble.data),
+            (
+                own.framework or ensemble.framework,
+                own.functions or ensemble.functions,
+                ensemble.data if own.data is None else own.data,
+            ),
+        )
+    )
+    return None if code == common else code
+
+
+def code_of(framework: str, functions: FunctionsModel, data: str | None, folder: Path) -> TrainingCode:
+    """Return framework, functions and data of a file; a relative path of data is relative to its folder."""
+    located = data if data is None or "://" in data else os.path.normpath(folder / data)
+    return TrainingCode(framework, Functions(**functions.model_dump()), located)
 
 
 def _layers(point: MemberEntry, folder: Path) -> str | None:

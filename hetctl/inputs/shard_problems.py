@@ -31,11 +31,11 @@ def shard_problems(
 
 def _rules(model: EnsembleModel, member: Member) -> tuple[tuple[bool, str], ...]:
     """Return rules, each with true if it is broken."""
+    framework = member.code.framework if member.code else model.framework
     return (
         (
-            model.framework != PYTORCH,
-            f"with framework {model.framework}: only PyTorch can divide a network; leave it out, or use"
-            f" {PYTORCH}",
+            framework != PYTORCH,
+            f"with framework {framework}: only PyTorch can divide a network; leave it out, or use {PYTORCH}",
         ),
         (
             model.partitions is not None,

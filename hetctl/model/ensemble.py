@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetctl.model.balance_settings import BalanceSettings
@@ -107,6 +107,38 @@ class StopRule:
 
 
 @dataclass(frozen=True)
+class Functions:
+    """Functions of the user as ``module:function``, in CEREBRO's API (section 3, Figure 3)."""
+
+    input_fn: str
+    model_fn: str
+    train_fn: str | None = None
+    evaluate_fn: str | None = None
+
+
+@dataclass(frozen=True)
+class TrainingCode:
+    """Framework, functions and data, which a rank loads once, before its first member.
+
+    Parameters
+    ----------
+    framework : str
+        Name of the framework, or `COMMAND`.
+    data : str or None
+        Argument of ``input_fn``.
+    """
+
+    framework: str
+    functions: Functions
+    data: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """Short name of it."""
+        return hashlib.sha256(json.dumps(encode(self)).encode()).hexdigest()[:8]
+
+
+@dataclass(frozen=True)
 class Member:
     """One network of the ensemble, with its hyper-parameters.
 
@@ -147,6 +179,8 @@ class Member:
         Training after which its next checkpoint is due; it also writes one whenever it stops.
     search_objective : Objective or None
         Metric that its search goes by; None: that of its stop rule, or it is no trial.
+    code : TrainingCode or None
+        Framework, functions and data of its own; None: those of the ensemble.
     """
 
     name: str
@@ -168,6 +202,7 @@ class Member:
     environment: Mapping[str, str] = field(default_factory=dict)
     checkpoint: CheckpointInterval = field(default_factory=CheckpointInterval)
     search_objective: Objective | None = None
+    code: TrainingCode | None = None
 
     @property
     def objective(self) -> Objective:
@@ -227,19 +262,10 @@ class Member:
         command = [self.command, encode(self.environment)] if self.command else []
         algorithms = ["deterministic"] if self.deterministic else []
         layout = ["shard"] if self.shard else []
+        code = [encode(self.code)] if self.code else []
         # Sorted keys: reordering the keys of `config` in the file must not make the measured rates stale.
-        text = json.dumps([encode(config), *sizes, *command, *algorithms, *layout], sort_keys=True)
+        text = json.dumps([encode(config), *sizes, *command, *algorithms, *layout, *code], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True)
-class Functions:
-    """Functions of the user as ``module:function``, in CEREBRO's API (section 3, Figure 3)."""
-
-    input_fn: str
-    model_fn: str
-    train_fn: str | None = None
-    evaluate_fn: str | None = None
 
 
 @dataclass(frozen=True)
@@ -350,9 +376,27 @@ class Ensemble:
         return frozenset(self.search.members if self.search else ())
 
     @property
+    def code(self) -> TrainingCode:
+        """Framework, functions and data of the members that have none of their own."""
+        return TrainingCode(self.framework, self.functions, self.data)
+
+    @property
+    def codes(self) -> tuple[TrainingCode, ...]:
+        """All that its members are trained by, each once."""
+        return tuple(dict.fromkeys(member.code or self.code for member in self.members))
+
+    @property
     def preloaded(self) -> str | None:
-        """Framework that ranks import before they start; None for commands."""
-        return None if self.framework == COMMAND else self.framework
+        """Framework that ranks import before they start; None for commands, and if there are several."""
+        used = {code.framework for code in self.codes}
+        return used.pop() if len(used) == 1 and COMMAND not in used else None
+
+    def of(self, member: Member) -> Ensemble:
+        """Return the ensemble of a member alone, with the code that trains it."""
+        code = member.code or self.code
+        return replace(
+            self, members=(member,), framework=code.framework, functions=code.functions, data=code.data
+        )
 
     @property
     def reads_partitions(self) -> bool:

@@ -109,8 +109,8 @@ def _entries(ensemble: Ensemble) -> Iterator[_Entry]:
     """Yield what is in an ensemble's folder and its packages, hidden entries excluded."""
     if ensemble.framework == COMMAND:
         return
-    named = ensemble.functions
-    names = (named.input_fn, named.model_fn, named.train_fn, named.evaluate_fn)
+    functions = [code.functions for code in (ensemble.code, *ensemble.codes)]
+    names = [name for f in functions for name in (f.input_fn, f.model_fn, f.train_fn, f.evaluate_fn)]
     modules = {Path(*name.split(":")[0].split(".")) for name in names if name}
     packages = frozenset(parent for module in modules for parent in module.parents)
     folder = Path(ensemble.folder)

@@ -8,6 +8,7 @@ from typing import Any
 
 from hetctl.app.pipeline.members import PipelineMember, layers_of
 from hetctl.app.plan.planning import PlanRequest
+from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import PIPELINE, Allocation, Plan
 from hetctl.model.profile import MemberProfile
@@ -33,8 +34,8 @@ def with_pipelines(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
         for allocation in each.allocations
         if allocation.mode == PIPELINE
     }
-    if planned:
-        _refuse_what_has_no_stages(spec)
+    for name in planned:
+        _refuse_what_has_no_stages(spec, spec.ensemble.of(spec.ensemble.member(name)))
     problems = {name: _problem(spec, request, name) for name in planned}
     profiles = {profile.member: profile for profile in spec.profiles}
     known = _samples_per_epoch(spec, request)
@@ -43,8 +44,7 @@ def with_pipelines(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     return replace(spec, pipelines=problems, profiles=tuple(profiles.values()))
 
 
-def _refuse_what_has_no_stages(spec: RunSpec) -> None:
-    ensemble = spec.ensemble
+def _refuse_what_has_no_stages(spec: RunSpec, ensemble: Ensemble) -> None:
     rules = (
         (
             spec.site.launch != MEMBERS,

@@ -13,6 +13,7 @@ from typing import Any
 
 from hetctl import __version__
 from hetctl.app.command_members import refuse_modes_of_commands
+from hetctl.app.member_refusals import refuse_lockstep_of_codes, refuse_sharing_of_searches
 from hetctl.app.pipeline.measured import links_between
 from hetctl.app.plan.gpu_limits import refuse_wide_members
 from hetctl.app.plan.hop_rules import refuse_hops_by_launch, refuse_without_hops
@@ -22,7 +23,6 @@ from hetctl.app.plan.shard_rules import refuse_modes_of_sharded
 from hetctl.app.profile.known import member_profiles, predictions_in, warnings_of
 from hetctl.app.profile.layer_profiling import current_layers
 from hetctl.app.project import Project
-from hetctl.app.search_members import refuse_sharing_of_searches
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.balance_settings import OFF
@@ -198,6 +198,7 @@ def plan_from(
     site, size = request.site, request.size
     refuse_modes_of_commands(request.ensemble, request.mode, request.sharing)
     refuse_sharing_of_searches(request.ensemble, request.sharing)
+    refuse_lockstep_of_codes(request.ensemble, request.sharing)
     options = options_from(request.options)
     refuse_modes_of_sharded(request.ensemble, request.mode, options.balance)
     if request.mode == HOPPER:

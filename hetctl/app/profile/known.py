@@ -63,20 +63,22 @@ def profiles_at(catalog: Catalog, ensemble: Ensemble, site: str) -> tuple[Member
 def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble, site: Site) -> set[tuple[str, int]]:
     """Return (member, GPUs) of points that hold for no member, or whose machine differs from the newest.
 
-    A machine differs by its software, or by its type of GPU unless the site has both types.
+    A machine differs by its software, or by its type of GPU unless the site has both types. Points of
+    different frameworks are not compared: members may have one of their own.
     """
     points = sorted(points, key=lambda point: point.measured_at)
     types = {node_type.gpu_type for node_type in site.node_types}
 
-    def own_type(point: ProfilePoint) -> str | None:
-        return point.machine.gpu_type if point.machine.gpu_type in types else None
+    def kind(point: ProfilePoint) -> tuple[str | None, str]:
+        own_type = point.machine.gpu_type if point.machine.gpu_type in types else None
+        return own_type, point.machine.framework.partition(" ")[0]
 
-    newest = {own_type(point): point.machine for point in points}
+    newest = {kind(point): point.machine for point in points}
     current = RatePoints(points, ensemble)
     return {
         (point.member, point.gpus)
         for point in points
-        if point.machine != newest[own_type(point)] or not current.is_current(point)
+        if point.machine != newest[kind(point)] or not current.is_current(point)
     }
 
 

@@ -120,6 +120,7 @@ MEMBER: Mapping[str, ChangeRule] = {
     "checkpoint": _may("its next checkpoints are written by it"),
     "command": _kept("its checkpoints are those of such a command"),
     "environment": _kept("its checkpoints are those of such a command"),
+    "code": _kept("its checkpoints are those of such a network"),
     "search_objective": _kept("its search has judged it by that"),
 }
 STOP: Mapping[str, ChangeRule] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from hetctl.app.search_members import search_goes_on
+from hetctl.app.member_refusals import search_goes_on
 from hetctl.model.events import Event
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.job import Job, JobState

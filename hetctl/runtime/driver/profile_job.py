@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from hetctl.model.ensemble import COMMAND
+from hetctl.model.ensemble import COMMAND, TrainingCode
 from hetctl.model.plan import Placement
 from hetctl.model.profile import INTRA_NODE
 from hetctl.model.site import Node
@@ -109,8 +109,14 @@ class _ProfileJob:
         placement = self._ends_of(point.member) if point.what == LINKS else self._placed(point, gpu_type)
         if placement:
             task = TaskMessage(self._kind_of(point), str(self._folder), point.source, gpu_type=gpu_type)
-            self._workers.start(task, placement)
+            self._workers.start(task, placement, self._code_of(point))
         return bool(placement)
+
+    def _code_of(self, point: ProfileTarget) -> TrainingCode:
+        """Return the code that a point's ranks load; links are measured by the ensemble's framework."""
+        ensemble = self._measurements.ensemble
+        own = None if point.what == LINKS else ensemble.member(point.member).code
+        return own or ensemble.code
 
     def _kind_of(self, point: ProfileTarget) -> str:
         of_command = point.what == RATE and self._measurements.ensemble.framework == COMMAND

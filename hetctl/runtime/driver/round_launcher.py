@@ -163,7 +163,9 @@ class RoundLauncher:
         opened.expect_events_of(member.name)
         try:
             self.workers.start(
-                TaskMessage(kind, str(self.folder.path), member.name, training), allocation.placement
+                TaskMessage(kind, str(self.folder.path), member.name, training),
+                allocation.placement,
+                training.ensemble.code,
             )
         except OSError as error:
             self.on_failure(error)
@@ -179,9 +181,9 @@ class RoundLauncher:
             allocation = replace(allocation, batch_sizes=self._first_batches(allocation, member))
         return TrainingSpec(
             run=self.spec.run,
-            run_key=run_key(self.spec.run, self.spec.checkpoints),
+            run_key=self._run_key(member),
             round=index,
-            ensemble=replace(self.spec.ensemble, members=(member,)),
+            ensemble=self.spec.ensemble.of(member),
             allocation=allocation,
             checkpoints=str(checkpoint_folder(self.spec, member.name)),
             deadline=self.deadline,
@@ -195,6 +197,11 @@ class RoundLauncher:
             timeouts=site.timeouts,
             grace_s=self.spec.grace_s,
         )
+
+    def _run_key(self, member: Member) -> str:
+        """Return the key of what ranks of a node share; members with code of their own have their own."""
+        key = run_key(self.spec.run, self.spec.checkpoints)
+        return f"{key}-{member.code.digest}" if member.code else key
 
     def _first_batches(self, allocation: Allocation, member: Member) -> tuple[int, ...]:
         """Return a batch for each GPU by the profiled rates of its type; empty: the member's own on each."""

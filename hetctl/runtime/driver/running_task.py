@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.cluster.launchers.agents import Gpu
+from hetctl.model.ensemble import TrainingCode
 from hetctl.model.exit_reason import LOST_PEER, ExitReason
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode
@@ -31,11 +32,17 @@ class WorkerSlot:
         Name of the step whose agent forks the rank.
     ready : bool
         True once the rank was forked and waits for assignments.
+    code : TrainingCode or None
+        Code that it loads with its first member; None: it has loaded none.
+    awaits_end : bool
+        True until the rank before it on the GPU, which had loaded other code, has ended.
     """
 
     gpu: Gpu
     step: str
     ready: bool = False
+    code: TrainingCode | None = None
+    awaits_end: bool = False
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetctl.cluster.launchers.agents import Gpu, gpus_of, sets_by_step
+from hetctl.model.ensemble import TrainingCode
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
@@ -127,8 +128,15 @@ class WorkerPool:
         gpus = gpus_of(allocation.placement)
         return allocation.member not in self._running and self._running_on.keys().isdisjoint(gpus)
 
-    def start(self, task: TaskMessage, placement: tuple[Placement, ...]) -> None:
+    def start(
+        self, task: TaskMessage, placement: tuple[Placement, ...], code: TrainingCode | None = None
+    ) -> None:
         """Form a group of the ranks on some GPUs for a task; start ranks that do not run yet.
+
+        Parameters
+        ----------
+        code : TrainingCode or None
+            Code that its ranks load; ranks that have loaded another one are replaced. None: they load none.
 
         Raises
         ------
@@ -142,7 +150,7 @@ class WorkerPool:
         for name, held in sets.items():
             self._agents.start_step(name, held, task.log if name in own else None)
         step_on = {each.node: name for name, held in sets.items() for each in held}
-        slots = [self._slots.get(gpu) or self._start_rank(gpu, step_on[gpu[0]]) for gpu in gpus_of(placement)]
+        slots = [self._rank_for(gpu, step_on[gpu[0]], code) for gpu in gpus_of(placement)]
         running = RunningTask(
             *(task, placement, slots, own, secrets.token_hex(32)),
             *(log_start, time.time(), time.monotonic()),
@@ -247,6 +255,8 @@ class WorkerPool:
         elif "saved" in message:
             # It may come while the rank works for another member.
             self.stores.saved.append(decode(StateSaved, message["saved"]))
+        if slot.awaits_end:
+            return
         if "ready" in message:
             slot.ready = True
         elif group and slot in group.working:
@@ -257,6 +267,11 @@ class WorkerPool:
     def on_end(self, gpu: Gpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
         """Record the end of a rank; one that was killed may be the first sign of the loss of its node."""
         self._is_urgent = True
+        slot = self._slots.get(gpu)
+        if slot and slot.awaits_end:
+            slot.awaits_end = False
+            self._agents.start_rank(slot.step, gpu)
+            return
         group = self._running_on.get(gpu)
         if overuse and group:
             group.note_overuse(overuse, f"the rank on GPU {gpu[1]} of {node}")
@@ -293,9 +308,16 @@ class WorkerPool:
         for gpu in [gpu for gpu in of_step if node in ("", gpu[0])]:
             self._lose_rank(gpu, exit_code, output, lost_node)
 
-    def _start_rank(self, gpu: Gpu, step: str) -> WorkerSlot:
-        slot = self._slots[gpu] = WorkerSlot(gpu, step)
-        self._agents.start_rank(step, gpu)
+    def _rank_for(self, gpu: Gpu, step: str, code: TrainingCode | None) -> WorkerSlot:
+        """Return the rank on a GPU, or a new one if there is none, or if it has loaded other code."""
+        slot = self._slots.get(gpu)
+        if slot is None:
+            slot = self._slots[gpu] = WorkerSlot(gpu, step)
+            self._agents.start_rank(step, gpu)
+        elif code and slot.code and slot.code != code:
+            slot = self._slots[gpu] = WorkerSlot(gpu, step, awaits_end=True)
+            self._agents.send(step, gpu, {"leave": True})
+        slot.code = code or slot.code
         return slot
 
     def _lose_rank(self, gpu: Gpu, exit_code: int, output: str = "", lost_node: str | None = None) -> None:

@@ -55,13 +55,14 @@ def _measure_point(
     stack: ExitStack,
 ) -> tuple[ProfilePoint, BuiltMember]:
     member, site = measurements.ensemble.member(point.member), measurements.site
+    ensemble = measurements.ensemble.of(member)
     sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
     # Ranks in a step of their own are started anew each time, framework included; others are forked once.
     step_s = max(0.0, time.time() - assignment.launched_at) if assignment.own_step else 0.0
-    context.load_resources(measurements.ensemble, sharing)
+    context.load_resources(ensemble, sharing)
     began = time.perf_counter()
     built = context.build(
-        *(measurements.ensemble, member, assignment.place, sharing, InputShare(), stack),
+        *(ensemble, member, assignment.place, sharing, InputShare(), stack),
         *(site.network, site.timeouts),
         partial=True,
     )

@@ -49,12 +49,12 @@ def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
     member = measurements.ensemble.member(measurements.target(assignment.task.name).member)
     site = measurements.site
     # Before the samples are loaded, which may take long.
-    framework, chain = context.chain(measurements.ensemble, member)
+    framework, chain = context.chain(measurements.ensemble.of(member), member)
     gauge = memory_gauge(context.binding.device)
     context_bytes = gauge.context_bytes()
     sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
     with ExitStack() as stack:
-        training = context.open_alone(measurements.ensemble, member, sharing, stack)
+        training = context.open_alone(measurements.ensemble.of(member), member, sharing, stack)
         batch, sample, samples = first_batch(training), training.sample, training.samples
     gpu_type, driver = gpu_and_driver()
     layers = tuple(

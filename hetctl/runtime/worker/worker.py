@@ -150,7 +150,7 @@ class Inbox:
         threading.Thread(target=self._listen, name="inbox", daemon=True).start()
 
     def assignments(self) -> Iterator[Assignment]:
-        """Yield assignments until the driver has ended, or `end` is called."""
+        """Yield assignments until the driver has ended or releases the rank, or `end` is called."""
         while (assignment := self._queue.get()) is not None:
             yield assignment
 
@@ -171,6 +171,8 @@ class Inbox:
     def _take(self, message: Any) -> None:
         if "stop" in message:
             self._stops.add(decode(StopMessage, message["stop"]))
+        elif "leave" in message:
+            self.end()
         else:
             self._queue.put(decode(Assignment, message["task"]))
 

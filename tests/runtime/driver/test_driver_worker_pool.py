@@ -18,6 +18,7 @@ import pytest
 from workbench import alive, wait_for
 
 from hetctl.cluster.launchers import LAUNCHERS
+from hetctl.model.ensemble import Functions, TrainingCode
 from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.partition_manifest import PartFile, PartitionManifest
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
@@ -136,12 +137,12 @@ class Job:
         there = alive(str(AgentFiles.within(self.folder).address))
         return [pid for pid in there if _parent(pid) == os.getpid()]
 
-    def start(self, name: str, *gpus: int, steps: int = 3, **how) -> None:
+    def start(self, name: str, *gpus: int, steps: int = 3, code=None, **how) -> None:
         how["steps"] = steps
         (self.folder / f"{name}.json").write_text(json.dumps(how))
         allocation = Allocation(name, len(gpus), DATA_PARALLEL, 1.0, (Placement("localhost", gpus),))
         assert self.workers.can_hold(allocation)
-        self.workers.start(TaskMessage(TRAIN, str(self.folder), name), allocation.placement)
+        self.workers.start(TaskMessage(TRAIN, str(self.folder), name), allocation.placement, code)
         assert not self.workers.can_hold(allocation)
 
     def end_of(self, *names: str):
@@ -370,6 +371,42 @@ def test_an_idle_rank_that_dies_is_started_again(job):
     os.kill(old, signal.SIGKILL)
     wait_for(lambda: job.workers.reap() == [] and not job.workers._slots)
     job.start("second", 0)
+    (second,) = job.end_of("second")
+    assert second.exit_code == 0
+    assert job.at_work("second") != [old]
+
+
+def test_ranks_with_other_code_are_replaced(job):
+    one, other = (TrainingCode(name, Functions("m:input_fn", "m:model_fn")) for name in ("a", "b"))
+    job.start("first", 0, 1, code=one)
+    job.end_of("first")
+    job.start("second", 1, 0, code=one)
+    job.end_of("second")
+    job.start("third", 1, 2, code=other)
+    (third,) = job.end_of("third")
+    assert third.exit_code == 0
+    job.start("links", 0, 1)
+    job.start("fourth", 2, code=other)
+    job.end_of("links", "fourth")
+    left, right = job.at_work("first")
+    assert job.at_work("second") == [right, left]
+    replaced, fresh = job.at_work("third")
+    assert replaced not in (left, right)
+    # Links load no code: any rank will do.
+    assert job.at_work("links") == [left, replaced]
+    assert job.at_work("fourth") == [fresh]
+    wait_for(lambda: right not in alive(str(AgentFiles.within(job.folder).address)))
+    assert job.workers.reap() == []
+
+
+def test_a_rank_that_is_to_be_replaced_may_die(job):
+    one, other = (TrainingCode(name, Functions("m:input_fn", "m:model_fn")) for name in ("a", "b"))
+    job.start("first", 0, code=one)
+    job.end_of("first")
+    (old,) = job.at_work("first")
+    os.kill(old, signal.SIGSTOP)
+    job.start("second", 0, code=other)
+    os.kill(old, signal.SIGKILL)
     (second,) = job.end_of("second")
     assert second.exit_code == 0
     assert job.at_work("second") != [old]

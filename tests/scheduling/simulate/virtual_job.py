@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from hetctl.model.ensemble import Ensemble, Functions, Member
+from hetctl.model.ensemble import Ensemble, Functions, Member, TrainingCode
 from hetctl.model.events import DRIVER
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.profile import MemberProfile
@@ -178,7 +178,9 @@ class VirtualPool:
     def _held(self) -> set[tuple[str, int]]:
         return {gpu for group in self.groups for gpu in _gpus_of(group.allocation)}
 
-    def start(self, task: TaskMessage, _placement: tuple[Placement, ...]) -> None:
+    def start(
+        self, task: TaskMessage, _placement: tuple[Placement, ...], _code: TrainingCode | None = None
+    ) -> None:
         training = task.training
         assert training is not None
         allocation = training.allocation

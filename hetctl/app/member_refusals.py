@@ -1,4 +1,4 @@
-"""Refusal of what searches do not support, and whether one goes on."""
+"""Refusal of what searches, and members with code of their own, do not support; whether a search goes on."""
 
 from __future__ import annotations
 
@@ -22,6 +22,22 @@ def refuse_sharing_of_searches(ensemble: Ensemble, sharing: str) -> None:
     if ensemble.search is not None and sharing == LOCKSTEP:
         raise BadInputError(
             f"ensemble {ensemble.name} has a search, whose trials cannot share samples in lockstep",
+            "use --sharing cached",
+        )
+
+
+def refuse_lockstep_of_codes(ensemble: Ensemble, sharing: str) -> None:
+    """Refuse lockstep of members that are trained by different code.
+
+    Raises
+    ------
+    BadInputError
+        If some members have framework, functions or data of their own, and all were to train in lockstep.
+    """
+    if sharing == LOCKSTEP and len(ensemble.codes) > 1:
+        raise BadInputError(
+            f"members of ensemble {ensemble.name} have framework, functions or data of their own, and cannot"
+            " share samples in lockstep",
             "use --sharing cached",
         )
 
