@@ -160,7 +160,8 @@ class Project:
         if not self.home.catalog.exists():
             raise BadInputError(
                 f"there is no catalog in {self.home.path}",
-                "run `hetctl profile` in the project's folder first, or set HETCTL_HOME",
+                "run `hetctl profile` in the project's folder first, or `hetctl plan` if all members have"
+                " `layers`, or set HETCTL_HOME",
             )
 
     def _ensemble_of_catalog(self, name: str | None) -> Ensemble:
