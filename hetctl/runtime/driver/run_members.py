@@ -149,7 +149,7 @@ class RunMembers:
         changed = self._state.look(self._take_written())
         # Requests and reports of the search are read back, so that all goes by what is on the disk.
         while self._trials and self._trials.advance(progress, self._state.used(time.time()), self._run_s):
-            changed |= self._state.look({})
+            changed |= self._state.look(self._trials.take_written())
         for name in changed:
             if self._trials and name in self._trials:
                 self._profiles[name] = self._trials.profile(name, self._planned)

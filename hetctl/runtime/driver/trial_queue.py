@@ -47,6 +47,7 @@ class TrialQueue:
         assert search is not None
         self._folder, self._spec = folder, spec
         self._is_busy, self._on_failure = is_busy, on_failure
+        self._written: dict[str, int] = {}
         self._slots = {name: spec.ensemble.member(name) for name in search.members}
         self._numbers = {name: number for number, name in enumerate(search.members)}
         parallel = max(1, gpus // self._slots[search.members[0]].min_gpus)
@@ -95,6 +96,11 @@ class TrialQueue:
             return name
         shapes = {slot: rate_config(planned, keys) for slot, planned in self._slots.items()}
         return nearest_config(rate_config(member, keys), shapes) or name
+
+    def take_written(self) -> dict[str, int]:
+        """Return the lengths of trials' event files, in bytes, that it has written to since the last call."""
+        written, self._written = self._written, {}
+        return written
 
     def advance(self, progress: Mapping[str, Progress], used: Usage, run_s: float) -> bool:
         """Report the trials that are done, and ask for the next; return true if there are new events.
@@ -159,13 +165,16 @@ class TrialQueue:
         own, origin = (CheckpointFolder(checkpoint_folder(self._spec, each)) for each in (name, parent))
         own.inherit(origin)
         done = {e.data["epoch"] for e in read_events(self._folder.events_of(name)) if e.kind == "epoch"}
-        events = EventWriter(self._folder.events, name, 0)
+        events = EventWriter(self._folder.events, name, 0, lambda length: self._announce(name, length))
         for event in read_events(self._folder.events_of(parent)):
             epoch = event.data["epoch"] if event.kind == "epoch" else math.inf
             # After a restart the parent may have trained on.
             if epoch <= trial.parent.epochs and epoch not in done:
                 done.add(epoch)
                 events.write("epoch", **event.data)
+
+    def _announce(self, name: str, length: int) -> None:
+        self._written[name] = length
 
     def _trial_of(self, name: str) -> Trial:
         return self._search.trials[self._numbers[name]]
