@@ -146,7 +146,7 @@ def _start(framework: str, nodes: int) -> tuple[float, float]:
         workers._agents.start_step(AGENTS, sets)
         gpus = [(node.name, gpu) for node in workers.nodes for gpu in node.gpus]
         for gpu in gpus:
-            workers._start_rank(gpu, AGENTS)
+            workers._rank_for(gpu, AGENTS, None)
         until(workers, lambda: all(workers._slots[gpu].ready for gpu in gpus))
         start_s = time.monotonic() - began
         return start_s, statistics.median(_replace_one(workers, gpus[n]) for n in range(5))
@@ -157,7 +157,7 @@ def _replace_one(workers: WorkerPool, gpu: tuple[str, int]) -> float:
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     until(workers, lambda: gpu not in workers._slots)
-    workers._start_rank(gpu, AGENTS)
+    workers._rank_for(gpu, AGENTS, None)
     until(workers, lambda: workers._slots[gpu].ready)
     return time.monotonic() - began
 
