@@ -52,16 +52,16 @@ class Shards:
         mix: int = 1,
     ) -> None:
         self.shards = list(shards)
-        counts = [samples] * len(self.shards) if isinstance(samples, int) else list(samples)
-        self.samples: list[int] = counts
+        one = isinstance(samples, int | np.integer)
+        counts: list[Any] = [samples] * len(self.shards) if one else [*samples]  # type: ignore[misc]
         self.read = read
         self.collate_fn = collate_fn or stacked
         self.mix = mix
         rules = (
             (self.shards, "Shards got no shards", "give it at least one"),
             (
-                len(self.samples) == len(self.shards),
-                f"Shards got {len(self.shards)} shards, but the samples of {len(self.samples)}",
+                len(counts) == len(self.shards),
+                f"Shards got {len(self.shards)} shards, but the samples of {len(counts)}",
                 "give one number for all, or one for each",
             ),
             (
@@ -79,6 +79,8 @@ class Shards:
         for holds, message, hint in rules:
             if not holds:
                 raise BadInputError(message, hint)
+        # Checkpoints have them as JSON, which knows no numbers of NumPy.
+        self.samples = [int(count) for count in counts]
 
 
 def stacked(samples: list[Any]) -> tuple[Any, Array]:

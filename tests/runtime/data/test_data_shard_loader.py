@@ -15,7 +15,7 @@ from workbench import wait_for
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batch_thread import BATCHES_AHEAD
 from hetctl.runtime.data.batches import Batches
-from hetctl.runtime.data.collated_loader import refuse_own_batches
+from hetctl.runtime.data.input_pipeline import refuse_own_batches
 from hetctl.runtime.data.make_parts import _divisible
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.shard_loader import ShardLoader
@@ -198,6 +198,12 @@ def test_other_shards_than_those_of_a_checkpoint_are_refused(loader_of):
 def test_wrong_shards_are_refused(shards, samples, how, words):
     with pytest.raises(BadInputError, match=words):
         Shards(shards, read, samples if isinstance(samples, int | list) else [samples], **how)
+
+
+def test_numbers_of_numpy_are_taken():
+    for samples in (np.int64(3), np.array([3, 3])):
+        counts = Shards([0, 1], read, samples).samples
+        assert (counts, {type(count) for count in counts}) == ([3, 3], {int})
 
 
 def test_samples_may_be_mappings_or_collated():
