@@ -27,14 +27,14 @@ def refuse_sharing_of_searches(ensemble: Ensemble, sharing: str) -> None:
 
 
 def refuse_lockstep_of_codes(ensemble: Ensemble, sharing: str) -> None:
-    """Refuse lockstep of members that are trained by different code.
+    """Refuse lockstep of members with code of their own: node leaders read the ensemble's data.
 
     Raises
     ------
     BadInputError
-        If some members have framework, functions or data of their own, and all were to train in lockstep.
+        If there are such members, and all were to train in lockstep.
     """
-    if sharing == LOCKSTEP and len(ensemble.codes) > 1:
+    if sharing == LOCKSTEP and any(member.code for member in ensemble.members):
         raise BadInputError(
             f"members of ensemble {ensemble.name} have framework, functions or data of their own, and cannot"
             " share samples in lockstep",
