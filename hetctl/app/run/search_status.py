@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 
 from hetctl.app.project import Project
@@ -11,7 +12,7 @@ from hetctl.app.run.select_run import record_of
 from hetctl.app.run.status import run_status
 from hetctl.methods.automl.importance import importance_of
 from hetctl.methods.automl.search_parts import space_of
-from hetctl.model.ensemble import Objective
+from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import Event
 from hetctl.model.run_status import MemberStatus, RunStatus
@@ -38,22 +39,23 @@ def search_status(project: Project, run: str | None) -> SearchStatus:
 
 
 def search_in(project: Project, status: RunStatus) -> SearchStatus | None:
-    """Return the trials of a run with this status; None if it has no search."""
+    """Return the trials of a run with this status, and what matters in them; None if it has no search."""
     with project.reading() as catalog:
         ensemble = record_of(catalog, status.run).spec.ensemble
     if ensemble.search is None:
         return None
-    events = events_in(project.home.run(status.run))
-    found = _searched(status, ensemble.search, ensemble.member(ensemble.search.members[0]).objective, events)
+    found = trials_of(status, ensemble, events_in(project.home.run(status.run)))
     sign = -1.0 if found.mode == "max" else 1.0
     losses = [(trial.config, sign * (trial.best or 0.0)) for trial in found.measured]
     varied = {key: of for key, of in space_of(ensemble.search).items() if key in found.varied_keys}
     return replace(found, importance=importance_of(losses, varied))
 
 
-def _searched(
-    status: RunStatus, search: SearchSpec, objective: Objective, events: list[Event]
-) -> SearchStatus:
+def trials_of(status: RunStatus, ensemble: Ensemble, events: Sequence[Event]) -> SearchStatus:
+    """Return the trials of a run with a search, the best first, without their importance."""
+    search = ensemble.search
+    assert search is not None
+    objective = ensemble.member(search.members[0]).objective
     asked = {str(event.data["member"]): event for event in events if event.kind == TRIAL}
     ends = [str(event.data["reason"]) for event in events if event.kind == SEARCH_ENDED]
     members = {member.member: member for member in status.members}

@@ -9,7 +9,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from hetctl.app.project import Project
-from hetctl.app.run.search_status import search_in
+from hetctl.app.run.search_status import trials_of
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.status import run_status
 from hetctl.methods.automl.optuna_study import COMPLETE, FAIL, PRUNED, RUNNING, StudyTrial, update_study
@@ -43,12 +43,13 @@ def export_study(project: Project, run: str | None, path: Path) -> RunStatus:
             f"{path} exists already, and has no study of run {status.run}",
             "name a new file, or remove that one",
         )
-    found = search_in(project, status)
     with project.reading() as catalog:
-        search = record_of(catalog, status.run).spec.ensemble.search
-    if found is None or search is None:
+        ensemble = record_of(catalog, status.run).spec.ensemble
+    if (search := ensemble.search) is None:
         raise BadInputError(f"run {status.run} has no search", "`hetctl search` needs a run with one")
-    left = _left_behind(events_in(project.home.run(status.run))) if search.method == DECIDES_AT_ONCE else ()
+    events = events_in(project.home.run(status.run))
+    found = trials_of(status, ensemble, events)
+    left = _left_behind(events) if search.method == DECIDES_AT_ONCE else ()
     trials = [
         _study_trial(status, trial, found, is_over=bool(found.ended) or trial.member in left)
         for trial in sorted(found.trials, key=lambda trial: trial.number)
