@@ -184,6 +184,19 @@ def alive(text: str) -> list[int]:
     return [pid for pid in found if pid != os.getpid()]
 
 
+def kill_all(text: str) -> None:
+    """Kill the processes that have a text on their command line, with their groups, until there are none."""
+
+    def none_left():
+        pids = alive(text)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(os.getpgid(pid), signal.SIGKILL)
+        return not pids
+
+    wait_for(none_left)
+
+
 def ranks_of(folder: Path, node: str | None = None) -> list[int]:
     """The ranks whose driver has a folder, by their GPUs; those on one node, if it is named."""
     found = {}

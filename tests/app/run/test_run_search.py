@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import shutil
-import signal
 import sys
 from functools import partial
 
 import pytest
-from workbench import TINY, alive, new_project, wait_for
+from workbench import TINY, kill_all, new_project, wait_for
 
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.methods.automl.search_run import SearchRun, Spent
@@ -86,7 +84,7 @@ def test_a_search_drives_a_run_also_if_it_is_killed(method, kills, tmp_path):
     assert project.here("submit", "--gpus", "2").code == 0
     for reports in kills:
         wait_for(partial(has_come_to, project, reports))
-        end_job(project)
+        kill_all(str(project.path))
         assert project.here("submit").code == 0
     wait_for(lambda: told(project, "job_ended"))
     assert results(project) == expected(project)
@@ -169,21 +167,6 @@ MORE = {"asha": promoted_trials_go_on, "pbt": mutants_begin_with_the_state_of_th
 
 def has_come_to(project, reports: int) -> bool:
     return len(told(project, "trial_report")) >= reports
-
-
-def end_job(project):
-    """Kill the driver, its agents and its ranks, and the supervisor of the job."""
-
-    def none_left():
-        pids = alive(str(project.path))
-        for pid in pids:
-            try:
-                os.killpg(os.getpgid(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        return not pids
-
-    wait_for(none_left)
 
 
 def test_a_budget_of_epochs_ends_a_search(tmp_path):

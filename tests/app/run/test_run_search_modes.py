@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 from collections import Counter
 
 import numpy as np
 import pytest
 from piped_run import LAYERS
 from tiny_networks import ENSEMBLES
-from workbench import alive, new_project, wait_for
+from workbench import kill_all, new_project, wait_for
 
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.run_visit import DONE
@@ -88,19 +86,6 @@ def told(project, kind):
     return [event.data for event in events_of(project) if event.kind == kind]
 
 
-def end_job(project):
-    def none_left():
-        pids = alive(str(project.path))
-        for pid in pids:
-            try:
-                os.killpg(os.getpgid(pid), signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        return not pids
-
-    wait_for(none_left)
-
-
 @pytest.mark.parametrize(("project", "kills"), [("asha", (1, 5)), ("pbt", (3, 5))], indirect=["project"])
 def test_a_search_by_hops_goes_on_after_kills(project, kills):
     options = ("submit", "--gpus", "2", "--mode", "hopper")
@@ -109,7 +94,7 @@ def test_a_search_by_hops_goes_on_after_kills(project, kills):
     assert project.hetctl(*options).code == 0
     for reports in kills:
         wait_for(lambda: len(told(project, "trial_report")) >= reports)  # noqa: B023
-        end_job(project)
+        kill_all(str(project.path))
         assert project.here("submit").code == 0
     wait_for(lambda: told(project, "search_ended"), 120)
     wait_for(lambda: project.here("status", "--json").json["state"] == "finished", 60)
@@ -198,7 +183,7 @@ def test_a_mutant_that_is_a_pipeline_goes_on_from_its_parent(piped):
     for command in ("plan", "submit"):
         assert piped.hetctl(command, *options).code == 0
     wait_for(lambda: len(told(piped, "trial_report")) >= 2)
-    end_job(piped)
+    kill_all(str(piped.path))
     assert piped.hetctl("submit", "--wait").code == 0
     mutant = next(event for event in told(piped, "trial") if event.get("parent"))
     epochs = [event for event in events_of(piped) if event.kind == "epoch"]
