@@ -313,7 +313,7 @@ class HopCore:
             self._recover(member, f"the agent on {node} was started again")
 
     def _on_member_arrived(self, _event: events.MemberArrived) -> None:
-        """Do nothing: the members of a run that hops are known from the beginning."""
+        """Do nothing: a member joins the hops with its progress (`MemberJoined`)."""
 
     def _on_member_joined(self, event: hop_events.MemberJoined) -> None:
         """Let a trial hop that a search has asked for: a new one, or one that goes on after a pause."""

@@ -8,12 +8,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
-from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batch_thread import BATCHES_AHEAD, BatchThread
 from hetctl.runtime.data.collated import CollatedSource
-from hetctl.runtime.data.loaders import Batch, Loader, Samples
+from hetctl.runtime.data.loaders import Batch, Samples
 from hetctl.runtime.data.sampler import Chunk, Order, Stream
-from hetctl.runtime.data.shard_loader import ShardLoader
 
 
 class CollatedLoader:
@@ -87,23 +85,3 @@ class CollatedLoader:
     def _made(self, chunk: Chunk) -> Samples:
         numbers = chunk.numbers.tolist()
         return self._source.batch(numbers) if numbers else self.sample
-
-
-def refuse_own_batches(loader: Loader, reader: str) -> None:
-    """Refuse batches of a ``collate_fn`` or of shards where all must have one shape.
-
-    Raises
-    ------
-    BadInputError
-        If they are; `reader` names what needs one shape.
-    """
-    if isinstance(loader, ShardLoader):
-        raise BadInputError(
-            f"input_fn returned Shards, and {reader} needs samples that can be read by number",
-            "return arrays or a dataset of pairs (x, y), or train the member without a pipeline",
-        )
-    if isinstance(loader, CollatedLoader):
-        raise BadInputError(
-            f"input_fn returned samples with a collate_fn, and {reader} needs batches of one shape",
-            "return arrays or a dataset of pairs (x, y), or train the member without a pipeline",
-        )

@@ -217,3 +217,23 @@ def open_validation(source: Source, sharing: Sharing, stack: ExitStack) -> OpenL
     """Start the preparation of validation samples, as `open_pipeline` does for training samples."""
     held_out = source if isinstance(source, WITHOUT_STORE) else HeldOutSource(source)
     return open_pipeline(held_out, sharing, stack, "validation")
+
+
+def refuse_own_batches(loader: Loader, reader: str) -> None:
+    """Refuse batches of a ``collate_fn`` or of shards where all must have one shape.
+
+    Raises
+    ------
+    BadInputError
+        If they are; `reader` names what needs one shape.
+    """
+    if isinstance(loader, ShardLoader):
+        raise BadInputError(
+            f"input_fn returned Shards, and {reader} needs samples that can be read by number",
+            "return arrays or a dataset of pairs (x, y), or train the member without a pipeline",
+        )
+    if isinstance(loader, CollatedLoader):
+        raise BadInputError(
+            f"input_fn returned samples with a collate_fn, and {reader} needs batches of one shape",
+            "return arrays or a dataset of pairs (x, y), or train the member without a pipeline",
+        )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.pipeline_layout import PipelineLayout
-from hetctl.runtime.data.collated_loader import refuse_own_batches
+from hetctl.runtime.data.input_pipeline import refuse_own_batches
 from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.frameworks.stage_network import Chain

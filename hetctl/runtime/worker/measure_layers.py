@@ -16,8 +16,7 @@ import numpy as np
 
 from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer
 from hetctl.model.serialization import encode
-from hetctl.runtime.data.collated_loader import refuse_own_batches
-from hetctl.runtime.data.input_pipeline import Sharing
+from hetctl.runtime.data.input_pipeline import Sharing, refuse_own_batches
 from hetctl.runtime.data.loaders import Loader, Samples
 from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.frameworks.stage_network import Chain, StageNetwork, Tensor

@@ -9,8 +9,10 @@ import pytest
 from workbench import wait_for
 
 from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.runtime.data.batch_thread import BATCHES_AHEAD
 from hetctl.runtime.data.collated import Collated, CollatedSource
-from hetctl.runtime.data.collated_loader import BATCHES_AHEAD, CollatedLoader, refuse_own_batches
+from hetctl.runtime.data.collated_loader import CollatedLoader
+from hetctl.runtime.data.input_pipeline import refuse_own_batches
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
