@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -19,12 +20,14 @@ LOADED: list[int] = []
 
 
 def preload():
+    assert not gc.isenabled()
     LOADED.append(os.getpid())
 
 
 def serve(_binding, channel):
     """Send the process that loaded it, then act as requested."""
-    channel.sendall(f"{LOADED[0]} {os.getppid()}\n".encode())
+    collects = gc.isenabled() and gc.get_freeze_count() > 0
+    channel.sendall(f"{LOADED[0]} {os.getppid()} {collects}\n".encode())
     wish = channel.recv(100).decode()
     if wish == "crash":
         raise ValueError("no such layer")
@@ -77,10 +80,16 @@ def test_ranks_share_the_modules_of_the_template(template):
     ranks = [fork(template, gpu) for gpu in range(3)]
     said = [channel.recv(100).decode().split() for _, channel in ranks]
     assert len({pid for pid, _ in ranks}) == 3
-    assert len({(loaded, parent) for loaded, parent in said}) == 1
+    assert len({(loaded, parent) for loaded, parent, _ in said}) == 1
     assert said[0][0] == said[0][1]
     for _, channel in ranks:
         channel.close()
+
+
+def test_ranks_collect_garbage_of_their_own_alone(template):
+    _, channel = fork(template)
+    assert channel.recv(100).decode().split()[2] == "True"
+    channel.close()
 
 
 def test_ranks_end_with_their_template():
