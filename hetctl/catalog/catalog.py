@@ -27,35 +27,24 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 
 from hetctl.catalog.database import open_database, open_to_read, translate_db_errors
-from hetctl.catalog.ingest import (
-    Row,
-    allocation_rows,
-    checkpoint_rows,
-    concerns_round,
-    epoch_rows,
-    round_rows,
-)
+from hetctl.catalog.ingest import Row, epoch_rows
 from hetctl.catalog.schema import (
-    ALLOCATIONS,
-    CHECKPOINTS,
     ENSEMBLES,
     EPOCHS,
     EVENTS,
     JOBS,
     LAYER_POINTS,
     LINK_POINTS,
-    MEMBERS,
     PLANS,
     PREPROCESS_POINTS,
     PROFILE_POINTS,
     PROJECT,
-    ROUNDS,
     RUNS,
     SITES,
 )
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
-from hetctl.model.events import DRIVER, Event
+from hetctl.model.events import Event
 from hetctl.model.job import Job
 from hetctl.model.plan import Plan
 from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
@@ -146,13 +135,11 @@ class Catalog:
         return str(row["identity"])
 
     def save_ensemble(self, ensemble: Ensemble) -> None:
-        """Store an ensemble and its members, replacing one of the same name."""
+        """Store an ensemble, replacing one of the same name."""
         saved = select(func.coalesce(func.max(ENSEMBLES.c.saved), 0) + 1).scalar_subquery()
         row = {"name": ensemble.name, "framework": ensemble.framework, "value": encode(ensemble)}
         with self._write() as connection:
             connection.execute(_upsert(ENSEMBLES).values(**row, saved=saved))
-            connection.execute(delete(MEMBERS).where(MEMBERS.c.ensemble == ensemble.name))
-            _insert(connection, MEMBERS, _member_rows(ensemble))
 
     def ensemble(self, name: str) -> Ensemble | None:
         """Return the ensemble of that name."""
@@ -365,8 +352,6 @@ class Catalog:
             fresh = _unseen(connection, key, events)
             _insert(connection, EVENTS, [{**encode(event), **key} for event in fresh])
             _insert(connection, _last_training(), [{**key, **row} for row in epoch_rows(fresh)])
-            _insert(connection, CHECKPOINTS, [{**key, **row} for row in checkpoint_rows(fresh)])
-            _save_rounds(connection, key, fresh)
         return len(fresh)
 
     def epochs(self, run: str) -> dict[str, tuple[EpochResult, ...]]:
@@ -422,20 +407,6 @@ def _insert(connection: Connection, into: Table | sqlite.Insert, rows: Sequence[
         connection.execute(insert(into) if isinstance(into, Table) else into, rows)
 
 
-def _member_rows(ensemble: Ensemble) -> list[Row]:
-    return [
-        {
-            "ensemble": ensemble.name,
-            "name": member.name,
-            "position": position,
-            "fingerprint": member.fingerprint,
-            "batch_size": member.batch_size,
-            "config": encode(member.config),
-        }
-        for position, member in enumerate(ensemble.members)
-    ]
-
-
 def _point_row(point: ProfilePoint | LayerPoint) -> Row:
     row = encode(point)
     return {**row.pop("machine"), **row}
@@ -461,16 +432,3 @@ def _last_training() -> sqlite.Insert:
         return or_(and_(is_same, new.seq < old.seq), and_(not_(is_same), new.seq > old.seq))
 
     return _upsert(EPOCHS, replaces)
-
-
-def _save_rounds(connection: Connection, key: Row, fresh: Iterable[Event]) -> None:
-    """Recompute the rows of rounds from all stored events, starting at the first round with new events."""
-    first = min((event.round for event in fresh if concerns_round(event)), default=None)
-    if first is None:
-        return
-    stored = select(EVENTS).filter_by(**key, source=DRIVER).where(EVENTS.c.round >= first)
-    rows = connection.execute(stored.order_by(EVENTS.c.seq)).mappings()
-    driver = [decode(Event, dict(row)) for row in rows]
-    _insert(connection, _upsert(ROUNDS), [{**key, **row} for row in round_rows(driver)])
-    connection.execute(delete(ALLOCATIONS).filter_by(**key).where(ALLOCATIONS.c.round >= first))
-    _insert(connection, ALLOCATIONS, [{**key, **row} for row in allocation_rows(driver)])

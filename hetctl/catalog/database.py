@@ -244,4 +244,4 @@ def _upgrade(connection: Connection) -> None:
     # Alembic reads its options through configparser, which takes a single % for the start of a reference.
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
     config.attributes["connection"] = connection
-    command.upgrade(config, "head")
+    command.upgrade(config, REVISION)

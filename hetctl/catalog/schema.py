@@ -1,8 +1,7 @@
 """Tables of the catalog.
 
 Times are seconds since the epoch, durations seconds. A column `value` (or `spec`, `plan`) holds a whole
-value encoded by `hetctl.model.serialization`; the columns beside it exist for queries. No command
-reads `members`, `rounds`, `allocations` and `checkpoints`, which docs/files.md promises to users.
+value encoded by `hetctl.model.serialization`; the columns beside it exist for queries.
 Measurements and plans (points, plans) refer to their ensemble and site by name, without a foreign key, so
 that they survive changes of those.
 """
@@ -14,7 +13,6 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
-    ForeignKeyConstraint,
     Index,
     Integer,
     MetaData,
@@ -22,7 +20,7 @@ from sqlalchemy import (
     Table,
 )
 
-REVISION = "0002"
+REVISION = "0003"
 """Newest migration; a test checks that it is."""
 
 METADATA = MetaData(
@@ -49,17 +47,6 @@ ENSEMBLES = Table(
     # Number of the save, increased by each one.
     Column("saved", Integer, nullable=False),
     Column("value", JSON, nullable=False),
-)
-
-MEMBERS = Table(
-    "members",
-    METADATA,
-    Column("ensemble", ForeignKey("ensembles.name", ondelete="CASCADE"), primary_key=True),
-    Column("name", String, primary_key=True),
-    Column("position", Integer, nullable=False),
-    Column("fingerprint", String, nullable=False),
-    Column("batch_size", Integer, nullable=False),
-    Column("config", JSON, nullable=False),
 )
 
 SITES = Table(
@@ -193,36 +180,6 @@ EVENTS = Table(
     Column("data", JSON, nullable=False),
 )
 
-ROUNDS = Table(
-    "rounds",
-    METADATA,
-    Column("run", ForeignKey("runs.name"), primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("job", Integer),
-    Column("predicted_s", Float),
-    Column("started_at", Float),
-    Column("ended_at", Float),
-    Column("ended_by", String),
-)
-
-ALLOCATIONS = Table(
-    "allocations",
-    METADATA,
-    Column("run", String, primary_key=True),
-    Column("round", Integer, primary_key=True),
-    Column("member", String, primary_key=True),
-    Column("gpus", Integer),
-    Column("mode", String),
-    Column("rate", Float),
-    # By default None is stored as the JSON text null, which SQL does not treat as NULL.
-    Column("placement", JSON(none_as_null=True)),
-    Column("started_at", Float),
-    Column("ended_at", Float),
-    Column("exit_code", Integer),
-    Column("cause", String),
-    ForeignKeyConstraint(["run", "round"], ["rounds.run", "rounds.round"]),
-)
-
 EPOCHS = Table(
     "epochs",
     METADATA,
@@ -241,20 +198,4 @@ EPOCHS = Table(
     Column("reported_at", Float, nullable=False),
     Column("seq", Integer, nullable=False),
     Column("round", Integer, nullable=False),
-)
-
-CHECKPOINTS = Table(
-    "checkpoints",
-    METADATA,
-    Column("run", ForeignKey("runs.name"), primary_key=True),
-    Column("member", String, primary_key=True),
-    Column("seq", Integer, primary_key=True),
-    Column("round", Integer, nullable=False),
-    Column("epoch", Integer),
-    Column("part_samples", Integer),
-    Column("path", String),
-    Column("bytes", Integer),
-    Column("sha256", String),
-    Column("seconds", Float),
-    Column("saved_at", Float, nullable=False),
 )

@@ -24,6 +24,7 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.schema import METADATA, REVISION
 from hetctl.model.errors import BadInputError, LockedError
 from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
+from hetctl.model.serialization import encode
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_an_empty_file_becomes_a_catalog(path: Path) -> None:
 
 def test_an_interrupted_migration_is_undone_and_can_be_repeated(path: Path) -> None:
     def break_off(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "CREATE TABLE allocations" in statement:
+        if "CREATE TABLE events" in statement:
             raise KeyboardInterrupt
 
     event.listen(sqlalchemy.Engine, "before_cursor_execute", break_off)
@@ -234,13 +235,17 @@ def test_reading_makes_no_catalog(path: Path) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_points_from_before_there_were_shapes_are_kept(path: Path) -> None:
+def test_points_of_the_first_schema_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     point = ProfilePoint("a", 1, 10.0, "f0", 32, 1.0, Hardware("V100", "535", "torch 2"))
-    with Catalog.open(path) as catalog:
-        catalog.save_points("e", "here", [point])
-    # What the first migration made of such a point.
-    sql(path, "ALTER TABLE profile_points DROP COLUMN shape")
-    sql(path, "UPDATE alembic_version SET version_num = '0001'")
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "REVISION", "0001")
+        Catalog.open(path).close()
+    row = {**encode(point), **encode(point.machine), "ensemble": "e", "site": "here", "slow_steps_s": "[]"}
+    columns = [row[0] for row in sql(path, "SELECT name FROM pragma_table_info('profile_points')")]
+    with sqlite3.connect(path) as connection:
+        values = [row[column] for column in columns]
+        connection.execute(f"INSERT INTO profile_points VALUES ({', '.join('?' * len(values))})", values)
+    connection.close()
     before = path.read_bytes()
     with Catalog.open_to_read(path) as catalog:
         assert catalog.points("e", "here") == [point]
