@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from wave_program import WaveProgram, limited
 
+from hetctl.app.run.wave_checks import read_waves
 from hetctl.methods.pipeline.wave_log import violations
 from hetctl.methods.pipeline.wsp import Bounds
 from hetctl.model.pipeline_layout import PipelineLayout
@@ -22,7 +23,6 @@ from hetctl.runtime.worker.group import SingleRank
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.wave_logs import read_waves
 
 LAYERS = """\
 layer,forward_s,backward_s,activation_bytes,parameter_bytes

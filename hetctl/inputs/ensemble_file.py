@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hetctl.inputs.command_rules import command_problems
 from hetctl.inputs.ensemble_schema import EnsembleModel, PartitionsModel
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import (
@@ -20,11 +19,9 @@ from hetctl.inputs.member_entries import (
     members_of,
     points_of,
 )
-from hetctl.inputs.member_problems import batch_problems, gpu_problems
+from hetctl.inputs.member_problems import member_problems
 from hetctl.inputs.placed_partitions import read_partition_table, wrong_source
 from hetctl.inputs.search_entries import SEARCH, as_trials, search_problems, trials_of
-from hetctl.inputs.shape_problems import shape_problems
-from hetctl.inputs.shard_problems import shard_problems
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
 from hetctl.model.balance_settings import BalanceSettings
@@ -54,16 +51,12 @@ def read_ensemble(path: Path) -> Ensemble:
     points = [*points_of(model), *(trials.points if trials else ())]
     members = as_trials(members_of(model, points, folder), trials)
     problems = [
-        *command_problems(model, points, members),
+        *member_problems(model, points, members),
         *_function_problems(model, points, folder),
         *_code_problems(model, points),
         *_name_problems(points),
         *_stop_problems(points, members),
-        *batch_problems(model, points, members),
-        *gpu_problems(model, points, members),
-        *shard_problems(model, points, members),
         *_partition_problems(model),
-        *shape_problems(model, points),
     ]
     if problems:
         raise source.refusal(problems)

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 
 from hetctl.app.log_tail import tail_of
-from hetctl.app.run.batch_changes import batch_changes
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
-from hetctl.model.run_status import MemberRate, MemberStatus, RoundSpan, StepSpan
+from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, StepSpan
 from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult, Heartbeat, Progress
 from hetctl.perf.rate_extrapolation import rate_on
@@ -308,3 +307,18 @@ def _seconds(steps: Iterable[StepSpan]) -> float | None:
     """Return the total time of all steps; a step on several nodes counts once."""
     by_step = {(s.round, s.start_s): s.end_s - s.start_s for s in steps if s.end_s is not None}
     return sum(by_step.values()) if by_step else None
+
+
+def batch_changes(member: Member, epochs: Iterable[EpochResult]) -> tuple[BatchChange, ...]:
+    """Return the changes of a data-parallel member's samples a step; none with a `global_batch_size`.
+
+    An epoch whose parts were trained on different numbers of GPUs counts with the last of them.
+    """
+    if member.global_batch_size is not None:
+        return ()
+    known = [(epoch, epoch.gpus * epoch.batch_size) for epoch in epochs if epoch.batch_size is not None]
+    return tuple(
+        BatchChange(epoch.epoch, before, after, epoch.gpus)
+        for (_, before), (epoch, after) in pairwise(known)
+        if before != after
+    )

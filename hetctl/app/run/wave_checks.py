@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of
@@ -18,7 +21,6 @@ from hetctl.model.wave_record import WaveCheck, WaveRecord
 from hetctl.storage.event_schema import StepStartedRecord
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.wave_logs import read_waves
 
 Layouts = Mapping[int, PipelineLayout]
 """Layouts of a member by round."""
@@ -94,3 +96,21 @@ def _check(member: str, bounds: Bounds, records: Sequence[WaveRecord], *, shares
         overall_bound=bounds.global_staleness,
         violations=tuple(violations(records, bounds)),
     )
+
+
+def read_waves(folder: RunFolder, member: str) -> Iterator[WaveRecord]:
+    """Yield the records of all ranks of a member; incomplete or corrupt lines are skipped."""
+    for log in sorted(folder.waves.glob("*.jsonl")):
+        name, _, rank = log.stem.rpartition("-")
+        if name == member and rank.isdigit():
+            yield from _records_of(log)
+
+
+def _records_of(log: Path) -> Iterator[WaveRecord]:
+    with log.open("rb") as lines:
+        for line in lines:
+            # A rank that was killed may leave half a line.
+            with suppress(ValueError, RecursionError):
+                record = decode(WaveRecord, json.loads(line))
+                if len(record.completed) == len(record.pulled):
+                    yield record

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import queue
+from collections.abc import Generator
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.pipeline_layout import PipelineLayout
 from hetctl.runtime.data.input_pipeline import refuse_own_batches
-from hetctl.runtime.data.loaders import Loader
+from hetctl.runtime.data.loaders import Batch, Loader, Samples
 from hetctl.runtime.data.named_arrays import refuse_named
+from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.stages.part_saver import PART, NoSaver, PartSaver
 from hetctl.runtime.stages.pipeline_trainer import PipelineTrainer
-from hetctl.runtime.stages.stage_data import NoBatches
 from hetctl.runtime.stages.stage_worker import StageWorker
 from hetctl.runtime.stages.tensor_mail import Parcel, TensorMail, receive
 from hetctl.runtime.stages.wave_recorder import WaveRecorder
@@ -149,3 +150,31 @@ def _loaders(
     for plan in layout.workers[worker][1:]:
         mail.send(plan.rank, SAMPLE, training.sample, samples=training.samples)
     return training, validation
+
+
+class NoBatches:
+    """Loader of a stage that reads no samples, since its inputs come from the stage before; a `Loader`.
+
+    Parameters
+    ----------
+    sample : tuple of array
+        A batch with one sample.
+    samples : int
+        Samples of an epoch.
+    """
+
+    waited_s = 0.0
+
+    def __init__(self, sample: Samples, samples: int) -> None:
+        self.sample = sample
+        self.samples = samples
+
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:  # noqa: ARG002
+        """Yield nothing."""
+        yield from ()
+
+    def split(self, sizes: tuple[int, ...]) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""

@@ -1,6 +1,6 @@
 """Changes of a member's global batch, by its epochs."""
 
-from hetctl.app.run.batch_changes import batch_changes
+from hetctl.app.run.view import batch_changes
 from hetctl.model.ensemble import Member
 from hetctl.model.run_status import BatchChange
 from hetctl.model.training_progress import EpochResult

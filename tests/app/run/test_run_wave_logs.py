@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
+from hetctl.app.run.wave_checks import read_waves
 from hetctl.model.serialization import encode
 from hetctl.model.wave_record import WaveRecord
 from hetctl.runtime.stages.wave_recorder import WaveRecorder
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.wave_logs import read_waves
 
 RECORD = WaveRecord(1, 0, 0, 0, 1, (0, 0), (0, 0))
 LATER = WaveRecord(1, 0, 0, 1, 3, (1, 2), (0, 1))
