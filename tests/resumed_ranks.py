@@ -45,13 +45,16 @@ class EventList(list):
 def train_part(number, folder, framework, functions, member, gpus, batches, kill=None):
     """Train as a rank of a group; write the results of the epochs as this rank has them.
 
-    The rank is killed after `kill` batches, unless it is None.
+    Rank 0 kills the group once it has trained `kill` batches, unless it is None, and the newest checkpoint is
+    one within the second epoch.
     """
     done = itertools.count(1)
+    (folder / f"pid-{number}").write_text(str(os.getpid()))
 
     def note(*_):
-        if next(done) == kill:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if number == 0 and kill is not None and next(done) >= kill and is_saved_within_second_epoch(folder):
+            for rank in reversed(range(gpus)):
+                os.kill(int((folder / f"pid-{rank}").read_text()), signal.SIGKILL)
 
     ensemble = Ensemble("t", framework, functions, (member,), str(ENSEMBLES))
     with ExitStack() as stack:
@@ -69,6 +72,16 @@ def train_part(number, folder, framework, functions, member, gpus, batches, kill
         rank.group.leave()
 
 
+def is_saved_within_second_epoch(folder):
+    """Wait a while, as checkpoints are written beside the training; return false if there is none."""
+    for _ in range(100):
+        state = CheckpointFolder(folder / "checkpoints").newest_state()
+        if len(state.epochs) == 1 and state.part_samples:
+            return True
+        time.sleep(0.05)
+    return False
+
+
 def train_in_parts(folder, framework, functions, member, gpus, parts):
     """Train with a stop after each of these numbers of batches; return arrays and results of each rank."""
     folder.mkdir(exist_ok=True)
@@ -80,7 +93,7 @@ def train_in_parts(folder, framework, functions, member, gpus, parts):
 
 
 def kill_in_part(folder, framework, functions, member, gpus, batches):
-    """Train until each rank is killed after so many batches; return the exit codes."""
+    """Train until the group is killed, after so many batches or a few more; return the exit codes."""
     folder.mkdir()
     how = (folder, framework, functions, member, gpus, TO_THE_END, batches)
     logs = [folder / f"rank-{number}.log" for number in range(gpus)]
