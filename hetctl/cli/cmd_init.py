@@ -8,10 +8,10 @@ import click
 
 
 @click.command("init")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=click.Path(path_type=Path), default=".")
 @click.option("--example", metavar="NAME", default="digits", show_default=True, help="Name of the example.")
 def command(folder: Path, example: str) -> None:
-    """Create a project in FOLDER from an example.
+    """Create a project in FOLDER, by default this one, from an example.
 
     \b
     Example: hetctl init demo --example digits
@@ -22,4 +22,4 @@ def command(folder: Path, example: str) -> None:
     for path in paths:
         click.echo(f"wrote {path}")
     rates = "profile import rates.csv" if folder / "rates.csv" in paths else "profile"
-    click.echo(f"next: cd {folder}; hetctl {rates}")
+    click.echo(f"next: {'' if folder.samefile('.') else f'cd {folder}; '}hetctl {rates}")

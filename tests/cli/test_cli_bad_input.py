@@ -10,7 +10,7 @@ import time
 from functools import partial
 
 import pytest
-from workbench import ENSEMBLE, new_project
+from workbench import ENSEMBLE, ProjectFolder, new_project
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.profile import Hardware, ProfilePoint
@@ -274,6 +274,14 @@ def test_a_folder_that_holds_an_example_already_is_left_alone(project):
     assert done.code == 2
     assert "exists already" in done.stderr
     assert (project.path / "digits.py").read_text() == "mine"
+
+
+def test_a_project_begins_in_this_folder_or_another(project):
+    assert "next: cd there; hetctl profile" in project.hetctl("init", "there").stdout
+    (project.path / "empty").mkdir()
+    empty = ProjectFolder(project.path / "empty")
+    assert "next: hetctl profile" in empty.hetctl("init").stdout
+    assert (empty.path / "ensemble.yaml").read_text() == (project.path / "there/ensemble.yaml").read_text()
 
 
 def test_an_unwritable_report_or_a_broken_module_is_bad_input(project):
