@@ -13,8 +13,9 @@ HOP_SCHEDULERS = ("best", "randomized", "milp", "approximate")
 """Schedulers of hops, as in `hetctl.methods.hopper.SCHEDULERS`."""
 PIPELINE_POLICIES = ("np", "ed", "hd", "best")
 """Policies of virtual workers, as in `hetctl.methods.pipeline.pipeline_plan.POLICIES`."""
-PS_PLACEMENTS = ("local", "round-robin")
-"""Placements of layers on parameter servers, as in `hetctl.methods.pipeline.sync_cost.PLACEMENTS`."""
+LOCAL, ROUND_ROBIN = "local", "round-robin"
+PS_PLACEMENTS = (LOCAL, ROUND_ROBIN)
+"""Placements of layers on the parameter servers of a pipeline, one server on each node; the default first."""
 BALANCED = "balanced"
 """Mode of data-parallel training over all GPU types, with batch sizes that give all GPUs equal step times."""
 

@@ -16,55 +16,6 @@ LEAST_S = 1e-12
 """Least seconds of a sample: a fit may find that a number of GPUs takes no time at all."""
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Cost of one minibatch.
-
-    Parameters
-    ----------
-    samples : int
-        Samples of the minibatch on each GPU, m in the paper.
-    compute_s : float
-        Forward and backward time per sample: T_forward + T_back.
-    bytes : float
-        Size of the gradients in bytes, n in the paper.
-    message_s, byte_s, reduce_s : float
-        Seconds of latency per message, transfer per byte, and reduction per byte: alpha, beta and gamma.
-    """
-
-    samples: int
-    compute_s: float
-    bytes: float
-    message_s: float
-    byte_s: float
-    reduce_s: float
-
-
-def ring_s(cost: Cost, gpus: int) -> float:
-    """Return the seconds of a minibatch with the ring algorithm (Equation 2)."""
-    steps, part = gpus - 1, cost.bytes / gpus
-    exchange_s = 4 * cost.message_s + part * (4 * cost.byte_s + 2 * cost.reduce_s)
-    return cost.samples * cost.compute_s + steps * exchange_s
-
-
-def doubling_halving_s(cost: Cost, gpus: int) -> float:
-    """Return the seconds of a minibatch with doubling-halving, for powers of two (Equation 3)."""
-    latency_s = 4 * math.log2(gpus) * cost.message_s
-    return cost.samples * cost.compute_s + latency_s + cost.bytes * (4 * cost.byte_s + 2.5 * cost.reduce_s)
-
-
-def binary_blocks_s(cost: Cost, gpus: int) -> float:
-    """Return the seconds of a minibatch with binary blocks, for any number of GPUs (Equation 4)."""
-    latency_s = (5 + 4 * math.ceil(math.log2(gpus))) * cost.message_s
-    return cost.samples * cost.compute_s + latency_s + cost.bytes * (7 * cost.byte_s + 3 * cost.reduce_s)
-
-
-MINIBATCH_S: dict[str, Callable[[Cost, int], float]] = {
-    "ring": ring_s,
-    "doubling-halving": doubling_halving_s,
-    "binary-blocks": binary_blocks_s,
-}
-
 Terms = Callable[[int], tuple[float, ...]]
 
 TERMS: dict[str, Terms] = {
@@ -140,18 +91,11 @@ def _error_left_out(points: Mapping[int, float], algorithm: str) -> float:
     return math.fsum(errors)
 
 
-def fitted_rates(
-    measured: Mapping[int, float], max_gpus: int, algorithm: str | None = None
-) -> tuple[dict[int, float], tuple[str, ...]]:
+def fitted_rates(measured: Mapping[int, float], max_gpus: int) -> tuple[dict[int, float], tuple[str, ...]]:
     """Return the rate on each of 1 to `max_gpus` GPUs, and notes on the method.
 
     Measured rates are kept. All others are the model's, scaled by its error at the nearest measured number of
     GPUs, and never better than proportional to the rate of the next lower measured number.
-
-    Parameters
-    ----------
-    algorithm : str or None
-        Algorithm, a key of `TERMS`; None: the one that fits best.
 
     Raises
     ------
@@ -159,7 +103,7 @@ def fitted_rates(
         If no rate is above zero.
     """
     points = usable_rates(measured)
-    model = fit_speed(measured, algorithm) if algorithm else best_model(measured)
+    model = best_model(measured)
     notes = [f"unusable rate at {m} GPUs left out" for m in sorted(measured) if m not in points]
     limits = {gpus: _limit(points, gpus) for gpus in range(1, max_gpus + 1)}
     if len(points) < LEAST_POINTS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.training_progress import Progress
@@ -31,19 +31,12 @@ Epochs = dict[str, tuple[int, str]]
 """Total epochs by member, with the source of the prediction."""
 
 
-def predicted_epochs(members: Sequence[Member], progress: Mapping[str, Progress]) -> Epochs:
-    """Return the total epochs of those active members for which a prediction is possible.
+class ConvergenceForecast:
+    """Total epochs of a run's active members, kept up to date.
 
     Omitted are members whose results cannot be fitted, unless those of others can and the author of the
     ensemble gave no `expected_epochs` for them.
     """
-    outlook = Outlook(members)
-    outlook.update({member.name: progress[member.name] for member in members})
-    return dict(outlook.epochs)
-
-
-class Outlook:
-    """Total epochs of a run's active members, as in `predicted_epochs`, kept up to date."""
 
     def __init__(self, members: Iterable[Member]) -> None:
         self._members = {member.name: member for member in members}

@@ -14,7 +14,7 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.rate_shapes import shapes_of
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.model.workload import Workload
-from hetctl.perf.epochs_to_converge import Outlook
+from hetctl.perf.epochs_to_converge import ConvergenceForecast
 from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
 from hetctl.perf.seen_rates import known_rates
 
@@ -42,7 +42,7 @@ class Workloads:
     ) -> None:
         self._members = {member.name: member for member in ensemble.members}
         self._profiles, self._max_gpus, self._gpus_per_node = profiles, max_gpus, gpus_per_node
-        self._outlook = Outlook(ensemble.members)
+        self._outlook = ConvergenceForecast(ensemble.members)
         self._progress: dict[str, Progress] = {}
         self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
         self._whole: dict[str, Workload] = {}

@@ -24,8 +24,8 @@ from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, Pip
 from hetctl.methods.pipeline.simulate import PipelineRun, simulate_plan
 from hetctl.methods.pipeline.stage_costs import StageCosts, bytes_alone
 from hetctl.methods.pipeline.stages import virtual_worker
-from hetctl.methods.pipeline.sync_cost import LOCAL, ROUND_ROBIN
 from hetctl.model.errors import InfeasibleError
+from hetctl.model.plan import LOCAL, ROUND_ROBIN
 
 WORKERS = (("VVVV",), ("RRRR",), ("GGGG",), ("QQQQ",), ("V", "R", "G", "Q"), ("VV", "QQ"), ("RR", "GG"))
 """The virtual workers of the paper's Table 3, by node."""

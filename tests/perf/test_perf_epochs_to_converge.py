@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.perf.convergence import LossCurve, epochs_to_converge
-from hetctl.perf.epochs_to_converge import predicted_epochs
+from hetctl.perf.epochs_to_converge import ConvergenceForecast, Epochs
 from hetctl.perf.workloads import active_workloads
 
 RULE = StopRule(metric="val_loss", patience=2, min_delta=0.02, max_epochs=100)
@@ -26,6 +27,12 @@ def after(name: str, epochs: int, metric: str = "val_loss", **values: str) -> Pr
     shown = [1 - loss / 4 if metric == "val_accuracy" else loss for loss in losses]
     done = tuple(EpochResult(e, {metric: value}, 1.0, 1, 0.0) for e, value in enumerate(shown, start=1))
     return Progress(name, done, **values)  # type: ignore[arg-type]
+
+
+def predicted_epochs(members: Sequence[Member], progress: Mapping[str, Progress]) -> Epochs:
+    forecast = ConvergenceForecast(members)
+    forecast.update({member.name: progress[member.name] for member in members})
+    return dict(forecast.epochs)
 
 
 def test_the_rule_holds_after_17_epochs() -> None:

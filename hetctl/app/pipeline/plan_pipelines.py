@@ -13,9 +13,10 @@ from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Stage, Waves, plan
 from hetctl.methods.pipeline.simulate import PipelineRun, simulate_plan, steady_waves
-from hetctl.methods.pipeline.sync_cost import LOCAL, server_gpus
+from hetctl.methods.pipeline.sync_cost import server_gpus
 from hetctl.methods.pipeline.wave_memory import wave_bytes
 from hetctl.model.errors import InfeasibleError
+from hetctl.model.plan import LOCAL
 
 
 @dataclass(frozen=True)

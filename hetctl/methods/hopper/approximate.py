@@ -22,10 +22,10 @@ TINY = float(np.finfo(np.float64).tiny)
 def approximate(units: UnitTimes, _options: SearchOptions) -> Schedule:
     """Return the schedule of the rearrangement method.
 
-    Its makespan is L_max (Equation 3) if the circle has room for it, which is certain if `is_optimal`
-    holds. Otherwise the order on the circle is the priority list of a dense schedule with a makespan of at
-    most L_max + (p - 1) T_max: the worker that ends last is idle only while its last configuration is
-    trained at the other p - 1 workers.
+    Its makespan is L_max (Equation 3) if the circle has room for it, which is certain from
+    L_max >= (p^2 + p - 1) T_max on (section 4.2). Otherwise the order on the circle is the priority list of a
+    dense schedule with a makespan of at most L_max + (p - 1) T_max: the worker that ends last is idle only
+    while its last configuration is trained at the other p - 1 workers.
 
     Raises
     ------
@@ -54,12 +54,6 @@ def _places(numbers: Indices, units: UnitTimes) -> list[Place]:
     configs, partitions = np.divmod(numbers, len(units.partitions))
     workers = units.homes[partitions]
     return list(zip(configs.tolist(), partitions.tolist(), workers.tolist(), strict=True))
-
-
-def is_optimal(matrix: Matrix) -> bool:
-    """Return true if the method certainly finds an optimum (section 4.2): L_max >= (p^2 + p - 1) T_max."""
-    partitions = matrix.shape[1]
-    return bool(matrix.sum(axis=0).max() >= (partitions**2 + partitions - 1) * matrix.max())
 
 
 def _levelled(matrix: Matrix) -> Matrix:

@@ -13,7 +13,6 @@ from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.plan import DATA_PARALLEL, HOPPER
 
 HYBRID = "hybrid"
-MODES = (HOPPER, HYBRID, DATA_PARALLEL)
 
 Efficiency = Callable[[int], float]
 """Share of the ideal rate by size of a group: rate / (size * rate of one)."""

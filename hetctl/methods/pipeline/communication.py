@@ -38,20 +38,6 @@ class Links:
         return self.inter_latency_s + size * self.inter_s_per_byte
 
 
-def fit_links(intra_bytes_per_s: float, intra: Sequence[Point], inter: Sequence[Point]) -> Links:
-    """Fit both kinds of links to measured points of bytes and seconds (HetPipe, section 7).
-
-    Parameters
-    ----------
-    intra : sequence of Point
-        Points within a node, at least one with bytes and seconds above 0.
-    inter : sequence of Point
-        Points between nodes, with at least two sizes.
-    """
-    latency_s, s_per_byte = fit_inter(inter)
-    return Links(intra_bytes_per_s, fit_scaling(intra_bytes_per_s, intra), latency_s, s_per_byte)
-
-
 def fit_scaling(bytes_per_s: float, points: Sequence[Point]) -> float:
     """Return the scaling-down constant of section 7, fitted by least squares."""
     peak_s = np.array([size for size, _ in points]) / bytes_per_s

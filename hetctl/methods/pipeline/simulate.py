@@ -200,7 +200,7 @@ def simulate_plan(
 def pipelines_of(
     plan: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, placement: str
 ) -> tuple[Pipeline, ...]:
-    """Return the virtual workers of a plan; `placement` is one of `sync_cost.PLACEMENTS`."""
+    """Return the virtual workers of a plan; `placement` is one of `PS_PLACEMENTS`."""
     traffic = traffic_of(plan.virtual_workers, layers, cluster, placement)
     return tuple(Pipeline(_times(w), t) for w, t in zip(plan.virtual_workers, traffic, strict=True))
 

@@ -12,10 +12,7 @@ from hetctl.methods.pipeline.gpu_cluster import Gpu, PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.stages import Stage, VirtualWorker, stages_of_layers
 from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Lane, Leg, Receiving, Traffic
-
-LOCAL, ROUND_ROBIN = "local", "round-robin"
-PLACEMENTS = (ROUND_ROBIN, LOCAL)
-"""Placements of layers on the parameter servers, one server on each node."""
+from hetctl.model.plan import LOCAL
 
 Counts = defaultdict[int, float]
 """Bytes by node."""
@@ -31,7 +28,7 @@ class Waves:
     distance : int
         Clock distance D.
     placement : str
-        Placement of layers, one of `PLACEMENTS`.
+        Placement of layers, one of `PS_PLACEMENTS`.
     """
 
     distance: int = 0

@@ -40,10 +40,6 @@ class Bounds:
         """Most recent updates of each other virtual worker that a minibatch may miss, s_global."""
         return (self.distance + 1) * self.in_flight + self.local_staleness - 1
 
-    def wave_of(self, minibatch: int) -> int:
-        """Return the wave that a minibatch belongs to."""
-        return (minibatch - 1) // self.in_flight
-
     def waves_needed(self, minibatch: int) -> int:
         """Return the number of waves of all virtual workers that a minibatch's weights must include.
 

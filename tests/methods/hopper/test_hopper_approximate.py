@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper import SearchOptions
-from hetctl.methods.hopper.approximate import apart, approximate, greedy, is_optimal, rearranged
+from hetctl.methods.hopper.approximate import apart, approximate, greedy, rearranged
 from hetctl.methods.hopper.schedule import violations
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 from hetctl.model.errors import BadInputError
@@ -19,6 +19,12 @@ def matrices(draw, configs, workers):
     random = np.random.default_rng(draw(st.integers(0, 10**6)))
     times = random.uniform(draw(st.sampled_from([0, 0.5, 0.99])), 1, size=(draw(configs), draw(workers)))
     return times * random.choice([1, 1, 3], size=len(times))[:, None]
+
+
+def is_optimal(matrix):
+    """Return true if the method certainly finds an optimum (section 4.2): L_max >= (p^2 + p - 1) T_max."""
+    partitions = matrix.shape[1]
+    return bool(matrix.sum(axis=0).max() >= (partitions**2 + partitions - 1) * matrix.max())
 
 
 @settings(max_examples=40, deadline=None)

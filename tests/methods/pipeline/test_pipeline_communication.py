@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.communication import Links, fit_inter, fit_links, fit_scaling
+from hetctl.methods.pipeline.communication import Links, fit_inter, fit_scaling
 
 SIZES = st.lists(st.floats(1e3, 1e9), min_size=2, max_size=30, unique=True)
 
@@ -33,7 +33,7 @@ def test_a_scaling_constant_is_found_again():
 
 
 def test_fitted_links_predict_both_kinds():
-    links = fit_links(10.0, [(100, 20)], [(100, 3), (200, 5)])
+    links = Links(10.0, fit_scaling(10.0, [(100, 20)]), *fit_inter([(100, 3), (200, 5)]))
     assert links.seconds(50, same_node=True) == pytest.approx(10)
     assert links.seconds(50, same_node=False) == pytest.approx(2)
 

@@ -33,9 +33,9 @@ from hetctl.methods.pipeline.simulate import (
     simulate_pipelines,
     simulate_plan,
 )
-from hetctl.methods.pipeline.sync_cost import PLACEMENTS
 from hetctl.methods.pipeline.transfers import IN, OUT, Leg, Receiving, Traffic
 from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, WspClock
+from hetctl.model.plan import PS_PLACEMENTS
 
 LAYERS = LayerProfile(tuple(Layer(f"l{i}", {"a": 1.0}, {"a": 2.0}, 50, 100) for i in range(4)))
 CLUSTER = PipelineCluster(
@@ -251,7 +251,7 @@ def test_the_last_stage_holds_one_minibatch_and_the_first_all() -> None:
         assert [stage.most_held for stage in one.stages] == held
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", PS_PLACEMENTS)
 @pytest.mark.parametrize("distance", [0, 2])
 def test_a_plan_with_waves_reaches_its_predicted_throughput(placement: str, distance: int) -> None:
     waves = Waves(distance, placement)

@@ -16,7 +16,7 @@ from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import Layer, LayerProfile
 from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, Stage, VirtualWorker, Waves, plan
 from hetctl.methods.pipeline.stage_costs import most_in_flight
-from hetctl.methods.pipeline.sync_cost import LOCAL, PLACEMENTS, ROUND_ROBIN, traffic_of
+from hetctl.methods.pipeline.sync_cost import traffic_of
 from hetctl.methods.pipeline.throughput import (
     WaveSync,
     common_period_s,
@@ -25,6 +25,7 @@ from hetctl.methods.pipeline.throughput import (
 from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Leg, Traffic
 from hetctl.methods.pipeline.virtual_workers import GROUPINGS
 from hetctl.model.errors import InfeasibleError
+from hetctl.model.plan import LOCAL, PS_PLACEMENTS, ROUND_ROBIN
 
 LAYERS = LayerProfile(tuple(Layer(f"l{i}", {"a": 1.0}, {"a": 2.0}, 50, 100) for i in range(4)))
 CLUSTER = PipelineCluster(
@@ -38,7 +39,7 @@ LANES = st.lists(st.tuples(st.builds(Leg, LINES, st.floats(0.01, 20))), max_size
 TRAFFIC = st.builds(Traffic, push=LANES, pull=LANES)
 SYNCED = st.lists(st.tuples(PASSES, TRAFFIC), min_size=1, max_size=3).map(tuple)
 DISTANCES = st.integers(0, 3)
-WAVES = st.builds(Waves, st.integers(0, 2), st.sampled_from(PLACEMENTS))
+WAVES = st.builds(Waves, st.integers(0, 2), st.sampled_from(PS_PLACEMENTS))
 
 
 def worker(*places: tuple[int, int], in_flight: int = 4) -> VirtualWorker:
@@ -66,7 +67,7 @@ def test_round_robin_servers_send_half_the_layers_across_nodes() -> None:
 
 
 def test_node_partition_shares_servers_of_other_nodes_evenly() -> None:
-    for placement in PLACEMENTS:
+    for placement in PS_PLACEMENTS:
         assert synchronisation_s(BY_NODE, placement) == pytest.approx(0.1 + 200 * 0.01)
 
 
@@ -138,7 +139,7 @@ def test_more_distance_or_more_in_flight_offsets_slow_waves() -> None:
     assert throughput(0, 2) < throughput(0, None)
 
 
-@pytest.mark.parametrize("placement", PLACEMENTS)
+@pytest.mark.parametrize("placement", PS_PLACEMENTS)
 @pytest.mark.parametrize("s_per_byte", [0.001, 0.01, 0.05])
 @pytest.mark.parametrize("nodes", [("AA", "BB"), ("A", "B", "A", "B"), ("AB", "AB")])
 def test_best_is_near_the_best_of_all_groupings(nodes, s_per_byte, placement) -> None:

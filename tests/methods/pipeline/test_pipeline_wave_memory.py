@@ -13,10 +13,11 @@ from test_pipeline_sync_cost import BY_NODE, EQUAL
 
 from hetctl.methods.pipeline.global_weights import GlobalWeights
 from hetctl.methods.pipeline.layouts import lay_out
-from hetctl.methods.pipeline.sync_cost import LOCAL, Waves, server_gpus
+from hetctl.methods.pipeline.sync_cost import Waves, server_gpus
 from hetctl.methods.pipeline.wave_memory import server_versions, wave_bytes
 from hetctl.methods.pipeline.wsp import Bounds, WspClock
 from hetctl.model.errors import InfeasibleError
+from hetctl.model.plan import LOCAL
 
 SIZES = [100, 10, 100, 10]
 
