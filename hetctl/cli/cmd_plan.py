@@ -9,7 +9,7 @@ import click
 from hetctl.cli.options import (
     ensemble_option,
     json_option,
-    mode_option,
+    mode_options,
     plan_request,
     planner_options,
     predict_option,
@@ -26,7 +26,7 @@ from hetctl.cli.output import print_json, print_table
 @site_options
 @planner_options
 @sharing_option
-@mode_option
+@mode_options
 @predict_option
 @click.option("--explain", is_flag=True, help="Show why each member gets its GPUs, and why others wait.")
 @json_option

@@ -9,10 +9,12 @@ import click
 
 from hetctl.cli.options import (
     Seconds,
+    ensemble_and_site,
     ensemble_option,
     given_options,
     json_option,
     resolve,
+    site_option,
     site_options,
     this_project,
 )
@@ -116,7 +118,7 @@ def command(
     help="Show the layers of MEMBER and the links instead. May be given several times.",
 )
 @ensemble_option
-@site_options
+@site_option
 @json_option
 def show(members: tuple[str, ...], as_json: bool, **wishes: Any) -> None:
     """Show the known points, and the jobs that are measuring; stale points are marked.
@@ -128,7 +130,7 @@ def show(members: tuple[str, ...], as_json: bool, **wishes: Any) -> None:
     from hetctl.app.profile.outcome import known_profile
 
     project = this_project()
-    ensemble, site, _ = resolve(project, **wishes)
+    ensemble, site = ensemble_and_site(project, **wishes)
     if members:
         _show(ensemble, site, known_layers(project, ensemble, site, members), as_json=as_json)
     else:
@@ -141,7 +143,7 @@ def show(members: tuple[str, ...], as_json: bool, **wishes: Any) -> None:
     "--name", metavar="NAME", help="Create an ensemble of this name from the table alone, for simulations."
 )
 @ensemble_option
-@site_options
+@site_option
 @json_option
 @click.pass_context
 def import_table(
@@ -161,7 +163,7 @@ def import_table(
         _refuse(context, set(wishes), "does not go with --name, which makes an ensemble without a site")
         _import_ensemble(project, name, table, as_json=as_json)
         return
-    ensemble, site, _ = resolve(project, **wishes)
+    ensemble, site = ensemble_and_site(project, **wishes)
     count = import_rates(project, ensemble, site, table)
     if as_json:
         print_json({"ensemble": ensemble.name, "site": site.name, "imported": count})
@@ -184,7 +186,7 @@ def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool)
 
 @command.command("export")
 @ensemble_option
-@site_options
+@site_option
 @click.option(
     "--layers",
     "member",
@@ -208,7 +210,7 @@ def export_table(member: str | None, output: Any, **wishes: Any) -> None:
     from hetctl.app.profile.rate_tables import export_rates
 
     project = this_project()
-    ensemble, site, _ = resolve(project, **wishes)
+    ensemble, site = ensemble_and_site(project, **wishes)
     if member:
         export_layers(project, ensemble, site, member, output)
     else:

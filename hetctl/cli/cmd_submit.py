@@ -12,7 +12,7 @@ import click
 from hetctl.cli.options import (
     ensemble_option,
     json_option,
-    mode_option,
+    mode_options,
     plan_request,
     planner_options,
     predict_option,
@@ -42,7 +42,7 @@ NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode", "predict_rates"
 @site_options
 @planner_options
 @sharing_option
-@mode_option
+@mode_options
 @predict_option
 @click.option("--dry-run", is_flag=True, help="Print the script and the submit command; write nothing.")
 @click.option("--wait", is_flag=True, help="Follow the run to its end; Ctrl-C leaves it running.")

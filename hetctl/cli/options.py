@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from hetctl.model.balance_settings import BALANCE_MODES
 from hetctl.model.errors import BadInputError
-from hetctl.model.plan import HOP_SCHEDULERS, PIPELINE_POLICIES, PS_PLACEMENTS
+from hetctl.model.plan import HOP_SCHEDULERS, HOPPER, PIPELINE, PIPELINE_POLICIES, PS_PLACEMENTS
 from hetctl.model.site import MEMBERS, NODES
 
 if TYPE_CHECKING:
@@ -27,11 +27,25 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 DAY_S = 86400
-# Written out: importing the planners would slow down `--help`; a test compares the names.
-PLANNERS = (
-    "Planner: doubling, doubling-exploratory, fixed-K (K GPUs), flotilla, flotilla-local, fluid,"
-    " homogeneous, independent, optimus, static, or auto (the best of all in a simulation)."
-)
+OF_MODES = {
+    "hop_scheduler": HOPPER,
+    "policy": PIPELINE,
+    "in_flight": PIPELINE,
+    "clock_distance": PIPELINE,
+    "ps_placement": PIPELINE,
+}
+"""Options of planning that only one mode has, or auto."""
+
+
+class PlannerOption(click.Option):
+    """``--planner``, whose help names the planners there are."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option with its help; planners are imported for it alone, as that takes 0.1 s."""
+        from hetctl.app.plan.planner_names import planner_names
+
+        self.help = f"Planner: {', '.join(planner_names())}, or auto (the best of all in a simulation)."
+        return super().get_help_record(ctx)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
@@ -145,16 +159,21 @@ def ensemble_option(command: F) -> F:
     )(command)
 
 
+def site_option(command: F) -> F:
+    """Add ``--site``."""
+    return click.option(
+        "-s",
+        "--site",
+        metavar="NAME|FILE",
+        envvar="HETCTL_SITE",
+        help="Site: a name, or a file.  [default: the site of this machine]",
+    )(command)
+
+
 def site_options(command: F) -> F:
     """Add the options for the site and the size of its jobs."""
     options = [
-        click.option(
-            "-s",
-            "--site",
-            metavar="NAME|FILE",
-            envvar="HETCTL_SITE",
-            help="Site: a name, or a file.  [default: the site of this machine]",
-        ),
+        site_option,
         click.option(
             "--gpus",
             metavar="N",
@@ -183,7 +202,14 @@ def site_options(command: F) -> F:
 def planner_options(command: F) -> F:
     """Add the planner and its options."""
     options = [
-        click.option("--planner", metavar="NAME", default="fluid", show_default=True, help=PLANNERS),
+        click.option(
+            "--planner",
+            cls=PlannerOption,
+            metavar="NAME",
+            default="fluid",
+            show_default=True,
+            help="Planner.",
+        ),
         click.option(
             "--objective",
             type=click.Choice(["makespan", "mean-jct"]),
@@ -216,7 +242,7 @@ def planner_options(command: F) -> F:
         click.option(
             "--plan-seconds",
             metavar="SECONDS",
-            type=float,
+            type=Seconds(),
             help="Time limit of a planner that searches.  [default: 2]",
         ),
         click.option(
@@ -235,6 +261,41 @@ def planner_options(command: F) -> F:
             "--balance",
             type=click.Choice(BALANCE_MODES),
             help="Batch sizes that follow the speeds of a member's GPUs.  [default: the ensemble's]",
+        ),
+        click.option("--seed", metavar="N", type=int, help="Seed of random choices.  [default: 0]"),
+    ]
+    return _add(options, command)
+
+
+def sharing_option(command: F) -> F:
+    """Add ``--sharing``."""
+    return click.option(
+        "--sharing",
+        type=click.Choice(["cached", "lockstep", "none"]),
+        help="Sharing of prepared samples among the members on a node.  [default: cached; none with --mode"
+        " hopper]",
+    )(command)
+
+
+def predict_option(command: F) -> F:
+    """Add ``--predict-rates``."""
+    return click.option(
+        "--predict-rates",
+        is_flag=True,
+        help="Predict the rates of members whose shape was not measured from those of the most similar ones.",
+    )(command)
+
+
+def mode_options(command: F) -> F:
+    """Add ``--mode``, and the options of single modes."""
+    options = [
+        click.option(
+            "--mode",
+            type=click.Choice(["data-parallel", "hopper", "pipeline", "auto"]),
+            default="data-parallel",
+            show_default=True,
+            help="Mode of training: all members data-parallel, all hopping over partitions, or all as"
+            " pipelines; auto: for each member the one that suits it.",
         ),
         click.option(
             "--hop-scheduler",
@@ -265,40 +326,8 @@ def planner_options(command: F) -> F:
             help="Node whose parameter server holds a layer: where it is trained, or one after the other."
             "  [default: local]",
         ),
-        click.option("--seed", metavar="N", type=int, help="Seed of random choices.  [default: 0]"),
     ]
     return _add(options, command)
-
-
-def sharing_option(command: F) -> F:
-    """Add ``--sharing``."""
-    return click.option(
-        "--sharing",
-        type=click.Choice(["cached", "lockstep", "none"]),
-        help="Sharing of prepared samples among the members on a node.  [default: cached; none with --mode"
-        " hopper]",
-    )(command)
-
-
-def predict_option(command: F) -> F:
-    """Add ``--predict-rates``."""
-    return click.option(
-        "--predict-rates",
-        is_flag=True,
-        help="Predict the rates of members whose shape was not measured from those of the most similar ones.",
-    )(command)
-
-
-def mode_option(command: F) -> F:
-    """Add ``--mode``."""
-    return click.option(
-        "--mode",
-        type=click.Choice(["data-parallel", "hopper", "pipeline", "auto"]),
-        default="data-parallel",
-        show_default=True,
-        help="Mode of training: all members data-parallel, all hopping over partitions, or all as pipelines;"
-        " auto: for each member the one that suits it.",
-    )(command)
 
 
 def plan_request(
@@ -321,11 +350,11 @@ def plan_request(
     """Return the input of planning from the values of all shared options."""
     from hetctl.app.plan.job_request import JobSizeRequest, sizing
     from hetctl.app.plan.planning import PlanRequest
-    from hetctl.model.plan import HOPPER, PIPELINE
     from hetctl.model.run import CACHED, NONE, Budget
 
-    members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
+    members, machine = ensemble_and_site(project, ensemble, site, account=account, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
+    _refuse_without_mode(given, mode)
     given.setdefault("balance", members.balance.mode)
     wanted = JobSizeRequest(gpus, time, queue)
     # Where pipelines are an option, members without a profile may fit no GPU, and have no rates to predict.
@@ -336,6 +365,16 @@ def plan_request(
         *(members, machine, sized.size, planner, given, explain, shared, mode), predict_rates=predict_rates
     )
     return request, sized
+
+
+def _refuse_without_mode(options: Iterable[str], mode: str) -> None:
+    for name in options:
+        needed = OF_MODES.get(name, mode)
+        if mode not in (needed, "auto"):
+            raise BadInputError(
+                f"--{name.replace('_', '-')} is of members in the mode {needed}, but all are to train {mode}",
+                f"leave it out, or add --mode {needed}, or --mode auto",
+            )
 
 
 def warn(project: Project, request: PlanRequest) -> None:
@@ -359,14 +398,14 @@ def resolve(
     """Return the ensemble, the site, and the size of a job if nothing is known of the work."""
     from hetctl.app.plan.job_request import job_size
 
-    members, machine = _who_and_where(project, ensemble, site, account=account, launch=launch)
+    members, machine = ensemble_and_site(project, ensemble, site, account=account, launch=launch)
     return members, machine, job_size(machine, gpus, time, queue)
 
 
-def _who_and_where(
+def ensemble_and_site(
     project: Project, ensemble: str | None, site: str | None, **keys: str | None
 ) -> tuple[Ensemble, Site]:
-    """Return the ensemble, and the site with the given keys.
+    """Return the ensemble, and the site with the given keys of its file.
 
     Raises
     ------

@@ -279,6 +279,11 @@ def test_auto_lets_hops_and_the_rest_through(tmp_path):
         (READ, ("--sharing", "cached"), "members that hop cannot share samples: sharing is cached"),
         (READ, ("--hop-scheduler", "approximate"), "a partition is on several workers"),
         (READ, ("--hop-scheduler", "fast"), "Invalid value for '--hop-scheduler'"),
+        (
+            READ,
+            ("--clock-distance", "1"),
+            "--clock-distance is of members in the mode pipeline",
+        ),
     ],
 )
 def test_what_cannot_hop_is_refused_and_nothing_kept(tmp_path, keys, options, words):
