@@ -58,6 +58,11 @@ class BatchSystemEntry:
     time_unit_s: int = 1
     asked_every_s: float = 10.0
 
+    @property
+    def runs_here(self) -> bool:
+        """True if jobs run on the machine that submits them."""
+        return self.node_list is None
+
 
 LOCAL = BatchSystemEntry(
     name="local",

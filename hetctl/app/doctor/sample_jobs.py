@@ -12,8 +12,10 @@ from pathlib import Path
 
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
+from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LaunchSpec
 from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
+from hetctl.cluster.launchers.nodes import THIS_MACHINE
 from hetctl.cluster.render import JobScript, render_job
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
@@ -136,7 +138,7 @@ def case_text(site: Site, case: Case, template_folders: Sequence[Path] = ()) -> 
 
 
 def _node(site: Site, number: int) -> str:
-    return "localhost" if site.batch_system == "local" else f"node-{number}"
+    return THIS_MACHINE if BATCH_SYSTEMS[site.batch_system].runs_here else f"node-{number}"
 
 
 def _step_text(step: LaunchSpec) -> str:

@@ -156,7 +156,7 @@ def filesystem_of(path: Path, mounts: str) -> str:
 def place_finding(site: Site, path: Path, kind: str) -> CheckResult:
     """Return a finding on access from compute nodes, by the file system; only a job can verify it."""
     found = f"{path} is on {kind}"
-    if site.batch_system == "local" or kind.startswith(SHARED):
+    if BATCH_SYSTEMS[site.batch_system].runs_here or kind.startswith(SHARED):
         return CheckResult(FOLDER, CheckStatus.OK, found)
     fix = "compute nodes must see it: set HETCTL_HOME to a shared folder, or let --job show that they do"
     return CheckResult(FOLDER, CheckStatus.WARNING, f"{found}, which seems to be local to this machine", fix)

@@ -11,6 +11,8 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import GIVEN_GPUS
 from hetctl.model.site import Site
 
+THIS_MACHINE = "localhost"
+"""Node of jobs that run on the machine that submits them."""
 SLURM_NODE_VARIABLE = "SLURMD_NODENAME"
 NODE_VARIABLES = (NODE_VARIABLE, SLURM_NODE_VARIABLE, "PMIX_HOSTNAME")
 """Variables that may contain the name of the node on which a process runs."""
@@ -39,7 +41,7 @@ def parse_nodes(site: Site, environ: Mapping[str, str], output: str) -> tuple[st
     """
     source = BATCH_SYSTEMS[site.batch_system].node_list
     if source is None:
-        return ("localhost",)
+        return (THIS_MACHINE,)
     nodes = tuple(dict.fromkeys(output.split()[LAUNCHERS[site.launcher].script_nodes :]))
     if source.variable not in environ or not nodes:
         raise BatchSystemError(
@@ -52,9 +54,9 @@ def parse_nodes(site: Site, environ: Mapping[str, str], output: str) -> tuple[st
 def parse_gpus(site: Site, environ: Mapping[str, str]) -> tuple[int, ...]:
     """Return the numbers of the GPUs or slots that a job has on each of its nodes.
 
-    They are all of a node's, except for local jobs, which share one machine.
+    They are all of a node's, except for jobs on the machine that submits them, which share it.
     """
-    given = environ.get(GIVEN_GPUS) if site.batch_system == "local" else None
+    given = environ.get(GIVEN_GPUS) if BATCH_SYSTEMS[site.batch_system].runs_here else None
     return tuple(map(int, given.split(","))) if given else tuple(range(site.gpus_per_node))
 
 
