@@ -119,20 +119,20 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
         per_node = request.gpus_per_node or _gpus_per_node(catalog, site)
         profiles = {p.member: p for p in profiles_at(catalog, request.ensemble, site)}
     _refuse_unknown_types(request, profiles.values())
-    world = _world(request, per_node, options.seed)
-    refuse_wide_members(request.ensemble.members, world.cluster, mix_types=options.mix_types)
+    scenario = _scenario(request, per_node, options.seed)
+    refuse_wide_members(request.ensemble.members, scenario.cluster, mix_types=options.mix_types)
     planned = active_workloads(request.ensemble, profiles, {}, sum(request.gpus.values()), per_node)
     members = _as_restarting(planned, request.restart_s)
     arrivals = _arrivals(members, request, options.seed)
     expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals
-    choice = chosen(request.planner, expected, replace(world, failures=None), options)
-    seen = _sight(arrivals, request, options.seed)
+    choice = chosen(request.planner, expected, replace(scenario, failures=None), options)
+    seen = _estimator(arrivals, request, options.seed)
     search = _search(members, request, options.seed)
     if search is None:
-        result = simulate(choice.planner, arrivals, replace(world, seen=seen), options)
+        result = simulate(choice.planner, arrivals, replace(scenario, seen=seen), options)
     else:
         arrivals = _beside_search(arrivals, request.ensemble, search)
-        result = simulate(choice.planner, arrivals, world, options, search.after)
+        result = simulate(choice.planner, arrivals, scenario, options, search.after)
     return SimulationResult(
         simulation=replace(result, reason=choice.why),
         site=site,
@@ -269,7 +269,7 @@ def _beside_search(arrivals: Sequence[Arrival], ensemble: Ensemble, search: Simu
     return [*listed, *map(Arrival, search.first())]
 
 
-def _world(request: SimulateRequest, gpus_per_node: int, seed: int) -> Scenario:
+def _scenario(request: SimulateRequest, gpus_per_node: int, seed: int) -> Scenario:
     return Scenario(
         cluster=Cluster.of_types({name: (gpus, gpus_per_node) for name, gpus in request.gpus.items()}),
         clock=JobTiming(request.round_limit_s),
@@ -278,7 +278,7 @@ def _world(request: SimulateRequest, gpus_per_node: int, seed: int) -> Scenario:
     )
 
 
-def _sight(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> WorkEstimate | None:
+def _estimator(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> WorkEstimate | None:
     if not request.predicted:
         return None
     from hetctl.scheduling.simulate.work_estimator import WorkEstimator
@@ -288,7 +288,7 @@ def _sight(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> 
 
 def _foreseen(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> Sequence[Arrival]:
     """Return the arrivals with their work as estimated at the start."""
-    seen = _sight(arrivals, request, seed)
+    seen = _estimator(arrivals, request, seed)
     if seen is None:
         return arrivals
     known = seen([arrival.workload for arrival in arrivals])

@@ -108,7 +108,7 @@ def command() -> None:
 )
 @json_option
 @click.pass_context
-def simulate(context: click.Context, /, replay: Path | None, as_json: bool, **wishes: Any) -> None:
+def simulate(context: click.Context, /, replay: Path | None, as_json: bool, **options: Any) -> None:
     """Simulate iterations of workers with different speeds, and balance their batches.
 
     \b
@@ -120,13 +120,13 @@ def simulate(context: click.Context, /, replay: Path | None, as_json: bool, **wi
         _replay(context, replay, as_json=as_json)
         return
     for name in ("workers", "batch"):
-        if wishes[name] is None:
+        if options[name] is None:
             raise click.UsageError(f"Missing option '--{name}'.", context)
-    if wishes["algorithm"] != "cpu" and "predictor" in given_options(context):
+    if options["algorithm"] != "cpu" and "predictor" in given_options(context):
         raise click.UsageError("--predictor requires --algorithm cpu", context)
     from hetctl.app.balance import BalanceRequest, simulate_balancing
 
-    fields = encode(simulate_balancing(BalanceRequest(**wishes)))
+    fields = encode(simulate_balancing(BalanceRequest(**options)))
     if as_json:
         print_json(fields)
         return

@@ -107,7 +107,7 @@ def _shared_options(command: F) -> F:
 
 @command.command("plan")
 @_shared_options
-def plan(trace: Path | None, report: Path | None, as_json: bool, **wishes: Any) -> None:
+def plan(trace: Path | None, report: Path | None, as_json: bool, **options: Any) -> None:
     """Schedule one epoch: every configuration visits every partition once.
 
     \b
@@ -115,7 +115,7 @@ def plan(trace: Path | None, report: Path | None, as_json: bool, **wishes: Any) 
     """
     from hetctl.app.hopper import plan_hops
 
-    _show(plan_hops(_request(**wishes)), trace, report, as_json=as_json)
+    _show(plan_hops(_request(**options)), trace, report, as_json=as_json)
 
 
 @command.command("simulate")
@@ -151,7 +151,7 @@ def simulate(
     trace: Path | None,
     report: Path | None,
     as_json: bool,
-    **wishes: Any,
+    **options: Any,
 ) -> None:
     """Simulate hops along a plan; with `randomized` each hop is drawn when it is due.
 
@@ -163,10 +163,10 @@ def simulate(
     if replay:
         _refuse_planning(context)
         outcome = replay_hops(
-            wishes["unit_times"], replay, epochs=epochs, seed=wishes["seed"], outages=outages
+            options["unit_times"], replay, epochs=epochs, seed=options["seed"], outages=outages
         )
     else:
-        outcome = run_hops(_request(**wishes), epochs or 1, outages)
+        outcome = run_hops(_request(**options), epochs or 1, outages)
     _show(outcome, trace, report, as_json=as_json)
 
 
@@ -209,10 +209,10 @@ def _refuse_planning(context: click.Context) -> None:
             )
 
 
-def _request(**wishes: Any) -> HopperRequest:
+def _request(**options: Any) -> HopperRequest:
     from hetctl.app.hopper import HopperRequest
 
-    return HopperRequest(**wishes)
+    return HopperRequest(**options)
 
 
 def _show(outcome: HopperOutcome, trace: Path | None, report: Path | None, *, as_json: bool) -> None:

@@ -92,7 +92,7 @@ def plan_options(function: F) -> F:
 @command.command("plan")
 @plan_options
 @json_option
-def plan(as_json: bool, **wishes: Any) -> None:
+def plan(as_json: bool, **options: Any) -> None:
     """Compute the virtual workers, and the layers of each GPU.
 
     \b
@@ -101,7 +101,7 @@ def plan(as_json: bool, **wishes: Any) -> None:
     from hetctl.app.pipeline.plan_pipelines import PipelineRequest, plan_pipeline
     from hetctl.reports.units import format_bytes
 
-    outcome = plan_pipeline(PipelineRequest(**wishes))
+    outcome = plan_pipeline(PipelineRequest(**options))
     if as_json:
         print_json(outcome)
         return
@@ -121,7 +121,7 @@ def plan(as_json: bool, **wishes: Any) -> None:
     help="Least number of minibatches of each virtual worker.  [default: enough for a steady state]",
 )
 @json_option
-def simulate(as_json: bool, minibatches: int | None, **wishes: Any) -> None:
+def simulate(as_json: bool, minibatches: int | None, **options: Any) -> None:
     """Plan, and simulate the plan: passes on every GPU, waves between virtual workers.
 
     \b
@@ -129,7 +129,7 @@ def simulate(as_json: bool, minibatches: int | None, **wishes: Any) -> None:
     """
     from hetctl.app.pipeline.plan_pipelines import PipelineRequest, simulate_pipeline
 
-    outcome = simulate_pipeline(PipelineRequest(**wishes), minibatches)
+    outcome = simulate_pipeline(PipelineRequest(**options), minibatches)
     if as_json:
         print_json(outcome)
         return

@@ -30,7 +30,7 @@ from hetctl.cli.output import print_json, print_table
 @predict_option
 @click.option("--explain", is_flag=True, help="Show why each member gets its GPUs, and why others wait.")
 @json_option
-def command(as_json: bool, **wishes: Any) -> None:
+def command(as_json: bool, **options: Any) -> None:
     """Compute the rounds until every member has converged, and store the plan in the catalog.
 
     \b
@@ -40,7 +40,7 @@ def command(as_json: bool, **wishes: Any) -> None:
     from hetctl.reports.plan_tables import explain_table, mode_table, plan_table, size_line, size_table
 
     project = this_project()
-    request, sized = plan_request(project, **wishes)
+    request, sized = plan_request(project, **options)
     plan = plan_and_save(project, request)
     warn(project, request)
     if as_json:
@@ -53,4 +53,4 @@ def command(as_json: bool, **wishes: Any) -> None:
     if request.explain:
         print_table(explain_table(plan))
         if sized.chosen:
-            print_table(size_table(sized.chosen, sized.prospects, request.site.device))
+            print_table(size_table(sized.chosen, sized.job_sizes, request.site.device))

@@ -74,7 +74,7 @@ def command(
     command_s: float | None,
     force: bool,
     as_json: bool,
-    **wishes: Any,
+    **options: Any,
 ) -> None:
     """Measure the training rate of every member on 1, 2, .. GPUs, with many points per job.
 
@@ -95,7 +95,7 @@ def command(
     from hetctl.cli.profile_display import ProfileDisplay
 
     project = this_project()
-    ensemble, site, size = resolve(project, **wishes)
+    ensemble, site, size = resolve(project, **options)
     spread = ArraySpec(jobs, max_concurrent)
     asked = ProfileCommand(ensemble, site, size, spread, force, command_s)
     outcome: ProfileOutcome | LayerOutcome
@@ -120,7 +120,7 @@ def command(
 @ensemble_option
 @site_option
 @json_option
-def show(members: tuple[str, ...], as_json: bool, **wishes: Any) -> None:
+def show(members: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Show the known points, and the jobs that are measuring; stale points are marked.
 
     \b
@@ -130,7 +130,7 @@ def show(members: tuple[str, ...], as_json: bool, **wishes: Any) -> None:
     from hetctl.app.profile.outcome import known_profile
 
     project = this_project()
-    ensemble, site = ensemble_and_site(project, **wishes)
+    ensemble, site = ensemble_and_site(project, **options)
     if members:
         _show(ensemble, site, known_layers(project, ensemble, site, members), as_json=as_json)
     else:
@@ -147,7 +147,7 @@ def show(members: tuple[str, ...], as_json: bool, **wishes: Any) -> None:
 @json_option
 @click.pass_context
 def import_table(
-    context: click.Context, /, table: Path, name: str | None, as_json: bool, **wishes: Any
+    context: click.Context, /, table: Path, name: str | None, as_json: bool, **options: Any
 ) -> None:
     """Import rates from TABLE, a CSV file with the columns member, gpus, rate[, gpu_type, samples].
 
@@ -160,10 +160,10 @@ def import_table(
 
     project = this_project()
     if name is not None:
-        _refuse(context, set(wishes), "does not go with --name, which makes an ensemble without a site")
+        _refuse(context, set(options), "does not go with --name, which makes an ensemble without a site")
         _import_ensemble(project, name, table, as_json=as_json)
         return
-    ensemble, site = ensemble_and_site(project, **wishes)
+    ensemble, site = ensemble_and_site(project, **options)
     count = import_rates(project, ensemble, site, table)
     if as_json:
         print_json({"ensemble": ensemble.name, "site": site.name, "imported": count})
@@ -200,7 +200,7 @@ def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool)
     default="-",
     help="File to write.  [default: stdout]",
 )
-def export_table(member: str | None, output: Any, **wishes: Any) -> None:
+def export_table(member: str | None, output: Any, **options: Any) -> None:
     """Write the rates as a CSV table that `hetctl profile import` reads.
 
     \b
@@ -210,7 +210,7 @@ def export_table(member: str | None, output: Any, **wishes: Any) -> None:
     from hetctl.app.profile.rate_tables import export_rates
 
     project = this_project()
-    ensemble, site = ensemble_and_site(project, **wishes)
+    ensemble, site = ensemble_and_site(project, **options)
     if member:
         export_layers(project, ensemble, site, member, output)
     else:

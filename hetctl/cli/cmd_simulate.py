@@ -97,7 +97,7 @@ LEAST_MTBF_S = 600
 @json_option
 @click.pass_context
 def command(
-    context: click.Context, /, report: Path | None, trace: Path | None, as_json: bool, **wishes: Any
+    context: click.Context, /, report: Path | None, trace: Path | None, as_json: bool, **options: Any
 ) -> None:
     """Simulate a planner on ensemble NAME of the catalog.
 
@@ -114,7 +114,7 @@ def command(
     from hetctl.app.simulate import run_simulation
 
     project = this_project()
-    request = _request(project, **wishes)
+    request = _request(project, **options)
     outcome = run_simulation(project, request)
     _write(report, trace, request.ensemble.name, outcome)
     if as_json:
@@ -130,7 +130,7 @@ def _request(
     search_file: str | None,
     sharing: str,
     work: str,
-    **wishes: Any,
+    **options: Any,
 ) -> SimulateRequest:
     from hetctl.app.simulate import SimulateRequest, searched
 
@@ -140,8 +140,8 @@ def _request(
         ensemble=searched(found) if search_file else found,
         lockstep=sharing == "lockstep",
         predicted=work == "predicted",
-        options={key: value for key, value in wishes.items() if key not in names and value is not None},
-        **{key: value for key, value in wishes.items() if key in names},
+        options={key: value for key, value in options.items() if key not in names and value is not None},
+        **{key: value for key, value in options.items() if key in names},
     )
 
 
@@ -163,12 +163,12 @@ def _fields(request: SimulateRequest, outcome: SimulationResult) -> dict[str, An
 
     fields: dict[str, Any] = encode(replace(outcome.simulation, intervals=()))
     del fields["intervals"]
-    world = ("restart_s", "round_limit_s", "jobs", "arrival_mean_s", "node_mtbf_s")
+    of_scenario = ("restart_s", "round_limit_s", "jobs", "arrival_mean_s", "node_mtbf_s")
     return {
         "ensemble": request.ensemble.name,
         "site": outcome.site,
         **fields,
-        **{name: getattr(request, name) for name in world},
+        **{name: getattr(request, name) for name in of_scenario},
         "work_errors": encode(outcome.work_errors),
         "search": encode(outcome.search),
     }

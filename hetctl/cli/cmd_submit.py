@@ -88,7 +88,7 @@ def command(
     replay: Path | None,
     modules: str | None,
     as_json: bool,
-    **wishes: Any,
+    **options: Any,
 ) -> None:
     """Start a run: jobs with as many rounds as fit, one after the other, until all members have converged.
 
@@ -104,20 +104,20 @@ def command(
     from hetctl.model.run import Budget
 
     project = this_project()
-    asked = replace(_asked(context, wishes, Budget(max_jobs, max_rounds, gpu_hours)), modules=modules)
-    ensemble = project.ensemble(wishes["ensemble"])
+    asked = replace(_asked(context, options, Budget(max_jobs, max_rounds, gpu_hours)), modules=modules)
+    ensemble = project.ensemble(options["ensemble"])
     run = None if new else unfinished_run(project, ensemble.name)
     if run is not None and dry_run:
         _preview_next(project, run, ensemble, asked, as_json=as_json)
     elif run is not None:
         _tell(project, go_on(project, run, ensemble, asked), wait=wait, as_json=as_json)
     else:
-        plan, _ = plan_request(project, budget=asked.budget, **wishes)
+        plan, _ = plan_request(project, budget=asked.budget, **options)
         request = SubmitRequest(plan, asked.budget, retries, new, chain, asked.given, replay)
         _start(project, request, dry_run=dry_run, wait=wait, as_json=as_json)
 
 
-def _asked(context: click.Context, wishes: Mapping[str, Any], budget: Budget) -> Asked:
+def _asked(context: click.Context, options: Mapping[str, Any], budget: Budget) -> Asked:
     """Return the options given for a run, without the defaults."""
     from hetctl.app.run.continue_run import Asked
 
@@ -133,7 +133,7 @@ def _asked(context: click.Context, wishes: Mapping[str, Any], budget: Budget) ->
         sharing=said.get("sharing"),
         mode=said.get("mode"),
         replay=said.get("replay"),
-        options={name: said[name] for name in wishes.keys() & said.keys() - NOT_OF_PLANNERS},
+        options={name: said[name] for name in options.keys() & said.keys() - NOT_OF_PLANNERS},
         retries=said.get("retries"),
         chain=said.get("chain"),
         budget=budget,

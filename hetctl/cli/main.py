@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from hetctl import __version__
-from hetctl.cli.output import fail, last_words, wants_json
+from hetctl.cli.output import fail, report_interruption, wants_json
 from hetctl.model.errors import HetctlError, InterruptedCommandError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def main(arguments: Sequence[str] | None = None, waits: Waits | None = None) -> 
     except click.ClickException as error:
         code = fail("bad-input", error.format_message(), _usage_hint(error), 2, as_json=wants_json(given))
     except InterruptedCommandError as error:
-        code = last_words(error, as_json=wants_json(given))
+        code = report_interruption(error, as_json=wants_json(given))
     except HetctlError as error:
         code = fail(error.kind, error.message, error.hint, error.exit_code, as_json=wants_json(given))
     except (KeyboardInterrupt, click.Abort):

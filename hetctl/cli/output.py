@@ -99,7 +99,7 @@ def fail(kind: str, message: str, hint: str, code: int, *, as_json: bool) -> int
     return code
 
 
-def last_words(failure: HetctlError, *, as_json: bool) -> int:
+def report_interruption(failure: HetctlError, *, as_json: bool) -> int:
     """Report an interruption by a signal, if stdout and stderr are still open; return the exit code."""
     try:
         fail(failure.kind, failure.message, failure.hint, failure.exit_code, as_json=as_json)

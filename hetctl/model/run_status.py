@@ -116,7 +116,7 @@ class MemberStatus:
         Reason why the member converged or failed.
     log_tail : tuple of str
         Last lines of the log of a failed member.
-    pulse : Heartbeat or None
+    heartbeat : Heartbeat or None
         Current metrics of a member in training.
     rates : tuple of MemberRate
         Rates on its least number of GPUs, and on every number of GPUs that it has trained on.
@@ -139,7 +139,7 @@ class MemberStatus:
     measured_s: float | None
     reason: str | None = None
     log_tail: tuple[str, ...] = ()
-    pulse: Heartbeat | None = None
+    heartbeat: Heartbeat | None = None
     rates: tuple[MemberRate, ...] = ()
     batch_changes: tuple[BatchChange, ...] = ()
     config: Mapping[str, Any] | None = None

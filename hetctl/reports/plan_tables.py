@@ -243,12 +243,12 @@ def size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> Rende
     return Text(f"{line}; {jobs} and {chosen.gpu_hours:.3g} {device_word(device)} hours expected")
 
 
-def size_table(chosen: JobSizeOption, prospects: Sequence[JobSizeOption], device: str) -> RenderableType:
+def size_table(chosen: JobSizeOption, job_sizes: Sequence[JobSizeOption], device: str) -> RenderableType:
     """Return a table of the sizes considered; an arrow marks the choice."""
     table = ruled_table(
         "", "queue", ">nodes", ">time limit", ">jobs", ">makespan", f">{device_word(device)} hours", gap=1
     )
-    for prospect in prospects:
+    for prospect in job_sizes:
         size = prospect.size
         table.add_row(
             "→" if prospect == chosen else "",

@@ -164,7 +164,7 @@ def _batch_lines(status: RunStatus) -> list[Text]:
 
 def _live_table(status: RunStatus) -> list[RenderableType]:
     """Return a table of live metrics of members in training; empty if there are none."""
-    alive = [(member.member, member.pulse) for member in status.members if member.pulse]
+    alive = [(member.member, member.heartbeat) for member in status.members if member.heartbeat]
     if not alive:
         return []
     use = f">{device_word(status.device, 1)}\nin use"
@@ -177,21 +177,21 @@ def _live_table(status: RunStatus) -> list[RenderableType]:
         use,
         fold="in training\njust now",
     )
-    for name, pulse in alive:
+    for name, heartbeat in alive:
         table.add_row(
             Text(printable(name)),
-            format_rate(pulse.rate),
-            str(pulse.epoch),
-            format_percent(pulse.position / pulse.samples if pulse.samples else None),
-            format_metric(pulse.loss),
-            format_percent(pulse.busy),
+            format_rate(heartbeat.rate),
+            str(heartbeat.epoch),
+            format_percent(heartbeat.position / heartbeat.samples if heartbeat.samples else None),
+            format_metric(heartbeat.loss),
+            format_percent(heartbeat.busy),
         )
     return [Text(), table, *_rank_table(alive)]
 
 
 def _rank_table(alive: Sequence[tuple[str, Heartbeat]]) -> list[RenderableType]:
     """Return a table of the ranks of groups whose batches or times differ; empty if there are none."""
-    differing = [(name, pulse.ranks) for name, pulse in alive if _differ(pulse.ranks)]
+    differing = [(name, heartbeat.ranks) for name, heartbeat in alive if _differ(heartbeat.ranks)]
     if not differing:
         return []
     table = ruled_table(

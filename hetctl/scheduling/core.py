@@ -260,7 +260,7 @@ class Core:
         self._defer(left_out, now_s)
         # Stored with the next round's start, so that a later job continues from a decision in force.
         self._planner_state = decision.planner_state
-        self._replan_at_s = math.inf if decision.again_s is None else decision.again_s
+        self._replan_at_s = math.inf if decision.replan_at_s is None else decision.replan_at_s
         self._pending = list(decision.start)
         self._stop_members(decision)
         if self._is_idle:

@@ -57,7 +57,7 @@ def grace_of(wall_s: int) -> int:
     return max(SHORTEST_GRACE_S, min(LONGEST_GRACE_S, round(GRACE_SHARE * wall_s)))
 
 
-def prospects(
+def job_sizes(
     site: Site,
     bins: Sequence[Bin],
     members: Sequence[Workload],

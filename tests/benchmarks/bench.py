@@ -134,9 +134,9 @@ def predicted_run(
     """Simulate one run in which losses are all that is seen; return errors by share of a run, too."""
     members = fleet.members(seed, gpus, epochs)
     sight = WorkEstimator(members, seed)
-    world = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE), seen=sight)
+    scenario = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE), seen=sight)
     options = Options(delta=replay.DELTA, seed=seed)
-    result = simulate(planner_named(planner), [Arrival(member) for member in members], world, options)
+    result = simulate(planner_named(planner), [Arrival(member) for member in members], scenario, options)
     return result, sight.errors()
 
 

@@ -65,8 +65,8 @@ def run(
 ) -> Simulation:
     """Simulate one run of FLEET's evaluation."""
     arrivals = [Arrival(member) for member in fleet.members(seed, gpus, epochs)]
-    world = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE), lockstep=lockstep)
-    return simulate(planner_named(planner), arrivals, world, Options(delta=DELTA, seed=seed))
+    scenario = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE), lockstep=lockstep)
+    return simulate(planner_named(planner), arrivals, scenario, Options(delta=DELTA, seed=seed))
 
 
 def speedups(planner: str, gpus: int, seeds: Sequence[int], lockstep: bool = False) -> list[float]:

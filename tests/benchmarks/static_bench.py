@@ -100,8 +100,8 @@ def planned(
 ) -> Simulation:
     """Plan and simulate one instance."""
     options = Options(seed=seed, plan_seconds=plan_seconds)
-    world = Scenario(Cluster.of(GPUS, gpus_per_node))
-    return simulate(planner_named(planner), [Arrival(member) for member in members], world, options)
+    scenario = Scenario(Cluster.of(GPUS, gpus_per_node))
+    return simulate(planner_named(planner), [Arrival(member) for member in members], scenario, options)
 
 
 def measured(data: str, members: list[Workload], gpus_per_node: int, seed: int, plan_seconds: float) -> Row:

@@ -213,8 +213,8 @@ def test_the_planner_is_called_at_its_time_but_not_too_often() -> None:
 
     def decide(request: Request) -> Decision:
         asked.append(request.now_s)
-        again_s = {0.0: 8.0}.get(request.now_s)
-        return Decision(one_each(request).start if not request.held else (), again_s=again_s)
+        replan_at_s = {0.0: 8.0}.get(request.now_s)
+        return Decision(one_each(request).start if not request.held else (), replan_at_s=replan_at_s)
 
     bench = Bench(Planner("p", "elastic", decide), "a")
     assert bench.all_at(0.0)[-1] == AskAgain(8.0)

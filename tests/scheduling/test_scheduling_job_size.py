@@ -10,7 +10,7 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.run import Budget
 from hetctl.model.site import Queue, Site
 from hetctl.model.workload import Workload
-from hetctl.scheduling.job_size import LEAST_WALL_S, best_of, bins_of, grace_of, prospects
+from hetctl.scheduling.job_size import LEAST_WALL_S, best_of, bins_of, grace_of, job_sizes
 
 HOUR = 3600
 SUMMIT = (
@@ -35,7 +35,7 @@ def members(count, **how):
 
 
 def chosen(where, work, budget=None, **wishes):
-    found = prospects(where, bins_of(where, where.queues), work, **wishes)
+    found = job_sizes(where, bins_of(where, where.queues), work, **wishes)
     return best_of(found, budget or Budget())
 
 
@@ -86,7 +86,7 @@ def test_a_budget_of_gpu_hours_is_kept_where_that_is_possible():
 
 
 def test_an_unattainable_budget_takes_the_fewest_gpu_hours():
-    found = prospects(site(), bins_of(site(), SUMMIT), members(6))
+    found = job_sizes(site(), bins_of(site(), SUMMIT), members(6))
     assert best_of(found, Budget(gpu_hours=0.01)).gpu_hours == min(p.gpu_hours for p in found)
 
 
@@ -118,7 +118,7 @@ def test_a_limit_that_leaves_no_time_is_refused():
 def test_every_size_fits_its_queue_and_its_jobs_hold_the_work(hours, count, most, limit, nodes):
     where = site(nodes=nodes, queues=(Queue("q", nodes, limit * HOUR),))
     work = members(count, hours=hours, most=most)
-    found = prospects(where, bins_of(where, where.queues), work)
+    found = job_sizes(where, bins_of(where, where.queues), work)
     for prospect in found:
         size = prospect.size
         assert 1 <= size.nodes <= nodes
@@ -130,6 +130,6 @@ def test_every_size_fits_its_queue_and_its_jobs_hold_the_work(hours, count, most
 
 def test_jobs_are_large_enough_for_the_member_that_needs_most():
     wide = Workload("w", {gpus: 100.0 * gpus for gpus in range(13, 19)}, 1e5)
-    sizes = {found.size.nodes for found in prospects(site(), bins_of(site(), SUMMIT), [wide])}
+    sizes = {found.size.nodes for found in job_sizes(site(), bins_of(site(), SUMMIT), [wide])}
     # Each bin has its smallest job.
     assert sizes == {3, 46, 92}

@@ -169,8 +169,8 @@ def dry_run(project: Project, site: Site) -> CheckResult:
         answer = _run(site, queue_info.dry_run_command(), Path(file.name))
     if answer.code != 0:
         fix = "correct in the site file what Slurm's message names, or ask your administrators"
-        return CheckResult("dry run", CheckStatus.FAILED, answer.last_words, fix, FaultDomain.BATCH_SYSTEM)
-    return CheckResult("dry run", CheckStatus.OK, answer.last_words.removeprefix("sbatch: "))
+        return CheckResult("dry run", CheckStatus.FAILED, answer.error_tail, fix, FaultDomain.BATCH_SYSTEM)
+    return CheckResult("dry run", CheckStatus.OK, answer.error_tail.removeprefix("sbatch: "))
 
 
 def python_findings(site: Site) -> Iterator[CheckResult]:
@@ -183,7 +183,7 @@ def python_findings(site: Site) -> Iterator[CheckResult]:
         # Lines of `setup` may print before Python does.
         seen = json.loads(answer.stdout.strip().splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
-        found = f"{python} does not run here: {answer.last_words}"
+        found = f"{python} does not run here: {answer.error_tail}"
         fix = "correct `python` and `setup`; if it is on the compute nodes only, --job tries it"
         yield CheckResult("python", CheckStatus.WARNING, found, fix)
         return
@@ -218,7 +218,7 @@ def _account(site: Site) -> CheckResult:
         )
     answer = _run(site, queue_info.accounts_command(getpass.getuser()))
     if answer.code != 0:
-        found = f"not checked: {answer.last_words}"
+        found = f"not checked: {answer.error_tail}"
         return CheckResult("account", CheckStatus.WARNING, found, "a site without accounting has no accounts")
     return account_finding(site.account, queue_info.parse_accounts(answer.stdout))
 
@@ -234,7 +234,7 @@ def _answers(site: Site, command: Sequence[str], well: str) -> CheckResult:
     if answer.code != 0 or " is DOWN" in answer.stdout:
         fix = "try again later, or ask your administrators"
         return CheckResult(
-            "batch system", CheckStatus.FAILED, answer.last_words, fix, FaultDomain.BATCH_SYSTEM
+            "batch system", CheckStatus.FAILED, answer.error_tail, fix, FaultDomain.BATCH_SYSTEM
         )
     return CheckResult("batch system", CheckStatus.OK, well)
 

@@ -19,7 +19,7 @@ NOT_DIRECT = (
 
 
 def link_findings(
-    site: Site, end: ProbeEnd, speeds: Sequence[AllReduce], ranks: Sequence[RankTime], last_words: str
+    site: Site, end: ProbeEnd, speeds: Sequence[AllReduce], ranks: Sequence[RankTime], error_tail: str
 ) -> Iterator[CheckResult]:
     """Yield findings from all-reduces; none for a single GPU, or if ranks did not start.
 
@@ -27,17 +27,17 @@ def link_findings(
     ----------
     speeds, ranks
         Speeds and times of all groups that ended without error.
-    last_words : str
+    error_tail : str
         Last lines of the log of the last group.
     """
     if end.exit_code != 0 or end.ranks == 1:
         return
-    yield speed_finding(end, speeds, last_words)
+    yield speed_finding(end, speeds, error_tail)
     if speeds and site.device == "gpu":
         yield from detour_findings(speeds, ranks)
 
 
-def speed_finding(end: ProbeEnd, speeds: Sequence[AllReduce], last_words: str) -> CheckResult:
+def speed_finding(end: ProbeEnd, speeds: Sequence[AllReduce], error_tail: str) -> CheckResult:
     """Return a finding on the all-reduce speed of the groups."""
     if not end.groups:
         choices = " or ".join(" with ".join(entry.packages) for entry in FRAMEWORKS.values())
@@ -49,7 +49,7 @@ def speed_finding(end: ProbeEnd, speeds: Sequence[AllReduce], last_words: str) -
         ending = "hung" if last.exit_code is None else f"ended with exit code {last.exit_code}"
         found = f"{seen}; the {end.framework} group on {', '.join(last.nodes)} {ending}"
         return CheckResult(
-            SPEED, CheckStatus.FAILED, found, f"check `network` and `environment`: {last_words}"
+            SPEED, CheckStatus.FAILED, found, f"check `network` and `environment`: {error_tail}"
         )
     size = speeds[0].size_bytes // MEBIBYTE
     return CheckResult(

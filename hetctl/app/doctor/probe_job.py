@@ -163,8 +163,8 @@ def _read(site: Site, job: str, folder: Path) -> Probe:
     speeds = tuple(
         speed_of(end.framework or "", [rank for rank in times if rank.group == name]) for name in ended_well
     )
-    last_words = _tail(all_reduce_task(folder, end.groups[-1].name).log) if end.groups else ""
-    return Probe((ran, *launched, *link_findings(site, end, speeds, times, last_words)), speeds)
+    error_tail = _tail(all_reduce_task(folder, end.groups[-1].name).log) if end.groups else ""
+    return Probe((ran, *launched, *link_findings(site, end, speeds, times, error_tail)), speeds)
 
 
 def _decoded(kind: type[T], paths: Iterable[Path]) -> list[T]:
@@ -188,7 +188,7 @@ def job_findings(
         yield mpi_finding(site, end, leaders_said)
 
 
-def launch_finding(site: Site, end: ProbeEnd, reports: Sequence[RankReport], last_words: str) -> CheckResult:
+def launch_finding(site: Site, end: ProbeEnd, reports: Sequence[RankReport], error_tail: str) -> CheckResult:
     """Return a finding on the start and end of every rank on the expected nodes."""
     per_node = Counter(report.node for report in reports)
     spread = ", ".join(f"{count} on {node}" for node, count in sorted(per_node.items())) or "none"
@@ -196,11 +196,11 @@ def launch_finding(site: Site, end: ProbeEnd, reports: Sequence[RankReport], las
     if end.exit_code == 0 and len(reports) == end.ranks:
         return CheckResult("launch", CheckStatus.OK, found)
     ending = "they hung" if end.exit_code is None else f"exit code {end.exit_code}"
-    fix = f"check `launcher`, cores_per_node and memory_per_node: {last_words}"
+    fix = f"check `launcher`, cores_per_node and memory_per_node: {error_tail}"
     return CheckResult("launch", CheckStatus.FAILED, f"{found}; {ending}", fix)
 
 
-def mpi_finding(site: Site, end: ProbeEnd, last_words: str) -> CheckResult:
+def mpi_finding(site: Site, end: ProbeEnd, error_tail: str) -> CheckResult:
     """Return a finding on the MPI world of the node leaders, which serve rounds in lockstep."""
     nodes = len(end.nodes)
     if end.leaders_exit_code == 0 and end.mpi_sizes == (nodes,) * nodes:
@@ -209,7 +209,7 @@ def mpi_finding(site: Site, end: ProbeEnd, last_words: str) -> CheckResult:
         fix = "lockstep on several nodes needs mpi4py: name its environment in `setup`"
         return CheckResult("MPI", CheckStatus.WARNING, "mpi4py cannot be imported on the nodes", fix)
     fix = "check `mpi`: `srun --mpi=list` shows what there is" if site.launcher == "srun" else "check `setup`"
-    seen = ", ".join(map(str, sorted(end.mpi_sizes))) or f"none: {last_words}"
+    seen = ", ".join(map(str, sorted(end.mpi_sizes))) or f"none: {error_tail}"
     return CheckResult("MPI", CheckStatus.FAILED, f"leaders see worlds of {seen} instead of {nodes}", fix)
 
 

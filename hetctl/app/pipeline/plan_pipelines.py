@@ -230,12 +230,12 @@ def _planned(request: PipelineRequest) -> tuple[LayerProfile, PipelineCluster, P
 
 def _easier(request: PipelineRequest, hint: str) -> str:
     """Return further changes that may make a plan possible."""
-    wishes = []
+    remedies = []
     if request.in_flight is not None and request.in_flight > 1:
-        wishes.append("lower --in-flight")
+        remedies.append("lower --in-flight")
     if request.policy != BEST:
-        wishes.append(f"take --policy {BEST}")
-    return ", ".join([*wishes, hint])
+        remedies.append(f"take --policy {BEST}")
+    return ", ".join([*remedies, hint])
 
 
 def outcomes_of(

@@ -16,7 +16,7 @@ from hetctl.model.run import Budget
 from hetctl.model.site import Cluster, Site
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
-from hetctl.scheduling.job_size import Bin, best_of, bins_of, grace_of, prospects
+from hetctl.scheduling.job_size import Bin, best_of, bins_of, grace_of, job_sizes
 
 DEFAULT_WALL_S = 2 * 3600
 DEVICES = {"gpu": "GPUs", "slot": "slots"}
@@ -37,7 +37,7 @@ class JobSizeChoice:
 
     size: JobSize
     chosen: JobSizeOption | None = None
-    prospects: tuple[JobSizeOption, ...] = ()
+    job_sizes: tuple[JobSizeOption, ...] = ()
 
 
 def job_size(site: Site, gpus: int | None, wall_s: int | None, queue_name: str | None) -> JobSize:
@@ -84,7 +84,7 @@ def planned_size(
     nodes = -(-(gpus or 1) // site.gpus_per_node)
     if not any(b.takes(nodes if gpus else b.least_nodes, wall_s or 0) for b in bins):
         raise _refusal(site, bins, nodes, wall_s or 0)
-    found = prospects(site, bins, members, gpus, wall_s)
+    found = job_sizes(site, bins, members, gpus, wall_s)
     return best_of(found, budget), found
 
 
@@ -125,7 +125,7 @@ def sizing(
     project: Project,
     ensemble: Ensemble,
     site: Site,
-    wishes: JobSizeRequest,
+    request: JobSizeRequest,
     budget: Budget,
     *,
     predict_rates: bool = False,
@@ -145,11 +145,11 @@ def sizing(
         If no queue accepts such a job, or a member needs more GPUs than it has.
     """
     # Whether types are mixed is for the plan to say.
-    refuse_wide_members(ensemble.members, Cluster.at(site, wishes.gpus or site.gpus), mix_types=True)
+    refuse_wide_members(ensemble.members, Cluster.at(site, request.gpus or site.gpus), mix_types=True)
     members = _members(project, ensemble, site, predict=predict_rates)
-    if not members or (wishes.gpus and wishes.wall_s):
-        return JobSizeChoice(job_size(site, wishes.gpus, wishes.wall_s, wishes.queue))
-    chosen, found = planned_size(site, members, wishes.gpus, wishes.wall_s, wishes.queue, budget)
+    if not members or (request.gpus and request.wall_s):
+        return JobSizeChoice(job_size(site, request.gpus, request.wall_s, request.queue))
+    chosen, found = planned_size(site, members, request.gpus, request.wall_s, request.queue, budget)
     return JobSizeChoice(chosen.size, chosen, tuple(found))
 
 

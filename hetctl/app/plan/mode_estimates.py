@@ -47,7 +47,7 @@ class PlanContext:
     ensemble: Ensemble
     site: Site
     profiles: Mapping[str, MemberProfile]
-    world: Scenario
+    scenario: Scenario
     options: Options
     planner: str
     data_parallel: Callable[[Sequence[Workload], Options], Plan]
@@ -57,7 +57,7 @@ class PlanContext:
     @property
     def gpus(self) -> int:
         """Number of GPUs of a job."""
-        return self.world.cluster.gpus
+        return self.scenario.cluster.gpus
 
     @property
     def partitions(self) -> int:
@@ -69,7 +69,7 @@ class PlanContext:
     def homes(self) -> Mapping[str, frozenset[int]]:
         """Numbers of the partitions that each node is expected to have."""
         given = self.ensemble.partitions
-        names = [node.name for node in self.world.cluster.nodes]
+        names = [node.name for node in self.scenario.cluster.nodes]
         return given.homes(names) if given else {}
 
 
@@ -94,7 +94,7 @@ class PhaseDraft:
     plan: Plan | None = None
 
 
-def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineMember:
+def pipe_of(context: PlanContext, name: str, layers: MemberLayers) -> PipelineMember:
     """Return a member as a pipeline.
 
     Raises
@@ -102,7 +102,7 @@ def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineM
     BadInputError
         If the number of samples in an epoch is unknown, or the member has a global batch size.
     """
-    member = question.ensemble.member(name)
+    member = context.ensemble.member(name)
     if member.global_batch_size is not None:
         raise BadInputError(
             f"{name} has global_batch_size {member.global_batch_size}, and would train as a pipeline, which"
@@ -110,9 +110,9 @@ def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineM
             "give it a batch_size alone, or plan with --mode data-parallel",
         )
     known = [
-        question.ensemble.samples_per_epoch,
-        *(profile.samples_per_epoch for profile in question.profiles.values()),
-        *(point.samples_per_epoch for points in question.layers.values() for point in points),
+        context.ensemble.samples_per_epoch,
+        *(profile.samples_per_epoch for profile in context.profiles.values()),
+        *(point.samples_per_epoch for points in context.layers.values() for point in points),
     ]
     samples_per_epoch = next((samples for samples in known if samples), None)
     if samples_per_epoch is None:
@@ -120,14 +120,14 @@ def pipe_of(question: PlanContext, name: str, layers: MemberLayers) -> PipelineM
             f"the number of samples in an epoch of {name} is unknown",
             "set samples_per_epoch in the ensemble file, or run hetctl profile for a member that fits a GPU",
         )
-    return PipelineMember(member, layers, samples_per_epoch, question.profiles.get(name))
+    return PipelineMember(member, layers, samples_per_epoch, context.profiles.get(name))
 
 
-def pipelines(question: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDraft:
+def pipelines(context: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDraft:
     """Return the phase of members that train as pipelines, one after another, each on all its GPUs."""
-    found = _laid_out(question, pipes)
+    found = _laid_out(context, pipes)
     seconds = {pipe.member.name: pipe.seconds(found[pipe.member.name].rate) for pipe in pipes}
-    run = pipeline_phase(seconds, question.world.clock)
+    run = pipeline_phase(seconds, context.scenario.clock)
     starts_s = [0.0, *run.done_s.values()]
     rounds = tuple(
         Round(index, seconds[name], (allocation_of(name, laid_out),), start_s)
@@ -136,12 +136,12 @@ def pipelines(question: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDr
     return PhaseDraft(PIPELINE, run, {PIPELINE: run.seconds}, rounds)
 
 
-def _laid_out(question: PlanContext, pipes: Sequence[PipelineMember]) -> dict[str, LaidOut]:
+def _laid_out(context: PlanContext, pipes: Sequence[PipelineMember]) -> dict[str, LaidOut]:
     """Return the pipeline of each member; equal ones, as of trials of one shape, are planned once."""
-    cluster = question.world.cluster
-    problems = {pipe.member.name: pipe.problem(question.site, cluster, question.options) for pipe in pipes}
+    cluster = context.scenario.cluster
+    problems = {pipe.member.name: pipe.problem(context.site, cluster, context.options) for pipe in pipes}
     texts = {name: json.dumps(encode(problem), sort_keys=True) for name, problem in problems.items()}
-    seconds = question.options.plan_seconds / len(set(texts.values()))
+    seconds = context.options.plan_seconds / len(set(texts.values()))
     found: dict[str, LaidOut] = {}
     for pipe in pipes:
         name = pipe.member.name
@@ -150,42 +150,41 @@ def _laid_out(question: PlanContext, pipes: Sequence[PipelineMember]) -> dict[st
     return {name: found[text] for name, text in texts.items()}
 
 
-def hops(question: PlanContext, hopping: Sequence[Workload]) -> PhaseDraft:
+def hops(context: PlanContext, hopping: Sequence[Workload]) -> PhaseDraft:
     """Return the phase of members that hop, with the data-parallel time for comparison."""
-    run = _hop_run(question, hopping)
+    run = _hop_run(context, hopping)
     prices = {HOPPER: run.seconds}
     with suppress(InfeasibleError):
-        prices.update(_makespans(_data_parallel_plans(question, hopping)))
+        prices.update(_makespans(_data_parallel_plans(context, hopping)))
     return PhaseDraft(HOPPER, run, prices)
 
 
-def _hop_run(question: PlanContext, members: Sequence[Workload]) -> PhaseRun:
-    cluster, options = question.world.cluster, question.options
+def _hop_run(context: PlanContext, members: Sequence[Workload]) -> PhaseRun:
+    cluster, options = context.scenario.cluster, context.options
     if wide := next((member for member in members if member.min_gpus > 1), None):
         raise InfeasibleError(
             f"{wide.name} trains on no fewer than {wide.min_gpus} GPUs, and a member that hops on one, or on"
             " more only while there are fewer members than GPUs",
             "lower min_gpus of it, or plan with --mode data-parallel",
         )
-    if len(members) * question.partitions * question.gpus > MOST_TIMES:
+    if len(members) * context.partitions * context.gpus > MOST_TIMES:
         raise InfeasibleError(
-            f"{len(members):,} members times {question.partitions:,} partitions times {question.gpus:,} GPUs"
+            f"{len(members):,} members times {context.partitions:,} partitions times {context.gpus:,} GPUs"
             f" are more than {MOST_TIMES:,} unit times",
             "lower `partitions`, or plan with --mode data-parallel",
         )
     train, evaluate = (
-        times(members, question.partitions, cluster, question.homes)
-        for times in (unit_times, evaluation_times)
+        times(members, context.partitions, cluster, context.homes) for times in (unit_times, evaluation_times)
     )
     search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
-    return hop_phase(members, train, evaluate, question.world.clock, search, options.hop_scheduler)
+    return hop_phase(members, train, evaluate, context.scenario.clock, search, options.hop_scheduler)
 
 
 def data_parallel(
-    question: PlanContext, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
+    context: PlanContext, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> PhaseDraft:
     """Return the data-parallel phase, with equal batches or, if faster, balanced ones."""
-    plans = _data_parallel_plans(question, rest)
+    plans = _data_parallel_plans(context, rest)
     mode = min(plans, key=lambda name: plans[name].predicted_makespan_s)
     plan = plans[mode]
     run = PhaseRun(
@@ -193,15 +192,15 @@ def data_parallel(
         {forecast.member: forecast.done_s for forecast in plan.members},
         {forecast.member: forecast.training_s for forecast in plan.members},
     )
-    prices = {**_makespans(plans), **_other_prices(question, rest, layers)}
-    return PhaseDraft(mode, run, prices, _balanced(question, plan.rounds, rest), plan)
+    prices = {**_makespans(plans), **_other_prices(context, rest, layers)}
+    return PhaseDraft(mode, run, prices, _balanced(context, plan.rounds, rest), plan)
 
 
-def _data_parallel_plans(question: PlanContext, members: Sequence[Workload]) -> dict[str, Plan]:
-    plans = {DATA_PARALLEL: question.data_parallel(members, question.options)}
-    if question.options.balance != OFF and _may_be_balanced(question, members):
-        balanced = replace(question.options, mix_types=True)
-        plans[BALANCED] = question.data_parallel(members, balanced)
+def _data_parallel_plans(context: PlanContext, members: Sequence[Workload]) -> dict[str, Plan]:
+    plans = {DATA_PARALLEL: context.data_parallel(members, context.options)}
+    if context.options.balance != OFF and _may_be_balanced(context, members):
+        balanced = replace(context.options, mix_types=True)
+        plans[BALANCED] = context.data_parallel(members, balanced)
     return plans
 
 
@@ -209,19 +208,19 @@ def _makespans(plans: Mapping[str, Plan]) -> dict[str, float]:
     return {mode: plan.predicted_makespan_s for mode, plan in plans.items()}
 
 
-def _may_be_balanced(question: PlanContext, rest: Sequence[Workload]) -> bool:
+def _may_be_balanced(context: PlanContext, rest: Sequence[Workload]) -> bool:
     """Return true if there are GPUs of several types, and all members were measured on each."""
-    types = {node.gpu_type or "" for node in question.world.cluster.nodes}
+    types = {node.gpu_type or "" for node in context.scenario.cluster.nodes}
     return len(types) > 1 and all(types <= set(member.rates_by_type) for member in rest)
 
 
 def _balanced(
-    question: PlanContext, rounds: Iterable[Round], members: Iterable[Workload]
+    context: PlanContext, rounds: Iterable[Round], members: Iterable[Workload]
 ) -> tuple[Round, ...]:
     """Return rounds with batches for members that have GPUs of several types."""
-    gpu_types = {node.name: node.gpu_type or "" for node in question.world.cluster.nodes}
+    gpu_types = {node.name: node.gpu_type or "" for node in context.scenario.cluster.nodes}
     by_name = {member.name: member for member in members}
-    chunk_of = {member.name: member.chunk for member in question.ensemble.members}
+    chunk_of = {member.name: member.chunk for member in context.ensemble.members}
 
     def with_batches(given: Allocation) -> Allocation:
         workload, chunk = by_name[given.member], chunk_of[given.member](given.gpus)
@@ -234,15 +233,15 @@ def _balanced(
 
 
 def _other_prices(
-    question: PlanContext, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
+    context: PlanContext, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> dict[str, float]:
     """Return the simulated times of the other modes, as far as they are possible for the members."""
     prices = {}
-    if question.partitions:
+    if context.partitions:
         with suppress(InfeasibleError):
-            prices[HOPPER] = _hop_run(question, rest).seconds
+            prices[HOPPER] = _hop_run(context, rest).seconds
     if all(member.name in layers for member in rest):
         with suppress(BadInputError, InfeasibleError):
-            pipes = [pipe_of(question, member.name, layers[member.name]) for member in rest]
-            prices[PIPELINE] = pipelines(question, pipes).run.seconds
+            pipes = [pipe_of(context, member.name, layers[member.name]) for member in rest]
+            prices[PIPELINE] = pipelines(context, pipes).run.seconds
     return prices

@@ -30,7 +30,7 @@ from hetctl.perf.epoch_timeline import EpochTimeline
 from hetctl.perf.workloads import active_workloads
 
 
-def plan_modes(question: PlanContext) -> Plan:
+def plan_modes(context: PlanContext) -> Plan:
     """Choose a mode for each member, and plan one phase after the other: pipelines, hops, data-parallel.
 
     Raises
@@ -40,25 +40,25 @@ def plan_modes(question: PlanContext) -> Plan:
     InfeasibleError
         If a member fits neither a GPU nor a pipeline, or a job is too short for any progress.
     """
-    _refuse_bare_nodes(question)
-    layers = _layers(question)
-    room = _room(question)
-    demands = _demands(question, layers)
-    refuse_large_parts(question.ensemble, demands, room)
+    _refuse_bare_nodes(context)
+    layers = _layers(context)
+    room = _room(context)
+    demands = _demands(context, layers)
+    refuse_large_parts(context.ensemble, demands, room)
     large = [demand.member for demand in demands if too_large(demand, room)]
     _refuse_without_layers([demand for demand in demands if demand.member in large], layers, room)
-    members = _candidates(question, without=large)
+    members = _candidates(context, without=large)
     epochs = _epochs(members)
-    drafts = _drafts(question, members, layers)
-    chosen = HopChoice({most: _seconds(question, parts) for most, parts in drafts.items()})
+    drafts = _drafts(context, members, layers)
+    chosen = HopChoice({most: _seconds(context, parts) for most, parts in drafts.items()})
     choices = choose_modes([replace(d, epochs=epochs.get(d.member, 0)) for d in demands], room, chosen)
-    pipes = [pipe_of(question, name, layers[name]) for name in large]
-    parts = [*([pipelines(question, pipes)] if pipes else []), *drafts.get(chosen.epochs, [])]
-    bound_s = fluid_bound([*members, *(pipe.ideal(question.gpus) for pipe in pipes)], question.gpus)
-    return _assembled(question, parts, choices, bound_s)
+    pipes = [pipe_of(context, name, layers[name]) for name in large]
+    parts = [*([pipelines(context, pipes)] if pipes else []), *drafts.get(chosen.epochs, [])]
+    bound_s = fluid_bound([*members, *(pipe.ideal(context.gpus) for pipe in pipes)], context.gpus)
+    return _assembled(context, parts, choices, bound_s)
 
 
-def plan_hopper(question: PlanContext) -> Plan:
+def plan_hopper(context: PlanContext) -> Plan:
     """Plan one phase, in which all members hop to their end.
 
     Raises
@@ -69,24 +69,22 @@ def plan_hopper(question: PlanContext) -> Plan:
     InfeasibleError
         If a member does not fit a GPU, or a job is too short for a visit to a partition.
     """
-    _refuse_bare_nodes(question)
-    room = _room(question)
-    for demand in _demands(question, {}):
+    _refuse_bare_nodes(context)
+    room = _room(context)
+    for demand in _demands(context, {}):
         if too_large(demand, room):
             raise InfeasibleError(
                 does_not_fit(demand.member, demand, room),
                 "lower its batch_size, use GPUs with more memory, or plan with --mode auto",
             )
-    members = _candidates(question, without=())
-    why = (
-        f"the mode was given: {_together(question, members)}, and hops over {question.partitions} partitions"
-    )
+    members = _candidates(context, without=())
+    why = f"the mode was given: {_together(context, members)}, and hops over {context.partitions} partitions"
     choices = tuple(ModeChoice(member.name, HOPPER, why) for member in members)
-    parts = [hops(question, members)] if members else []
-    return _assembled(question, parts, choices, fluid_bound(members, question.gpus))
+    parts = [hops(context, members)] if members else []
+    return _assembled(context, parts, choices, fluid_bound(members, context.gpus))
 
 
-def plan_pipelined(question: PlanContext) -> Plan:
+def plan_pipelined(context: PlanContext) -> Plan:
     """Plan one phase, in which all members train as pipelines, one after another.
 
     Raises
@@ -96,8 +94,8 @@ def plan_pipelined(question: PlanContext) -> Plan:
     InfeasibleError
         If the GPUs have no room for a member.
     """
-    layers = _layers(question)
-    for member in question.ensemble.members:
+    layers = _layers(context)
+    for member in context.ensemble.members:
         if member.name not in layers:
             raise BadInputError(
                 f"the layers of {member.name} are unknown, so that it cannot be cut into stages",
@@ -105,23 +103,23 @@ def plan_pipelined(question: PlanContext) -> Plan:
             )
     unfinished = [
         member.name
-        for member in question.ensemble.members
-        if question.progress.get(member.name, Progress(member.name)).active
+        for member in context.ensemble.members
+        if context.progress.get(member.name, Progress(member.name)).active
     ]
-    pipes = [pipe_of(question, name, layers[name]) for name in unfinished]
+    pipes = [pipe_of(context, name, layers[name]) for name in unfinished]
     why = "the mode was given: its layers go to several GPUs"
     choices = tuple(ModeChoice(name, PIPELINE, why) for name in unfinished)
-    parts = [pipelines(question, pipes)] if pipes else []
-    bound_s = fluid_bound([pipe.ideal(question.gpus) for pipe in pipes], question.gpus)
-    return _assembled(question, parts, choices, bound_s)
+    parts = [pipelines(context, pipes)] if pipes else []
+    bound_s = fluid_bound([pipe.ideal(context.gpus) for pipe in pipes], context.gpus)
+    return _assembled(context, parts, choices, bound_s)
 
 
-def _together(question: PlanContext, members: Sequence[Workload]) -> str:
+def _together(context: PlanContext, members: Sequence[Workload]) -> str:
     """Return a clause on the GPUs that train each of the members that hop."""
-    cluster = question.world.cluster
-    if not 0 < len(members) < question.gpus:
+    cluster = context.scenario.cluster
+    if not 0 < len(members) < context.gpus:
         return "each trains on one GPU"
-    size = size_of_groups(members, question.partitions, cluster, question.homes)
+    size = size_of_groups(members, context.partitions, cluster, context.homes)
     if size > 1:
         return f"each trains on {size} GPUs of a node together"
     if cluster.gpus_per_node == 1:
@@ -129,58 +127,58 @@ def _together(question: PlanContext, members: Sequence[Workload]) -> str:
     return "each trains on one GPU, as groups would not be faster"
 
 
-def _refuse_bare_nodes(question: PlanContext) -> None:
-    nodes, partitions = len(question.world.cluster.nodes), question.partitions
+def _refuse_bare_nodes(context: PlanContext) -> None:
+    nodes, partitions = len(context.scenario.cluster.nodes), context.partitions
     if 0 < partitions < nodes:
         raise BadInputError(
-            f"ensemble {question.ensemble.name} has {partitions} partitions, but a job has {nodes} nodes:"
+            f"ensemble {context.ensemble.name} has {partitions} partitions, but a job has {nodes} nodes:"
             " some would have no data",
             "raise partitions in the ensemble file, or lower --gpus",
         )
-    bare = sum(not numbers for numbers in question.homes.values())
+    bare = sum(not numbers for numbers in context.homes.values())
     if bare:
         raise BadInputError(
             f"{bare} of the {nodes} nodes of a job would have no data, by the file of partitions of"
-            f" {question.ensemble.name}",
+            f" {context.ensemble.name}",
             "give them partitions there, leave `nodes` empty where it is unknown, or lower --gpus",
         )
 
 
-def _layers(question: PlanContext) -> dict[str, MemberLayers]:
+def _layers(context: PlanContext) -> dict[str, MemberLayers]:
     """Return the layers of the members that name a layer profile, or whose layers were measured."""
     found = {
         member.name: layers_of(
-            member, question.site, question.world.cluster, question.layers.get(member.name, ())
+            member, context.site, context.scenario.cluster, context.layers.get(member.name, ())
         )
-        for member in question.ensemble.members
+        for member in context.ensemble.members
         # A network is divided by one of both.
         if not member.shard
     }
     return {name: layers for name, layers in found.items() if layers is not None}
 
 
-def _room(question: PlanContext) -> ModeLimits:
-    memory = memory_in(question.site, question.world.cluster)
+def _room(context: PlanContext) -> ModeLimits:
+    memory = memory_in(context.site, context.scenario.cluster)
     # An unknown memory counts as the smallest: nothing is then known to be too large for it.
     smallest = min(memory, key=lambda gpu_type: memory[gpu_type] or 0)
     return ModeLimits(
-        gpus=question.gpus,
-        gpu=f"a {smallest or question.site.device} of {question.site.name}",
+        gpus=context.gpus,
+        gpu=f"a {smallest or context.site.device} of {context.site.name}",
         memory_bytes=memory[smallest],
-        partitions=question.partitions,
+        partitions=context.partitions,
     )
 
 
-def _demands(question: PlanContext, layers: Mapping[str, MemberLayers]) -> list[Demand]:
+def _demands(context: PlanContext, layers: Mapping[str, MemberLayers]) -> list[Demand]:
     """Return the memory that each member needs of a GPU: measured, or else the sum over its layers."""
-    measured = {name: profile.peak_memory_bytes for name, profile in question.profiles.items()}
+    measured = {name: profile.peak_memory_bytes for name, profile in context.profiles.items()}
     summed = {name: own.needed_bytes for name, own in layers.items()}
     return [
         Demand(
             member.name,
-            demand_in_parts(member, measured.get(member.name) or summed.get(member.name), question.gpus),
+            demand_in_parts(member, measured.get(member.name) or summed.get(member.name), context.gpus),
         )
-        for member in question.ensemble.members
+        for member in context.ensemble.members
     ]
 
 
@@ -195,12 +193,12 @@ def _refuse_without_layers(large: Iterable[Demand], layers: Collection[str], roo
             )
 
 
-def _candidates(question: PlanContext, without: Collection[str]) -> tuple[Workload, ...]:
+def _candidates(context: PlanContext, without: Collection[str]) -> tuple[Workload, ...]:
     """Return the workloads of the members that fit one GPU."""
-    ensemble = question.ensemble
+    ensemble = context.ensemble
     fitting = replace(ensemble, members=tuple(m for m in ensemble.members if m.name not in without))
     return active_workloads(
-        fitting, question.profiles, question.progress, question.gpus, question.site.gpus_per_node
+        fitting, context.profiles, context.progress, context.gpus, context.site.gpus_per_node
     )
 
 
@@ -209,7 +207,7 @@ def _epochs(members: Iterable[Workload]) -> dict[str, int]:
 
 
 def _drafts(
-    question: PlanContext, members: Sequence[Workload], layers: Mapping[str, MemberLayers]
+    context: PlanContext, members: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> dict[int, list[PhaseDraft]]:
     """Return the alternatives for members that fit a GPU, by epochs of hopping before data-parallel training.
 
@@ -225,35 +223,35 @@ def _drafts(
     drafts: dict[int, list[PhaseDraft]] = {}
     refusal = None
     try:
-        drafts[0] = [data_parallel(question, members, layers)]
+        drafts[0] = [data_parallel(context, members, layers)]
     except InfeasibleError as error:
         refusal = error
-    for most in _hop_epochs(question, members, drafts):
+    for most in _hop_epochs(context, members, drafts):
         with suppress(InfeasibleError):
             hopping, rest = _split(members, most)
-            parallel = [data_parallel(question, rest, layers)] if rest else []
-            drafts[most] = [hops(question, hopping), *parallel]
+            parallel = [data_parallel(context, rest, layers)] if rest else []
+            drafts[most] = [hops(context, hopping), *parallel]
     if refusal and not drafts:
         raise refusal
     return drafts
 
 
 def _hop_epochs(
-    question: PlanContext, members: Sequence[Workload], drafts: Mapping[int, Sequence[PhaseDraft]]
+    context: PlanContext, members: Sequence[Workload], drafts: Mapping[int, Sequence[PhaseDraft]]
 ) -> list[int]:
     """Return the epochs of hopping that are worth a simulation."""
-    if not question.partitions:
+    if not context.partitions:
         return []
     epochs = list(_epochs(members).values())
-    enough, longest = hopper_epochs(epochs, question.gpus), max(epochs)
+    enough, longest = hopper_epochs(epochs, context.gpus), max(epochs)
     priced = drafts[0][0] if drafts else None
     to_their_end = priced is None or priced.prices.get(HOPPER, math.inf) < priced.run.seconds
     return [most for most in dict.fromkeys((enough, longest)) if most and (most == enough or to_their_end)]
 
 
-def _seconds(question: PlanContext, parts: Sequence[PhaseDraft]) -> float:
+def _seconds(context: PlanContext, parts: Sequence[PhaseDraft]) -> float:
     """Return the length of phases that follow one another."""
-    overhead_s = question.world.clock.job_overhead_s * (len(parts) - 1)
+    overhead_s = context.scenario.clock.job_overhead_s * (len(parts) - 1)
     return sum(part.run.seconds for part in parts) + overhead_s
 
 
@@ -271,13 +269,13 @@ def _split(members: Sequence[Workload], most: int) -> tuple[list[Workload], list
 
 
 def _assembled(
-    question: PlanContext, parts: Sequence[PhaseDraft], choices: tuple[ModeChoice, ...], lower_bound_s: float
+    context: PlanContext, parts: Sequence[PhaseDraft], choices: tuple[ModeChoice, ...], lower_bound_s: float
 ) -> Plan:
     """Return the plan in which each phase begins at the end of the previous one."""
     starts_s = [0.0]
     for part in parts:
-        starts_s.append(starts_s[-1] + part.run.seconds + question.world.clock.job_overhead_s)
-    makespan_s = starts_s[-1] - question.world.clock.job_overhead_s if parts else 0.0
+        starts_s.append(starts_s[-1] + part.run.seconds + context.scenario.clock.job_overhead_s)
+    makespan_s = starts_s[-1] - context.scenario.clock.job_overhead_s if parts else 0.0
     begun = list(zip(parts, starts_s, strict=False))
     rounds = [
         replace(planned, start_s=planned.start_s + start_s)
@@ -286,16 +284,16 @@ def _assembled(
     ]
     last = next((part.plan for part in parts if part.plan), None)
     return Plan(
-        planner=last.planner if last else question.planner,
-        objective=question.options.objective,
-        gpus=question.gpus,
-        gpus_per_node=question.world.cluster.gpus_per_node,
+        planner=last.planner if last else context.planner,
+        objective=context.options.objective,
+        gpus=context.gpus,
+        gpus_per_node=context.scenario.cluster.gpus_per_node,
         predicted_makespan_s=makespan_s,
         lower_bound_s=lower_bound_s,
         ratio=makespan_s / lower_bound_s if lower_bound_s else 1.0,
         rounds=tuple(replace(planned, index=index) for index, planned in enumerate(rounds)),
-        members=_forecasts(question.ensemble, begun),
-        options=asdict(question.options),
+        members=_forecasts(context.ensemble, begun),
+        options=asdict(context.options),
         why=last.why if last else "",
         choices=choices,
         phases=tuple(

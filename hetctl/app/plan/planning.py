@@ -207,33 +207,33 @@ def plan_from(
     refuse_wide_members(request.ensemble.members, cluster, mix_types=options.mix_types)
     _refuse_too_large(request.ensemble, site)
     clock = JobTiming(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
-    world = Scenario(cluster, clock, lockstep=request.sharing == LOCKSTEP)
-    data_parallel = partial(_data_parallel, request, world)
-    question = PlanContext(request.ensemble, site, profiles, world, options, request.planner, data_parallel)
+    scenario = Scenario(cluster, clock, lockstep=request.sharing == LOCKSTEP)
+    data_parallel = partial(_data_parallel, request, scenario)
+    context = PlanContext(request.ensemble, site, profiles, scenario, options, request.planner, data_parallel)
     if request.mode == AUTO:
-        plan = plan_modes(replace(question, layers=request.layers, progress=progress or {}))
+        plan = plan_modes(replace(context, layers=request.layers, progress=progress or {}))
         if any(phase.mode == HOPPER for phase in plan.phases):
             refuse_hops_by_launch(site)
         return plan
     if request.mode in PLANS_OF_ONE_MODE:
-        question = replace(question, layers=request.layers, progress=progress or {})
-        return PLANS_OF_ONE_MODE[request.mode](question)
+        context = replace(context, layers=request.layers, progress=progress or {})
+        return PLANS_OF_ONE_MODE[request.mode](context)
     members = active_workloads(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node)
     return data_parallel(members, options)
 
 
 def _data_parallel(
-    request: PlanRequest, world: Scenario, members: Sequence[Workload], options: Options
+    request: PlanRequest, scenario: Scenario, members: Sequence[Workload], options: Options
 ) -> Plan:
-    choice = chosen(request.planner, [Arrival(member) for member in members], world, options)
-    if world.lockstep and not choice.planner.shares:
+    choice = chosen(request.planner, [Arrival(member) for member in members], scenario, options)
+    if scenario.lockstep and not choice.planner.shares:
         raise BadInputError(
             f"planner {choice.planner.name} forms no flotillas, which lockstep needs",
             "choose --planner flotilla, flotilla-local or homogeneous, or --sharing cached",
         )
     _refuse_unknown_nodes(request)
-    plan = forecast(choice.planner, members, world, options, explain=request.explain)
-    gains = {} if options.balance == OFF else _balance_gains(plan, members, world.cluster)
+    plan = forecast(choice.planner, members, scenario, options, explain=request.explain)
+    gains = {} if options.balance == OFF else _balance_gains(plan, members, scenario.cluster)
     return replace(plan, why=choice.why, balance_gains=gains)
 
 
@@ -273,9 +273,9 @@ def check_planner(name: str, options: Mapping[str, Any]) -> None:
     options_from(options)
 
 
-def chosen(name: str, arrivals: Sequence[Arrival], world: Scenario, options: Options) -> PlannerChoice:
+def chosen(name: str, arrivals: Sequence[Arrival], scenario: Scenario, options: Options) -> PlannerChoice:
     """Return the planner of that name, or for ``auto`` the best one in simulations."""
-    return choose(arrivals, world, options) if name == AUTO else PlannerChoice(planner_named(name))
+    return choose(arrivals, scenario, options) if name == AUTO else PlannerChoice(planner_named(name))
 
 
 def _refuse_too_large(ensemble: Ensemble, site: Site) -> None:

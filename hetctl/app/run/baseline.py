@@ -41,12 +41,12 @@ def comparison_of(
     if not members:
         return None
     clock = JobTiming(spec.wall_s, spec.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
-    world = Scenario(Cluster.at(spec.site, spec.gpus), clock, lockstep=spec.sharing == LOCKSTEP)
+    scenario = Scenario(Cluster.at(spec.site, spec.gpus), clock, lockstep=spec.sharing == LOCKSTEP)
     options = options_from(spec.options)
     starting_s = _starting_s(spec, events)
     try:
-        own = forecast(planner_named(spec.planner), members, world, options)
-        baseline = forecast(planner_named(BASELINE), members, replace(world, lockstep=False), options)
+        own = forecast(planner_named(spec.planner), members, scenario, options)
+        baseline = forecast(planner_named(BASELINE), members, replace(scenario, lockstep=False), options)
     except InfeasibleError:
         return None
     return Comparison(

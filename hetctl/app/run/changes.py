@@ -149,7 +149,7 @@ class Change:
     was: Any
 
     def __str__(self) -> str:
-        words = format_duration if self.what == TIME else _in_words
+        words = format_duration if self.what == TIME else _format_value
         return f"{self.what}: {words(self.now)} (was {words(self.was)})"
 
 
@@ -223,8 +223,9 @@ UNDO = {True: "leave the options out", False: "undo the edits"}
 def _refusal(what: str, one: Difference, run: str) -> str:
     if one.given:
         option = what.replace("_", "-")
-        value = "" if one.now is True else f" {_in_words(one.now)}"
-        return f"run {run} has {option} {_in_words(one.was)}, and --{option}{value} was given: {one.rule.why}"
+        value = "" if one.now is True else f" {_format_value(one.now)}"
+        was = _format_value(one.was)
+        return f"run {run} has {option} {was}, and --{option}{value} was given: {one.rule.why}"
     return f"{what} differs from what run {run} was submitted with ({_contrast(one)}): {one.rule.why}"
 
 
@@ -300,17 +301,17 @@ def _contrast(one: Difference) -> str:
     """Return a text on the new and the old value; for mappings, only of the keys that differ."""
     was, now = encode(one.was), encode(one.now)
     if not isinstance(was, Mapping) or not isinstance(now, Mapping):
-        return f"{_in_words(now)}, was {_in_words(was)}"
+        return f"{_format_value(now)}, was {_format_value(was)}"
     # A key with the value None differs from a key that is not there.
     keys = [key for key in {**was, **now} if (key in was, was.get(key)) != (key in now, now.get(key))]
     return "; ".join(f"{key}: {_of(now, key)}, was {_of(was, key)}" for key in keys)
 
 
 def _of(values: Mapping[str, Any], key: str) -> str:
-    return _in_words(values[key]) if key in values else THERE[False]
+    return _format_value(values[key]) if key in values else THERE[False]
 
 
-def _in_words(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, str):
         return value
     text = json.dumps(encode(value), default=str) if value or value in (0, False) else "none"

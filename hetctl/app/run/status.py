@@ -185,10 +185,10 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
     goes_on = record.state in UNDER_WAY
     under_way = goes_on and bool(alive)
     files = [view.folder.job(job.number).heartbeats for job in alive]
-    pulses = {name: pulse for file in files for name, pulse in read_heartbeats(file).items()}
+    heartbeats = {name: heartbeat for file in files for name, heartbeat in read_heartbeats(file).items()}
     states = view.states(under_way=under_way)
     chosen = foremost(states, len(states) if most is None else most)
-    shown = view.shown(chosen, start, pulses, under_way=under_way)
+    shown = view.shown(chosen, start, heartbeats, under_way=under_way)
     state, reason = _state(record, alive, events)
     return RunStatus(
         run=spec.run,

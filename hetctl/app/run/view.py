@@ -90,7 +90,7 @@ class RunView:
         }
 
     def shown(
-        self, states: Mapping[str, str], start: float, pulses: Mapping[str, Heartbeat], *, under_way: bool
+        self, states: Mapping[str, str], start: float, heartbeats: Mapping[str, Heartbeat], *, under_way: bool
     ) -> Shown:
         """Return the lines of members, with their steps by round, and in a round by start.
 
@@ -100,13 +100,13 @@ class RunView:
             States by member, of some or all in the result of `states`.
         start : float
             Time from which seconds count, in seconds since the epoch.
-        pulses : mapping of str to Heartbeat
+        heartbeats : mapping of str to Heartbeat
             Live metrics of members in training.
         """
         spans = {name: self._spans_of(name, start, under_way) for name in states}
         return Shown(
             members=tuple(
-                self._line(name, state, spans[name], pulses.get(name)) for name, state in states.items()
+                self._line(name, state, spans[name], heartbeats.get(name)) for name, state in states.items()
             ),
             steps=tuple(
                 sorted(chain.from_iterable(spans.values()), key=lambda s: (s.round, s.start_s, s.member))
@@ -158,7 +158,9 @@ class RunView:
         heard = (reports[index, source].last_at for source in (name, DRIVER))
         return max(at for at in heard if at is not None)
 
-    def _line(self, name: str, state: str, own: Sequence[StepSpan], pulse: Heartbeat | None) -> MemberStatus:
+    def _line(
+        self, name: str, state: str, own: Sequence[StepSpan], heartbeat: Heartbeat | None
+    ) -> MemberStatus:
         member, progress = self._members[name], self.progress[name]
         held = _held(own)
         objective = member.objective
@@ -176,7 +178,7 @@ class RunView:
             reason=progress.failed or progress.converged,
             log_tail=tail_of(self.folder.log_of(name)) if progress.failed else (),
             rates=self._rates(name),
-            pulse=pulse if state == TRAINING else None,
+            heartbeat=heartbeat if state == TRAINING else None,
             # Each minibatch of a pipeline is a step, whatever the number of GPUs.
             batch_changes=() if name in self.spec.pipelines else batch_changes(member, progress.epochs),
             mode=objective.mode,

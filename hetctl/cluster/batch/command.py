@@ -29,7 +29,7 @@ class Answer:
     code: int
 
     @property
-    def last_words(self) -> str:
+    def error_tail(self) -> str:
         """Last part of its error output."""
         lines = (self.stderr or self.stdout).strip().splitlines()
         return " / ".join(lines[-3:]) or "no output"
@@ -137,7 +137,7 @@ class CommandRunner:
         answer = self.run_with_retry(argv, passing)
         if answer.code != 0 and not matches(answer, harmless):
             hint = "try again when the batch system is back" if matches(answer, passing) else ""
-            raise BatchSystemError(f"{argv[0]} failed ({answer.code}): {answer.last_words}", hint)
+            raise BatchSystemError(f"{argv[0]} failed ({answer.code}): {answer.error_tail}", hint)
         return answer.stdout
 
     def run_best_effort(self, argv: Sequence[str]) -> str:
@@ -168,7 +168,7 @@ class CommandRunner:
             raise SubmissionInDoubtError(error.message, DOUBT) from None
         if answer.code == 0:
             return answer.stdout
-        message = f"{argv[0]} failed ({answer.code}): {answer.last_words}"
+        message = f"{argv[0]} failed ({answer.code}): {answer.error_tail}"
         # A command that was killed by a signal may have sent its request.
         if answer.code < 0 or matches(answer, doubtful):
             raise SubmissionInDoubtError(message, DOUBT)

@@ -103,7 +103,7 @@ class LsfBatch:
         lines = f"{answer.stdout}\n{answer.stderr}".splitlines()
         # bkill fails if one of several jobs has ended already, although it kills the others.
         if answer.code != 0 and [line for line in lines if line.strip() and not _has(line, OVER_ALREADY)]:
-            raise BatchSystemError(f"bkill failed ({answer.code}): {answer.last_words}")
+            raise BatchSystemError(f"bkill failed ({answer.code}): {answer.error_tail}")
 
 
 def _setup(site: Site) -> Iterator[str]:

@@ -156,7 +156,7 @@ class Decision:
         of members that are stopped may be given to others in the same decision.
     stop : tuple of str
         Held members that lose their GPUs and wait.
-    again_s : float or None
+    replan_at_s : float or None
         Time in seconds of the next call if no event comes before.
     planner_state : Any
         State to be kept until the next request, of JSON types.
@@ -164,7 +164,7 @@ class Decision:
 
     start: tuple[Allocation, ...] = ()
     stop: tuple[str, ...] = ()
-    again_s: float | None = None
+    replan_at_s: float | None = None
     planner_state: Any = None
 
 

@@ -58,7 +58,7 @@ def decide(request: Request) -> Decision:
     }
     return replace(
         exploration.decision,
-        again_s=_stage_ends_s(request, exploration),
+        replan_at_s=_stage_ends_s(request, exploration),
         planner_state={"known": known.counts(), "kept": kept},
     )
 

@@ -91,8 +91,8 @@ def decide(request: Request) -> Decision:
     decision, given = place_members(request, {job.workload.name: job.gpus for job in jobs})
     for job in jobs:
         job.gpus = given.get(job.workload.name, 0)
-    again_s = _next_change(jobs, request.now_s, time_s)
-    return replace(decision, again_s=again_s, planner_state=request.now_s + time_s)
+    replan_at_s = _next_change(jobs, request.now_s, time_s)
+    return replace(decision, replan_at_s=replan_at_s, planner_state=request.now_s + time_s)
 
 
 def mixtures(request: Request) -> tuple[list[FluidCandidate], float]:

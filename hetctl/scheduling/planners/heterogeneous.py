@@ -261,7 +261,7 @@ def _part(request: Request, gpu_type: str, queue: _TypeQueue) -> Request:
 
 def _merged(request: Request, parts: Mapping[str, Request], decisions: Mapping[str, Decision]) -> Decision:
     """Return the decisions of all types as one; the state of types without nodes is kept."""
-    again = [decision.again_s for decision in decisions.values() if decision.again_s is not None]
+    again = [decision.replan_at_s for decision in decisions.values() if decision.replan_at_s is not None]
     started = {given.member for decision in decisions.values() for given in decision.start}
     members = {
         c.name: gpu_type for gpu_type, part in parts.items() for c in part.workloads if c.name not in started
@@ -270,7 +270,7 @@ def _merged(request: Request, parts: Mapping[str, Request], decisions: Mapping[s
     return Decision(
         start=tuple(given for decision in decisions.values() for given in decision.start),
         stop=tuple(name for decision in decisions.values() for name in decision.stop),
-        again_s=min(again, default=None),
+        replan_at_s=min(again, default=None),
         planner_state={
             "members": members,
             "gpu_types": {**_remembered(request.planner_state, "gpu_types"), **memories},

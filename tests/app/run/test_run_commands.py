@@ -61,9 +61,9 @@ def test_the_stop_rule_ends_a_script(tmp_path):
 
 
 def test_a_script_goes_on_in_the_next_job(tmp_path):
-    project = project_of(tmp_path, "--epochs", "10", "--epoch-s", "0.3")
-    done = submitted(project, "--time", "12s")
-    assert (done.code, project.epochs(RUN)) == (0, {"a": list(range(1, 11))}), done
+    project = project_of(tmp_path, "--epochs", "20", "--epoch-s", "0.3")
+    done = submitted(project, "--time", "14s")
+    assert (done.code, project.epochs(RUN)) == (0, {"a": list(range(1, 21))}), done
     assert len(done.json["jobs"]) > 1
     assert set(stopped_by(project)) == {"deadline"}
     assert "stopped after" in log_of(project)
@@ -93,11 +93,11 @@ def test_status_shows_a_script_within_its_epoch(tmp_path):
     project = project_of(tmp_path, "--epoch-s", "60", "--parts", "1000")
     assert project.here("submit", "--gpus", "1", "--json").code == 0
 
-    def pulse():
-        return project.here("status", "--json").json["members"][0]["pulse"]
+    def heartbeat():
+        return project.here("status", "--json").json["members"][0]["heartbeat"]
 
-    wait_for(pulse)
-    seen = pulse()
+    wait_for(heartbeat)
+    seen = heartbeat()
     assert (seen["epoch"], 0 < seen["position"] < 100, seen["samples"]) == (1, True, 0)
     assert 0 < seen["rate"] < 5
     assert 0 < seen["loss"] <= 1

@@ -170,7 +170,7 @@ def check_somebody_trains(request: Request, decision: Decision) -> None:
 
 def check_memory(request: Request, decision: Decision) -> None:
     assert json.loads(json.dumps(decision.planner_state)) == decision.planner_state
-    assert decision.again_s is None or decision.again_s > request.now_s
+    assert decision.replan_at_s is None or decision.replan_at_s > request.now_s
 
 
 def check_reasons(planner: Planner, request: Request, decision: Decision) -> None:
@@ -280,7 +280,7 @@ def arrivals_of(draw: st.DrawFn, planner: Planner) -> list[Arrival]:
     return arrivals
 
 
-def check_run(arrivals: list[Arrival], world: Scenario, result: Simulation) -> None:
+def check_run(arrivals: list[Arrival], scenario: Scenario, result: Simulation) -> None:
     trained: dict[str, float] = defaultdict(float)
     busy: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
     for interval in result.intervals:
@@ -291,15 +291,15 @@ def check_run(arrivals: list[Arrival], world: Scenario, result: Simulation) -> N
     for spans in busy.values():
         assert all(before[1] <= after_[0] + 1e-6 for before, after_ in pairwise(sorted(spans)))
     jobs = [(a.at_s, a.workload) for a in arrivals]
-    assert result.makespan_s >= makespan_bound(jobs, world.cluster.gpus) * (1 - CLOSE)
-    assert result.mean_jct_s >= mean_jct_bound(jobs, world.cluster.gpus) * (1 - CLOSE)
+    assert result.makespan_s >= makespan_bound(jobs, scenario.cluster.gpus) * (1 - CLOSE)
+    assert result.mean_jct_s >= mean_jct_bound(jobs, scenario.cluster.gpus) * (1 - CLOSE)
 
 
 @every_planner
 def test_a_whole_run_trains_every_member_once(planner: Planner) -> None:
-    @examples(planner, 40, arrivals=arrivals_of(planner), world=worlds, options=options)
-    def check(arrivals: list[Arrival], world: Scenario, options: Options) -> None:
-        check_run(arrivals, world, simulate(planner, arrivals, world, options))
+    @examples(planner, 40, arrivals=arrivals_of(planner), scenario=worlds, options=options)
+    def check(arrivals: list[Arrival], scenario: Scenario, options: Options) -> None:
+        check_run(arrivals, scenario, simulate(planner, arrivals, scenario, options))
 
 
 def longest_step_s(workload: Workload) -> float:
@@ -313,20 +313,25 @@ def longest_step_s(workload: Workload) -> float:
 @every_planner
 def test_so_does_one_with_a_round_limit(planner: Planner) -> None:
     @examples(
-        planner, 20, arrivals=arrivals_of(planner), world=worlds, options=options, spare=st.floats(1.1, 3.0)
+        planner,
+        20,
+        arrivals=arrivals_of(planner),
+        scenario=worlds,
+        options=options,
+        spare=st.floats(1.1, 3.0),
     )
-    def check(arrivals: list[Arrival], world: Scenario, options: Options, spare: float) -> None:
+    def check(arrivals: list[Arrival], scenario: Scenario, options: Options, spare: float) -> None:
         longest_s = max(longest_step_s(arrival.workload) for arrival in arrivals)
-        world = replace(world, clock=JobTiming(spare * longest_s + 10.0, 5.0, 0.5, 3.0))
-        check_run(arrivals, world, simulate(planner, arrivals, world, options))
+        scenario = replace(scenario, clock=JobTiming(spare * longest_s + 10.0, 5.0, 0.5, 3.0))
+        check_run(arrivals, scenario, simulate(planner, arrivals, scenario, options))
 
 
 @every_planner
 def test_a_run_with_failing_nodes_ends_with_all_work_done(planner: Planner) -> None:
     @examples(
-        planner, 20, arrivals=arrivals_of(planner), world=worlds, options=options, seed=st.integers(0, 99)
+        planner, 20, arrivals=arrivals_of(planner), scenario=worlds, options=options, seed=st.integers(0, 99)
     )
-    def check(arrivals: list[Arrival], world: Scenario, options: Options, seed: int) -> None:
+    def check(arrivals: list[Arrival], scenario: Scenario, options: Options, seed: int) -> None:
         failures = Failures(3000.0, repair_s=100.0, checkpoint_every_s=60.0, seed=seed)
-        world = replace(world, failures=failures)
-        check_run(arrivals, world, simulate(planner, arrivals, world, options))
+        scenario = replace(scenario, failures=failures)
+        check_run(arrivals, scenario, simulate(planner, arrivals, scenario, options))

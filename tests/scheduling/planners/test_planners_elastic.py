@@ -98,7 +98,7 @@ def test_a_decision_can_be_carried_out(planner: Planner, request_: Request) -> N
         assert allocation.rate == rates[allocation.member][allocation.gpus]
         assert len(allocation.placement) == -(-allocation.gpus // size)
     assert not {a.member for a in decision.start} & set(decision.stop)
-    assert decision.again_s is None or decision.again_s > request_.now_s
+    assert decision.replan_at_s is None or decision.replan_at_s > request_.now_s
     assert set(planner.reasons(request_, decision)) == set(rates)
 
 

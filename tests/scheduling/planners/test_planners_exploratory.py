@@ -87,7 +87,7 @@ def test_only_rates_that_were_explored_are_looked_at() -> None:
     decision = EXPLORATORY.decide(asked((Workload("a", watched, 1e6),)))
     assert [allocation.gpus for allocation in decision.start] == [1]
     assert watched.seen == {1}
-    assert decision.again_s == STAGE_S
+    assert decision.replan_at_s == STAGE_S
 
 
 def asked(workloads: tuple[Workload, ...]) -> Request:
@@ -117,10 +117,10 @@ def test_reasons_name_explorers() -> None:
 def test_sharing_what_is_known_comes_close_to_knowing_it_before() -> None:
     members = [member(f"m{i}", samples=3e5) for i in range(30)]
     arrivals = [Arrival(m, 100.0 * i) for i, m in enumerate(members)]
-    world = Scenario(Cluster.of(16, 8))
-    before = simulate(DOUBLING, arrivals, world, Options()).mean_jct_s
-    shared = simulate(EXPLORATORY, arrivals, world, Options()).mean_jct_s
-    each = simulate(EXPLORATORY, arrivals, world, Options(exploration="each")).mean_jct_s
+    scenario = Scenario(Cluster.of(16, 8))
+    before = simulate(DOUBLING, arrivals, scenario, Options()).mean_jct_s
+    shared = simulate(EXPLORATORY, arrivals, scenario, Options()).mean_jct_s
+    each = simulate(EXPLORATORY, arrivals, scenario, Options(exploration="each")).mean_jct_s
     assert shared <= 1.15 * before
     assert each > 1.1 * shared
 

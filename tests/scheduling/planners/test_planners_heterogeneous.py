@@ -169,8 +169,10 @@ def test_whole_runs_on_two_types_respect_the_bound(name: str, mix_types: bool) -
     members = [member(f"m{i}", 500.0 + 97 * i) for i in range(15)]
     arrivals = [Arrival(m, 3.0 * i) for i, m in enumerate(members)]
     options = Options(plan_seconds=0.05, mix_types=mix_types)
-    world = Scenario(CLUSTER, lockstep=True, failures=Failures(400.0, repair_s=50.0, checkpoint_every_s=20.0))
-    result = simulate(planner_named(name), arrivals, world, options)
+    scenario = Scenario(
+        CLUSTER, lockstep=True, failures=Failures(400.0, repair_s=50.0, checkpoint_every_s=20.0)
+    )
+    result = simulate(planner_named(name), arrivals, scenario, options)
     assert result.makespan_s >= makespan_bound([(a.at_s, a.workload) for a in arrivals], 16) - 1e-6
     done = {m.name: sum(i.samples for i in result.intervals if i.member == m.name) for m in members}
     assert done == pytest.approx({m.name: m.samples_left for m in members})
@@ -178,8 +180,8 @@ def test_whole_runs_on_two_types_respect_the_bound(name: str, mix_types: bool) -
 
 def test_a_lockstep_round_runs_at_the_rate_of_its_slowest_type() -> None:
     members = [member(f"m{i}") for i in range(8)]
-    world = Scenario(CLUSTER, lockstep=True)
-    result = simulate(planner_named("homogeneous"), [Arrival(m) for m in members], world, Options())
+    scenario = Scenario(CLUSTER, lockstep=True)
+    result = simulate(planner_named("homogeneous"), [Arrival(m) for m in members], scenario, Options())
     types = {node.name: node.gpu_type for node in CLUSTER.nodes}
     assert {types[i.allocation.placement[0].node] for i in result.intervals} == {"v100", "p100"}
     assert {i.round_index for i in result.intervals} == {0}

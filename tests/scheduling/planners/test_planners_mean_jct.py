@@ -49,9 +49,9 @@ def test_under_contention_the_mean_jct_is_below_that_of_doubling() -> None:
     for number in range(60):
         at_s += chance.expovariate(1 / 40)
         arrivals.append(Arrival(member(f"m{number}", chance.lognormvariate(8, 1)), at_s))
-    world = Scenario(Cluster.of(16, 4))
-    ours = simulate(FLUID, arrivals, world, OPTIONS)
-    theirs = simulate(planner_named("doubling"), arrivals, world, OPTIONS)
+    scenario = Scenario(Cluster.of(16, 4))
+    ours = simulate(FLUID, arrivals, scenario, OPTIONS)
+    theirs = simulate(planner_named("doubling"), arrivals, scenario, OPTIONS)
     assert ours.lower_bound_s <= ours.mean_jct_s < theirs.mean_jct_s
 
 

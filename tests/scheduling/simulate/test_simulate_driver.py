@@ -81,9 +81,9 @@ def simulate(ensemble: Ensemble, run: RunCase, monkeypatch: pytest.MonkeyPatch) 
         Drawn.times = [run.failed_at_s.get(node.name, 1e12) for node in cluster.nodes]
         monkeypatch.setattr("hetctl.scheduling.simulate.engine.random.Random", Drawn)
         failures = Failures(1.0, repair_s=1e9)
-    world = Scenario(cluster, JobTiming(run.usable_s), run.lockstep, failures)
+    scenario = Scenario(cluster, JobTiming(run.usable_s), run.lockstep, failures)
     arrivals = [Arrival(member) for member in members]
-    return Engine(planner_named(run.planner), arrivals, world, options_from(run.options)).run().steps
+    return Engine(planner_named(run.planner), arrivals, scenario, options_from(run.options)).run().steps
 
 
 @pytest.fixture

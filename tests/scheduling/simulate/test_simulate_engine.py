@@ -47,9 +47,9 @@ def elastic(decide: Callable[[Request], Decision]) -> Planner:
 
 
 def run(
-    planner: Planner, arrivals: Sequence[Arrival], gpus: int = 4, per_node: int = 4, **world: object
+    planner: Planner, arrivals: Sequence[Arrival], gpus: int = 4, per_node: int = 4, **scenario: object
 ) -> list[Row]:
-    engine = Engine(planner, arrivals, Scenario(Cluster.of(gpus, per_node), **world), Options()).run()  # type: ignore[arg-type]
+    engine = Engine(planner, arrivals, Scenario(Cluster.of(gpus, per_node), **scenario), Options()).run()  # type: ignore[arg-type]
     return [
         (s.workload.name, s.allocation.gpus, s.start_s, s.end_s, pytest.approx(s.samples))
         for s in engine.steps
@@ -107,7 +107,7 @@ def test_a_stopped_member_waits_and_continues() -> None:
     def decide(request: Request) -> Decision:
         waiting = {c.name: c for c in request.workloads}
         if request.now_s == 0:
-            return Decision((given(waiting["a"], 0),), again_s=4.0, planner_state="stop")
+            return Decision((given(waiting["a"], 0),), replan_at_s=4.0, planner_state="stop")
         if request.held and request.planner_state == "stop":
             return Decision((given(waiting["b"], 0),), stop=("a",))
         return one_each(request) if not request.held else Decision()
@@ -121,8 +121,8 @@ def test_a_planner_cannot_ask_for_the_past() -> None:
 
     def decide(request: Request) -> Decision:
         asked.append(request.now_s)
-        again_s = request.now_s if len(asked) < 3 else None
-        return Decision(one_each(request).start, again_s=again_s)
+        replan_at_s = request.now_s if len(asked) < 3 else None
+        return Decision(one_each(request).start, replan_at_s=replan_at_s)
 
     assert run(elastic(decide), [Arrival(member("a", 100))]) == [("a", 1, 0.0, 10.0, 100)]
     assert asked[:3] == pytest.approx([0.0, POLL_S, 2 * POLL_S])
@@ -271,7 +271,7 @@ def test_a_resize_by_the_planner_does_not_trigger_another_call() -> None:
         asked.append(request.now_s)
         if request.held and request.now_s == 4.0:
             return Decision((given(request.held[0].workload, 0, 1),))
-        return Decision(one_each(request).start, again_s=4.0 if request.now_s < 4 else None)
+        return Decision(one_each(request).start, replan_at_s=4.0 if request.now_s < 4 else None)
 
     run(elastic(decide), [Arrival(member("a", 100, checkpoint_s=2.0))])
     assert asked == pytest.approx([0.0, 4.0])
@@ -305,8 +305,8 @@ def test_a_leaving_member_whose_node_fails_is_not_lost(failing: Callable[..., Fa
     def decide(request: Request) -> Decision:
         if request.held and request.now_s == 4.0:
             return Decision((given(request.held[0].workload, 0, node="node-1"),))
-        again_s = 4.0 if request.now_s < 4 else None
-        return Decision(one_each(request).start if not request.held else (), again_s=again_s)
+        replan_at_s = 4.0 if request.now_s < 4 else None
+        return Decision(one_each(request).start if not request.held else (), replan_at_s=replan_at_s)
 
     failures = failing(5.0, repair_s=100.0)
     assert run(elastic(decide), [Arrival(a)], gpus=2, per_node=1, failures=failures) == [

@@ -56,8 +56,8 @@ def predict(
     wall_s: float | None = None,
     grace_s: float = 0.0,
 ) -> Plan:
-    world = Scenario(Cluster.of(gpus, 4), JobTiming(wall_s, grace_s, 1.0, 5.0))
-    return forecast(planner, members, world, options)
+    scenario = Scenario(Cluster.of(gpus, 4), JobTiming(wall_s, grace_s, 1.0, 5.0))
+    return forecast(planner, members, scenario, options)
 
 
 def member(name: str, rates: Sequence[float], left: float, **values: float) -> Workload:
@@ -208,8 +208,8 @@ def test_all_samples_are_trained_once_whatever_the_limits(
     wall_s = None if jobs is None else jobs * longest_step(members)
     clock = JobTiming(wall_s, 0.0, 1.0, 5.0)
     arrivals = [Arrival(member) for member in members]
-    world = Scenario(Cluster.of(gpus, 4), clock)
-    steps = Engine(planner, arrivals, world, Options(alpha=alpha)).run().steps
+    scenario = Scenario(Cluster.of(gpus, 4), clock)
+    steps = Engine(planner, arrivals, scenario, Options(alpha=alpha)).run().steps
     trained: dict[str, float] = defaultdict(float)
     for step in steps:
         assert step.samples >= 0

@@ -38,9 +38,9 @@ def test_losses_tell_long_members_from_short_ones() -> None:
 
 def test_an_unstarted_member_is_predicted_like_the_others() -> None:
     true = members(40, 41, 39, 42, 40, 38, 10)
-    sight = WorkEstimator(true, 1)
+    estimator = WorkEstimator(true, 1)
     begun = [*after(true[:-1], 25), true[-1]]
-    assert sight(begun)[-1].samples_left / EPOCH == pytest.approx(40, rel=0.15)
+    assert estimator(begun)[-1].samples_left / EPOCH == pytest.approx(40, rel=0.15)
 
 
 @pytest.mark.parametrize("others", [12, 38])
@@ -52,16 +52,16 @@ def test_members_out_of_sight_do_not_betray_their_work(others: int) -> None:
 
 def test_losses_of_absent_members_still_count() -> None:
     true = members(30, *[40] * 6)
-    sight = WorkEstimator(true, 1)
-    sight(after(true[1:], 25))
-    assert sight(true[:1])[0].samples_left / EPOCH == pytest.approx(40, rel=0.15)
+    estimator = WorkEstimator(true, 1)
+    estimator(after(true[1:], 25))
+    assert estimator(true[:1])[0].samples_left / EPOCH == pytest.approx(40, rel=0.15)
 
 
 def test_work_left_stays_above_0_past_the_prediction() -> None:
     true = members(12)
-    sight = WorkEstimator(true, 0)
+    estimator = WorkEstimator(true, 0)
     for tenth in range(120):
-        assert sight(after(true, tenth / 10))[0].samples_left >= EPOCH / 4
+        assert estimator(after(true, tenth / 10))[0].samples_left >= EPOCH / 4
 
 
 def test_the_same_seed_shows_the_same() -> None:
@@ -87,14 +87,14 @@ def test_members_without_epochs_are_given_some() -> None:
 
 def test_a_run_ends_with_the_true_work_and_reports_the_errors() -> None:
     true = members(*range(10, 30))
-    sight = WorkEstimator(true, 2)
-    world = Scenario(Cluster.of(8, 4), seen=sight)
-    result = simulate(planner_named("fluid"), [Arrival(c) for c in true], world, Options())
+    estimator = WorkEstimator(true, 2)
+    scenario = Scenario(Cluster.of(8, 4), seen=estimator)
+    result = simulate(planner_named("fluid"), [Arrival(c) for c in true], scenario, Options())
     trained = {c.name: 0.0 for c in true}
     for interval in result.intervals:
         trained[interval.member] += interval.samples
     assert trained == pytest.approx({c.name: c.samples_left for c in true})
-    errors = sight.errors()
+    errors = estimator.errors()
     assert set(errors) == {0.1, 0.25, 0.5, 0.75}
     assert errors[0.75] < errors[0.1]
     assert result.work == "predicted"

@@ -50,7 +50,7 @@ class Recorded(Core):
 
     log: list[Conclusion]
     decisions: dict[str, Decision]
-    again_s = math.inf
+    replan_at_s = math.inf
 
     def __init__(self, planner: Planner, options: Any, job: JobOptions, *rest: Any) -> None:
         super().__init__(told_once(planner, self.decisions), options, job, *rest)
@@ -63,7 +63,7 @@ class Recorded(Core):
     def schedule(self, now_s: float) -> list[Command]:
         commands = super().schedule(now_s)
         self.log.append((None, commands))
-        type(self).again_s = min((c.at_s for c in commands if isinstance(c, AskAgain)), default=math.inf)
+        type(self).replan_at_s = min((c.at_s for c in commands if isinstance(c, AskAgain)), default=math.inf)
         return commands
 
 
@@ -81,8 +81,10 @@ def told_once(planner: Planner, decisions: dict[str, Decision]) -> Planner:
         )
         if key not in decisions:
             decision = planner.decide(request)
-            again_s = decision.again_s
-            decisions[key] = replace(decision, again_s=again_s and round(again_s / GRID_S) * GRID_S)
+            replan_at_s = decision.replan_at_s
+            decisions[key] = replace(
+                decision, replan_at_s=replan_at_s and round(replan_at_s / GRID_S) * GRID_S
+            )
         return decisions[key]
 
     return replace(planner, decide=decide)
@@ -375,7 +377,7 @@ class VirtualRun:
 
     def _sleep(self, seconds: float) -> None:
         """Sleep until there is something to see: no event is seen late, and none together with others."""
-        next_at = min(self._workers.next_at(), BEGAN_AT + self._core.again_s)
+        next_at = min(self._workers.next_at(), BEGAN_AT + self._core.replan_at_s)
         self._idle = self._idle + 1 if next_at == math.inf else 0
         assert self._idle < 3, "nothing is going to happen, and the driver goes on"
         self._now = self._now + seconds if self._idle else max(self._now, next_at)
