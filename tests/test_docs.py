@@ -6,6 +6,7 @@ import importlib.resources
 import json
 import re
 import shlex
+import typing
 from pathlib import Path
 
 import click
@@ -13,9 +14,16 @@ import pytest
 from test_house import MAY_IMPORT
 
 from hetctl.cli.main import cli
+from hetctl.cli.output import JSON_NAMES
 from hetctl.inputs.quantities import format_duration
 from hetctl.model import errors
+from hetctl.model.hop_status import HopSpan
+from hetctl.model.job import Job
+from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.plan import Plan
+from hetctl.model.run_status import RunStatus
 from hetctl.model.site import Timeouts
+from hetctl.model.trial_status import SearchStatus
 from hetctl.scheduling.planners import PLANNERS
 
 ROOT = Path(__file__).parent.parent
@@ -152,6 +160,32 @@ def test_every_event_is_described_with_its_fields():
         row = next((row for row in rows if row.startswith(f"| `{kind}` |")), "")
         assert row, f"event {kind} is not in docs/files.md"
         assert [field for field in fields if f"`{field}`" not in row] == [], kind
+
+
+def dataclasses_in(kind):
+    """Yield a dataclass, and those of which its fields are made."""
+    yield kind
+    for hint in typing.get_type_hints(kind).values():
+        for part in (
+            hint,
+            *(inner for one in typing.get_args(hint) for inner in (one, *typing.get_args(one))),
+        ):
+            if dataclasses.is_dataclass(part):
+                yield from dataclasses_in(part)
+
+
+@pytest.mark.parametrize("kind", [RunStatus, SearchStatus, Plan])
+def test_every_key_of_json_is_described(kind):
+    text = (DOCS / "files.md").read_text(encoding="utf-8")
+    own = {Job, PipelineLayout, HopSpan}  # described where they are stored; of hops none is shown
+    found = {part for part in dataclasses_in(kind) if part not in own}
+    keys = {
+        JSON_NAMES.get(part.__name__, {}).get(f.name, f.name)
+        for part in found
+        for f in dataclasses.fields(part)
+    }
+    assert len(keys) > 10
+    assert [key for key in sorted(keys) if f"`{key}`" not in text] == []
 
 
 def keys_of(schema):
