@@ -52,7 +52,11 @@ def show(run: str | None, best: int, as_json: bool) -> None:
 @command.command("export")
 @click.argument("run", required=False)
 @click.option(
-    "--output", "-o", type=click.Path(path_type=Path), metavar="FILE", help="CSV file; default: stdout."
+    "--output",
+    "-o",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="CSV file to write.  [default: stdout]",
 )
 @click.option(
     "--study",

@@ -74,7 +74,7 @@ def hopper_epochs(epochs: Sequence[int], gpus: int) -> int:
 
 @dataclass(frozen=True)
 class HopChoice:
-    """For how many epochs the networks that fit a GPU hop, and what the alternatives take.
+    """Epochs that the networks which fit a GPU are to hop, and the costs of the alternatives.
 
     Parameters
     ----------
