@@ -8,7 +8,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.app.plan.planning import saved_or_new_plan, with_measurements
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import at_work, collect, refresh_jobs
@@ -16,14 +15,13 @@ from hetctl.app.run.continue_run import Asked, continued, is_done
 from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.replay import keep_replay
 from hetctl.app.run.select_run import record_of, unfinished
-from hetctl.app.run.spec import SubmitRequest, as_planned, new_spec
-from hetctl.app.run.submission import adopt, in_submission, new_job, next_job_of, rendered, submit_last
+from hetctl.app.run.spec import PlannedRun, SubmitRequest, planned_run
+from hetctl.app.run.submission import adopt, in_submission, next_job_of, rendered, submit_last
 from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BatchSystemError, LockedError
 from hetctl.model.job import Job, JobState
-from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import ENDED, UNDER_WAY, RunReason, check_job_removal, run_after
 from hetctl.scheduling.budget import exceeded_by_jobs
@@ -75,10 +73,8 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
                 f"run {earlier.spec.run} is under way: another process has just started it",
                 "follow it with `hetctl status --watch`, or start another with `hetctl submit --new`",
             )
-        plan = saved_or_new_plan(catalog, request.plan)
-        measured = with_measurements(catalog, request.plan)
-        spec = as_planned(new_spec(project, catalog, request), plan, measured)
-        return _begin(project, catalog, spec, plan, request.replay)
+        # Rendered before anything is stored: what cannot be rendered leaves no run behind.
+        return _begin(project, catalog, planned_run(project, catalog, request), request.replay)
 
 
 def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> RunTransition:
@@ -209,12 +205,8 @@ def _save(project: Project, catalog: Catalog, spec: RunSpec) -> None:
     catalog.save_spec(spec)
 
 
-def _begin(
-    project: Project, catalog: Catalog, spec: RunSpec, plan: Plan, replay: Path | None
-) -> RunTransition:
-    job = new_job(spec, catalog.identity, 0)
-    # Before anything is stored: a template that cannot be rendered must leave no run behind.
-    submission = rendered(project, spec, [job])
+def _begin(project: Project, catalog: Catalog, new: PlannedRun, replay: Path | None) -> RunTransition:
+    spec, plan = new.spec, new.plan
     catalog.save_ensemble(spec.ensemble)
     catalog.save_site(spec.site)
     if plan != catalog.latest_plan(spec.ensemble.name, spec.site.name):
@@ -225,8 +217,8 @@ def _begin(
     # For the same reason: the modules may be edited until then.
     keep_modules(spec, project.home.run(spec.run))
     # The run and its job in doubt are stored together, before the batch system gets the job.
-    catalog.add_run(spec, plan, time.time(), job)
-    return _queued(catalog, spec, submit_last(project, catalog, spec, [job], submission))
+    catalog.add_run(spec, plan, time.time(), new.job)
+    return _queued(catalog, spec, submit_last(project, catalog, spec, [new.job], new.submission))
 
 
 def _advance(

@@ -19,7 +19,7 @@ from hetctl.app.run.submission import Submission, new_job, next_job_of, rendered
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
-from hetctl.model.job import JobState
+from hetctl.model.job import Job, JobState
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, Plan
 from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.run_states import moved
@@ -56,6 +56,16 @@ class SubmitRequest:
 
 
 @dataclass(frozen=True)
+class PlannedRun:
+    """New run with its plan, and its first job as it is to be submitted."""
+
+    spec: RunSpec
+    plan: Plan
+    job: Job
+    submission: Submission
+
+
+@dataclass(frozen=True)
 class Preview:
     """Next job of an unfinished run.
 
@@ -72,14 +82,26 @@ class Preview:
     behind: str
 
 
+def planned_run(project: Project, catalog: Catalog, request: SubmitRequest) -> PlannedRun:
+    """Plan a new run and render its first job; nothing is written or queried.
+
+    Raises
+    ------
+    InfeasibleError
+        If the first round does not fit the nodes as planned.
+    """
+    plan = saved_or_new_plan(catalog, request.plan)
+    measured = with_measurements(catalog, request.plan)
+    spec = as_planned(new_spec(project, catalog, request), plan, measured)
+    job = new_job(spec, catalog.identity, 0)
+    first = plan.rounds[0].allocations if plan.rounds else ()
+    return PlannedRun(spec, plan, job, rendered(project, spec, [job], first))
+
+
 def preview(project: Project, request: SubmitRequest) -> Submission:
     """Render the first job of a new run; nothing is written or queried."""
     with project.reading() as catalog:
-        plan = saved_or_new_plan(catalog, request.plan)
-        measured = with_measurements(catalog, request.plan)
-        spec = as_planned(new_spec(project, catalog, request), plan, measured)
-        first = plan.rounds[0].allocations if plan.rounds else ()
-        return rendered(project, spec, [new_job(spec, catalog.identity, 0)], first)
+        return planned_run(project, catalog, request).submission
 
 
 def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> Preview:
