@@ -77,7 +77,7 @@ def read_yaml(path: Path) -> YamlSource:
     text = read_text(path)
     try:
         # Nodes, not values: they have line numbers, and a key that is given twice is still there twice.
-        root = yaml.compose(text, Loader=_Loader)
+        root = yaml.compose(text, Loader=_LineLoader)
         if not isinstance(root, yaml.MappingNode):
             raise refusal([(SourceLine(path, 1), "must be a mapping (key: value)")])
         builder = _Builder(path)
@@ -90,7 +90,7 @@ def read_yaml(path: Path) -> YamlSource:
         raise refusal([(SourceLine(path, 1), f"not YAML: {error}")]) from None
 
 
-class _Loader(yaml.SafeLoader):
+class _LineLoader(yaml.SafeLoader):
     # An empty table of its own: SafeLoader's has the types of YAML 1.1.
     yaml_implicit_resolvers = {}  # noqa: RUF012
 
@@ -99,7 +99,7 @@ for _name, _pattern, _first in SCALARS:
     # PyYAML looks resolvers up by the first character, and by "" for an empty value, which is null.
     _starts = [*_first, ""] if _name == "null" else list(_first)
     # `\Z` and not `$`, which also matches before a final line break.
-    _Loader.add_implicit_resolver(TAG + _name, re.compile(rf"(?:{_pattern})\Z"), _starts)
+    _LineLoader.add_implicit_resolver(TAG + _name, re.compile(rf"(?:{_pattern})\Z"), _starts)
 
 
 def _line_of(error: yaml.YAMLError, text: str) -> int:

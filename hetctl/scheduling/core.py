@@ -18,7 +18,7 @@ from hetctl.perf.epoch_timeline import has_room, least_step_s, step_s
 from hetctl.perf.seen_rates import is_noteworthy
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop, Task
-from hetctl.scheduling.events import Event
+from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.observer import ObservedMembers, Observer
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
 from hetctl.scheduling.pool import Pool
@@ -91,7 +91,7 @@ class Core:
         """Kinds of events that it accepts."""
         return frozenset(_HANDLERS)
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: SchedulingEvent) -> list[Command]:
         """Record an event and return the commands that follow at once."""
         _HANDLERS[type(event)](self, event)
         return self._take_commands()

@@ -126,7 +126,7 @@ class JobEnding:
     reason: str
 
 
-Event = (
+SchedulingEvent = (
     JobOpened
     | NodeJoined
     | NodeLost

@@ -27,7 +27,7 @@ OF_DRIVERS = frozenset({"step_ended", TRIAL, REPORT})
 
 
 @dataclass(frozen=True)
-class _State:
+class _MemberFold:
     """Progress of a member, and what later events are compared with.
 
     Clocks of nodes differ: only the lines of its file tell whether an epoch was trained before a resumption.
@@ -53,7 +53,9 @@ class ProgressFold:
 
     def __init__(self, ensemble: Ensemble, retries: int) -> None:
         self._folds = {
-            member.name: OrderedFold(_State(_first(member.name, ensemble)), partial(_next, member, retries))
+            member.name: OrderedFold(
+                _MemberFold(_first(member.name, ensemble)), partial(_next, member, retries)
+            )
             for member in ensemble.members
         }
         self._progress = {name: fold.state.progress for name, fold in self._folds.items()}
@@ -74,7 +76,7 @@ class ProgressFold:
             done = tuple([EpochResult(*epoch) for epoch in epochs])
             # JSON has no tuples: with a list, this state would differ from one folded from all events.
             others = (*others, tuple(restarts_s))
-            state = _State(Progress(member, done, *others), error, tuple(lines), tuple(resumed))
+            state = _MemberFold(Progress(member, done, *others), error, tuple(lines), tuple(resumed))
             self._folds[name] = self._folds[name].onward(state, tuple(until))
             self._progress[name] = state.progress
 
@@ -90,7 +92,7 @@ class ProgressFold:
         return set(fresh)
 
 
-def _row(fold: OrderedFold[_State]) -> Row:
+def _row(fold: OrderedFold[_MemberFold]) -> Row:
     state = fold.state
     member, epochs, *others = row_of(state.progress)
     progress = [member, [row_of(epoch) for epoch in epochs], *others]
@@ -106,7 +108,7 @@ def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> di
     was raised since continues.
     """
     members = {member.name: member for member in ensemble.members}
-    states = {name: _State(_first(name, ensemble)) for name in members}
+    states = {name: _MemberFold(_first(name, ensemble)) for name in members}
     for event in events:
         if (name := _member_of(event)) in states:
             states[name] = _next(members[name], retries, states[name], event)
@@ -135,7 +137,7 @@ def _member_of(event: Event) -> str:
     return event.source if event.kind in OF_MEMBERS else ""
 
 
-def _next(member: Member, retries: int, state: _State, event: Event) -> _State:
+def _next(member: Member, retries: int, state: _MemberFold, event: Event) -> _MemberFold:
     progress = state.progress
     if event.kind == "failed":
         return replace(state, error=str(event.data.get("error", "")))
@@ -170,7 +172,7 @@ def _after(progress: Progress, rule: StopRule, event: Event) -> Progress:
     return replace(progress, part_samples=int(event.data.get("part_samples", 0)))
 
 
-def _resumed(state: _State, event: Event) -> _State:
+def _resumed(state: _MemberFold, event: Event) -> _MemberFold:
     """Return to the checkpoint from which a trainer resumes: later epochs are trained again."""
     last = int(event.data["epochs"])
     kept = [
@@ -207,7 +209,7 @@ def _after_step(progress: Progress, member: Member, event: Event, error: str, re
     return replace(progress, node_failures=nodes, failures=failures, failed=failed)
 
 
-def _with_epoch(state: _State, event: Event) -> _State:
+def _with_epoch(state: _MemberFold, event: Event) -> _MemberFold:
     """Add an epoch, or replace it by what a trainer that has resumed before it made of it."""
     done, (resumed_at, last) = decode(EpochResult, event.data), state.resumed
     known = {old.epoch: (old, line) for old, line in zip(state.progress.epochs, state.lines, strict=True)}

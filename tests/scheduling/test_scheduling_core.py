@@ -20,12 +20,12 @@ from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Star
 from hetctl.scheduling.core import LAUNCH_PAUSE_S, POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (
     EpochDone,
-    Event,
     JobEnding,
     JobOpened,
     MemberArrived,
     NodeJoined,
     NodeLost,
+    SchedulingEvent,
     StepEnded,
     StepSignalled,
     StepStarted,
@@ -98,17 +98,17 @@ class Bench:
     def used_up(self) -> str | None:
         return self.limit
 
-    def at(self, now_s: float, *events: Event) -> list[Command]:
+    def at(self, now_s: float, *events: SchedulingEvent) -> list[Command]:
         """Send the events of a time; return the commands except `AskAgain`."""
         return [command for command in self.all_at(now_s, *events) if not isinstance(command, AskAgain)]
 
-    def all_at(self, now_s: float, *events: Event) -> list[Command]:
+    def all_at(self, now_s: float, *events: SchedulingEvent) -> list[Command]:
         commands = self.core.handle(Tick(now_s))
         for event in events:
             commands += self.core.handle(event)
         return commands + self.core.schedule(now_s)
 
-    def done(self, now_s: float, name: str) -> Event:
+    def done(self, now_s: float, name: str) -> SchedulingEvent:
         """Let a member converge."""
         del self.members[name]
         return StepEnded(now_s, name, ExitReason.FINISHED)
@@ -286,7 +286,7 @@ def test_no_member_waits_for_gpus_of_a_lost_node() -> None:
         (Tick(50.0), "deadline"),
     ],
 )
-def test_when_the_job_ends_all_leave_and_the_first_reason_stands(event: Event, reason: str) -> None:
+def test_when_the_job_ends_all_leave_and_the_first_reason_stands(event: SchedulingEvent, reason: str) -> None:
     bench = Bench(LOCAL, "abcdef", deadline_s=50.0)
     bench.members = {name: replace(c, samples_per_epoch=10) for name, c in bench.members.items()}
     bench.at(0.0)
@@ -369,7 +369,7 @@ def test_no_gpu_is_given_twice_and_every_job_comes_to_its_end(
 
 def ended(
     bench: Bench, up: set[str], held: dict[str, Allocation], name: str, what: str, now_s: float
-) -> list[Event]:
+) -> list[SchedulingEvent]:
     """Let a step end, or its node fail with all that trains on it; one that is away returns at once."""
     if what in ("lost", "away"):
         (node,) = {part.node for part in held[name].placement}

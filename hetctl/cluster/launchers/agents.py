@@ -10,7 +10,7 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import NODES, Node, Site
 
-Gpu = tuple[str, int]
+NodeGpu = tuple[str, int]
 """Name of a node, and number of one of its GPUs."""
 Sets = tuple[ResourceSet, ...]
 Placements = Mapping[str, tuple[Placement, ...]]
@@ -21,7 +21,7 @@ AGENTS = "agents"
 SLURM_JOB = "SLURM_JOB_ID"
 
 
-def gpus_of(placement: Iterable[Placement]) -> tuple[Gpu, ...]:
+def gpus_of(placement: Iterable[Placement]) -> tuple[NodeGpu, ...]:
     """Return the GPUs of a group in the order of its ranks."""
     return tuple((place.node, gpu) for place in placement for gpu in place.gpus)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from hetctl.methods.automl.space import Space
-from hetctl.methods.automl.trial_history import Config, Event, Report, Trial, TrialHistory
+from hetctl.methods.automl.trial_history import Config, Report, Trial, TrialEvent, TrialHistory
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
 
@@ -74,7 +74,7 @@ class State:
 
     method: Any
     source: Any
-    events: tuple[Event, ...]
+    events: tuple[TrialEvent, ...]
 
 
 class Procedure:
@@ -100,7 +100,7 @@ class Procedure:
         self._follow(TrialHistory() if state is None else self._restored(state))
 
     @classmethod
-    def following(cls, method: Method, source: TrialSource, events: Iterable[Event]) -> Procedure:
+    def following(cls, method: Method, source: TrialSource, events: Iterable[TrialEvent]) -> Procedure:
         """Return a procedure that goes on after a history."""
         procedure = cls(method, source)
         procedure._follow(TrialHistory(events))

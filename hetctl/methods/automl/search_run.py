@@ -12,7 +12,7 @@ from hetctl.methods.automl.optuna_source import OptunaSource
 from hetctl.methods.automl.pbt import Pbt
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.search_parts import parts_of_search
-from hetctl.methods.automl.trial_history import Event, Report, Trial
+from hetctl.methods.automl.trial_history import Report, Trial, TrialEvent
 from hetctl.model.search_spec import REPORT, TRIAL, SearchBudget, SearchSpec
 from hetctl.model.serialization import decode, encode
 
@@ -112,7 +112,7 @@ class SearchRun:
         return sum(trial.epochs for trial in self.trials) - inherited
 
 
-def _history(events: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[Event]:
+def _history(events: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[TrialEvent]:
     for kind, data in events:
         if kind == TRIAL:
             yield decode(Trial, data)
@@ -120,7 +120,7 @@ def _history(events: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[Event]
             yield decode(Report, {**data, "trial": data["number"]})
 
 
-def _fields(event: Event) -> dict[str, Any]:
+def _fields(event: TrialEvent) -> dict[str, Any]:
     """Return the fields of a report's event, in which every event names its trial by `number`."""
     fields: dict[str, Any] = encode(event)
     return {"number": fields.pop("trial"), **fields}

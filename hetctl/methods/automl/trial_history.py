@@ -58,7 +58,7 @@ class Report:
     loss: float | None
 
 
-Event = Trial | Report
+TrialEvent = Trial | Report
 
 
 class TrialHistory:
@@ -74,8 +74,8 @@ class TrialHistory:
         Report with the lowest loss so far; the first of equal ones.
     """
 
-    def __init__(self, events: Iterable[Event] = ()) -> None:
-        self.events: list[Event] = []
+    def __init__(self, events: Iterable[TrialEvent] = ()) -> None:
+        self.events: list[TrialEvent] = []
         self.trials: list[Trial] = []
         self.best: Report | None = None
         self._least_loss = math.inf

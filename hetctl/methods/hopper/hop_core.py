@@ -36,7 +36,7 @@ from hetctl.model.site import Node
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Stop
 from hetctl.scheduling.core import FINISHED, LAUNCH_PAUSE_S
-from hetctl.scheduling.events import Event
+from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.observer import Observer
 from hetctl.scheduling.rounds import DEADLINE, SIGNAL
 
@@ -148,7 +148,7 @@ class HopCore:
         """Kinds of events that it accepts."""
         return frozenset(_HANDLERS)
 
-    def handle(self, event: Event | hop_events.HopEvents) -> list[Command | HopCommand]:
+    def handle(self, event: SchedulingEvent | hop_events.HopEvents) -> list[Command | HopCommand]:
         """Record an event and return the commands that follow at once."""
         _HANDLERS[type(event)](self, event)
         return self._take_commands()

@@ -41,7 +41,7 @@ def refine(units: UnitTimes, schedule: Schedule, bound_s: float, options: Search
     until_s = options.clock() + options.seconds
     from ortools.sat.python import cp_model
 
-    model = _Model(units, schedule, bound_s)
+    model = _UnitModel(units, schedule, bound_s)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(until_s - options.clock(), 0.0)
     # The parameter is a signed number of 32 bits.
@@ -54,7 +54,7 @@ def refine(units: UnitTimes, schedule: Schedule, bound_s: float, options: Search
     return min(schedule, in_sequence(units, model.sequence(solver)), key=attrgetter("makespan_s"))
 
 
-class _Model:
+class _UnitModel:
     """Constraint model: an interval for each unit, with replicas an optional one for each worker."""
 
     def __init__(self, units: UnitTimes, hint: Schedule, bound_s: float) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
 from hetctl.methods.pipeline.partition_table import (
-    Node,
+    NodeGpus,
     PartitionTable,
     Pool,
     all_heads,
@@ -110,7 +110,9 @@ class Partitioner:
             self._large[group] = self._slowest_s(cuts), cuts
         return self._large[group]
 
-    def _best_of(self, table: PartitionTable, nodes: Mapping[int, Node]) -> list[tuple[int, int, int, str]]:
+    def _best_of(
+        self, table: PartitionTable, nodes: Mapping[int, NodeGpus]
+    ) -> list[tuple[int, int, int, str]]:
         """Return first and last layer, node and type of each stage; an empty list if none fits."""
         left = dict(nodes)
         if table.best(pool_of(left.values()))[0] == np.inf:
@@ -152,7 +154,7 @@ class Partitioner:
             seconds.append(float(computed_s + received_s))
         return max(seconds)
 
-    def _by_node(self, group: Group) -> dict[int, Node]:
+    def _by_node(self, group: Group) -> dict[int, NodeGpus]:
         counts: dict[int, list[int]] = {}
         for gpu in group:
             of_node = counts.setdefault(gpu[0], [0] * len(self._types))

@@ -17,25 +17,25 @@ from numpy.typing import NDArray
 
 from hetctl.methods.pipeline.stage_costs import StageCosts
 
-Node = tuple[int, ...]
+NodeGpus = tuple[int, ...]
 """Number of GPUs of each type of the cluster on a node."""
-Pool = tuple[Node, ...]
+Pool = tuple[NodeGpus, ...]
 """GPUs by node, sorted, without empty nodes: like GPUs and like nodes are interchangeable."""
 
 
 class Head(NamedTuple):
     """A GPU of a pool, described by the GPUs on its node and by its type."""
 
-    node: Node
+    node: NodeGpus
     type: int
 
 
-def pool_of(nodes: Iterable[Node]) -> Pool:
+def pool_of(nodes: Iterable[NodeGpus]) -> Pool:
     """Return the pool of some nodes."""
     return tuple(sorted(node for node in nodes if any(node)))
 
 
-def left_of(head: Head) -> Node:
+def left_of(head: Head) -> NodeGpus:
     """Return the head's node without its GPU."""
     return tuple(count - (gpu_type == head.type) for gpu_type, count in enumerate(head.node))
 
@@ -72,7 +72,7 @@ def most_within(pool: Pool) -> int:
     return math.prod(math.comb(states + nodes - 1, nodes) for states, nodes in states_and_nodes)
 
 
-def take(left: dict[int, Node], head: Head, candidates: Iterable[int]) -> int:
+def take(left: dict[int, NodeGpus], head: Head, candidates: Iterable[int]) -> int:
     """Remove a GPU from the first candidate node that is as full as the head's; return that node."""
     node = next(node for node in candidates if left[node] == head.node)
     left[node] = left_of(head)
@@ -172,7 +172,7 @@ class PartitionTable:
                 after[link] = np.append(np.min(values, axis=0), np.inf)
         return after
 
-    def walk(self, left: dict[int, Node]) -> Iterator[tuple[int, int, int, int]]:
+    def walk(self, left: dict[int, NodeGpus]) -> Iterator[tuple[int, int, int, int]]:
         """Follow the best choices over the remaining GPUs of each node, all of which are used.
 
         Yields the first and last layer, the node and the type of every stage.

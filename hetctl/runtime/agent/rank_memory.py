@@ -19,7 +19,7 @@ NEARLY = 0.95
 
 
 @dataclass(frozen=True)
-class _Version:
+class _ControlGroupVersion:
     """Names of the files in one version of control groups, and of a line in one of them.
 
     Parameters
@@ -40,8 +40,8 @@ class _Version:
 
 
 VERSIONS = {
-    "": _Version("", "memory.events", "memory.current", "memory.max", "inactive_file"),
-    "memory": _Version(
+    "": _ControlGroupVersion("", "memory.events", "memory.current", "memory.max", "inactive_file"),
+    "memory": _ControlGroupVersion(
         *("memory", "memory.oom_control", "memory.usage_in_bytes", "memory.limit_in_bytes"),
         "total_inactive_file",
     ),
@@ -155,7 +155,7 @@ class LimitedGroup:
     """
 
     folder: Path
-    version: _Version
+    version: _ControlGroupVersion
     limit: int
 
     def level(self) -> Level:
@@ -185,7 +185,7 @@ def oom_kills(membership: Path = MEMBERSHIP, root: Path = ROOT) -> int:
     return max((_line(folder / version.kills, "oom_kill") for version, folder in own), default=0)
 
 
-def _own_groups(membership: Path, root: Path) -> list[tuple[_Version, Path]]:
+def _own_groups(membership: Path, root: Path) -> list[tuple[_ControlGroupVersion, Path]]:
     try:
         lines = membership.read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
-from hetctl.cluster.launchers.agents import Gpu, agents_step
+from hetctl.cluster.launchers.agents import NodeGpu, agents_step
 from hetctl.cluster.launchers.nodes import node_of_agent
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
@@ -78,10 +78,10 @@ NO_STAGES: Mapping[str, StageOrder] = MappingProxyType({})
 class RankEvents(Protocol):
     """Receiver of the reports of agents about the ranks on their GPUs, which are named by planned nodes."""
 
-    def on_message(self, gpu: Gpu, message: Any) -> None:
+    def on_message(self, gpu: NodeGpu, message: Any) -> None:
         """Process a message of a rank."""
 
-    def on_end(self, gpu: Gpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
+    def on_end(self, gpu: NodeGpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
         """Process the end of a rank's process on `node`; `overuse` is the reason if the agent ended it."""
 
     def on_staged(self, node: str, staged: StagedParts) -> None:
@@ -113,7 +113,7 @@ class RankEvents(Protocol):
 
 
 @dataclass
-class _Agent:
+class _AgentLink:
     """Connection to an agent.
 
     Parameters
@@ -151,9 +151,9 @@ class _AgentStep:
         Length of the log in bytes at the launch.
     join_until : float
         Time by which all agents must connect, by the monotonic clock; the others are lost.
-    agents : dict of str to _Agent
+    agents : dict of str to _AgentLink
         Agents that have connected and are not lost, by the planned nodes of their sets.
-    to_start : list of Gpu
+    to_start : list of NodeGpu
         GPUs of ranks that are forked when their agents have connected.
     lost : dict of str to Node
         Nodes that are lost, by name; they are used again when an agent connects from there.
@@ -168,8 +168,8 @@ class _AgentStep:
     log: Path
     log_start: int
     join_until: float
-    agents: dict[str, _Agent] = field(default_factory=dict)
-    to_start: list[Gpu] = field(default_factory=list)
+    agents: dict[str, _AgentLink] = field(default_factory=dict)
+    to_start: list[NodeGpu] = field(default_factory=list)
     lost: dict[str, Node] = field(default_factory=dict)
     losses: Counter[str] = field(default_factory=Counter)
     released_at: float | None = None
@@ -184,7 +184,7 @@ class _AgentStep:
         """Return true if an agent on that node may still connect: none has, and the step is not released."""
         return self.released_at is None and self.agent_on(node) is None
 
-    def agent_on(self, node: str) -> _Agent | None:
+    def agent_on(self, node: str) -> _AgentLink | None:
         """Return the agent on a node."""
         return next((agent for agent in self.agents.values() if agent.node == node), None)
 
@@ -286,24 +286,24 @@ class AgentPool:
         """Return true if the end of a step of that name has not been seen."""
         return name in self._running
 
-    def start_rank(self, step: str, gpu: Gpu) -> None:
+    def start_rank(self, step: str, gpu: NodeGpu) -> None:
         """Have a rank forked on a GPU, now or when its agent has connected."""
         if agent := self._agent_of(step, gpu):
             self._send(agent, {START: gpu[1]})
         elif step in self._running:
             self._running[step].to_start.append(gpu)
 
-    def serves(self, step: str, gpu: Gpu) -> bool:
+    def serves(self, step: str, gpu: NodeGpu) -> bool:
         """Return true if the agent of a rank is connected, and its step is not released."""
         agent = self._agent_of(step, gpu)
         return agent is not None and not agent.closed and self._running[step].released_at is None
 
-    def send(self, step: str, gpu: Gpu, message: Any) -> None:
+    def send(self, step: str, gpu: NodeGpu, message: Any) -> None:
         """Send a message to a rank; the loss of its agent is reported as an event."""
         if agent := self._agent_of(step, gpu):
             self._send(agent, {TO: gpu[1], "message": message})
 
-    def signal(self, step: str, gpu: Gpu, number: signal.Signals) -> None:
+    def signal(self, step: str, gpu: NodeGpu, number: signal.Signals) -> None:
         """Send a signal to a rank."""
         if agent := self._agent_of(step, gpu):
             self._send(agent, {SIGNAL: int(number), "gpu": gpu[1]})
@@ -371,26 +371,26 @@ class AgentPool:
             self._welcome(facts, connection)
         self.wait(0)
 
-    def _agent_of(self, step: str, gpu: Gpu) -> _Agent | None:
+    def _agent_of(self, step: str, gpu: NodeGpu) -> _AgentLink | None:
         running = self._running.get(step)
         return running.agents.get(gpu[0]) if running else None
 
-    def _agent_on(self, node: str) -> _Agent | None:
+    def _agent_on(self, node: str) -> _AgentLink | None:
         agents = (step.agent_on(node) for step in self._running.values())
         return next(filter(None, agents), None)
 
-    def _send(self, agent: _Agent, *messages: Any) -> None:
+    def _send(self, agent: _AgentLink, *messages: Any) -> None:
         """Send messages; a closed connection is noticed when it is next read."""
         with suppress(ConnectionError):
             for message in messages:
                 agent.connection.send(message)
 
-    def _close(self, agent: _Agent) -> None:
+    def _close(self, agent: _AgentLink) -> None:
         if not agent.closed:
             self._selector.unregister(agent.connection)
         agent.connection.close()
 
-    def _receive_from(self, agent: _Agent) -> None:
+    def _receive_from(self, agent: _AgentLink) -> None:
         now = time.monotonic()
         try:
             for message in agent.connection.arrived():
@@ -409,7 +409,7 @@ class AgentPool:
         agents = (agent for step in self._running.values() for agent in step.agents.values())
         return STEP_END_S if any(not agent.closed for agent in agents) else LAST_S
 
-    def _pass_on(self, agent: _Agent, message: Any) -> None:
+    def _pass_on(self, agent: _AgentLink, message: Any) -> None:
         if FROM in message:
             self._events.on_message((agent.held.node, message[FROM]), message["message"])
         elif ENDED in message:
@@ -514,7 +514,7 @@ class AgentPool:
         where = f"{node} ({found.host}){planned}"
         log_line(f"agent of step {found.step} on {where}, {len(found.cores)} cores{_gpu_list(found)}")
         lost_at = time.monotonic() + self._timeouts.silence_s
-        agent = step.agents[held.node] = _Agent(held, node, connection, lost_at)
+        agent = step.agents[held.node] = _AgentLink(held, node, connection, lost_at)
         self._selector.register(connection, selectors.EVENT_READ, agent)
         site = self.site
         welcome = Welcome(

@@ -45,11 +45,11 @@ from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Star
 from hetctl.scheduling.core import POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (
     EpochDone,
-    Event,
     JobEnding,
     JobOpened,
     NodeJoined,
     NodeLost,
+    SchedulingEvent,
     StepEnded,
     StepSignalled,
     StepStarted,
@@ -240,7 +240,7 @@ class Driver:
     def _now_s(self) -> float:
         return time.time() - self._began_at
 
-    def _send(self, event: Event | HopEvents) -> None:
+    def _send(self, event: SchedulingEvent | HopEvents) -> None:
         self._execute(self._core.handle(event))
 
     def _schedule(self) -> None:

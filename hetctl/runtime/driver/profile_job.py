@@ -51,12 +51,12 @@ def run_profile_job(folder: str) -> int:
     ranks are ended; submitit alone would ignore the signal.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("cancelled"))
-    job = _ProfileJob(Path(folder))
+    job = _ProfileDriver(Path(folder))
     job.run()
     return job.measured
 
 
-class _ProfileJob:
+class _ProfileDriver:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._measurements: Measurements = read_measurements(folder)

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetctl.cluster.launchers.agents import Gpu
+from hetctl.cluster.launchers.agents import NodeGpu
 from hetctl.model.ensemble import TrainingCode
 from hetctl.model.exit_reason import LOST_PEER, ExitReason
 from hetctl.model.plan import Placement
@@ -38,7 +38,7 @@ class WorkerSlot:
         True until the rank before it on the GPU, which had loaded other code, has ended.
     """
 
-    gpu: Gpu
+    gpu: NodeGpu
     step: str
     ready: bool = False
     code: TrainingCode | None = None

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetctl.cluster.launchers.agents import Gpu, gpus_of, sets_by_step
+from hetctl.cluster.launchers.agents import NodeGpu, gpus_of, sets_by_step
 from hetctl.model.ensemble import TrainingCode
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.serialization import decode, encode
@@ -59,7 +59,7 @@ class StoreReports:
     fetched: list[tuple[str, Fetched]] = field(default_factory=list)
     visited: list[VisitReport] = field(default_factory=list)
     saved: list[StateSaved] = field(default_factory=list)
-    ended: list[Gpu] = field(default_factory=list)
+    ended: list[NodeGpu] = field(default_factory=list)
 
 
 class WorkerPool:
@@ -92,10 +92,10 @@ class WorkerPool:
         self._timeouts = site.timeouts
         self._agents = AgentPool(site, nodes, files, framework, self, leave_s, stages, store)
         self.stores = StoreReports()
-        self._slots: dict[Gpu, WorkerSlot] = {}
+        self._slots: dict[NodeGpu, WorkerSlot] = {}
         self._running: dict[str, RunningTask] = {}
-        self._running_on: dict[Gpu, RunningTask] = {}
-        self._killed: dict[Gpu, float] = {}
+        self._running_on: dict[NodeGpu, RunningTask] = {}
+        self._killed: dict[NodeGpu, float] = {}
         self._written: dict[str, int] = {}
         self._staged: list[tuple[str, StagedParts]] = []
         self._returned: list[str] = []
@@ -243,7 +243,7 @@ class WorkerPool:
         """Release all agents and end their ranks; all have ended on return."""
         self._agents.leave()
 
-    def on_message(self, gpu: Gpu, message: Any) -> None:
+    def on_message(self, gpu: NodeGpu, message: Any) -> None:
         """Process a message of a rank."""
         slot, group = self._slots.get(gpu), self._running_on.get(gpu)
         if slot is None:
@@ -264,7 +264,7 @@ class WorkerPool:
             if "written" in message:
                 self._written[group.task.name] = message["written"]
 
-    def on_end(self, gpu: Gpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
+    def on_end(self, gpu: NodeGpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
         """Record the end of a rank; one that was killed may be the first sign of the loss of its node."""
         self._is_urgent = True
         slot = self._slots.get(gpu)
@@ -308,7 +308,7 @@ class WorkerPool:
         for gpu in [gpu for gpu in of_step if node in ("", gpu[0])]:
             self._lose_rank(gpu, exit_code, output, lost_node)
 
-    def _rank_for(self, gpu: Gpu, step: str, code: TrainingCode | None) -> WorkerSlot:
+    def _rank_for(self, gpu: NodeGpu, step: str, code: TrainingCode | None) -> WorkerSlot:
         """Return the rank on a GPU, or a new one if there is none, or if it has loaded other code."""
         slot = self._slots.get(gpu)
         if slot is None:
@@ -320,7 +320,9 @@ class WorkerPool:
         slot.code = code or slot.code
         return slot
 
-    def _lose_rank(self, gpu: Gpu, exit_code: int, output: str = "", lost_node: str | None = None) -> None:
+    def _lose_rank(
+        self, gpu: NodeGpu, exit_code: int, output: str = "", lost_node: str | None = None
+    ) -> None:
         self._killed.pop(gpu, None)
         slot, group = self._slots.pop(gpu, None), self._running_on.get(gpu)
         if slot and group and slot in group.working:

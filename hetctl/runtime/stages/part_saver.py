@@ -13,7 +13,7 @@ from hetctl.runtime.worker.checkpoint import (
     ArrayFile,
     BackgroundWriter,
     CheckpointFolder,
-    Report,
+    OnSaved,
     TrainingState,
 )
 
@@ -47,7 +47,7 @@ class PartSaver(BackgroundWriter):
         self._part, self._parts = part, parts
         self._written: dict[tuple[int, ...], dict[int, ArrayFile]] = {}
 
-    def save(self, arrays: Mapping[str, Tensor], state: TrainingState, report: Report) -> None:
+    def save(self, arrays: Mapping[str, Tensor], state: TrainingState, report: OnSaved) -> None:
         """Write this rank's arrays, which must not change any more, once the previous ones are written.
 
         Parameters
@@ -63,7 +63,7 @@ class PartSaver(BackgroundWriter):
         self.wait()
         self._begin(self._write, dict(arrays), state, report)
 
-    def _write(self, arrays: Mapping[str, Tensor], state: TrainingState, report: Report) -> None:
+    def _write(self, arrays: Mapping[str, Tensor], state: TrainingState, report: OnSaved) -> None:
         began = time.perf_counter()
         file = self._folder.save_part(arrays, state, self._part)
         self._mail.send(0, PART, order=list(state.order), part=self._part, file=encode(file))
@@ -89,7 +89,7 @@ class NoSaver:
 
     is_busy = False
 
-    def save(self, arrays: Mapping[str, Tensor], state: TrainingState, report: Report) -> None:
+    def save(self, arrays: Mapping[str, Tensor], state: TrainingState, report: OnSaved) -> None:
         """Do nothing."""
 
     def check(self) -> None:

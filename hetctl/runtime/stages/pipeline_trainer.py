@@ -20,7 +20,7 @@ from hetctl.runtime.stages.epoch_part import EpochPart, TrainedPart
 from hetctl.runtime.stages.part_saver import NoSaver, PartSaver
 from hetctl.runtime.stages.stage_worker import PartHooks, StageWorker
 from hetctl.runtime.stages.wave_client import LAYER
-from hetctl.runtime.worker.checkpoint import Arrays, Loaded, Manifest, Report
+from hetctl.runtime.worker.checkpoint import Arrays, Loaded, Manifest, OnSaved
 from hetctl.runtime.worker.group import all_gather
 from hetctl.runtime.worker.member_trainer import MemberTrainer, load_together
 from hetctl.runtime.worker.random_state import random_state
@@ -216,7 +216,7 @@ class PipelineTrainer(MemberTrainer):
 
         self.saver.save(arrays, state, report)
 
-    def _save(self, report: Report) -> None:
+    def _save(self, report: OnSaved) -> None:
         self._saved_at = time.monotonic()
         self.state = replace(self.state, random_state=random_state())
         arrays = {name: tensor.copy() for name, tensor in self.stage.network.save().items()}

@@ -38,7 +38,7 @@ every other step would halve its speed. `curve` would judge its new sizes by tim
 UNREADABLE = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, TypeError, ValueError)
 """Errors of a pickle that is empty, or whose classes have changed."""
 
-Report = tuple[int, float, float, float]
+StepReport = tuple[int, float, float, float]
 """Step, its seconds, the share of available cores, and that of memory in use."""
 
 
@@ -134,7 +134,7 @@ class Balancer:
         self._timer.begin(self._step)
         return GO_ON
 
-    def _reports(self) -> list[Report]:
+    def _reports(self) -> list[StepReport]:
         taken = self._timer.taken()
         if not taken:
             return []
@@ -166,10 +166,10 @@ class BalanceLeader:
         self._warned = 0
         self._sizes = balance.sizes
         self._begun: dict[int, tuple[int, ...]] = {}
-        self._seen: dict[int, dict[int, Report]] = {}
+        self._seen: dict[int, dict[int, StepReport]] = {}
         self._ranks: tuple[RankShare, ...] = ()
 
-    def next_sizes(self, own: Sequence[Report]) -> tuple[int, ...]:
+    def next_sizes(self, own: Sequence[StepReport]) -> tuple[int, ...]:
         """Return the sizes of the next step; `own` are the reports of rank 0 itself."""
         if self._manager is None and self._balance.managed:
             self._start("several types of GPU" if self._balance.unlike else "balance: on")
@@ -213,7 +213,7 @@ class BalanceLeader:
             self._warned = len(manager.warnings)
             self._begin_manager(manager)
 
-    def _add(self, rank: int, reports: Sequence[Report]) -> None:
+    def _add(self, rank: int, reports: Sequence[StepReport]) -> None:
         for report in reports:
             if report[0] in self._begun:
                 self._seen.setdefault(report[0], {})[rank] = report

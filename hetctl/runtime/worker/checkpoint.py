@@ -143,7 +143,7 @@ class Manifest:
         return self.parts or (ArrayFile(self.file, own, self.sha256),)
 
 
-Report = Callable[[Manifest, float], None]
+OnSaved = Callable[[Manifest, float], None]
 """Function called with a checkpoint that is on the disk, and the seconds that writing it took."""
 
 
@@ -354,7 +354,7 @@ class BackgroundWriter:
         finally:
             self._pool.shutdown()
 
-    def _begin(self, write: Callable[[Arrays, TrainingState, Report], None], *what: Any) -> None:
+    def _begin(self, write: Callable[[Arrays, TrainingState, OnSaved], None], *what: Any) -> None:
         """Call a function in the thread with what is to be written; the previous call has returned."""
         self._last = self._pool.submit(write, *what)
 
@@ -371,7 +371,7 @@ class Saver(BackgroundWriter):
         self._folder = folder
         self._copy: dict[str, npt.NDArray[Any]] = {}
 
-    def save(self, arrays: Arrays, state: TrainingState, report: Report) -> None:
+    def save(self, arrays: Arrays, state: TrainingState, report: OnSaved) -> None:
         """Copy a checkpoint once the previous one is written, and start to write it.
 
         Parameters
@@ -397,7 +397,7 @@ class Saver(BackgroundWriter):
         np.copyto(place, array)
         return place
 
-    def _write(self, arrays: Arrays, state: TrainingState, report: Report) -> None:
+    def _write(self, arrays: Arrays, state: TrainingState, report: OnSaved) -> None:
         began = time.perf_counter()
         manifest = self._folder.save(arrays, state)
         report(manifest, time.perf_counter() - began)

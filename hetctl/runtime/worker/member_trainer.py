@@ -22,7 +22,7 @@ from hetctl.runtime.worker.checkpoint import (
     CheckpointFolder,
     Loaded,
     Manifest,
-    Report,
+    OnSaved,
     TrainingState,
 )
 from hetctl.runtime.worker.group import Group, all_gather
@@ -46,7 +46,7 @@ class RestorableNetwork(Protocol):
 class CheckpointSaver(Protocol):
     """Writer of checkpoints in the background, such as `Saver`."""
 
-    def save(self, arrays: Arrays, state: TrainingState, report: Report) -> None:
+    def save(self, arrays: Arrays, state: TrainingState, report: OnSaved) -> None:
         """Start to write a checkpoint; OSError if the previous one could not be written."""
 
     @property
@@ -168,7 +168,7 @@ class MemberTrainer:
     def _end_epoch(self, metrics: Mapping[str, float]) -> None:
         """Do what depends on the results of an epoch, before it is saved; by default nothing."""
 
-    def _save(self, report: Report) -> None:
+    def _save(self, report: OnSaved) -> None:
         """Start to write a checkpoint."""
         raise NotImplementedError
 
@@ -296,7 +296,7 @@ class MemberTrainer:
             self.show(result)
 
         def report(manifest: Manifest, seconds: float) -> None:
-            """Report the epoch after its checkpoint: with one of each, none is ever trained twice."""
+            """OnSaved the epoch after its checkpoint: with one of each, none is ever trained twice."""
             self._report_checkpoint(manifest, seconds)
             report_epoch()
 
@@ -308,7 +308,7 @@ class MemberTrainer:
             self._unsaved = True
             report_epoch()
 
-    def _begin_save(self, report: Report) -> None:
+    def _begin_save(self, report: OnSaved) -> None:
         """Start to write a checkpoint, and the next interval."""
         self._save(report)
         self._clock.restart()

@@ -16,7 +16,7 @@ from hetctl.runtime.worker.checkpoint import (
     Arrays,
     CheckpointFolder,
     Loaded,
-    Report,
+    OnSaved,
     TrainingState,
     file_in,
 )
@@ -52,7 +52,7 @@ class ShardSaver:
     def __init__(self, folder: CheckpointFolder, network: DividedNetwork, group: Group) -> None:
         self._folder, self._network, self._group = folder, network, group
 
-    def save(self, arrays: Arrays, state: TrainingState, report: Report) -> None:
+    def save(self, arrays: Arrays, state: TrainingState, report: OnSaved) -> None:
         """Write a checkpoint; `report` is called on rank 0.
 
         Raises
@@ -121,7 +121,7 @@ class ShardedTrainer(Trainer):
         self.network.open_shards(self.checkpoints.shards_of(self.state))
         super()._adopt_arrays(arrays)
 
-    def _save(self, report: Report) -> None:
+    def _save(self, report: OnSaved) -> None:
         self.state = replace(self.state, random_state=random_state())
         arrays = self.network.save() | gathered_states(self.network, self.group)
         self._saver.save(arrays, self.state, report)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
-from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Report, TrainingState
+from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, OnSaved, TrainingState
 from hetctl.storage.event_files import EventWriter
 
 MOST_WAITING = 3
@@ -37,7 +37,7 @@ class UnsavedState:
     arrays: Arrays
     state: TrainingState
     since: int | None
-    report: Report
+    report: OnSaved
     events: EventWriter
 
 

@@ -15,7 +15,7 @@ from hetctl.methods.balance.sample_visits import SampleVisits
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.balancing import BalanceLeader, Balancer
-from hetctl.runtime.worker.checkpoint import Arrays, Report, Saver
+from hetctl.runtime.worker.checkpoint import Arrays, OnSaved, Saver
 from hetctl.runtime.worker.member_trainer import CheckpointSaver, MemberTrainer
 from hetctl.runtime.worker.random_state import random_state
 from hetctl.runtime.worker.rank_generators import RANKS, gathered_states, restore_own
@@ -135,7 +135,7 @@ class Trainer(MemberTrainer):
     def _end_epoch(self, metrics: Mapping[str, float]) -> None:
         self.network.end_epoch(metrics)
 
-    def _save(self, report: Report) -> None:
+    def _save(self, report: OnSaved) -> None:
         self.state = replace(self.state, random_state=random_state())
         of_ranks = gathered_states(self.network, self.group)
         if self.group.rank != 0:

@@ -39,7 +39,7 @@ from hetctl.storage.paths import board_in
 LOOK_S = 0.001
 """Seconds between two looks for a state that is on its way."""
 
-Start = tuple[Arrays | None, TrainingState]
+StartState = tuple[Arrays | None, TrainingState]
 """Arrays from which a visit starts, and the rest of the state; without arrays the network is a fresh one."""
 
 
@@ -220,7 +220,7 @@ class Visitor:
         training, validation = map(ArrayLoader, sources, streams)
         return training, validation
 
-    def _await_start(self) -> Start | None:
+    def _await_start(self) -> StartState | None:
         """Return the state from which to start once it is there; None if told to stop before."""
         name = self._visit.state
         if name is None:
@@ -237,14 +237,14 @@ class Visitor:
             time.sleep(LOOK_S)
         return False
 
-    def _newest(self) -> Start:
+    def _newest(self) -> StartState:
         wanted = self._visit.checkpoint
         loaded = self._checkpoints.load(lambda state: wanted in (None, state.visit))
         for name in loaded.invalid:
             print(f"checkpoint {name} is damaged: continuing from an earlier one", flush=True)
         return loaded.arrays, loaded.state
 
-    def _restore(self, start: Start, sample: Samples) -> tuple[TrainableNetwork, TrainingState]:
+    def _restore(self, start: StartState, sample: Samples) -> tuple[TrainableNetwork, TrainingState]:
         """Return the member's network in the state from which to start, and that state for these GPUs."""
         arrays, state = start
         gpus = self._group.size

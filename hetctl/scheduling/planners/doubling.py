@@ -54,12 +54,12 @@ def _fit(counts: Mapping[str, int], nodes: Sequence[Node]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Changes:
     """Changes of some members: those of `before`, and one of `name`."""
 
     gpus: int
     saved_s: float
-    before: _Plan | None = None
+    before: _Changes | None = None
     name: str = ""
 
     def changes(self) -> dict[str, int]:
@@ -119,10 +119,10 @@ def _best(changes: Mapping[str, Sequence[Change]], left: int) -> dict[str, int]:
     largest = max((gpus for options in changes.values() for gpus, _ in options), default=0)
     if largest <= 0:
         return {}
-    plans = [_Plan(0, 0.0)]
+    plans = [_Changes(0, 0.0)]
     for name, options in changes.items():
         tried = (
-            _Plan(plan.gpus + gpus, plan.saved_s + saved_s, plan, name)
+            _Changes(plan.gpus + gpus, plan.saved_s + saved_s, plan, name)
             for plan in plans
             for gpus, saved_s in options
         )
@@ -131,10 +131,10 @@ def _best(changes: Mapping[str, Sequence[Change]], left: int) -> dict[str, int]:
     return best.changes() if best.saved_s >= LEAST_S else {}
 
 
-def _undominated(plans: list[_Plan]) -> list[_Plan]:
+def _undominated(plans: list[_Changes]) -> list[_Changes]:
     """Return the plans that save more than all others with as few GPUs."""
     plans.sort(key=lambda plan: (plan.gpus, -plan.saved_s))
-    most_s, good = -math.inf, list[_Plan]()
+    most_s, good = -math.inf, list[_Changes]()
     for plan in plans:
         if plan.saved_s > most_s:
             most_s = plan.saved_s

@@ -13,7 +13,7 @@ MOST_NODES_COMPARED = 64
 
 
 @dataclass
-class _Place:
+class _FreeNode:
     """A node with its free GPUs, and members that may be moved."""
 
     name: str
@@ -33,12 +33,12 @@ def place_members(request: Request, counts: Mapping[str, int]) -> tuple[Decision
     counts : mapping of str to int
         GPUs by member; members that are missing get none.
     """
-    board = _Board(request, counts)
-    board.place_all()
-    return board.decision(), board.given()
+    free_nodes = _FreeNodes(request, counts)
+    free_nodes.place_all()
+    return free_nodes.decision(), free_nodes.given()
 
 
-class _Board:
+class _FreeNodes:
     def __init__(self, request: Request, counts: Mapping[str, int]) -> None:
         self._request = request
         self._workloads = {c.name: c for c in request.workloads}
@@ -47,7 +47,7 @@ class _Board:
         self._counts = {name: held.allocation.gpus for name, held in self._held.items() if held.fixed} | {
             name: gpus for name, gpus in counts.items() if gpus and not self._is_fixed(name)
         }
-        self._places = {node.name: _Place(node.name, list(node.gpus)) for node in request.nodes}
+        self._places = {node.name: _FreeNode(node.name, list(node.gpus)) for node in request.nodes}
         self._node_size = max((len(node.gpus) for node in request.all_nodes), default=1)
         self._kept = {h.workload.name for h in request.held if self._keeps(h)}
         self._placed: dict[str, tuple[Placement, ...]] = {}
@@ -68,7 +68,7 @@ class _Board:
         name = held.workload.name
         keeps = name in self._kept
         for part in held.allocation.placement:
-            place = self._places.setdefault(part.node, _Place(part.node, []))
+            place = self._places.setdefault(part.node, _FreeNode(part.node, []))
             if not keeps:
                 place.free.extend(part.gpus)
             elif not held.fixed and len(held.allocation.placement) == 1:
@@ -132,7 +132,7 @@ class _Board:
             names.extend(list(bucket)[: MOST_NODES_COMPARED - len(names)])
         return names
 
-    def _movers(self, place: _Place, gpus: int) -> tuple[int, list[str]] | None:
+    def _movers(self, place: _FreeNode, gpus: int) -> tuple[int, list[str]] | None:
         """Return how many GPUs have to move from a node to free `gpus`, and their members; all hold fewer."""
         missing = gpus - len(place.free)
         sizes = sorted(
@@ -170,7 +170,7 @@ class _Board:
         self._counts[name] = sum(gpus for _, gpus in parts)
         self._placed[name] = tuple(placed)
 
-    def _refile(self, place: _Place, free: list[int]) -> None:
+    def _refile(self, place: _FreeNode, free: list[int]) -> None:
         del self._by_free[len(place.free)][place.name]
         place.free = free
         self._by_free[len(free)][place.name] = None

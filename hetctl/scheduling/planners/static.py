@@ -16,7 +16,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.perf.allotments import allotment_bound, allotments_of
 from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request, gpu_count
 from hetctl.scheduling.planners.independent import drawn
-from hetctl.scheduling.planners.static_schedule import Heads, Problem, Run, Schedule, placeable
+from hetctl.scheduling.planners.static_schedule import Heads, PlacedRuns, Problem, Run, placeable
 from hetctl.scheduling.planners.static_search import search
 from hetctl.scheduling.planners.static_solver import can_refine, refine
 
@@ -101,7 +101,7 @@ def _independent(problem: Problem, request: Request) -> list[Run]:
     return [problem.run(member, 0) for member in members]
 
 
-def _named(schedule: Schedule, request: Request, nodes: Sequence[str]) -> tuple[Planned, ...]:
+def _named(schedule: PlacedRuns, request: Request, nodes: Sequence[str]) -> tuple[Planned, ...]:
     now_s = request.now_s
     return tuple(
         Planned(

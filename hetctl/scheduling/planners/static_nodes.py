@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from hetctl.scheduling.planners.static_schedule import (
     Placed,
+    PlacedRuns,
     Problem,
     Run,
-    Schedule,
     in_order,
     list_schedule,
     occupy,
@@ -34,7 +34,7 @@ Change = tuple[int, list[Run], list[float], float]
 """A node with its new runs, the times when its GPUs are free after them, and its cost."""
 
 
-def improve_nodes(problem: Problem, runs: Sequence[Run], seconds: float, draw: random.Random) -> Schedule:
+def improve_nodes(problem: Problem, runs: Sequence[Run], seconds: float, draw: random.Random) -> PlacedRuns:
     """Return the best schedule found in about `seconds`, from a list with wide members first.
 
     Members on more than one node stay where the list puts them.
@@ -137,7 +137,7 @@ class _Annealing:
             changes.append((node, runs, free, self._cost(free)))
         return changes
 
-    def schedule(self) -> Schedule:
+    def schedule(self) -> PlacedRuns:
         """Return the best schedule so far."""
         placed = list(self._wide)
         for node, runs in enumerate(self._best_nodes):

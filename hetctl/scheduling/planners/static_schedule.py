@@ -45,7 +45,7 @@ class Placed(NamedTuple):
         return self.start_s + self.run.seconds
 
 
-Schedule = tuple[Placed, ...]
+PlacedRuns = tuple[Placed, ...]
 """Runs in the order of starts, so that `follow` reproduces the schedule."""
 
 
@@ -115,13 +115,13 @@ def list_schedule(runs: Sequence[Run], heads: Heads) -> tuple[list[Placed], Head
     return placed, tuple(map(tuple, skyline.free))
 
 
-def in_order(placed: Iterable[Placed], heads: Heads) -> Schedule:
+def in_order(placed: Iterable[Placed], heads: Heads) -> PlacedRuns:
     """Return a schedule in the order of starts; no run starts later than before."""
     by_start = sorted(placed, key=lambda p: p.start_s)
     return follow([(p.run, p.parts) for p in by_start], heads)
 
 
-def follow(assigned: Iterable[tuple[Run, Parts]], heads: Heads) -> Schedule:
+def follow(assigned: Iterable[tuple[Run, Parts]], heads: Heads) -> PlacedRuns:
     """Start runs on their nodes in order, each as early as possible but not before the previous one."""
     free = [list(head) for head in heads]
     now_s, placed = 0.0, []

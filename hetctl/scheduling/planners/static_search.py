@@ -14,9 +14,9 @@ from hetctl.perf.allotments import Allotments
 from hetctl.scheduling.planners.static_nodes import improve_nodes
 from hetctl.scheduling.planners.static_schedule import (
     Placed,
+    PlacedRuns,
     Problem,
     Run,
-    Schedule,
     in_order,
     is_even,
     list_schedule,
@@ -36,7 +36,7 @@ DESCENTS = 4
 Order = Callable[[Run], tuple[float, ...]]
 
 
-def search(problem: Problem, lists: Iterable[Sequence[Run]], seconds: float, seed: int) -> Schedule:
+def search(problem: Problem, lists: Iterable[Sequence[Run]], seconds: float, seed: int) -> PlacedRuns:
     """Return the best schedule found with an effort of about `seconds`.
 
     Parameters

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from hetctl.scheduling.planners.static_schedule import (
     Placed,
+    PlacedRuns,
     Problem,
     Run,
-    Schedule,
     follow,
     in_order,
     is_even,
@@ -32,7 +32,7 @@ def can_refine(problem: Problem) -> bool:
     return choices * len(problem.heads) <= MOST_INTERVALS
 
 
-def refine(problem: Problem, schedule: Schedule, seconds: float, seed: int, workers: int = 1) -> Schedule:
+def refine(problem: Problem, schedule: PlacedRuns, seconds: float, seed: int, workers: int = 1) -> PlacedRuns:
     """Return a schedule that is no worse, found in at most `seconds`.
 
     Members get the GPUs that `schedule` gives them, or numbers that pack well; on a single node any.
@@ -42,7 +42,7 @@ def refine(problem: Problem, schedule: Schedule, seconds: float, seed: int, work
     """
     from ortools.sat.python import cp_model
 
-    model = Model(problem, schedule)
+    model = IntervalModel(problem, schedule)
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
     # The parameter is a signed number of 32 bits.
@@ -55,10 +55,10 @@ def refine(problem: Problem, schedule: Schedule, seconds: float, seed: int, work
     return min(schedule, model.schedule(solver), key=problem.cost)
 
 
-class Model:
-    """Model with an optional interval for each member, number of GPUs and node."""
+class IntervalModel:
+    """IntervalModel with an optional interval for each member, number of GPUs and node."""
 
-    def __init__(self, problem: Problem, hint: Schedule) -> None:
+    def __init__(self, problem: Problem, hint: PlacedRuns) -> None:
         from ortools.sat.python import cp_model
 
         self.model = cp_model.CpModel()
@@ -157,7 +157,7 @@ class Model:
         self.model.add(sum(self._area) <= gpus * last)
         self.model.minimize(last)
 
-    def _add_hint(self, hint: Schedule) -> None:
+    def _add_hint(self, hint: PlacedRuns) -> None:
         """Give a schedule in whole ticks as hint: rounded one by one, its runs would overlap."""
         rounded = [(Run(run.member, run.gpus, self._ticks(run.seconds)), parts) for _, run, parts in hint]
         heads = tuple(tuple(float(self._ticks(free_s)) for free_s in head) for head in self._problem.heads)
@@ -170,7 +170,7 @@ class Model:
                 for node, taken, use in parts:
                     self.model.add_hint(use, gpus[choice] == run.gpus and (node, taken) in used)
 
-    def schedule(self, solver: cp_model.CpSolver) -> Schedule:
+    def schedule(self, solver: cp_model.CpSolver) -> PlacedRuns:
         """Return the solution, in seconds."""
         placed = []
         for member, options in enumerate(self._options):

@@ -18,10 +18,10 @@ from hetctl.model.workload import Workload
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
 from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.events import (
-    Event,
     JobOpened,
     MemberArrived,
     NodeLost,
+    SchedulingEvent,
     StepEnded,
     StepStarted,
     Tick,
@@ -131,7 +131,7 @@ class Engine:
         queued_s = self._queue[0][0] if self._queue else math.inf
         return min(queued_s, self._arrivals[0].at_s if self._arrivals else math.inf)
 
-    def _send(self, event: Event) -> None:
+    def _send(self, event: SchedulingEvent) -> None:
         self._carry_out(self._core.handle(event))
 
     def _schedule(self) -> None:
@@ -201,7 +201,7 @@ class Engine:
         step = self.steps[index]
         return step.end_s != at_s or self._members.running.get(step.workload.name) != index
 
-    def _due_events(self) -> Iterator[Event]:
+    def _due_events(self) -> Iterator[SchedulingEvent]:
         """Yield all events that are due by now."""
         while self._queue and self._queue[0][0] <= self.now:
             due = heapq.heappop(self._queue)
@@ -212,10 +212,10 @@ class Engine:
             self._members.add(workload)
             yield MemberArrived(self.now, workload.name)
 
-    def _step_ends(self, index: int, _node: str) -> Iterator[Event]:
+    def _step_ends(self, index: int, _node: str) -> Iterator[SchedulingEvent]:
         yield self._end(index, ExitReason.TOLD)
 
-    def _node_fails(self, _index: int, node: str) -> Iterator[Event]:
+    def _node_fails(self, _index: int, node: str) -> Iterator[SchedulingEvent]:
         """Let a node fail, and with it the steps that it has a part of."""
         failures = self._scenario.failures
         assert failures is not None
@@ -231,7 +231,7 @@ class Engine:
     def _is_on(self, index: int, node: str) -> bool:
         return any(part.node == node for part in self.steps[index].allocation.placement)
 
-    def _node_returns(self, _index: int, node: str) -> Iterator[Event]:
+    def _node_returns(self, _index: int, node: str) -> Iterator[SchedulingEvent]:
         """Make a node available again, for the next job."""
         self._down.discard(node)
         return iter(())
@@ -300,7 +300,7 @@ _CARRIED_OUT: Mapping[type, Callable[[Engine, Any], None]] = {
     AskAgain: Engine._ask_again,
     EndJob: Engine._end_job,
 }
-_WORLD_HANDLERS: Mapping[WorldEvent, Callable[[Engine, int, str], Iterator[Event]]] = {
+_WORLD_HANDLERS: Mapping[WorldEvent, Callable[[Engine, int, str], Iterator[SchedulingEvent]]] = {
     WorldEvent.STEP_ENDS: Engine._step_ends,
     WorldEvent.NODE_FAILS: Engine._node_fails,
     WorldEvent.NODE_RETURNS: Engine._node_returns,

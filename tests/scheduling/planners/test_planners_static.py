@@ -22,7 +22,7 @@ from hetctl.scheduling.planners.static import STATIC, decide, reasons
 from hetctl.scheduling.planners.static_nodes import improve_nodes
 from hetctl.scheduling.planners.static_schedule import Heads, Problem, Run, in_order, list_schedule, placeable
 from hetctl.scheduling.planners.static_search import search
-from hetctl.scheduling.planners.static_solver import Model, can_refine, refine
+from hetctl.scheduling.planners.static_solver import IntervalModel, can_refine, refine
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
 
@@ -139,7 +139,7 @@ def test_the_solver_starts_from_a_schedule_that_its_model_allows(heads: Heads) -
     """If the hint were refused, the solver would start from nothing without any message."""
     problem = replace(problem_of(some_members(2, 25, 16), 16, 4), heads=heads)
     hint = search(problem, [], 0.02, seed=0)
-    model, solver = Model(problem, hint), cp_model.CpSolver()
+    model, solver = IntervalModel(problem, hint), cp_model.CpSolver()
     solver.parameters.fix_variables_to_their_hinted_value = True
     solver.parameters.num_workers = 1
     assert solver.solve(model.model) == cp_model.OPTIMAL

@@ -22,7 +22,7 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Cluster
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, Start
-from hetctl.scheduling.events import Event, StepEnded
+from hetctl.scheduling.events import SchedulingEvent, StepEnded
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.simulate.engine import Engine
@@ -243,7 +243,7 @@ def told(log: list[Conclusion]) -> list[str]:
     ]
 
 
-def _event(event: Event | None) -> str:
+def _event(event: SchedulingEvent | None) -> str:
     return str(replace(event, no_room=False) if isinstance(event, StepEnded) else event)
 
 

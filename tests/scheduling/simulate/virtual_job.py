@@ -31,7 +31,7 @@ from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.scheduling.commands import AskAgain, Command
 from hetctl.scheduling.core import Core, JobOptions
-from hetctl.scheduling.events import Event
+from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.planners.base import Decision, Planner, Request
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
@@ -41,7 +41,7 @@ from hetctl.storage.run_file import write_spec
 Parts = tuple[Placement, ...]
 Round = tuple[float, dict[str, Parts]]
 """Start of a round, and its members with their GPUs."""
-Conclusion = tuple[Event | None, list[Command]]
+Conclusion = tuple[SchedulingEvent | None, list[Command]]
 """An event and the commands that followed; None: those that follow from all events of a moment."""
 
 
@@ -55,7 +55,7 @@ class Recorded(Core):
     def __init__(self, planner: Planner, options: Any, job: JobOptions, *rest: Any) -> None:
         super().__init__(told_once(planner, self.decisions), options, job, *rest)
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: SchedulingEvent) -> list[Command]:
         commands = super().handle(event)
         self.log.append((event, commands))
         return commands
