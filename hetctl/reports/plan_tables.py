@@ -248,15 +248,15 @@ def size_table(chosen: JobSizeOption, job_sizes: Sequence[JobSizeOption], device
     table = ruled_table(
         "", "queue", ">nodes", ">time limit", ">jobs", ">makespan", f">{device_word(device)} hours", gap=1
     )
-    for prospect in job_sizes:
-        size = prospect.size
+    for option in job_sizes:
+        size = option.size
         table.add_row(
-            "→" if prospect == chosen else "",
+            "→" if option == chosen else "",
             size.queue.name,
             str(size.nodes),
             format_seconds(size.wall_s),
-            str(prospect.jobs),
-            format_seconds(prospect.makespan_s),
-            f"{prospect.gpu_hours:.3g}",
+            str(option.jobs),
+            format_seconds(option.makespan_s),
+            f"{option.gpu_hours:.3g}",
         )
     return Group(Text("\nSizes of a job", "bold"), table)

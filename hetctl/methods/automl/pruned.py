@@ -1,4 +1,4 @@
-"""Trials in steps of a few epochs, of which one of Optuna's pruners ends those without job_sizes."""
+"""Trials in steps of a few epochs, of which one of Optuna's pruners ends those without prospects."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ class MemberTrainer:
             self.show(result)
 
         def report(manifest: Manifest, seconds: float) -> None:
-            """OnSaved the epoch after its checkpoint: with one of each, none is ever trained twice."""
+            """Report the epoch after its checkpoint: with one of each, none is ever trained twice."""
             self._report_checkpoint(manifest, seconds)
             report_epoch()
 

@@ -56,7 +56,7 @@ def refine(problem: Problem, schedule: PlacedRuns, seconds: float, seed: int, wo
 
 
 class IntervalModel:
-    """IntervalModel with an optional interval for each member, number of GPUs and node."""
+    """Model with an optional interval for each member, number of GPUs and node."""
 
     def __init__(self, problem: Problem, hint: PlacedRuns) -> None:
         from ortools.sat.python import cp_model
