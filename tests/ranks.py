@@ -5,6 +5,7 @@ The import takes seconds of each core, and so tests with many ranks share it.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import sys
@@ -16,9 +17,11 @@ from pathlib import Path
 from workbench import wait_for
 
 from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.serialization import decode
 from hetctl.runtime.agent.binding import THREAD_VARIABLES
+from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.group import RankInfo
-from hetctl.runtime.worker.messages import read_address, write_address
+from hetctl.runtime.worker.messages import write_address
 
 PATIENCE_S = 180.0
 FORKED = multiprocessing.get_context("forkserver")
@@ -61,7 +64,7 @@ def place_in(folder: Path | str, rank: int, size: int):
     if rank == 0:
         return RankInfo(0, size, "key"), lambda address: write_address(master, address)
     wait_for(master.exists)
-    return RankInfo(rank, size, "key", read_address(master)), None
+    return RankInfo(rank, size, "key", decode(Address, json.loads(master.read_text()))), None
 
 
 @contextmanager

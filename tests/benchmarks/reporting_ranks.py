@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 import time
@@ -16,12 +17,12 @@ from unittest import mock
 from hetctl.cluster.launchers.agents import AGENTS
 from hetctl.model.plan import Allocation
 from hetctl.model.run import RunSpec
-from hetctl.model.serialization import encode
+from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Node, Timeouts
 from hetctl.runtime.agent.messages import FROM, AgentFacts
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.runtime.transport import Connection, connect
-from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec, read_address
+from hetctl.runtime.transport import Address, Connection, connect
+from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.worker import output_to
 from hetctl.storage.event_files import EventWriter
@@ -101,7 +102,7 @@ def _task(folder: Path, spec: RunSpec, index: int, allocation: Allocation) -> Ta
 
 def _agent(files: AgentFiles, node: str) -> Connection:
     facts = AgentFacts(AGENTS, node, {"SLURMD_NODENAME": node}, ())
-    return connect(read_address(files.address), encode(facts), PATIENCE_S)
+    return connect(decode(Address, json.loads(files.address.read_text())), encode(facts), PATIENCE_S)
 
 
 def _writer(task: TaskMessage, allocation: Allocation, agents: dict[str, Connection]) -> EventWriter:

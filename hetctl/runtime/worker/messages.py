@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from hetctl.model.balance_settings import BalanceSettings
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.plan import Allocation
 from hetctl.model.run import NONE
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.transport import Address
@@ -273,8 +272,3 @@ class StopMessage:
 def write_address(path: Path, address: Address) -> None:
     """Write the driver's address to a file that only the owner can read: it contains the key."""
     write_json(path, encode(address))
-
-
-def read_address(path: Path) -> Address:
-    """Read the driver's address."""
-    return decode(Address, json.loads(path.read_text(encoding="utf-8")))
