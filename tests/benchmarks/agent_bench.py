@@ -240,7 +240,8 @@ def workers_on(
         sys.executable = python
         files = AgentFiles.within(folder)
         places = [Node(f"n{n}", tuple(range(ranks))) for n in range(nodes)]
-        workers = WorkerPool(site, places, files, framework, store=store)
+        workers = WorkerPool(site, places, files, framework)
+        workers.open_stores(store)
         try:
             yield workers, folder
         finally:

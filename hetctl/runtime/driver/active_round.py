@@ -38,7 +38,7 @@ class ActiveRound:
         True if all members were told to stop.
     reports : dict
         Reports of the trainers of steps that have ended, by member.
-    hops : bool
+    visits : bool
         True if the steps are visits, whose ranks report to the driver and write no events.
     """
 
@@ -52,7 +52,7 @@ class ActiveRound:
     terminated: set[str] = field(default_factory=set)
     stopped: bool = False
     reports: dict[str, StepReport] = field(default_factory=dict)
-    hops: bool = False
+    visits: bool = False
     _event_files: dict[str, EventFile] = field(default_factory=dict)
 
     def expect_events_of(self, name: str) -> None:
@@ -122,7 +122,7 @@ class ActiveRound:
         # The signal was the driver's own: its exit code must not count as a failure of the member.
         if step.name in self.terminated:
             return ExitReason.TOLD
-        if step.exit_code == 0 and (report.left_as or self.hops):
+        if step.exit_code == 0 and (report.left_as or self.visits):
             return report.left_as or ExitReason.TOLD
         # srun and ranks may exit with 0 after a node is lost, so a clean exit counts
         # only with the trainer's last event.

@@ -205,6 +205,8 @@ class AgentPool:
     ----------
     nodes : tuple of Node
         Nodes of the job that are not lost.
+    store : StoreOrder or None
+        Store of states that the agents that connect from now on open; None: they open none.
 
     Parameters
     ----------
@@ -216,8 +218,6 @@ class AgentPool:
         Seconds in which steps of released agents end; they are terminated then, and killed after twice that.
     stages : mapping of str to StageOrder
         Parts that the agent on each node copies before it forks ranks.
-    store : StoreOrder or None
-        Store of states that each agent opens; None: members do not hop.
     """
 
     def __init__(
@@ -229,10 +229,10 @@ class AgentPool:
         events: RankEvents,
         leave_s: float = LEAVE_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
-        store: StoreOrder | None = None,
     ) -> None:
         self.nodes = tuple(nodes)
-        self._stages, self._store = stages, store
+        self.store: StoreOrder | None = None
+        self._stages = stages
         self._stores: dict[str, Any] = {}
         # Variables of NCCL, RCCL, Gloo and libfabric from the user's shell or a module are not overwritten.
         self.site = site.yielding_to(os.environ)
@@ -519,7 +519,7 @@ class AgentPool:
         site = self.site
         welcome = Welcome(
             *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
-            *(site.timeouts.silence_s, self._stages.get(node), self._store),
+            *(site.timeouts.silence_s, self._stages.get(node), self.store),
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
         step.to_start = [gpu for gpu in step.to_start if gpu not in own]

@@ -4,59 +4,42 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import partial
+from itertools import chain
 from typing import Any
 
-from hetctl.methods.hopper.hop_commands import HopCommand, OpenHops, StartVisit
-from hetctl.methods.hopper.hop_core import HopCore, RunningVisit
-from hetctl.methods.hopper.hop_events import HopEvents, MemberJoined
-from hetctl.methods.pipeline.layouts import Layouts, pipeline_planner
 from hetctl.model.events import DRIVER
 from hetctl.model.exit_reason import ExitReason
-from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
-from hetctl.model.workload import Workload
 from hetctl.runtime.best_effort_io import disk_error_reason, log_line
 from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exit_causes import failed_nodes
-from hetctl.runtime.driver.hop_job import (
-    HOP_RECORDS,
-    HopJob,
-    hop_core,
-    newest_states,
-    next_number,
-    progress_of,
-    recorded_visits,
-    store_order,
-)
+from hetctl.runtime.driver.job_modes import JobContext, modes_of
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.phased_core import PhasedCore
 from hetctl.runtime.driver.round_launcher import Exchanges, RoundLauncher
-from hetctl.runtime.driver.run_members import RunMembers, RunObserver
+from hetctl.runtime.driver.run_members import RunMembers, SearchTrials
 from hetctl.runtime.driver.running_task import EndedGroup
-from hetctl.runtime.driver.trial_queue import TrialQueue
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
-from hetctl.scheduling.core import POLL_S, Core, JobOptions
+from hetctl.scheduling.commands import AskAgain, EndJob, EndRound, Start, Stop
+from hetctl.scheduling.core import POLL_S
 from hetctl.scheduling.events import (
     EpochDone,
     JobEnding,
     JobOpened,
     NodeJoined,
     NodeLost,
-    SchedulingEvent,
     StepEnded,
     StepSignalled,
     StepStarted,
     Tick,
 )
 from hetctl.scheduling.planners import planner_named
-from hetctl.scheduling.planners.base import Options, Planner, options_from
+from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import BestEffortEventWriter
 from hetctl.storage.heartbeats import write_heartbeats
 from hetctl.storage.kept_modules import with_kept_modules
@@ -66,8 +49,6 @@ from hetctl.storage.run_file import read_planner_state, read_spec
 SIGNAL_DELAY_S = 0.5
 RATES_EVERY_S = 2.0
 """Seconds between two checks of the rates of members in training, for planners that may resize them."""
-TRIALS_EVERY_S = 1.0
-"""Seconds between two looks for trials that a search asks for while no visit ends."""
 HEARTBEATS_EVERY_S = 2.0
 """Seconds between two versions of the file of heartbeats."""
 STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
@@ -113,26 +94,18 @@ class Driver:
         self._batch_id = batch_id
         self._signal_delay_s = signal_delay_s
         self._planner = planner_named(self._spec.planner)
-        options = options_from(self._spec.options)
         nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
         self._nodes = [node.name for node in nodes]
         self._returned: list[str] = []
         self._workers = WorkerPool(
             *(self._spec.site, nodes, self._files.agents, self._spec.ensemble.preloaded),
             stages=stage_orders(self._spec.ensemble.partitions, self._nodes),
-            store=store_order(self._spec),
         )
         self._exchanges = Exchanges(self._spec.site, self._files)
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
-        self._hops: HopJob | None = None
-        self._hopping: dict[str, int] = {}
-        if HOPPER in self._spec.phases:
-            self._hops = HopJob(folder, self._workers, self._end_by_disk)
-        take_written = (self._hops or self._workers).take_written
         self._open: dict[int, ActiveRound] = {}
-        self._trials = self._trial_queue()
         self._members = RunMembers(
-            *(folder, self._spec, self._workers.gpus, take_written), trials=self._trials
+            *(folder, self._spec, self._workers.gpus, self._workers.take_written), trials=self._trials()
         )
         self._began_at = self._members.began_at
         first_round = self._members.next_round
@@ -150,55 +123,47 @@ class Driver:
             *(folder, self._spec, job, deadline, self._opened.longest_s),
             *(self._workers, self._exchanges, self._end_by_disk),
         )
-        self._core: Any = self._first_core(options)
+        self._modes = modes_of(
+            JobContext(
+                folder=folder,
+                spec=self._spec,
+                planner=self._planner,
+                options=options_from(self._spec.options),
+                workers=self._workers,
+                members=self._members,
+                launcher=self._launcher,
+                rounds=self._open,
+                send=self._send,
+                on_failure=self._end_by_disk,
+            )
+        )
+        self._executors: dict[type, Callable[[Any], None]] = {
+            Start: self._start,
+            Stop: self._stop,
+            EndRound: self._end_round,
+            EndJob: self._end_job,
+            AskAgain: self._poll,
+        }
+        for mode in self._modes:
+            self._executors.update(mode.executors)
+        self._core = PhasedCore([mode.core for mode in self._modes])
         self._next_rates = 0.0
         self._next_heartbeats = 0.0
-        self._next_trials = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._ended_by: str | None = None
 
-    def _trial_queue(self) -> TrialQueue | None:
+    def _trials(self) -> SearchTrials | None:
+        """Return the trials of the run's search; None if it has none."""
         if self._spec.ensemble.search is None:
             return None
+        # Not every run has a search, whose methods are imported with it.
+        from hetctl.runtime.driver.trial_queue import TrialQueue
+
         return TrialQueue(
             *(self._folder, self._spec, self._workers.gpus),
             lambda name: any(name in opened.active for opened in self._open.values()),
             self._end_by_disk,
         )
-
-    def _first_core(self, options: Options) -> Any:
-        makers = [partial(_CORES[phase], self, options) for phase in self._spec.phases]
-        return PhasedCore(makers) if len(makers) > 1 else makers[0]()
-
-    def _round_core(self, options: Options) -> Core:
-        return Core(self._planner, options, JobOptions(), self._observer(self._planner, options))
-
-    def _pipeline_core(self, options: Options) -> Core:
-        like = {} if self._trials is None else {"planned_like": self._trials.planned_like}
-        planner = pipeline_planner(Layouts(self._spec.pipelines, **like).find)
-        return Core(planner, options, JobOptions(), self._observer(planner, options, pipelines=True))
-
-    def _hop_core(self, options: Options) -> HopCore:
-        assert self._hops is not None
-        observer = self._observer(self._planner, options)
-        left = observer.left(self._now_s())
-        recorded = recorded_visits(self._folder)
-        states = newest_states(self._spec, left, recorded)
-        number = next_number(self._spec, left, recorded)
-        self._hops.reconcile(states, self._members.epochs(left), recorded)
-        # Those whose last job ended in the middle of a data-parallel epoch go on with the next phase.
-        fit = [name for name in left if not states[name].is_within_epoch]
-        active = {member.name: member for member in self._members.as_they_are(fit)}
-        self._hopping = dict(self._members.asked())
-        return hop_core(self._spec, options, active, number, states, observer)
-
-    def _observer(self, planner: Planner, options: Options, *, pipelines: bool = False) -> RunObserver:
-        def order(workload: Workload) -> Any:
-            return planner.order(workload, options)
-
-        piped = frozenset(self._spec.pipelines)
-        only = piped if pipelines else frozenset(m.name for m in self._spec.ensemble.members) - piped
-        return RunObserver(self._spec.budget, self._members, self._workers, self._open, order, only)
 
     def run(self) -> str:
         """Run rounds until no work is left or the job has to end; return the reason of the end."""
@@ -240,8 +205,12 @@ class Driver:
     def _now_s(self) -> float:
         return time.time() - self._began_at
 
-    def _send(self, event: SchedulingEvent | HopEvents) -> None:
+    def _send(self, event: Any) -> None:
         self._execute(self._core.handle(event))
+
+    def _send_all(self, events: Iterable[Iterable[Any]]) -> None:
+        for event in chain.from_iterable(events):
+            self._send(event)
 
     def _schedule(self) -> None:
         try:
@@ -262,7 +231,7 @@ class Driver:
             time.sleep(self._signal_delay_s)
         self._send(Tick(self._now_s()))
         self._report_joined_nodes()
-        self._report_hops()
+        self._send_all(mode.reports() for mode in self._modes)
         self._watch_for_the_end()
         for name in (*self._workers.signalled(), *(step.name for step in ended if step.signalled)):
             self._send(StepSignalled(self._now_s(), name))
@@ -270,7 +239,7 @@ class Driver:
             self._close_step(step)
         self._report_lost_nodes()
         self._record_returns()
-        self._report_trials(bool(ended))
+        self._send_all(mode.arrivals(some_ended=bool(ended)) for mode in self._modes)
 
     def _watch_for_the_end(self) -> None:
         """Report the end of the job; its script receives the batch system's signals and writes a file."""
@@ -307,8 +276,8 @@ class Driver:
         running = self._core.running[step.name]
         open_round = self._open[running.round]
         why = open_round.close(step, self._members.peak_memory(step.name))
-        if self._hops and isinstance(running, RunningVisit) and not running.done:
-            self._hops.lose(running, self._began_at + running.since_s, why.value)
+        for mode in self._modes:
+            mode.on_step_ended(running, why.value)
         no_room = step.exit_code == 0 and open_round.had_no_room(step.name)
         if why is ExitReason.NODE_FAILURE:
             self._report_failed_nodes(step)
@@ -323,24 +292,6 @@ class Driver:
         self._events.write("node_failed", job=self._job, member=step.name, nodes=list(nodes))
         # A group on several nodes may end after one of them has returned.
         self._returned += [node.name for node in self._workers.nodes if node.name in step.lost_nodes]
-
-    def _report_hops(self) -> None:
-        """Report what agents and ranks say of visits: their ends come before those of their steps."""
-        for event in self._hops.events(self._now_s()) if self._hops else ():
-            self._send(event)
-            self._next_trials = 0.0
-
-    def _report_trials(self, some_ended: bool) -> None:
-        """Report the trials that a search has asked for to the hops; other scheduling looks for itself."""
-        searches = self._hops is not None and self._spec.ensemble.search is not None
-        if not searches or (not some_ended and time.monotonic() < self._next_trials):
-            return
-        self._next_trials = time.monotonic() + TRIALS_EVERY_S
-        asked = self._members.asked()
-        new = [name for name, epochs in asked.items() if epochs > self._hopping.get(name, 0)]
-        for member in self._members.as_they_are(new):
-            self._send(MemberJoined(self._now_s(), progress_of(self._folder, self._spec, member)))
-        self._hopping.update(asked)
 
     def _report_staged(self) -> None:
         for node, staged in self._workers.take_staged():
@@ -380,36 +331,9 @@ class Driver:
         spent_s = time.monotonic() - began
         self._next_state = began + max(STATE_EVERY_S, spent_s / STATE_SHARE)
 
-    def _execute(self, commands: Sequence[Command | HopCommand]) -> None:
+    def _execute(self, commands: Sequence[Any]) -> None:
         for command in commands:
-            _EXECUTORS[type(command)](self, command)
-
-    def _open_hops(self, command: OpenHops) -> None:
-        assert self._hops is not None
-        try:
-            self._open[command.round] = self._launcher.open_hops(command.round, command.members)
-            self._hops.open(command.round)
-        except OSError as error:
-            self._end_by_disk(error)
-
-    def _start_visit(self, command: StartVisit) -> None:
-        """Start a visit; report one that cannot be launched as ended."""
-        assert self._hops is not None
-        name, opened = command.visit.config, self._open[command.round]
-        (member,) = self._members.as_they_are([name])
-        try:
-            self._launcher.visit(opened, *self._hops.start(command, self._members.rates(name)), member)
-        except OSError as error:
-            self._end_by_disk(error)
-        now_s = self._now_s()
-        if name in opened.active:
-            self._send(StepStarted(now_s, name, now_s))
-        else:
-            self._send(StepEnded(now_s, name, ExitReason.NOT_LAUNCHED))
-
-    def _tell_hops(self, command: HopCommand) -> None:
-        assert self._hops is not None
-        self._hops.execute(command)
+            self._executors[type(command)](command)
 
     def _start(self, command: Start) -> None:
         """Start a round; report members that cannot be launched as ended."""
@@ -458,22 +382,3 @@ class Driver:
                     open_round.terminated.add(name)
                     kill = seconds > KILL_SHARE * self._spec.grace_s
                     self._workers.send_signal(signal.SIGKILL if kill else signal.SIGTERM, name)
-
-
-_CORES: Mapping[str, Callable[[Driver, Options], Core | HopCore]] = {
-    PIPELINE: Driver._pipeline_core,
-    HOPPER: Driver._hop_core,
-    DATA_PARALLEL: Driver._round_core,
-    BALANCED: Driver._round_core,
-}
-"""Scheduling of each phase by its mode."""
-_EXECUTORS: Mapping[type, Callable[[Driver, Any], None]] = {
-    Start: Driver._start,
-    Stop: Driver._stop,
-    EndRound: Driver._end_round,
-    EndJob: Driver._end_job,
-    AskAgain: Driver._poll,
-    OpenHops: Driver._open_hops,
-    StartVisit: Driver._start_visit,
-    **dict.fromkeys(HOP_RECORDS, Driver._tell_hops),
-}

@@ -1,11 +1,9 @@
-"""The driver's part in hops: reports of agents and ranks become events, and commands become messages."""
+"""Hops in a job: reports of agents and ranks become events, and commands become messages and records."""
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,7 @@ from hetctl.methods.hopper.hop_commands import (
     Converge,
     FetchState,
     ForgetStates,
-    HopCommand,
+    OpenHops,
     ReportPlan,
     StartVisit,
     UndoVisits,
@@ -22,7 +20,7 @@ from hetctl.methods.hopper.hop_commands import (
 from hetctl.methods.hopper.hop_core import HopCore, HopRules, RunningVisit
 from hetctl.methods.hopper.hop_events import (
     HopEvents,
-    HopProgress,
+    MemberJoined,
     RankEnded,
     StateFetched,
     StateWritten,
@@ -34,8 +32,8 @@ from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, Visit
 from hetctl.methods.hopper.visit_trace import visits_to_repeat
-from hetctl.model.ensemble import Member
-from hetctl.model.events import DRIVER, Event
+from hetctl.model.events import DRIVER
+from hetctl.model.exit_reason import ExitReason
 from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.hop_worker import gpus_in, node_of, worker_named
 from hetctl.model.plan import HOPPER, Allocation, Placement
@@ -44,68 +42,114 @@ from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.agent.messages import Fetched, StoreOrder
 from hetctl.runtime.data.sharing.node_folder import run_key
-from hetctl.runtime.driver.worker_pool import StoreReports, WorkerPool
-from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
+from hetctl.runtime.driver.hop_history import (
+    RecordedVisits,
+    hop_progress,
+    newest_states,
+    next_number,
+    progress_of,
+    recorded_visits,
+)
+from hetctl.runtime.driver.job_modes import JobContext, JobMode
+from hetctl.runtime.driver.worker_pool import StoreReports
+from hetctl.runtime.worker.checkpoint import TrainingState
 from hetctl.runtime.worker.messages import StateSaved, VisitReport, VisitSpec
-from hetctl.scheduling.observer import Observer
-from hetctl.scheduling.planners.base import Options
-from hetctl.storage.event_files import EventWriter, read_events
-from hetctl.storage.paths import RunFolder
-from hetctl.storage.progress_fold import events_in
-from hetctl.storage.run_file import checkpoint_folder
+from hetctl.scheduling.events import StepEnded, StepStarted
+from hetctl.storage.event_files import EventWriter
+
+TRIALS_EVERY_S = 1.0
+"""Seconds between two looks for trials that a search asks for while no visit ends."""
 
 
-class HopJob:
+class HopJob(JobMode):
     """Visits of one job: their records in the event files, and the stores of the job's nodes.
 
     The driver alone writes these events: a member's ranks are on several nodes, and a file that two nodes
     append to may be damaged on a shared file system.
-
-    Parameters
-    ----------
-    on_failure : callable
-        Function called with the error of each event that cannot be written.
     """
 
-    def __init__(self, folder: RunFolder, workers: WorkerPool, on_failure: Callable[[OSError], None]) -> None:
-        self._folder = folder
-        self._on_failure = on_failure
-        self._workers = workers
+    def __init__(self, job: JobContext) -> None:
+        super().__init__(job)
+        self.executors = {
+            OpenHops: self._open,
+            StartVisit: self._start,
+            FetchState: self._fetch,
+            ForgetStates: self._forget,
+            UndoVisits: self._undo,
+            Converge: self._converge,
+            ReportPlan: self._report_plan,
+        }
         self._round = 0
         self._started: dict[str, StartVisit] = {}
         self._results: dict[tuple[str, int], EpochResult] = {}
         self._fetched: dict[tuple[str, str], Fetched] = {}
-        self._written: dict[str, int] = {}
+        self._asked: dict[str, int] = {}
+        self._next_trials = 0.0
+        job.workers.open_stores(_store_order(job.spec))
 
-    def open(self, round_index: int) -> None:
-        """Begin the round of all visits: the agents of all nodes start now."""
-        self._round = round_index
-        self._workers.start_agents()
+    def core(self) -> HopCore:
+        """Begin the hops: return their scheduling, for members in the states of their newest checkpoints."""
+        job = self.job
+        observer = job.observer(job.planner)
+        left = observer.left(job.now_s)
+        recorded = recorded_visits(job.folder)
+        states = newest_states(job.spec, left, recorded)
+        number = next_number(job.spec, left, recorded)
+        self.reconcile(states, job.members.epochs(left), recorded)
+        # Those whose last job ended in the middle of a data-parallel epoch go on with the next phase.
+        fit = [name for name in left if not states[name].is_within_epoch]
+        self._asked = dict(job.members.asked())
+        assert job.spec.ensemble.partitions is not None
+        count = job.spec.ensemble.partitions.count
+        progress = [
+            hop_progress(member, states[member.name], count) for member in job.members.as_they_are(fit)
+        ]
+        return HopCore(self._rules(count, number), progress, self._planner(), observer)
 
-    def start(self, command: StartVisit, rates: Mapping[int, float]) -> tuple[Allocation, VisitSpec]:
-        """Record the start of a visit; return its allocation, and its specification for the ranks.
+    def _rules(self, partitions: int, first_number: int) -> HopRules:
+        spec = self.job.spec
+        return HopRules(
+            partitions=partitions,
+            seed=self.job.options.seed,
+            replay=visits_to_repeat(Path(spec.replay).read_text(encoding="utf-8")) if spec.replay else (),
+            first_number=first_number,
+            least_members=least_to_hop(spec.gpus) if spec.phases[-1] != HOPPER else 0,
+        )
+
+    def _planner(self) -> HopPlanner:
+        options, framework = self.job.options, FRAMEWORKS[self.job.spec.ensemble.framework]
+        search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
+        return HopPlanner(options.hop_scheduler, search, forms_groups=all(map(find_spec, framework.packages)))
+
+    def reconcile(
+        self, states: Mapping[str, TrainingState], epochs: Mapping[str, int], recorded: RecordedVisits
+    ) -> None:
+        """Make the log agree with the checkpoints from which members continue.
+
+        The last driver may have been killed between a checkpoint and its event, or before the checkpoint of
+        a visit was written.
 
         Parameters
         ----------
-        rates : mapping of int to float
-            Expected rates of the member in samples/s, by number of GPUs.
+        epochs : mapping of str to int
+            Finished epochs by events.
         """
-        visit = command.visit
-        self._started[visit.config] = command
-        gpus = gpus_in(visit.worker)
-        place = Placement(node_of(visit.worker), gpus)
-        spec = VisitSpec(state=command.state, checkpoint=command.checkpoint, **_place(visit))
-        rate = rates.get(len(gpus), rates[1])
-        return Allocation(visit.config, len(gpus), HOPPER, rate, (place,)), spec
+        for name, state in states.items():
+            lost = sorted(number for number in recorded.of(name) if number > state.visit)
+            if lost:
+                self._write(name, "visits_undone", numbers=lost, reason="no checkpoint has them")
+            if len(state.epochs) > epochs[name]:
+                self._write(name, "epoch", **encode(state.epochs[-1]))
 
-    def take_written(self) -> Mapping[str, int]:
-        """Return the lengths, in bytes, of members' event files that have grown since the last call."""
-        written, self._written = {**self._workers.take_written(), **self._written}, {}
-        return written
-
-    def events(self, now_s: float) -> Iterator[HopEvents]:
+    def reports(self) -> Iterator[HopEvents]:
         """Yield what agents and ranks have reported since the last call; record visits and checkpoints."""
-        reports, self._workers.stores = self._workers.stores, StoreReports()
+        for event in self._events(self.job.now_s):
+            yield event
+            self._next_trials = 0.0
+
+    def _events(self, now_s: float) -> Iterator[HopEvents]:
+        workers = self.job.workers
+        reports, workers.stores = workers.stores, StoreReports()
         for node, fetched in reports.fetched:
             self._fetched[node, fetched.name] = fetched
             yield StateFetched(now_s, node, fetched.name, fetched.error)
@@ -123,16 +167,70 @@ class HopJob:
         for node, partitions in reports.opened:
             yield StoreOpened(now_s, node, partitions)
 
-    def lose(self, running: RunningVisit, began_at: float, reason: str) -> None:
-        """Record a visit that has ended without a new state.
+    def arrivals(self, *, some_ended: bool) -> Iterator[MemberJoined]:
+        """Yield the trials that a search has asked for; other scheduling looks for itself."""
+        job = self.job
+        if job.spec.ensemble.search is None or (not some_ended and time.monotonic() < self._next_trials):
+            return
+        self._next_trials = time.monotonic() + TRIALS_EVERY_S
+        asked = job.members.asked()
+        new = [name for name, epochs in asked.items() if epochs > self._asked.get(name, 0)]
+        for member in job.members.as_they_are(new):
+            yield MemberJoined(job.now_s, progress_of(job.folder, job.spec, member))
+        self._asked.update(asked)
 
-        Parameters
-        ----------
-        began_at : float
-            Its start, in seconds since the epoch.
-        """
-        times = {"began_at": began_at, "ended_at": time.time()}
-        self._write(running.visit.config, "visit_lost", **_described(running.visit), **times, reason=reason)
+    def on_step_ended(self, running: Any, reason: str) -> None:
+        """Record a visit that has ended without a new state."""
+        if isinstance(running, RunningVisit) and not running.done:
+            times = {"began_at": self.job.members.began_at + running.since_s, "ended_at": time.time()}
+            self._write(
+                running.visit.config, "visit_lost", **_described(running.visit), **times, reason=reason
+            )
+
+    def _open(self, command: OpenHops) -> None:
+        """Begin the round of all visits: the agents of all nodes start now."""
+        job = self.job
+        try:
+            job.rounds[command.round] = job.launcher.open_visits(command.round, command.members)
+            self._round = command.round
+            job.workers.start_agents()
+        except OSError as error:
+            job.on_failure(error)
+
+    def _start(self, command: StartVisit) -> None:
+        """Record the start of a visit, and start it; report one that cannot be launched as ended."""
+        job, visit = self.job, command.visit
+        name, opened = visit.config, job.rounds[command.round]
+        (member,) = job.members.as_they_are([name])
+        self._started[name] = command
+        allocation = _allocation_of(visit, job.members.rates(name))
+        spec = VisitSpec(state=command.state, checkpoint=command.checkpoint, **_place(visit))
+        try:
+            job.launcher.visit(opened, allocation, spec, member)
+        except OSError as error:
+            job.on_failure(error)
+        now_s = job.now_s
+        if name in opened.active:
+            job.send(StepStarted(now_s, name, now_s))
+        else:
+            job.send(StepEnded(now_s, name, ExitReason.NOT_LAUNCHED))
+
+    def _fetch(self, command: FetchState) -> None:
+        self.job.workers.fetch(command.node, command.state, command.source)
+
+    def _forget(self, command: ForgetStates) -> None:
+        self.job.workers.forget(command.states, command.nodes)
+
+    def _undo(self, command: UndoVisits) -> None:
+        for number in command.numbers:
+            self._results.pop((command.member, number), None)
+        self._write(command.member, "visits_undone", numbers=list(command.numbers), reason=command.reason)
+
+    def _converge(self, command: Converge) -> None:
+        self._write(command.member, "converged", reason=command.reason)
+
+    def _report_plan(self, command: ReportPlan) -> None:
+        self._write(DRIVER, "hop_plan", **encode(command))
 
     def _done(self, report: VisitReport, now_s: float) -> VisitDone:
         command = self._started[report.member]
@@ -175,99 +273,15 @@ class HopJob:
             self._write(saved.member, "epoch", **encode(result), evaluate_s=0.0)
         return StateWritten(now_s, saved.member, saved.number)
 
-    def execute(self, command: HopCommand) -> None:
-        """Execute one of the commands `HOP_RECORDS`."""
-        HOP_RECORDS[type(command)](self, command)
-
-    def _fetch(self, command: FetchState) -> None:
-        self._workers.fetch(command.node, command.state, command.source)
-
-    def _forget(self, command: ForgetStates) -> None:
-        self._workers.forget(command.states, command.nodes)
-
-    def _undo(self, command: UndoVisits) -> None:
-        for number in command.numbers:
-            self._results.pop((command.member, number), None)
-        self._write(command.member, "visits_undone", numbers=list(command.numbers), reason=command.reason)
-
-    def _converge(self, command: Converge) -> None:
-        self._write(command.member, "converged", reason=command.reason)
-
-    def _report_plan(self, command: ReportPlan) -> None:
-        self._write(DRIVER, "hop_plan", **encode(command))
-
-    def reconcile(
-        self, states: Mapping[str, TrainingState], epochs: Mapping[str, int], recorded: RecordedVisits
-    ) -> None:
-        """Make the log agree with the checkpoints from which members continue.
-
-        The last driver may have been killed between a checkpoint and its event, or before the checkpoint of
-        a visit was written.
-
-        Parameters
-        ----------
-        epochs : mapping of str to int
-            Finished epochs by events.
-        """
-        for name, state in states.items():
-            lost = sorted(number for number in recorded.of(name) if number > state.visit)
-            if lost:
-                self._write(name, "visits_undone", numbers=lost, reason="no checkpoint has them")
-            if len(state.epochs) > epochs[name]:
-                self._write(name, "epoch", **encode(state.epochs[-1]))
-
     def _write(self, source: str, kind: str, **data: Any) -> None:
         def announce(length: int) -> None:
             if source != DRIVER:
-                self._written[source] = length
+                self.job.workers.note_written(source, length)
 
         try:
-            EventWriter(self._folder.events, source, self._round, announce).write(kind, **data)
+            EventWriter(self.job.folder.events, source, self._round, announce).write(kind, **data)
         except OSError as error:
-            self._on_failure(error)
-
-
-HOP_RECORDS: Mapping[type, Callable[[HopJob, Any], None]] = {
-    FetchState: HopJob._fetch,
-    ForgetStates: HopJob._forget,
-    UndoVisits: HopJob._undo,
-    Converge: HopJob._converge,
-    ReportPlan: HopJob._report_plan,
-}
-"""Commands that change nothing in the driver itself, with the functions that execute them."""
-
-
-def hop_core(
-    spec: RunSpec,
-    options: Options,
-    members: Mapping[str, Member],
-    first_number: int,
-    states: Mapping[str, TrainingState],
-    observer: Observer,
-) -> HopCore:
-    """Return the scheduling of a job in which the members of a run hop.
-
-    Parameters
-    ----------
-    members : mapping of str to Member
-        Members that need training.
-    states : mapping of str to TrainingState
-        States of their newest checkpoints.
-    """
-    assert spec.ensemble.partitions is not None
-    rules = HopRules(
-        partitions=spec.ensemble.partitions.count,
-        seed=options.seed,
-        replay=visits_to_repeat(Path(spec.replay).read_text(encoding="utf-8")) if spec.replay else (),
-        first_number=first_number,
-        least_members=least_to_hop(spec.gpus) if spec.phases[-1] != HOPPER else 0,
-    )
-    count = spec.ensemble.partitions.count
-    progress = [_progress(member, states[name], count) for name, member in members.items()]
-    search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
-    groups = all(map(find_spec, FRAMEWORKS[spec.ensemble.framework].packages))
-    planner = HopPlanner(options.hop_scheduler, search, forms_groups=groups)
-    return HopCore(rules, progress, planner, observer)
+            self.job.on_failure(error)
 
 
 def least_to_hop(gpus: int) -> int:
@@ -275,92 +289,18 @@ def least_to_hop(gpus: int) -> int:
     return next(count for count in range(1, gpus + 1) if modes(count, gpus)[0] == HOPPER)
 
 
-def store_order(spec: RunSpec) -> StoreOrder | None:
-    """Return the order for the stores of a run's nodes; None if its members do not hop."""
-    partitions = spec.ensemble.partitions
-    if HOPPER not in spec.phases or partitions is None:
-        return None
-    return StoreOrder(
-        run_key(spec.run, spec.checkpoints), partitions.paths(), tuple(spec.site.network.control)
-    )
-
-
-@dataclass(frozen=True)
-class RecordedVisits:
-    """Visits that a run's events have, each of which counts.
-
-    Parameters
-    ----------
-    numbers : mapping of str to set of int
-        Their numbers, by member.
-    newest : int
-        Number of the newest visit, whether it counts or not; -1 if there was none.
-    """
-
-    numbers: Mapping[str, Set[int]]
-    newest: int
-
-    def of(self, member: str) -> Set[int]:
-        """Return the numbers of a member's visits."""
-        return self.numbers.get(member, frozenset())
-
-
-def recorded_visits(folder: RunFolder) -> RecordedVisits:
-    """Return the visits in the events of a run."""
-    return _recorded(events_in(folder))
-
-
-def _recorded(events: Iterable[Event]) -> RecordedVisits:
-    numbers: defaultdict[str, set[int]] = defaultdict(set)
-    newest = -1
-    for event in events:
-        if event.kind in ("visit", "visit_lost"):
-            newest = max(newest, int(event.data["number"]))
-        if event.kind == "visit":
-            numbers[event.source].add(int(event.data["number"]))
-        elif event.kind == "visits_undone":
-            numbers[event.source].difference_update(event.data["numbers"])
-    return RecordedVisits(numbers, newest)
-
-
-def newest_states(
-    spec: RunSpec, members: Iterable[str], recorded: RecordedVisits
-) -> dict[str, TrainingState]:
-    """Return the states of the newest checkpoints that the events have; that of a fresh network without one.
-
-    Others are left out. A node that was given up may save a visit that was undone, and a rank one that its
-    driver did not live to record; such a visit is repeated.
-    """
-    folders = {name: CheckpointFolder(checkpoint_folder(spec, name)) for name in members}
-    return {name: _newest(folder, recorded.of(name)) for name, folder in folders.items()}
-
-
-def _newest(folder: CheckpointFolder, recorded: Set[int]) -> TrainingState:
-    def is_known(state: TrainingState) -> bool:
-        return state.visit < 0 or state.visit in recorded or folder.is_of_parent(state)
-
-    return folder.newest_state(is_known)
-
-
-def progress_of(folder: RunFolder, spec: RunSpec, member: Member) -> HopProgress:
-    """Return the progress of a trial that joins the hops, by its own events and its newest checkpoint."""
+def _store_order(spec: RunSpec) -> StoreOrder:
+    """Return the order for the stores of a run's nodes."""
     assert spec.ensemble.partitions is not None
-    recorded = _recorded(read_events(folder.events_of(member.name)))
-    state = newest_states(spec, [member.name], recorded)[member.name]
-    return _progress(member, state, spec.ensemble.partitions.count)
+    paths = spec.ensemble.partitions.paths()
+    return StoreOrder(run_key(spec.run, spec.checkpoints), paths, tuple(spec.site.network.control))
 
 
-def next_number(spec: RunSpec, members: Iterable[str], recorded: RecordedVisits) -> int:
-    """Return a number that no visit has, not even one that is in a checkpoint alone."""
-    folders = (CheckpointFolder(checkpoint_folder(spec, name)) for name in members)
-    return max((recorded.newest, *(folder.newest_visit() for folder in folders))) + 1
-
-
-def _progress(member: Member, state: TrainingState, partitions: int) -> HopProgress:
-    history = tuple(epoch.metrics[member.stop.metric] for epoch in state.epochs)
-    if len(state.visited) == partitions and not state.evaluating:
-        return HopProgress(member, history, evaluating=True, visit=state.visit)
-    return HopProgress(member, history, state.evaluating, state.visited, state.visit)
+def _allocation_of(visit: Visit, rates: Mapping[int, float]) -> Allocation:
+    """Return the GPUs of a visit, with the member's expected rate on so many, in samples/s."""
+    gpus = gpus_in(visit.worker)
+    place = Placement(node_of(visit.worker), gpus)
+    return Allocation(visit.config, len(gpus), HOPPER, rates.get(len(gpus), rates[1]), (place,))
 
 
 def _place(visit: Visit) -> dict[str, Any]:

@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
-from hetctl.methods.hopper.hop_commands import OpenHops
-from hetctl.methods.hopper.hop_core import HopCore, RunningVisit
 from hetctl.model.site import Node
 from hetctl.scheduling import events
-from hetctl.scheduling.commands import EndJob, Start
-from hetctl.scheduling.core import FINISHED, Core
-from hetctl.scheduling.rounds import Running
+from hetctl.scheduling.commands import EndJob
+from hetctl.scheduling.core import FINISHED
+
+
+class PhaseCore(Protocol):
+    """Scheduling of one phase of a job, such as `hetctl.scheduling.core.Core`."""
+
+    @property
+    def running(self) -> Mapping[str, Any]:
+        """Tasks by name; each has the index of its round."""
+
+    @property
+    def ending(self) -> str | None:
+        """Reason for which the job ends; then no task is started any more."""
+
+    @property
+    def handles(self) -> frozenset[type]:
+        """Kinds of events that it accepts."""
+
+    def handle(self, event: Any) -> list[Any]:
+        """Record an event and return the commands that follow at once."""
+
+    def schedule(self, now_s: float) -> list[Any]:
+        """Return the commands that follow from all events until now."""
 
 
 class PhasedCore:
@@ -23,7 +42,7 @@ class PhasedCore:
         Functions that return the core of each phase; the first one is called at once.
     """
 
-    def __init__(self, makers: Sequence[Callable[[], HopCore | Core]]) -> None:
+    def __init__(self, makers: Sequence[Callable[[], PhaseCore]]) -> None:
         self._core = makers[0]()
         self._later = list(makers[1:])
         self._nodes: dict[str, Node] = {}
@@ -31,7 +50,7 @@ class PhasedCore:
         self._next_round = 0
 
     @property
-    def running(self) -> dict[str, RunningVisit] | dict[str, Running]:
+    def running(self) -> Mapping[str, Any]:
         """Tasks by name."""
         return self._core.running
 
@@ -49,9 +68,8 @@ class PhasedCore:
             self._nodes[event.node.name] = event.node
         elif isinstance(event, events.NodeLost):
             self._nodes.pop(event.node, None)
-        core: Any = self._core
-        # Checkpoints of the last visits, and transfers, may be reported after the end of the hops.
-        return self._noted(core.handle(event)) if type(event) in core.handles else []
+        # Some reports of a phase's ranks arrive after its end, such as checkpoints of the last visits.
+        return self._noted(self._core.handle(event)) if type(event) in self._core.handles else []
 
     def schedule(self, now_s: float) -> list[Any]:
         """Return the commands that follow from all events until now."""
@@ -62,8 +80,8 @@ class PhasedCore:
         return [*(command for command in commands if command not in ends), *self._begin(now_s)]
 
     def _noted(self, commands: Sequence[Any]) -> list[Any]:
-        """Return commands; remember the rounds that they open."""
-        rounds = [command.round for command in commands if isinstance(command, Start | OpenHops)]
+        """Return commands; remember the newest round that they name."""
+        rounds = [command.round for command in commands if hasattr(command, "round")]
         self._next_round = max([self._next_round, *(number + 1 for number in rounds)])
         return list(commands)
 
@@ -78,5 +96,4 @@ class PhasedCore:
             self._next_round,
             self._opened.planner_state,
         )
-        core: Any = self._core
-        return self._noted(core.handle(opened))
+        return self._noted(self._core.handle(opened))

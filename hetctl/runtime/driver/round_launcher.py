@@ -105,7 +105,7 @@ class RoundLauncher:
             self._launch(opened, allocation, member, shares[member.name])
         return opened
 
-    def open_hops(self, index: int, names: Sequence[str]) -> ActiveRound:
+    def open_visits(self, index: int, names: Sequence[str]) -> ActiveRound:
         """Begin the round in which all visits of a job take place.
 
         Raises
@@ -117,7 +117,7 @@ class RoundLauncher:
             "round_started", job=self.job, predicted_s=0.0, members=list(names)
         )
         events = BestEffortEventWriter(self.folder.events, DRIVER, index, self.on_failure)
-        return ActiveRound(self.folder, index, events, time.time(), self.workers.stop, hops=True)
+        return ActiveRound(self.folder, index, events, time.time(), self.workers.stop, visits=True)
 
     def visit(self, opened: ActiveRound, allocation: Allocation, visit: VisitSpec, member: Member) -> None:
         """Start a visit of a member in the round of all visits."""

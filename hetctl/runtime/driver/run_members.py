@@ -5,16 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from hetctl.model.ensemble import Member
 from hetctl.model.plan import Allocation
+from hetctl.model.profile import MemberProfile
 from hetctl.model.run import Budget, RunSpec, Usage
 from hetctl.model.site import Node
+from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
 from hetctl.runtime.driver.active_round import ActiveRound
-from hetctl.runtime.driver.trial_queue import TrialQueue
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.scheduling.budget import exceeded
 from hetctl.scheduling.planners.base import Held
@@ -43,6 +44,28 @@ class RunObservation:
     held: tuple[Held, ...]
 
 
+class SearchTrials(Protocol):
+    """Trials of a run's search, such as `hetctl.runtime.driver.trial_queue.TrialQueue`."""
+
+    def __contains__(self, name: object) -> bool:
+        """Return true for the name of a trial that has been asked for."""
+
+    def member(self, name: str) -> Member:
+        """Return a trial as it is to be trained now."""
+
+    def profile(self, name: str, profiles: Mapping[str, MemberProfile]) -> MemberProfile:
+        """Return the profile of a trial by those of the configs that were planned."""
+
+    def planned_like(self, name: str) -> str:
+        """Return the member whose plan suits a member: another trial's, if its config was not planned."""
+
+    def advance(self, progress: Mapping[str, Progress], used: Usage, run_s: float) -> bool:
+        """Report the trials that are done, and ask for the next; return true if there are new events."""
+
+    def take_written(self) -> Mapping[str, int]:
+        """Return the lengths of event files that it has written to since the last call."""
+
+
 class RunMembers:
     """The members of a run that still need training.
 
@@ -55,7 +78,7 @@ class RunMembers:
         Number of GPUs of the job.
     take_written : callable
         Function that returns the lengths of event files announced since its last call (`EventLog.fresh`).
-    trials : TrialQueue or None
+    trials : SearchTrials or None
         Trials of the run's search; None if it has none.
     """
 
@@ -65,7 +88,7 @@ class RunMembers:
         spec: RunSpec,
         gpus: int,
         take_written: Callable[[], Mapping[str, int]],
-        trials: TrialQueue | None = None,
+        trials: SearchTrials | None = None,
     ) -> None:
         self._planned = {profile.member: profile for profile in spec.profiles}
         self._trials = trials
@@ -111,6 +134,10 @@ class RunMembers:
         """Return the trials that need training, each with the epochs that its search has asked for."""
         progress = self._state.progress
         return {name: epochs for name in self.left() if (epochs := progress[name].asked)}
+
+    def planned_like(self, name: str) -> str:
+        """Return the member whose plan suits this one: itself, unless it is a trial of another config."""
+        return self._trials.planned_like(name) if self._trials else name
 
     def rates(self, name: str) -> Mapping[int, float]:
         """Return the member's expected rates in samples/s, by number of GPUs."""

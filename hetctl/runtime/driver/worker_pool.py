@@ -75,8 +75,6 @@ class WorkerPool:
         Seconds in which released agents end, as in `AgentPool`.
     stages : mapping of str to StageOrder
         Parts that nodes copy first, as in `AgentPool`.
-    store : StoreOrder or None
-        Store of states on each node, as in `AgentPool`.
     """
 
     def __init__(
@@ -87,10 +85,9 @@ class WorkerPool:
         framework: str | None,
         leave_s: float = LEAVE_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
-        store: StoreOrder | None = None,
     ) -> None:
         self._timeouts = site.timeouts
-        self._agents = AgentPool(site, nodes, files, framework, self, leave_s, stages, store)
+        self._agents = AgentPool(site, nodes, files, framework, self, leave_s, stages)
         self.stores = StoreReports()
         self._slots: dict[NodeGpu, WorkerSlot] = {}
         self._running: dict[str, RunningTask] = {}
@@ -159,6 +156,10 @@ class WorkerPool:
         self._running_on |= dict.fromkeys(gpus_of(placement), running)
         self._assign(running)
 
+    def open_stores(self, order: StoreOrder | None) -> None:
+        """Have the agents that start from now on open stores of states; None: have them open none."""
+        self._agents.store = order
+
     def start_agents(self) -> None:
         """Start the agents of all nodes, before the first task.
 
@@ -215,8 +216,12 @@ class WorkerPool:
         """Return the last metrics of the groups that have sent any, by the names of their tasks."""
         return {name: group.heartbeat for name, group in self._running.items() if group.heartbeat}
 
+    def note_written(self, name: str, length: int) -> None:
+        """Note that the event file of a member has this length in bytes; ranks and driver may write to it."""
+        self._written[name] = max(length, self._written.get(name, 0))
+
     def take_written(self) -> dict[str, int]:
-        """Return the lengths, in bytes, of event files that have grown since the last call, by task."""
+        """Return the lengths, in bytes, of members' event files that have grown since the last call."""
         written, self._written = self._written, {}
         return written
 
@@ -262,7 +267,7 @@ class WorkerPool:
         elif group and slot in group.working:
             group.on_message(slot, message)
             if "written" in message:
-                self._written[group.task.name] = message["written"]
+                self.note_written(group.task.name, message["written"])
 
     def on_end(self, gpu: NodeGpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
         """Record the end of a rank; one that was killed may be the first sign of the loss of its node."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from hetctl.model.ensemble import Ensemble, Functions, Member
+from hetctl.model.ensemble import Ensemble, Functions, Member, Partitions
 from hetctl.model.run import RunSpec
 from hetctl.model.site import Queue, Site
-from hetctl.runtime.driver.hop_job import HopJob, newest_states, next_number, recorded_visits
+from hetctl.runtime.driver.hop_history import newest_states, next_number, recorded_visits
+from hetctl.runtime.driver.hop_job import HopJob
+from hetctl.runtime.driver.job_modes import JobContext
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import RunFolder
@@ -24,7 +29,10 @@ def folder(tmp_path):
 
 @pytest.fixture
 def spec(tmp_path):
-    ensemble = Ensemble("e", "pytorch", Functions("m:i", "m:m"), (Member("a"), Member("b")), "/nowhere")
+    members = (Member("a"), Member("b"))
+    ensemble = Ensemble(
+        "e", "pytorch", Functions("m:i", "m:m"), members, "/nowhere", partitions=Partitions(2)
+    )
     site = Site("local", "local", "local", 1, 2, 2, 2**33, (Queue("local"),))
     return RunSpec("run", ensemble, site, "fluid", 1, "local", 600, 10, (), str(tmp_path / "checkpoints"))
 
@@ -45,6 +53,15 @@ def record_visits(folder, member, *numbers):
 def save(spec, member, visit, samples):
     state = TrainingState(part_samples=samples, visited=tuple(range(visit)), visit=visit)
     CheckpointFolder(checkpoint_folder(spec, member)).save({"w": np.zeros(2)}, state)
+
+
+def job_of(folder, spec):
+    """Return a job of which only the files are real."""
+    unused = dict.fromkeys(field.name for field in fields(JobContext))
+    workers = SimpleNamespace(open_stores=lambda _: None, note_written=lambda *_: None)
+    return JobContext(
+        **unused | {"folder": folder, "spec": spec, "workers": workers, "on_failure": pytest.fail}
+    )
 
 
 def found(folder, spec):
@@ -86,7 +103,7 @@ def test_visits_that_no_checkpoint_has_are_undone(folder, spec):
     record_visits(folder, "a", 1, 2, 3)
     save(spec, "a", 1, 10)
     recorded = recorded_visits(folder)
-    job = HopJob(folder, None, pytest.fail)
+    job = HopJob(job_of(folder, spec))
     job.reconcile(newest_states(spec, ["a"], recorded), {"a": 0}, recorded)
     *_, undone = read_events(folder.events_of("a"))
     assert (undone.kind, undone.data["numbers"]) == ("visits_undone", [2, 3])

@@ -1,0 +1,96 @@
+"""Visits of a run before a job of hops begins, by its events, and the states from which members continue."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+from hetctl.methods.hopper.hop_events import HopProgress
+from hetctl.model.ensemble import Member
+from hetctl.model.events import Event
+from hetctl.model.run import RunSpec
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
+from hetctl.storage.event_files import read_events
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_file import checkpoint_folder
+
+
+@dataclass(frozen=True)
+class RecordedVisits:
+    """Visits that a run's events have, each of which counts.
+
+    Parameters
+    ----------
+    numbers : mapping of str to set of int
+        Their numbers, by member.
+    newest : int
+        Number of the newest visit, whether it counts or not; -1 if there was none.
+    """
+
+    numbers: Mapping[str, Set[int]]
+    newest: int
+
+    def of(self, member: str) -> Set[int]:
+        """Return the numbers of a member's visits."""
+        return self.numbers.get(member, frozenset())
+
+
+def recorded_visits(folder: RunFolder) -> RecordedVisits:
+    """Return the visits in the events of a run."""
+    return _recorded(events_in(folder))
+
+
+def _recorded(events: Iterable[Event]) -> RecordedVisits:
+    numbers: defaultdict[str, set[int]] = defaultdict(set)
+    newest = -1
+    for event in events:
+        if event.kind in ("visit", "visit_lost"):
+            newest = max(newest, int(event.data["number"]))
+        if event.kind == "visit":
+            numbers[event.source].add(int(event.data["number"]))
+        elif event.kind == "visits_undone":
+            numbers[event.source].difference_update(event.data["numbers"])
+    return RecordedVisits(numbers, newest)
+
+
+def newest_states(
+    spec: RunSpec, members: Iterable[str], recorded: RecordedVisits
+) -> dict[str, TrainingState]:
+    """Return the states of the newest checkpoints that the events have; that of a fresh network without one.
+
+    Others are left out. A node that was given up may save a visit that was undone, and a rank one that its
+    driver did not live to record; such a visit is repeated.
+    """
+    folders = {name: CheckpointFolder(checkpoint_folder(spec, name)) for name in members}
+    return {name: _newest(folder, recorded.of(name)) for name, folder in folders.items()}
+
+
+def _newest(folder: CheckpointFolder, recorded: Set[int]) -> TrainingState:
+    def is_known(state: TrainingState) -> bool:
+        return state.visit < 0 or state.visit in recorded or folder.is_of_parent(state)
+
+    return folder.newest_state(is_known)
+
+
+def progress_of(folder: RunFolder, spec: RunSpec, member: Member) -> HopProgress:
+    """Return the progress of a trial that joins the hops, by its own events and its newest checkpoint."""
+    assert spec.ensemble.partitions is not None
+    recorded = _recorded(read_events(folder.events_of(member.name)))
+    state = newest_states(spec, [member.name], recorded)[member.name]
+    return hop_progress(member, state, spec.ensemble.partitions.count)
+
+
+def next_number(spec: RunSpec, members: Iterable[str], recorded: RecordedVisits) -> int:
+    """Return a number that no visit has, not even one that is in a checkpoint alone."""
+    folders = (CheckpointFolder(checkpoint_folder(spec, name)) for name in members)
+    return max((recorded.newest, *(folder.newest_visit() for folder in folders))) + 1
+
+
+def hop_progress(member: Member, state: TrainingState, partitions: int) -> HopProgress:
+    """Return the progress of a member in the state of its newest checkpoint."""
+    history = tuple(epoch.metrics[member.stop.metric] for epoch in state.epochs)
+    if len(state.visited) == partitions and not state.evaluating:
+        return HopProgress(member, history, evaluating=True, visit=state.visit)
+    return HopProgress(member, history, state.evaluating, state.visited, state.visit)

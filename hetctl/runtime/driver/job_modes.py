@@ -1,0 +1,112 @@
+"""Modes of training in a job: one entry each, with the driver's part of it, imported by jobs that need it."""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE
+from hetctl.model.run import RunSpec
+from hetctl.runtime.driver.active_round import ActiveRound
+from hetctl.runtime.driver.phased_core import PhaseCore
+from hetctl.runtime.driver.round_launcher import RoundLauncher
+from hetctl.runtime.driver.run_members import RunMembers, RunObserver
+from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.scheduling.planners.base import Options, Planner
+from hetctl.storage.paths import RunFolder
+
+
+@dataclass(frozen=True)
+class JobContext:
+    """A job as its modes see it.
+
+    Parameters
+    ----------
+    planner : Planner
+        Planner of the run.
+    rounds : dict of int to ActiveRound
+        Running rounds by index.
+    send : callable
+        Function that passes an event to the scheduling, and executes the commands that follow.
+    on_failure : callable
+        Function called with the error if something cannot be written or launched; the job ends then.
+    """
+
+    folder: RunFolder
+    spec: RunSpec
+    planner: Planner
+    options: Options
+    workers: WorkerPool
+    members: RunMembers
+    launcher: RoundLauncher
+    rounds: dict[int, ActiveRound]
+    send: Callable[[Any], None]
+    on_failure: Callable[[OSError], None]
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the start of the run."""
+        return time.time() - self.members.began_at
+
+    def observer(self, planner: Planner, *, pipelines: bool = False) -> RunObserver:
+        """Return the observer of the members that train as pipelines, or of all others."""
+        piped = frozenset(self.spec.pipelines)
+        others = frozenset(member.name for member in self.spec.ensemble.members) - piped
+        return RunObserver(
+            *(self.spec.budget, self.members, self.workers, self.rounds),
+            order=lambda workload: planner.order(workload, self.options),
+            only=piped if pipelines else others,
+        )
+
+
+class JobMode:
+    """A mode of training in one job: the scheduling of its phase, and what the driver does for it.
+
+    Attributes
+    ----------
+    executors : mapping of type to callable
+        Commands of its own, beside those of `hetctl.scheduling.commands`, with the functions that execute
+        them.
+    """
+
+    def __init__(self, job: JobContext) -> None:
+        self.job = job
+        self.executors: Mapping[type, Callable[[Any], None]] = {}
+
+    def core(self) -> PhaseCore:
+        """Begin the mode's phase: return its scheduling."""
+        raise NotImplementedError
+
+    def reports(self) -> Iterable[Any]:
+        """Return the events that agents and ranks have reported; they come before the ends of steps."""
+        return ()
+
+    def arrivals(self, *, some_ended: bool) -> Iterable[Any]:  # noqa: ARG002
+        """Return the events that follow from the ends of steps, if some have ended, or from nothing else."""
+        return ()
+
+    def on_step_ended(self, running: Any, reason: str) -> None:
+        """Record the end of a step of the scheduling, before the scheduling gets it."""
+
+
+MODES: Mapping[str, str] = {
+    PIPELINE: "hetctl.runtime.driver.pipeline_job:PipelineJob",
+    HOPPER: "hetctl.runtime.driver.hop_job:HopJob",
+    DATA_PARALLEL: "hetctl.runtime.driver.data_parallel_job:DataParallelJob",
+    BALANCED: "hetctl.runtime.driver.data_parallel_job:DataParallelJob",
+}
+"""Subclasses of `JobMode` by mode, as ``module:class``."""
+
+
+def modes_of(job: JobContext) -> list[JobMode]:
+    """Return the modes of a job's phases, in their order."""
+    return [_mode_class(name)(job) for name in job.spec.phases]
+
+
+def _mode_class(name: str) -> type[JobMode]:
+    module, _, class_name = MODES[name].partition(":")
+    found: type[JobMode] = getattr(importlib.import_module(module), class_name)
+    return found

@@ -1,0 +1,17 @@
+"""Pipelines in a job: members that train one after another, each as a pipeline on all GPUs."""
+
+from __future__ import annotations
+
+from hetctl.methods.pipeline.layouts import Layouts, pipeline_planner
+from hetctl.runtime.driver.job_modes import JobMode
+from hetctl.scheduling.core import Core, JobOptions
+
+
+class PipelineJob(JobMode):
+    """Rounds of one pipeline each, laid out on the nodes that the job has."""
+
+    def core(self) -> Core:
+        """Return the scheduling of the run's pipelines."""
+        job = self.job
+        planner = pipeline_planner(Layouts(job.spec.pipelines, job.members.planned_like).find)
+        return Core(planner, job.options, JobOptions(), job.observer(planner, pipelines=True))
