@@ -7,9 +7,9 @@ from collections.abc import Callable, Generator
 
 import numpy as np
 
-from hetctl.methods.balance.sample_visits import Numbers, SampleVisits, Transfer
 from hetctl.runtime.data.loaders import Batch, Samples
 from hetctl.runtime.data.sample_exchange import SampleExchange
+from hetctl.runtime.data.sample_visits import Numbers, SampleVisits, Transfer
 from hetctl.runtime.data.sampler import Chunk, Order, parts_of
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from hetctl.methods.balance.sample_visits import SampleVisits
 from hetctl.model.ensemble import Member, Partitions
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import NetworkInterfaces, Timeouts
@@ -18,6 +17,7 @@ from hetctl.runtime.data.loaders import ArrayLoader, Loader
 from hetctl.runtime.data.part_folder import path_on_node
 from hetctl.runtime.data.partition_loader import PartitionLoader
 from hetctl.runtime.data.sample_exchange import SampleExchange
+from hetctl.runtime.data.sample_visits import SampleVisits
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream, parts_of, streams_of
 from hetctl.runtime.data.sources import ArraySource, as_sources
 from hetctl.runtime.worker.group import Group, RankInfo, all_gather

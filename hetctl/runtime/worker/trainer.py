@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.methods.balance.sample_visits import SampleVisits
 from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.sample_visits import SampleVisits
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.balancing import BalanceLeader, Balancer
 from hetctl.runtime.worker.checkpoint import Arrays, OnSaved, Saver

@@ -8,11 +8,11 @@ from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 
-from hetctl.methods.balance.sample_visits import Transfer
 from hetctl.model.balance_settings import OFF
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.partition_loader import PartitionLoader
+from hetctl.runtime.data.sample_visits import Transfer
 from hetctl.runtime.data.sampler import parts_of
 from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.worker.background_training import BackgroundTraining

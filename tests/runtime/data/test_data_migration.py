@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.balance.migration import Migration, next_migration
 from hetctl.model.errors import BadInputError
+from hetctl.runtime.data.migration import Migration, next_migration
 
 GAP = 2.0
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.balance.sample_visits import MOST_APART, STEPS_TO_SEND, SampleVisits
+from hetctl.runtime.data.sample_visits import MOST_APART, STEPS_TO_SEND, SampleVisits
 
 PAPER = (64, 96, 128, 160, 192)
 """Batches of the paper's five workers, which have two of ten classes each."""

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.methods.balance.migration import Migration, next_migration
+from hetctl.runtime.data.migration import Migration, next_migration
 
 Numbers = npt.NDArray[np.int64]
 Levels = Counter[int]
