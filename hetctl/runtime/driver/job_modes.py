@@ -85,11 +85,23 @@ class JobMode:
         return ()
 
     def arrivals(self, *, some_ended: bool) -> Iterable[Any]:  # noqa: ARG002
-        """Return the events that follow from the ends of steps, if some have ended, or from nothing else."""
+        """Return the events that come after the ends of steps, such as new trials of a search.
+
+        Parameters
+        ----------
+        some_ended : bool
+            True if steps have ended since the last call.
+        """
         return ()
 
     def on_step_ended(self, running: Any, reason: str) -> None:
-        """Record the end of a step of the scheduling, before the scheduling gets it."""
+        """Record the end of a step, if it is one of this mode, before the scheduling is told.
+
+        Parameters
+        ----------
+        running : Any
+            Task in `PhaseCore.running`.
+        """
 
 
 MODES: Mapping[str, str] = {

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.methods.balance.cpu_manager import first_batches
 from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
@@ -205,6 +204,9 @@ class RoundLauncher:
 
     def _first_batches(self, allocation: Allocation, member: Member) -> tuple[int, ...]:
         """Return a batch for each GPU by the profiled rates of its type; empty: the member's own on each."""
+        # Only trainings that balance import the managers of batch sizes.
+        from hetctl.methods.balance.cpu_manager import first_batches
+
         profile = next((p for p in self.spec.profiles if p.member == member.name), None)
         types = {node.name: node.gpu_type or "" for node in self.workers.nodes}
         if profile is None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import pickle
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from hetctl.methods.balance.drift import DriftDetector
@@ -20,9 +22,13 @@ from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.model.balance_settings import ON, BalanceSettings
 from hetctl.model.training_progress import RankShare
 from hetctl.runtime.data.batches import GO_ON
+from hetctl.runtime.data.sampler import parts_of
 from hetctl.runtime.worker.background_training import BackgroundTraining
+from hetctl.runtime.worker.balance_records import BalanceRecorder
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import NodeLoad
+from hetctl.runtime.worker.member_trainer import Reporter
+from hetctl.runtime.worker.messages import TrainingSpec
 from hetctl.runtime.worker.step_clock import StepTimer
 
 WARM_UP = 2
@@ -116,6 +122,19 @@ class Balancer:
         """Samples of this rank in a full chunk."""
         return self.sizes[self._group.rank]
 
+    def shares(self) -> tuple[RankShare, ...]:
+        """Return the parts of the ranks in the last iteration that all have reported."""
+        return () if self.leader is None else self.leader.shares()
+
+    def state(self) -> bytes:
+        """Return the manager's state for a checkpoint; empty if there is none."""
+        return b"" if self.leader is None else self.leader.state()
+
+    def restore(self, state: bytes) -> None:
+        """Have the manager continue with a state."""
+        if self.leader is not None:
+            self.leader.restore(state)
+
     def before_step(self, wish: int, left: int) -> int:
         """Exchange times and sizes, and start the time of the step; return rank 0's wish."""
         reports = self._reports()
@@ -140,6 +159,35 @@ class Balancer:
             return []
         cpu, memory = self._load.look()
         return [(step, seconds, cpu, memory) for step, seconds in taken]
+
+
+def balancer_of(
+    spec: TrainingSpec,
+    workers: tuple[str, ...],
+    group: Group,
+    timer: StepTimer,
+    events: Reporter,
+    log: Path,
+    stack: ExitStack,
+) -> Balancer:
+    """Return the balancer of a group of several ranks.
+
+    Parameters
+    ----------
+    workers : tuple of str
+        Node and GPU of each rank.
+    stack : ExitStack
+        Stack that ends what it starts.
+    """
+    (member,) = spec.ensemble.members
+    given = spec.allocation.batch_sizes
+    sizes = given or parts_of(member.chunk(group.size), (1,) * group.size)
+    balance = Balance(spec.balance, workers, sizes, unlike=bool(given), seed=member.seed)
+    leader = None
+    if group.rank == 0:
+        recorder = BalanceRecorder(events, log)
+        leader = BalanceLeader(group, balance, recorder, stack.enter_context(closing(BackgroundTraining())))
+    return Balancer(group, balance, timer, leader)
 
 
 class BalanceLeader:

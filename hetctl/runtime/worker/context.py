@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
@@ -15,10 +15,8 @@ from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Loader, Lockstep, Samples
-from hetctl.runtime.data.open_partitions import OpenPartitions
 from hetctl.runtime.data.partitions import PartitionedData, load_partitions
 from hetctl.runtime.data.sampler import streams_of
-from hetctl.runtime.data.sharing.node_folder import node_folder, state_folder
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import Framework, TrainableNetwork, load_framework
 from hetctl.runtime.frameworks.stage_network import Chain
@@ -31,15 +29,8 @@ from hetctl.runtime.worker.group import (
     SingleRank,
     join_group,
 )
-from hetctl.runtime.worker.heartbeat import busy_share
-from hetctl.runtime.worker.hop_resources import (
-    NETWORKS_BYTES,
-    HopResources,
-    memory_for_partitions,
-)
-from hetctl.runtime.worker.kept_networks import KeptNetworks
-from hetctl.runtime.worker.state_saver import SavingFailure, StateSaver
 from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
+from hetctl.storage.event_files import EventWriter
 
 if TYPE_CHECKING:
     from hetctl.runtime.worker.messages import StateSaved, VisitReport
@@ -114,6 +105,38 @@ class WorkerResources:
     data: WholeData | PartitionedData
 
 
+@dataclass(frozen=True)
+class SavingFailure:
+    """Error that kept a state from being written into a checkpoint.
+
+    Parameters
+    ----------
+    events : EventWriter
+        Events of the member, for the failure of a rank that has no task by then.
+    """
+
+    error: Exception
+    events: EventWriter
+
+
+class KeptResources(Protocol):
+    """Resources that a rank keeps for the next tasks of one kind, such as networks and unsaved states."""
+
+    @property
+    def has_networks(self) -> bool:
+        """True if networks are kept."""
+
+    @property
+    def has_unsaved(self) -> bool:
+        """True if a state is still to be written into a checkpoint."""
+
+    def release_networks(self) -> None:
+        """Release all networks: a task of another kind needs the memory."""
+
+    def finish_saving(self) -> SavingFailure | None:
+        """Wait until all states are in checkpoints; return the first failure."""
+
+
 class WorkerContext:
     """State of a rank that trains one member after another, all of one ensemble.
 
@@ -139,6 +162,11 @@ class WorkerContext:
         Function called, in another thread, with each state of a visit that is in a checkpoint.
     on_unsaved : callable
         Function called, in another thread, after a state could not be written.
+
+    Attributes
+    ----------
+    kept : KeptResources or None
+        Resources that last from one task of their kind to the next; None as long as no task needs any.
     """
 
     def __init__(
@@ -156,19 +184,19 @@ class WorkerContext:
     ) -> None:
         self.group: Group = SingleRank()
         self.binding = binding
-        self._keep = keep
+        self.keep = keep
         self.announce = announce
         self._send_sign = send_sign
         self.send_heartbeat = send_heartbeat
         self.send_written = send_written
         self.send_visited = send_visited
         self.send_saved = send_saved
-        self._on_unsaved = on_unsaved
+        self.on_unsaved = on_unsaved
         self.stop_reason = stop_reason
         self._next_sign = 0.0
         self._code: tuple[Framework, UserFunctions] | None = None
         self._resources: WorkerResources | None = None
-        self._hops: HopResources | None = None
+        self.kept: KeptResources | None = None
 
     @property
     def has_resources(self) -> bool:
@@ -207,7 +235,7 @@ class WorkerContext:
         partial : bool
             Train on the partitions that the group's nodes have, even if others are missing.
         """
-        self._release_hops()
+        self._release_kept()
         resources = self.load_resources(ensemble, sharing)
         self.join(place, interfaces, timeouts)
         # Joining the group uses random numbers, too.
@@ -237,16 +265,16 @@ class WorkerContext:
 
         Only ranks of first stages need samples, which they open with `load_resources`.
         """
-        self._release_hops()
-        framework, functions = self._code or self._load_code(ensemble)
+        self._release_kept()
+        framework, functions = self._code or self.load_code(ensemble)
         group = self.join(place, network, timeouts, NoCollectives())
         self.prepare(member)
         return group, framework.chain(member, functions)
 
-    def _release_hops(self) -> None:
-        """Release the networks that are kept for visits."""
-        if self._hops is not None:
-            self._hops.networks.clear()
+    def _release_kept(self) -> None:
+        """Release the networks that are kept for other tasks."""
+        if self.kept is not None:
+            self.kept.release_networks()
             self.clear()
 
     def join(
@@ -270,12 +298,6 @@ class WorkerContext:
         self.sign()
         return self.group
 
-    def open_hops(self, run_key: str, ensemble: Ensemble) -> HopResources:
-        """Return the resources of all visits; open them at the first call."""
-        self._hops = self._hops or self._open_hops(run_key, ensemble)
-        self.sign()
-        return self._hops
-
     def build_network(self, member: Member, sample: Samples) -> TrainableNetwork:
         """Return a fresh network of a member for the present group, as its seed determines it."""
         framework, functions = self._loaded_code()
@@ -294,7 +316,7 @@ class WorkerContext:
         BadInputError
             If the network is not a chain.
         """
-        framework, functions = self._code or self._load_code(ensemble)
+        framework, functions = self._code or self.load_code(ensemble)
         self.group = SingleRank()
         self.prepare(member)
         chain = framework.chain(member, functions)
@@ -317,15 +339,12 @@ class WorkerContext:
 
     @property
     def has_unsaved(self) -> bool:
-        """True if the state of a visit is still to be written into a checkpoint."""
-        return self._hops is not None and self._hops.saver.is_busy
+        """True if a state of an earlier task is still to be written into a checkpoint."""
+        return self.kept is not None and self.kept.has_unsaved
 
     def finish_saving(self) -> SavingFailure | None:
-        """Wait until the states of all visits are in checkpoints; return the first failure."""
-        if self._hops is None:
-            return None
-        self._hops.saver.finish()
-        return self._hops.saver.failure
+        """Wait until the states of all tasks are in checkpoints; return the first failure."""
+        return None if self.kept is None else self.kept.finish_saving()
 
     def sign(self) -> None:
         """Send a sign of life if the last one was sent `SIGN_EVERY_S` ago or earlier."""
@@ -335,8 +354,8 @@ class WorkerContext:
             self._send_sign()
 
     def clear(self) -> None:
-        """Release the resources of the last member, unless its network is kept for its next visit."""
-        if self._code is not None and not (self._hops and len(self._hops.networks)):
+        """Release the resources of the last member, unless networks are kept for later tasks."""
+        if self._code is not None and not (self.kept and self.kept.has_networks):
             self._code[0].clear()
 
     def _open(
@@ -360,7 +379,8 @@ class WorkerContext:
             stack.callback(loader.close)
         return loaders
 
-    def _load_code(self, ensemble: Ensemble) -> tuple[Framework, UserFunctions]:
+    def load_code(self, ensemble: Ensemble) -> tuple[Framework, UserFunctions]:
+        """Load the framework, and the user's functions."""
         framework = load_framework(ensemble.framework)
         # Before the user's modules are imported, which may use random numbers for data, too.
         framework.prepare(self.binding.cores, self.binding.device, DATA_SEED)
@@ -371,25 +391,8 @@ class WorkerContext:
         assert self._code is not None
         return self._code
 
-    def _open_hops(self, run_key: str, ensemble: Ensemble) -> HopResources:
-        assert ensemble.partitions is not None
-        _, functions = self._load_code(ensemble)
-        gc.collect()
-        gc.freeze()
-        saver = StateSaver(self._on_unsaved)
-        limit_bytes = memory_for_partitions(self.binding.memory_bytes)
-        resources = HopResources(
-            store=self._keep.enter_context(node_folder(state_folder(run_key, self.binding.node))),
-            partitions=OpenPartitions(ensemble.partitions, ensemble.data, functions.input_fn, limit_bytes),
-            networks=KeptNetworks(NETWORKS_BYTES),
-            saver=saver,
-            busy=busy_share(self.binding.device),
-        )
-        self._keep.callback(saver.close)
-        return resources
-
     def _load_resources(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
-        framework, functions = self._load_code(ensemble)
+        framework, functions = self.load_code(ensemble)
         data = self._load_data(ensemble, functions, sharing)
         # Objects that stay need not be scanned each time that garbage of a member is collected.
         gc.collect()
@@ -404,7 +407,7 @@ class WorkerContext:
         training, validation = as_sources(functions.input_fn(ensemble.data))
         return WholeData(
             len(training),
-            open_pipeline(training, sharing, self._keep),
+            open_pipeline(training, sharing, self.keep),
             len(validation),
-            open_validation(validation, sharing, self._keep),
+            open_validation(validation, sharing, self.keep),
         )

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, OnSaved, TrainingState
+from hetctl.runtime.worker.context import SavingFailure
 from hetctl.storage.event_files import EventWriter
 
 MOST_WAITING = 3
@@ -38,14 +39,6 @@ class UnsavedState:
     state: TrainingState
     since: int | None
     report: OnSaved
-    events: EventWriter
-
-
-@dataclass(frozen=True)
-class SavingFailure:
-    """Error that kept a state from being written."""
-
-    error: Exception
     events: EventWriter
 
 

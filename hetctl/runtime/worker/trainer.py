@@ -6,15 +6,15 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.model.training_progress import RankShare
+from hetctl.runtime.data.batches import Batches, StepBalancer, held_out_batches
 from hetctl.runtime.data.sample_visits import SampleVisits
 from hetctl.runtime.frameworks import TrainableNetwork
-from hetctl.runtime.worker.balancing import BalanceLeader, Balancer
 from hetctl.runtime.worker.checkpoint import Arrays, OnSaved, Saver
 from hetctl.runtime.worker.member_trainer import CheckpointSaver, MemberTrainer
 from hetctl.runtime.worker.random_state import random_state
@@ -29,33 +29,42 @@ SCORES = "scores/"
 """Prefix of the sums from which a member that hops computes the metrics of an unfinished evaluation."""
 
 
+class TrainingBalancer(StepBalancer, Protocol):
+    """Balancer of a group's batch sizes whose state is a part of the member's checkpoints."""
+
+    def shares(self) -> tuple[RankShare, ...]:
+        """Return the parts of the ranks in a recent iteration, on rank 0."""
+
+    def state(self) -> bytes:
+        """Return the state for a checkpoint, on rank 0; empty if there is none."""
+
+    def restore(self, state: bytes) -> None:
+        """Continue with a state, if it suits the group; it is rank 0's that counts."""
+
+
 @dataclass
 class Trainer(MemberTrainer):
     """A member's training in one round, as in `MemberTrainer`.
 
     Parameters
     ----------
-    balancer : Balancer or None
+    balancer : TrainingBalancer or None
         Balancer of the group's batch sizes; None: they are constant.
     visits : SampleVisits or None
         Visits of the samples of partitioned data; None: each sample is visited once in an epoch.
     """
 
     network: TrainableNetwork
-    balancer: Balancer | None = None
+    balancer: TrainingBalancer | None = None
     visits: SampleVisits | None = None
 
     def _new_saver(self) -> CheckpointSaver:
         return Saver(self.checkpoints)
 
-    @property
-    def _balances(self) -> BalanceLeader | None:
-        return None if self.balancer is None else self.balancer.leader
-
     def _restore_arrays(self, arrays: Arrays) -> None:
         managed = arrays.get(MANAGER_STATE)
-        if managed is not None and self._balances is not None:
-            self._balances.restore(managed.tobytes())
+        if managed is not None and self.balancer is not None:
+            self.balancer.restore(managed.tobytes())
         visits = {name: array for name, array in arrays.items() if name.startswith(VISITS)}
         if visits and self.visits is not None:
             self.visits.restore({name.removeprefix(VISITS): array for name, array in visits.items()})
@@ -142,7 +151,7 @@ class Trainer(MemberTrainer):
             # All ranks have the same weights: of GPUs, each would copy them to the node's memory.
             return
         arrays = self.network.save() | of_ranks
-        if self._balances is not None and (managed := self._balances.state()):
+        if self.balancer is not None and (managed := self.balancer.state()):
             arrays[MANAGER_STATE] = np.frombuffer(managed, np.uint8)
         if self.visits is not None:
             arrays.update({f"{VISITS}{name}": array for name, array in self.visits.save().items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -13,11 +13,7 @@ from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.partition_loader import PartitionLoader
 from hetctl.runtime.data.sample_visits import Transfer
-from hetctl.runtime.data.sampler import parts_of
 from hetctl.runtime.data.sharing.node_folder import folder_of
-from hetctl.runtime.worker.background_training import BackgroundTraining
-from hetctl.runtime.worker.balance_records import BalanceRecorder
-from hetctl.runtime.worker.balancing import Balance, BalanceLeader, Balancer
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
 from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
@@ -26,7 +22,7 @@ from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.sharded_trainer import ShardedTrainer
 from hetctl.runtime.worker.tensorboard import Board, figures_of_ranks
-from hetctl.runtime.worker.trainer import Trainer
+from hetctl.runtime.worker.trainer import Trainer, TrainingBalancer
 from hetctl.storage.paths import board_in
 
 TRAINERS: dict[bool, Callable[..., Trainer]] = {False: Trainer, True: ShardedTrainer}
@@ -95,7 +91,7 @@ def _run(
     if built.group.rank != 0:
         trainer.run()
         return
-    shares = tuple if balancer is None or balancer.leader is None else balancer.leader.shares
+    shares = tuple if balancer is None else balancer.shares
     path, samples = board_in(checkpoints.path), built.training.samples
     trainer.show = Board(path, samples, lambda _: figures_of_ranks(shares())).show
     busy = busy_share(context.binding.device)
@@ -105,20 +101,15 @@ def _run(
 
 def _balancer(
     spec: TrainingSpec, task: TaskMessage, built: BuiltMember, events: Reporter, stack: ExitStack
-) -> Balancer | None:
+) -> TrainingBalancer | None:
     """Return the balancer of a group of several ranks, unless balancing is off."""
-    (member,) = spec.ensemble.members
     timer, group = built.network.timer, built.group
     if group.size == 1 or timer is None or spec.balance.mode == OFF:
         return None
-    given = spec.allocation.batch_sizes
-    sizes = given or parts_of(member.chunk(group.size), (1,) * group.size)
-    balance = Balance(spec.balance, worker_names(spec), sizes, unlike=bool(given), seed=member.seed)
-    leader = None
-    if group.rank == 0:
-        recorder = BalanceRecorder(events, task.balance_log)
-        leader = BalanceLeader(group, balance, recorder, stack.enter_context(closing(BackgroundTraining())))
-    return Balancer(group, balance, timer, leader)
+    # Only trainings that balance import the managers of batch sizes.
+    from hetctl.runtime.worker.balancing import balancer_of
+
+    return balancer_of(spec, worker_names(spec), group, timer, events, task.balance_log, stack)
 
 
 def worker_names(spec: TrainingSpec) -> tuple[str, ...]:

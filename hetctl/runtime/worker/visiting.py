@@ -26,7 +26,7 @@ from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest,
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.heartbeat import heartbeats_to
-from hetctl.runtime.worker.hop_resources import HopResources
+from hetctl.runtime.worker.hop_resources import HopResources, open_hops
 from hetctl.runtime.worker.member_trainer import Note, StopSignal, check_finite, check_metrics
 from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec, VisitReport, VisitSpec
 from hetctl.runtime.worker.random_state import random_state, set_random_state
@@ -90,7 +90,7 @@ def visit(assignment: Assignment, context: WorkerContext) -> None:
     spec = assignment.task.training
     assert spec is not None
     assert spec.visit is not None
-    resources = context.open_hops(spec.run_key, spec.ensemble)
+    resources = open_hops(context, spec.run_key, spec.ensemble)
     resources.saver.check()
     laps = Laps()
     group = context.join(assignment.place, spec.network, spec.timeouts)

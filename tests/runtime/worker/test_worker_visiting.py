@@ -42,6 +42,7 @@ from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.hop_resources import open_hops
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.messages import VisitSpec
 from hetctl.runtime.worker.trainer import Trainer
@@ -413,7 +414,7 @@ def test_a_member_continues_from_its_checkpoint_alike(here):
     here.context.finish_saving()
     anew = here(DROPPING, replace(visits[6], number=20, state=None))
     kept = here(DROPPING, visits[6])
-    store = here.context.open_hops("r", here.tasks.ensemble).store
+    store = open_hops(here.context, "r", here.tasks.ensemble).store
     assert digest_in(store, anew.state) == digest_in(store, kept.state)
 
 
@@ -421,7 +422,7 @@ def test_an_evaluation_changes_nothing_that_is_trained(here):
     visits = tuple(hops(DROPPING, ORDERS["adam"][:2]))
     for one in visits:
         here(DROPPING, one)
-    store = here.context.open_hops("r", here.tasks.ensemble).store
+    store = open_hops(here.context, "r", here.tasks.ensemble).store
     states = {digest_in(store, f"adam-{one.number}") for one in visits[3:]}
     assert len(states) == 1
 
@@ -479,7 +480,7 @@ def test_metrics_are_means_over_all_samples(here):
     network = here.context.build_network(DROPPING, (np.zeros((1, 8, 8, 1), "f4"), np.zeros(1, int)))
     here.context.finish_saving()
     network.restore(CheckpointFolder(here.tasks.checkpoints(DROPPING)).load().arrays)
-    opened = here.context.open_hops("r", here.tasks.ensemble).partitions
+    opened = open_hops(here.context, "r", here.tasks.ensemble).partitions
     every = [opened.open(number)[1] for number in range(len(PARTS))]
     x, y = (np.concatenate([getattr(source, name) for source in every]) for name in "xy")
     expected = network.evaluate([((x, y), len(x))])
