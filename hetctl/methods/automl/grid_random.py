@@ -1,4 +1,4 @@
-"""Sources that do not learn from reports: a grid of listed values, and independent random draws."""
+"""Grid and random search: sources that do not learn from reports, and trials of the same epochs."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hetctl.methods.automl.procedure import Method, NewTrial, at_least
 from hetctl.methods.automl.space import Categorical, Space, Value, draws
 from hetctl.methods.automl.trial_history import Config, TrialHistory
 from hetctl.model.errors import BadInputError
@@ -62,3 +63,35 @@ class RandomSource:
     def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
         """Return `config`: the draws do not depend on the history."""
         return self.config
+
+
+@dataclass(frozen=True)
+class OneShot(Method):
+    """The one-shot instance of CEREBRO's template.
+
+    Parameters
+    ----------
+    trials : int
+        Number of configurations.
+    epochs : int
+        Epochs of each configuration.
+    """
+
+    trials: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        at_least(1, trials=self.trials, epochs=self.epochs)
+
+    @property
+    def fresh(self) -> int:
+        """Number of configurations that the method takes from the source."""
+        return self.trials
+
+    def likely_epochs(self) -> tuple[int, ...]:
+        """Return the epochs of each trial."""
+        return (self.epochs,) * self.trials
+
+    def next_trial(self, history: TrialHistory) -> NewTrial | None:
+        """Return the next configuration, independent of earlier results (CEREBRO, section 3)."""
+        return NewTrial(self.epochs) if len(history.trials) < self.trials else None
