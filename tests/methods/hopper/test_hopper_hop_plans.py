@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
-from hetctl.methods.hopper.epoch_visits import planned_visits
+from hetctl.methods.hopper.hop_plans import planned_visits
 from hetctl.methods.hopper.schedule import Visit
 from hetctl.methods.hopper.simulate import simulate_hops
 from hetctl.methods.hopper.state_machine import Hopper
