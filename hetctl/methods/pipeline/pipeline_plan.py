@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.grouping import GROUPINGS
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.search import PipelineOptions, Search
 from hetctl.methods.pipeline.stages import Stage, VirtualWorker
 from hetctl.methods.pipeline.sync_cost import Waves
-from hetctl.methods.pipeline.virtual_workers import GROUPINGS
 from hetctl.model.errors import BadInputError
 from hetctl.scheduling.planners.base import nearest
 
