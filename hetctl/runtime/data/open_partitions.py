@@ -11,7 +11,7 @@ import numpy as np
 
 from hetctl.model.ensemble import Partitions
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.part_folder import path_on_node
+from hetctl.runtime.data.part_files import path_on_node
 from hetctl.runtime.data.partitions import read_partition
 from hetctl.runtime.data.sources import ArraySource
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetctl.model.serialization import encode
 from hetctl.model.wave_record import WaveRecord
-from hetctl.runtime.best_effort_io import log_line
+from hetctl.runtime.job_logs import log_line
 from hetctl.storage.atomic_io import make_private_folder
 
 

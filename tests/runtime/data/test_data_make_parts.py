@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.part_split import split
+from hetctl.runtime.data.make_parts import split
 
 
 @pytest.mark.parametrize(("samples", "count"), [(1, 1), (10, 3), (1000, 7), (16, 16)])

@@ -9,7 +9,7 @@ import pytest
 
 from hetctl.model.errors import BadInputError
 from hetctl.partitions import read
-from hetctl.runtime.data.part_format import ARRAYS, write
+from hetctl.runtime.data.part_files import ARRAYS, write
 
 KINDS = {
     "floats": np.arange(24, dtype=np.float32).reshape(6, 2, 2),
