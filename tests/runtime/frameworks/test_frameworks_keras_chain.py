@@ -13,7 +13,7 @@ from keras import layers
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.frameworks.keras_variables import deferred_values
+from hetctl.runtime.frameworks.keras_model import deferred_values
 from hetctl.runtime.worker.group import SingleRank
 from hetctl.runtime.worker.user_functions import UserFunctions
 

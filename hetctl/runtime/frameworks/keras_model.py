@@ -1,8 +1,12 @@
-"""Variables of Keras models: their values as arrays, and models without memory for them."""
+"""Keras models: variables whose values are arrays or are still to come, and batches of one size.
+
+A step that is compiled is traced again for every other size of its batches: all its batches get one size, and
+the padding is ignored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -76,3 +80,31 @@ def array_of(variable: Any) -> npt.NDArray[Any]:
         return np.asarray(memoryview(values))
     except ValueError:  # The buffer protocol lacks types such as bfloat16.
         return np.asarray(values)
+
+
+def ignore_padding(model: Any, rows: Any) -> None:
+    """Make batch normalisation compute its moments from the first `rows` rows of a batch alone."""
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer._moments = _moments_of_samples(layer._moments, rows)
+
+
+def _moments_of_samples(moments: Callable[[Any, Any], Any], rows: Any) -> Callable[[Any, Any], Any]:
+    def of_samples(inputs: Any, mask: Any) -> Any:
+        # A slice of all rows would cost each full batch a copy of its gradients.
+        return tf.cond(
+            rows < tf.shape(inputs)[0],
+            lambda: moments(inputs[:rows], None if mask is None else mask[:rows]),
+            lambda: moments(inputs, mask),
+        )
+
+    return of_samples
+
+
+def first_samples(output: Any, rows: Any) -> Any:
+    """Return the first rows of an output, with its Keras mask, which the loss uses."""
+    first = output[:rows]
+    mask = getattr(output, "_keras_mask", None)
+    if mask is not None:
+        first._keras_mask = mask[:rows]
+    return first

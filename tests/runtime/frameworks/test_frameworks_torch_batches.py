@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hetctl.runtime.frameworks.torch_tensors import Uploads, page_locked, present_device, tensor_of
+from hetctl.runtime.frameworks.torch_batches import Uploads, page_locked, present_device, tensor_of
 
 ROWS = np.arange(12).reshape(3, 4)
 BATCHES = {

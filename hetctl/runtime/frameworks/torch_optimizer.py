@@ -1,4 +1,4 @@
-"""Steps of a PyTorch optimizer over several batches, whose gradients are added up."""
+"""Optimizers of PyTorch: their learning rates, and steps over several batches."""
 
 from __future__ import annotations
 
@@ -10,6 +10,32 @@ import torch
 from torch.autograd import Variable
 
 from hetctl.model.errors import BadInputError
+
+
+class RateFactor:
+    """Factor of an optimizer's learning rates; at all other times its groups hold the rates for one GPU.
+
+    Attributes
+    ----------
+    factor : float
+        Factor of all later steps, also if a scheduler sets the rates.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.factor = 1.0
+        self._rates: list[Any] = []
+        optimizer.register_step_pre_hook(self._scale)
+        optimizer.register_step_post_hook(self._unscale)
+
+    def _scale(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * self.factor
+
+    def _unscale(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Restore the rates from which the scheduler computes the next ones."""
+        for group, rate in zip(optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate
 
 
 def at_end_of_backward(parameters: Iterable[torch.Tensor], call: Callable[[], None]) -> None:

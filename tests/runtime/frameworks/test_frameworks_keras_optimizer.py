@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hetctl.runtime.frameworks.keras_updates import update_in_turn
+from hetctl.runtime.frameworks.keras_optimizer import update_in_turn
 from hetctl.runtime.worker.layer_memory import PoolMemory
 
 pytestmark = pytest.mark.training
