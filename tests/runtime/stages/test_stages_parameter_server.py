@@ -10,9 +10,18 @@ import pytest
 from numpy_chain import DenseChain
 from stage_ranks import layout_of, run_ranks
 
+from hetctl.runtime.stages.parameter_server import (
+    CLOCK,
+    END,
+    FETCH,
+    INIT,
+    PUSH,
+    TRAIN,
+    WEIGHTS,
+    WaveClient,
+    WaveServer,
+)
 from hetctl.runtime.stages.tensor_mail import Parcel, receive
-from hetctl.runtime.stages.wave_client import WaveClient
-from hetctl.runtime.stages.wave_server import CLOCK, END, FETCH, INIT, PUSH, TRAIN, WEIGHTS, WaveServer
 from hetctl.runtime.worker.group import LostPeerError
 
 TWO = layout_of(2, 1, 1, in_flight=1)
