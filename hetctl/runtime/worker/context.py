@@ -15,7 +15,6 @@ from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Loader, Lockstep, Samples
-from hetctl.runtime.data.open_partitions import OpenPartitions
 from hetctl.runtime.data.partitions import PartitionedData, load_partitions
 from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.data.sharing.node_folder import node_folder, state_folder
@@ -35,10 +34,12 @@ from hetctl.runtime.worker.heartbeat import busy_share
 from hetctl.runtime.worker.hop_resources import (
     NETWORKS_BYTES,
     HopResources,
+    KeptNetworks,
+    OpenPartitions,
+    SavingFailure,
+    StateSaver,
     memory_for_partitions,
 )
-from hetctl.runtime.worker.kept_networks import KeptNetworks
-from hetctl.runtime.worker.state_saver import SavingFailure, StateSaver
 from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from tiny_networks import MODULES, functions_of
 from hetctl.model.checkpoint_interval import STEPS, CheckpointInterval
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.rank_generators import RANKS
+from hetctl.runtime.worker.random_state import RANKS
 
 pytestmark = pytest.mark.training
 MEMBER = Member(

@@ -1,4 +1,4 @@
-"""Reports of scripts: lines of JSON, and what is none."""
+"""Reports of a command: lines of JSON, and what is none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from hetctl import script
 from hetctl.model.script_variables import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
-from hetctl.runtime.worker.script_reports import (
+from hetctl.runtime.worker.command_process import (
     LONGEST_LINE,
     ReportLines,
     ScriptReport,
