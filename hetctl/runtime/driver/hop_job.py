@@ -32,8 +32,7 @@ from hetctl.methods.hopper.hop_events import (
 )
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.modes import modes
-from hetctl.methods.hopper.schedule import SearchOptions, Visit
-from hetctl.methods.hopper.visit_trace import visits_to_repeat
+from hetctl.methods.hopper.schedule import SearchOptions, Visit, visits_to_repeat
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.frameworks import FRAMEWORKS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hopping_run import course_of
 
+from hetctl.methods.hopper.schedule import trace_line, visits_to_repeat
 from hetctl.methods.hopper.state_machine import Hopper
-from hetctl.methods.hopper.visit_trace import trace_line, visits_to_repeat
 
 
 def test_a_trace_has_the_visits_that_were_done_in_their_order():
