@@ -13,8 +13,7 @@ from pipelines import PLENTY, cluster, clusters, is_whole, profile, profiles
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.grouping import GROUPINGS
 from hetctl.methods.pipeline.partition import Partitioner
-from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, plan
-from hetctl.methods.pipeline.search import lower_bound_s
+from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, lower_bound_s, plan
 from hetctl.methods.pipeline.stage_costs import StageCosts, minibatches_held
 from hetctl.model.errors import BadInputError, InfeasibleError
 
