@@ -4,6 +4,6 @@ A part that ``hetctl partition`` writes is a NumPy archive (``.npz``) without co
 ``x``, ``y``, ``x_validation`` and ``y_validation``. ``numpy.load`` reads it, too, but into memory.
 """
 
-from hetctl.runtime.data.part_format import read
+from hetctl.runtime.data.part_files import read
 
 __all__ = ["read"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hetctl.methods.hopper.epoch_visits import planned_visits
+from hetctl.methods.hopper.hop_plans import planned_visits
 from hetctl.methods.hopper.schedule import SearchOptions, Visit
 from hetctl.methods.hopper.simulate import Outage, simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes

@@ -9,8 +9,7 @@ import numpy as np
 from wave_program import WaveProgram, limited
 
 from hetctl.app.run.wave_checks import read_waves
-from hetctl.methods.pipeline.wave_log import violations
-from hetctl.methods.pipeline.wsp import Bounds
+from hetctl.methods.pipeline.wsp import Bounds, violations
 from hetctl.model.pipeline_layout import PipelineLayout
 from hetctl.model.serialization import decode
 from hetctl.runtime.data.batches import Batches

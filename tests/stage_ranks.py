@@ -11,8 +11,8 @@ from typing import Any
 
 from hetctl.model.pipeline_layout import PipelineLayout, StagePlan
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
+from hetctl.runtime.stages.parameter_server import TO_SERVER, WaveServer
 from hetctl.runtime.stages.tensor_mail import TensorMail
-from hetctl.runtime.stages.wave_server import TO_SERVER, WaveServer
 from hetctl.runtime.worker.group import NoCollectives, RankInfo, join_group
 
 FORK = multiprocessing.get_context("fork")

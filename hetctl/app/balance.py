@@ -10,8 +10,13 @@ from hetctl.inputs.input_errors import refusal, suggestion
 from hetctl.inputs.worker_table import WorkerPoints, read_workers
 from hetctl.methods.balance.manager import equal_batches
 from hetctl.methods.balance.managers import manager_of
-from hetctl.methods.balance.observation_log import AnswerDifference, records_in, replay
-from hetctl.methods.balance.progress import equal_batches_s, iteration_s
+from hetctl.methods.balance.observation_log import (
+    AnswerDifference,
+    equal_batches_s,
+    iteration_s,
+    records_in,
+    replay,
+)
 from hetctl.methods.balance.simulate import Conditions, ConditionSpan, Iteration, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
 from hetctl.model.balance_settings import ON, BalanceSettings

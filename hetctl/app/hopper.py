@@ -14,10 +14,9 @@ from hetctl.inputs.unit_time_table import UnitTimeTable, read_unit_times
 from hetctl.inputs.visit_log import read_visit_log
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.modes import ModeCost, modes, price
-from hetctl.methods.hopper.schedule import Visit, by_start, visits_of
+from hetctl.methods.hopper.schedule import Visit, by_start, trace_line, visits_of
 from hetctl.methods.hopper.simulate import Outage, VisitRecord, simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
-from hetctl.methods.hopper.visit_trace import trace_line
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import HOPPER
 from hetctl.model.run_status import StepSpan

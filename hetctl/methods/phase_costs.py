@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetctl.methods.hopper import SearchOptions
-from hetctl.methods.hopper.epoch_visits import planned_visits
+from hetctl.methods.hopper.hop_plans import planned_visits
 from hetctl.methods.hopper.simulate import simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes
-from hetctl.methods.hopper.visit_times import visit_times
-from hetctl.methods.hopper.worker_groups import group_size, hop_workers
+from hetctl.methods.hopper.worker_groups import group_size, hop_workers, visit_times
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload

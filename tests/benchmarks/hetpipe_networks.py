@@ -24,8 +24,7 @@ from pathlib import Path
 
 from hetctl.app.pipeline.inputs import measured_profile
 from hetctl.inputs.layer_profile import read_layers
-from hetctl.methods.pipeline.communication import Links
-from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
 from hetctl.methods.pipeline.layers import Layer, LayerProfile
 
 PROFILED_BATCH, BATCH = 128, 32

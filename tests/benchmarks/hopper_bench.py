@@ -18,8 +18,8 @@ from tables import Figure, Table
 
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.list_schedule import dense
+from hetctl.methods.hopper.portfolio import refine
 from hetctl.methods.hopper.schedule import Schedule, violations
-from hetctl.methods.hopper.solver import refine
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 
 SIZES = (4, 5, 7, 10, 15, 20)

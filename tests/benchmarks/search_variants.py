@@ -14,7 +14,7 @@ from search_trainable import epoch_seconds, loss_after
 from tables import Table
 
 from hetctl.methods.automl.asha import PROMOTION, STOPPING, VARIANTS, Asha
-from hetctl.methods.automl.plain_sources import RandomSource
+from hetctl.methods.automl.grid_random import RandomSource
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.space import Categorical, NumberRange
 from hetctl.methods.automl.trial_history import Report, Trial

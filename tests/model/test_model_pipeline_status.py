@@ -8,8 +8,8 @@ import pytest
 from pipelined_run import STAGES
 
 from hetctl.model.pipeline_status import PARAMETER_KINDS, LinkBytes, pipeline_use
+from hetctl.runtime.stages.parameter_server import INIT, PUSH, WEIGHTS
 from hetctl.runtime.stages.stage_worker import BACKWARD, FORWARD, INFER
-from hetctl.runtime.stages.wave_server import INIT, PUSH, WEIGHTS
 
 
 def test_the_slowest_stage_has_the_longest_passes():

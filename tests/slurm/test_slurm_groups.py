@@ -14,9 +14,9 @@ from led_round import wait_until
 from tiny_networks import ENSEMBLES, MODULES, train_on
 from workbench import ProjectFolder
 
-from hetctl.runtime.data.sharing.broadcast import NodeStream
+from hetctl.runtime.data.node_exchange import NodeStream
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.rank_generators import RANKS as RANKS_GENERATORS
+from hetctl.runtime.worker.random_state import RANKS as RANKS_GENERATORS
 from hetctl.storage.paths import member_folder
 from hetctl.storage.progress_fold import events_in
 

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hetctl.inputs.input_errors import refusal
 from hetctl.inputs.layer_profile import LayerRow
 from hetctl.inputs.pipeline_cluster import ClusterFile
-from hetctl.methods.pipeline.communication import Links, fit_inter, fit_scaling
-from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster, fit_inter, fit_scaling
 from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
 from hetctl.methods.pipeline.stage_costs import least_bytes
 from hetctl.model.errors import BadInputError, InfeasibleError

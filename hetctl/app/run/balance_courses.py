@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hetctl.methods.balance.observation_log import ManagerStart, counted, records_in
-from hetctl.methods.balance.progress import course_of
+from hetctl.methods.balance.observation_log import ManagerStart, counted, course_of, records_in
 from hetctl.model.errors import BadInputError
 from hetctl.model.run_status import BalanceCourse
 from hetctl.storage.paths import RunFolder

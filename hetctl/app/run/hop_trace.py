@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of
-from hetctl.methods.hopper.schedule import Visit
-from hetctl.methods.hopper.visit_trace import trace_line
+from hetctl.methods.hopper.schedule import Visit, trace_line
 from hetctl.model.errors import BadInputError
 from hetctl.model.run_visit import DONE, RunVisit
 from hetctl.storage.visit_fold import VisitLog

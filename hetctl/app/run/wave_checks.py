@@ -11,8 +11,7 @@ from pathlib import Path
 
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of
-from hetctl.methods.pipeline.wave_log import staleness, violations
-from hetctl.methods.pipeline.wsp import Bounds
+from hetctl.methods.pipeline.wsp import Bounds, staleness, violations
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER
 from hetctl.model.pipeline_layout import PipelineLayout

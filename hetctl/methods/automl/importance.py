@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hetctl.methods.automl.optuna_source import distribution_of
+from hetctl.methods.automl.optuna_search import distribution_of
 from hetctl.methods.automl.space import Categorical, Parameter, Space
 from hetctl.methods.automl.trial_history import Config
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from hetctl.methods.automl.optuna_source import distribution_of
+from hetctl.methods.automl.optuna_search import distribution_of
 from hetctl.methods.automl.space import Space
 from hetctl.methods.automl.trial_history import Config
 from hetctl.model.errors import BadInputError

@@ -6,13 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hetctl.methods.automl.asha import Asha
+from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
 from hetctl.methods.automl.hyperband import Hyperband
-from hetctl.methods.automl.one_shot import OneShot
-from hetctl.methods.automl.optuna_source import OptunaSource
+from hetctl.methods.automl.optuna_search import OptunaSource, Pruned
 from hetctl.methods.automl.pbt import Mutation, Pbt
-from hetctl.methods.automl.plain_sources import GridSource, RandomSource
 from hetctl.methods.automl.procedure import Method, TrialSource
-from hetctl.methods.automl.pruned import Pruned
 from hetctl.methods.automl.space import Categorical, NumberRange, Parameter, Space
 from hetctl.methods.automl.trial_history import Config
 from hetctl.model.errors import BadInputError

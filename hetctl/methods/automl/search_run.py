@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetctl.methods.automl.grid_random import OneShot
 from hetctl.methods.automl.hyperband import Hyperband
-from hetctl.methods.automl.one_shot import OneShot
-from hetctl.methods.automl.optuna_source import OptunaSource
+from hetctl.methods.automl.optuna_search import OptunaSource
 from hetctl.methods.automl.pbt import Pbt
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.search_parts import parts_of_search

@@ -1,7 +1,11 @@
-"""Schedules: hops of one epoch, their invariants, and the visits that carry them out."""
+"""Schedules: hops of one epoch, their invariants, and the visits that carry them out, with their traces.
+
+A trace has one JSON object a line. Simulations and runs write one, and a replay repeats it.
+"""
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -169,4 +173,42 @@ def visits_of(schedule: Schedule, units: UnitTimes, epochs: int = 1) -> tuple[Vi
         )
         for epoch in range(epochs)
         for i, hop in enumerate(hops)
+    )
+
+
+def trace_line(visit: Visit, start_s: float, end_s: float, *, lost: bool) -> str:
+    """Return the line of a visit, with its end.
+
+    Parameters
+    ----------
+    start_s, end_s : float
+        Seconds from the start of the trace.
+    lost : bool
+        True if its result was lost.
+    """
+    fields = {
+        "config": visit.config,
+        "worker": visit.worker,
+        "start": start_s,
+        "end": end_s,
+        "partition": visit.partition,
+        "epoch": visit.epoch,
+        "lost": lost,
+    }
+    return json.dumps(fields) + "\n"
+
+
+def visits_to_repeat(text: str) -> tuple[Visit, ...]:
+    """Return the visits of a trace that were not lost, in the order of their starts: a plan for `Hopper`.
+
+    Parameters
+    ----------
+    text : str
+        Trace that was checked when it was given.
+    """
+    lines = [json.loads(line) for line in text.split("\n") if line.strip()]
+    done = sorted((line for line in lines if not line["lost"]), key=lambda line: (line["start"], line["end"]))
+    return tuple(
+        Visit(number, line["config"], line["epoch"], line["partition"], line["worker"])
+        for number, line in enumerate(done)
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hetctl.methods.pipeline.gpu_cluster import Group, PipelineCluster
+from hetctl.methods.pipeline.grouping import Grouping
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut, Partitioner
 from hetctl.methods.pipeline.pipeline_flow import Passes
@@ -25,7 +26,6 @@ from hetctl.methods.pipeline.throughput import (
     sufficient_depth,
     wave_time_s,
 )
-from hetctl.methods.pipeline.virtual_workers import Grouping
 
 DEPTHS = 4
 """Most minibatches in flight per stage of a virtual worker; more than necessary, for longer waves."""

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetctl.methods.pipeline.communication import Links
-from hetctl.methods.pipeline.gpu_cluster import Gpu, PipelineCluster
+from hetctl.methods.pipeline.gpu_cluster import Gpu, Links, PipelineCluster
 from hetctl.methods.pipeline.layers import UNNAMED, LayerProfile
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Waves, plan
 from hetctl.methods.pipeline.simulate import simulate_plan, steady_waves

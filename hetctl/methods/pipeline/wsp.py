@@ -3,12 +3,15 @@
 Minibatches of a virtual worker count from 1, its waves from 0: wave c is the minibatches c * N_m + 1 to
 (c + 1) * N_m. Each virtual worker has its own `WspClock`; the parameter servers hold one `GlobalClock`.
 Both are immutable: each step returns the next state, so that an executor, a simulator and a replay of
-their messages make the same decisions.
+their messages make the same decisions. The log of a run is checked against the same `Bounds`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
+from hetctl.model.wave_record import WaveRecord
 
 
 @dataclass(frozen=True)
@@ -171,3 +174,42 @@ class GlobalClock:
             raise ValueError(f"virtual worker {worker} pushes wave {wave} after {self.pushed[worker]} waves")
         waves = max(self.pushed[worker], wave + 1)
         return GlobalClock((*self.pushed[:worker], waves, *self.pushed[worker + 1 :]))
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """Largest values in a log.
+
+    Parameters
+    ----------
+    local : int
+        Updates of its own virtual worker that a minibatch missed.
+    overall : int
+        Updates of another virtual worker that a minibatch may have missed.
+    """
+
+    local: int
+    overall: int
+
+
+def staleness(records: Iterable[WaveRecord], bounds: Bounds) -> Staleness:
+    """Return the largest staleness of all minibatches."""
+    local = overall = 0
+    for record in records:
+        for minibatch, completed, pulled in record.minibatches:
+            local = max(local, minibatch - 1 - completed)
+            overall = max(overall, minibatch - 1 - pulled * bounds.in_flight)
+    return Staleness(local, overall)
+
+
+def violations(records: Iterable[WaveRecord], bounds: Bounds) -> list[str]:
+    """Return the minibatches that met older weights than s_local and s_global allow, one line for each."""
+    found = []
+    for record in records:
+        for minibatch, completed, pulled in record.minibatches:
+            place = f"epoch {record.epoch}, virtual worker {record.worker}, stage {record.stage}"
+            if minibatch - 1 - completed > bounds.local_staleness:
+                found.append(f"{place}: minibatch {minibatch} has only {completed} updates of its own")
+            if pulled < bounds.waves_needed(minibatch):
+                found.append(f"{place}: minibatch {minibatch} has only {pulled} waves of all")
+    return found

@@ -16,8 +16,8 @@ from hetctl.cluster.launchers.agents import AGENTS
 from hetctl.runtime.agent.agent import Agent, TemplateEndedError, end_orphaned_job
 from hetctl.runtime.agent.joining import DismissedError, DriverFile, OrphanedError, join, join_again
 from hetctl.runtime.agent.keeper import KILLED, RETURNS, Keeper
-from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.frameworks import preload_framework
+from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.worker.worker import serve
 
 

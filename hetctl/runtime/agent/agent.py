@@ -39,11 +39,11 @@ from hetctl.runtime.agent.messages import (
 )
 from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills
 from hetctl.runtime.agent.rank_template import RankStart, Serve, Template, TemplateReady
-from hetctl.runtime.agent.staging import Staging
 from hetctl.runtime.agent.state_store import StateStore
-from hetctl.runtime.best_effort_io import log_line
-from hetctl.runtime.data.part_folder import path_on_node
+from hetctl.runtime.data.part_files import path_on_node
 from hetctl.runtime.data.sharing.node_folder import state_folder
+from hetctl.runtime.data.stage_in import Staging
+from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.transport import Address, Connection
 from hetctl.storage.processes import Process
 

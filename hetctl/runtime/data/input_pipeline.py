@@ -15,7 +15,6 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.run import CACHED, NONE
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.collated import CollatedSource
-from hetctl.runtime.data.collated_loader import CollatedLoader
 from hetctl.runtime.data.loaders import (
     USUAL_LOADER_WAITS,
     ArrayLoader,
@@ -29,7 +28,6 @@ from hetctl.runtime.data.loaders import (
 )
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream, sample_rng
-from hetctl.runtime.data.shard_loader import ShardLoader
 from hetctl.runtime.data.shards import ShardSource
 from hetctl.runtime.data.sharing.node_folder import node_folder
 from hetctl.runtime.data.sharing.store import SampleStore
@@ -41,6 +39,7 @@ from hetctl.runtime.data.sources import (
     SampleSpec,
     Source,
 )
+from hetctl.runtime.data.threaded_loaders import CollatedLoader, ShardLoader
 
 
 @dataclass(frozen=True)

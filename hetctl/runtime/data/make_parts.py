@@ -24,13 +24,17 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.partition_manifest import PartitionManifest
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.data.collated import CollatedSource
-from hetctl.runtime.data.part_folder import lacking_parts, write_manifest
-from hetctl.runtime.data.part_format import described, write_part
-from hetctl.runtime.data.part_split import TRAINING, VALIDATION, Numbers, split
+from hetctl.runtime.data.part_files import described, lacking_parts, write_manifest, write_part
 from hetctl.runtime.data.shards import ShardSource
 from hetctl.runtime.data.sources import ArraySource, ImageSource, SampleSource, Source, as_sources
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.storage.atomic_io import make_private_folder, write_json
+
+Numbers = npt.NDArray[np.int64]
+
+TRAINING, VALIDATION = "training", "validation"
+STREAMS = {TRAINING: 0, VALIDATION: 1}
+"""Numbers that a seed is combined with, so that both divisions are independent."""
 
 Array = npt.NDArray[Any]
 
@@ -150,6 +154,38 @@ def _divisible(name: str, source: Source) -> SampleSource:
             "leave augment out, and augment in the network; or divide the folder of images yourself",
         )
     return source
+
+
+def split(name: str, samples: int, count: int, seed: int) -> tuple[Numbers, ...]:
+    """Divide samples at random into parts whose sizes differ by 1 at most.
+
+    Parameters
+    ----------
+    name : str
+        ``training`` or ``validation``.
+    samples, count : int
+        Number of samples and of parts.
+    seed : int
+        Seed of the random order.
+
+    Returns
+    -------
+    tuple of arrays of int64
+        Numbers of the samples of each part, ascending: samples on a disk are read in its order, and those
+        of a part are shuffled anew in each epoch.
+
+    Raises
+    ------
+    BadInputError
+        If a part would be empty.
+    """
+    if samples < count:
+        raise BadInputError(
+            f"{samples} {name} samples cannot be divided into {count} parts: each needs at least one",
+            f"lower --count to {samples} or less, or have more {name} samples",
+        )
+    order = np.random.default_rng([seed, STREAMS[name]]).permutation(samples)
+    return tuple(np.sort(part) for part in np.array_split(order, count))
 
 
 def arrays_of(divided: Iterable[DividedSamples], part: int) -> dict[str, Array]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +13,14 @@ from hetctl.model.ensemble import Partitions
 from hetctl.model.errors import BadInputError
 from hetctl.model.partition_manifest import PartFile, PartitionManifest
 from hetctl.runtime.agent.messages import PartToStage, StagedParts, StageOrder
-from hetctl.runtime.best_effort_io import log_line
-from hetctl.runtime.data.part_folder import BLOCK_BYTES, is_whole, path_on_node, read_manifest
+from hetctl.runtime.data.part_files import BLOCK_BYTES, is_whole, path_on_node, read_manifest
+from hetctl.runtime.job_logs import log_line
 from hetctl.storage.atomic_io import make_private_folder, private_file
 
 REMAKE = "make the parts anew with `hetctl partition`"
+
+END_S = 2.0
+"""Seconds in which a read or a write in progress ends."""
 
 
 class StagingStoppedError(Exception):
@@ -121,3 +126,51 @@ def _copy(source: Path, target: Path, part: PartFile, on_bytes: Callable[[int], 
             raise BadInputError(
                 f"{source} has SHA-256 {digest.hexdigest()}, its manifest {part.sha256}", REMAKE
             )
+
+
+class Staging:
+    """Thread that copies a node's parts beside an agent's main loop, which goes on sending heartbeats.
+
+    Attributes
+    ----------
+    bytes_read : int
+        Bytes copied so far, for signs of life.
+    """
+
+    def __init__(self, node: str, order: StageOrder) -> None:
+        self.bytes_read = 0
+        self._order = order
+        self._result = StagedParts()
+        self._stopped = threading.Event()
+        self._woken, self._wake = os.pipe()
+        self._thread = threading.Thread(target=self._run, args=(node,), name="stage-in", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when `result` would not block."""
+        return self._woken
+
+    def result(self) -> StagedParts:
+        """Wait for the end of the copying; return what was copied."""
+        self._thread.join()
+        return self._result
+
+    def end(self) -> None:
+        """Stop the copying, and remove what was copied."""
+        self._stopped.set()
+        # A read from a file system that does not answer cannot be stopped; the thread ends with the process.
+        self._thread.join(END_S)
+        unstage(self._order)
+
+    def _run(self, node: str) -> None:
+        try:
+            self._result = stage(node, self._order, self._count)
+        except StagingStoppedError:
+            pass
+        finally:
+            os.write(self._wake, b".")
+
+    def _count(self, size_bytes: int) -> None:
+        if self._stopped.is_set():
+            raise StagingStoppedError
+        self.bytes_read += size_bytes

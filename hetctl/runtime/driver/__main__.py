@@ -7,8 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
-from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.driver.driver import SIGNAL_DELAY_S, Driver
+from hetctl.runtime.job_logs import log_line
 from hetctl.storage.paths import RunFolder
 
 

@@ -51,11 +51,10 @@ from hetctl.runtime.agent.messages import (
     StoreOrder,
     Welcome,
 )
-from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.driver.exit_causes import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.interfaces import control_address
-from hetctl.runtime.rank_logs import append, end_of
+from hetctl.runtime.job_logs import append, end_of, log_line
 from hetctl.runtime.transport import Connection, Listener
 from hetctl.runtime.worker.messages import write_address
 from hetctl.storage.paths import AgentFiles

@@ -14,7 +14,6 @@ from hetctl.model.exit_reason import ExitReason
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
-from hetctl.runtime.best_effort_io import disk_error_reason, log_line
 from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.exit_causes import failed_nodes
@@ -25,6 +24,7 @@ from hetctl.runtime.driver.round_launcher import Exchanges, RoundLauncher
 from hetctl.runtime.driver.run_members import RunMembers, SearchTrials
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.job_logs import disk_error_reason, log_line
 from hetctl.scheduling.commands import AskAgain, EndJob, EndRound, Start, Stop
 from hetctl.scheduling.core import POLL_S
 from hetctl.scheduling.events import (

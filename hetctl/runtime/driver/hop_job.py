@@ -30,8 +30,7 @@ from hetctl.methods.hopper.hop_events import (
 )
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.modes import modes
-from hetctl.methods.hopper.schedule import SearchOptions, Visit
-from hetctl.methods.hopper.visit_trace import visits_to_repeat
+from hetctl.methods.hopper.schedule import SearchOptions, Visit, visits_to_repeat
 from hetctl.model.events import DRIVER
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.frameworks import FRAMEWORKS

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.cluster.launchers import LaunchSpec
-from hetctl.runtime.rank_logs import end_of, private_log
+from hetctl.runtime.job_logs import end_of, private_log
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from hetctl.runtime.driver.exit_causes import why_ended
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.runtime.rank_logs import private_log
+from hetctl.runtime.job_logs import private_log
 from hetctl.runtime.worker.measure_preprocessing import PREPROCESS
 from hetctl.runtime.worker.messages import (
     MEASURE,

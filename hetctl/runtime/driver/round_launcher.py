@@ -19,12 +19,12 @@ from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.perf.rate_extrapolation import rate_on
-from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.data.lineup import Lineup, nodes_of, shares_of, write_lineup
 from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.messages import (
     RUN_COMMAND,

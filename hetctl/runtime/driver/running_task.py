@@ -17,7 +17,7 @@ from hetctl.model.serialization import decode
 from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.agent.messages import Overuse
 from hetctl.runtime.driver.exit_causes import CAUSES, with_peak
-from hetctl.runtime.rank_logs import append, end_of
+from hetctl.runtime.job_logs import append, end_of
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.messages import TaskMessage
 

@@ -12,8 +12,8 @@ from keras.src.models.functional import Functional
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.frameworks.keras_model import compiled_model, deferred_values, give_values
 from hetctl.runtime.frameworks.keras_stages import KerasStage, TrainedWith
-from hetctl.runtime.frameworks.keras_variables import compiled_model, deferred_values, give_values
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 HINT = "return a keras.Sequential, or a functional model with places where one tensor alone passes"

@@ -12,10 +12,8 @@ import tensorflow as tf
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.frameworks.keras_padding import first_samples, ignore_padding
-from hetctl.runtime.frameworks.keras_rate import KerasRate
-from hetctl.runtime.frameworks.keras_updates import update_in_turn
-from hetctl.runtime.frameworks.keras_variables import array_of
+from hetctl.runtime.frameworks.keras_model import array_of, first_samples, ignore_padding
+from hetctl.runtime.frameworks.keras_optimizer import KerasRate, update_in_turn
 from hetctl.runtime.frameworks.stage_network import Tensor
 
 RATE_FACTOR = "optimizer/learning_rate_factor"

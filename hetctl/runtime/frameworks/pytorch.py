@@ -18,18 +18,20 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks.torch_accumulation import Accumulation
 from hetctl.runtime.frameworks.torch_averaging import Averaging
-from hetctl.runtime.frameworks.torch_chain import TorchChain
-from hetctl.runtime.frameworks.torch_padding import (
+from hetctl.runtime.frameworks.torch_batches import (
+    Uploads,
     accept_lone_samples,
+    array_nest,
     first_rows,
     ignore_padding,
     is_compiled,
+    present_device,
 )
+from hetctl.runtime.frameworks.torch_chain import TorchChain
+from hetctl.runtime.frameworks.torch_optimizer import Accumulation, RateFactor
 from hetctl.runtime.frameworks.torch_parts import Parts, Score, make_parameters, options_kept, parts_of
 from hetctl.runtime.frameworks.torch_ranks import add_up, average, gather, make_equal, meet
-from hetctl.runtime.frameworks.torch_rate import RateFactor
 from hetctl.runtime.frameworks.torch_state import (
     generators,
     other_variables,
@@ -38,7 +40,6 @@ from hetctl.runtime.frameworks.torch_state import (
     unpack,
     without_functions,
 )
-from hetctl.runtime.frameworks.torch_tensors import Uploads, array_nest, present_device
 from hetctl.runtime.worker.group import Group, WiredGroup
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.training_context import TrainingContext

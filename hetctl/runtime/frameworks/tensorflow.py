@@ -24,11 +24,9 @@ from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.named_arrays import fields_of
 from hetctl.runtime.frameworks import GLOO, NCCL, packed_state
-from hetctl.runtime.frameworks.keras_accumulation import KerasAccumulation
 from hetctl.runtime.frameworks.keras_chain import KerasChain
-from hetctl.runtime.frameworks.keras_padding import first_samples, ignore_padding
-from hetctl.runtime.frameworks.keras_rate import KerasRate
-from hetctl.runtime.frameworks.keras_variables import array_of, compiled_model
+from hetctl.runtime.frameworks.keras_model import array_of, compiled_model, first_samples, ignore_padding
+from hetctl.runtime.frameworks.keras_optimizer import KerasAccumulation, KerasRate
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import Group, WiredGroup
 from hetctl.runtime.worker.training_context import TrainingContext

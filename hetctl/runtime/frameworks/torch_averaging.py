@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.autograd import Variable
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.frameworks.torch_accumulation import Accumulation, parameters_of
+from hetctl.runtime.frameworks.torch_optimizer import Accumulation, parameters_of
 from hetctl.runtime.frameworks.torch_ranks import CudaStepTimer
 from hetctl.runtime.worker.step_clock import HostStepTimer
 

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks.torch_tensors import tensors_of
+from hetctl.runtime.frameworks.torch_batches import tensors_of
 
 Score = Callable[[Any, Any], Any]
 """A loss or a metric: function of outputs and targets that returns its mean over them."""

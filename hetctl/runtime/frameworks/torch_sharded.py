@@ -24,8 +24,8 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.pytorch import TorchNetwork
-from hetctl.runtime.frameworks.torch_accumulation import parameters_of
-from hetctl.runtime.frameworks.torch_padding import is_compiled
+from hetctl.runtime.frameworks.torch_batches import is_compiled
+from hetctl.runtime.frameworks.torch_optimizer import parameters_of
 from hetctl.runtime.frameworks.torch_parts import Parts, make_parameters
 from hetctl.runtime.frameworks.torch_ranks import make_equal
 from hetctl.runtime.frameworks.torch_shards import ShardCutter, read_shards, write_shards

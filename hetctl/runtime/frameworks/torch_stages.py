@@ -14,9 +14,9 @@ from torch.func import functional_call
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.stage_network import Tensor
-from hetctl.runtime.frameworks.torch_padding import accept_lone_samples
+from hetctl.runtime.frameworks.torch_batches import accept_lone_samples, array_of, tensor_of
+from hetctl.runtime.frameworks.torch_optimizer import RateFactor
 from hetctl.runtime.frameworks.torch_parts import Parts, options_kept
-from hetctl.runtime.frameworks.torch_rate import RateFactor
 from hetctl.runtime.frameworks.torch_state import (
     generators,
     other_variables,
@@ -25,7 +25,6 @@ from hetctl.runtime.frameworks.torch_state import (
     unpack,
     without_functions,
 )
-from hetctl.runtime.frameworks.torch_tensors import array_of, tensor_of
 
 OPTIMIZER = "optimizer/"
 OF_PARAMETERS = {"params", "param_names"}

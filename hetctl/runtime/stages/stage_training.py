@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import queue
 from collections.abc import Generator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.serialization import encode
+from hetctl.model.wave_record import WaveRecord
 from hetctl.runtime.data.input_pipeline import refuse_own_batches
 from hetctl.runtime.data.loaders import Batch, Loader, Samples
 from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.frameworks.stage_network import Chain
-from hetctl.runtime.stages.part_saver import PART, NoSaver, PartSaver
-from hetctl.runtime.stages.pipeline_trainer import PipelineTrainer
+from hetctl.runtime.job_logs import log_line
+from hetctl.runtime.stages.parameter_server import TO_SERVER, WaveServer
+from hetctl.runtime.stages.pipeline_trainer import PART, NoSaver, PartSaver, PipelineTrainer
 from hetctl.runtime.stages.stage_worker import StageWorker
 from hetctl.runtime.stages.tensor_mail import Parcel, TensorMail, receive
-from hetctl.runtime.stages.wave_recorder import WaveRecorder
-from hetctl.runtime.stages.wave_server import TO_SERVER, WaveServer
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import WholeData, WorkerContext
 from hetctl.runtime.worker.group import RankInfo
@@ -28,6 +31,7 @@ from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.tensorboard import Board
 from hetctl.runtime.worker.training import restarted_at_of, sharing_of, stop_signal_of, worker_names
+from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.paths import board_in
 
 SAMPLE = "sample"
@@ -178,3 +182,36 @@ class NoBatches:
 
     def close(self) -> None:
         """Do nothing."""
+
+
+class WaveRecorder:
+    """Writer of a rank's log: the weights that its minibatches met, a line for each wave.
+
+    Training goes on if the disk is full.
+
+    Parameters
+    ----------
+    log : Path
+        File that grows from one round to the next.
+    """
+
+    def __init__(self, log: Path, round_index: int) -> None:
+        self._log, self._round = log, round_index
+        self._begin = self._repair()
+
+    def write(self, record: WaveRecord) -> None:
+        """Append a record."""
+        line, self._begin = self._begin + json.dumps(encode(replace(record, round=self._round))) + "\n", ""
+        try:
+            make_private_folder(self._log.parent)
+            with self._log.open("a", encoding="utf-8") as file:
+                file.write(line)
+        except OSError as error:
+            log_line(f"{self._log.name} lacks a wave: {error}")
+
+    def _repair(self) -> str:
+        """Return what ends an incomplete line of a process that was killed."""
+        with suppress(OSError):
+            if not self._log.read_bytes().endswith(b"\n"):
+                return "\n"
+        return ""

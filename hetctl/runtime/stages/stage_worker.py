@@ -14,9 +14,8 @@ from hetctl.model.wave_record import WaveRecord
 from hetctl.runtime.data.loaders import Batch, Samples
 from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
 from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart
+from hetctl.runtime.stages.parameter_server import CLOCK, END, SAVE, TRAIN, WEIGHTS, WaveClient
 from hetctl.runtime.stages.tensor_mail import Parcel, TensorMail, receive
-from hetctl.runtime.stages.wave_client import WaveClient
-from hetctl.runtime.stages.wave_server import CLOCK, END, SAVE, TRAIN, WEIGHTS
 
 FORWARD, BACKWARD, INFER, SCORED = "forward", "backward", "infer", "scored"
 PULL, FREEZE, FROZEN, FINISH = "pull", "freeze", "frozen", "finish"

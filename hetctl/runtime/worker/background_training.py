@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from hetctl.runtime.best_effort_io import log_line
+from hetctl.runtime.job_logs import log_line
 
 if TYPE_CHECKING:
     from hetctl.methods.balance.predictors.base import Values

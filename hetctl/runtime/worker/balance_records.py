@@ -11,7 +11,7 @@ from pathlib import Path
 from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, line_of
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import RankShare
-from hetctl.runtime.best_effort_io import log_line
+from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.worker.member_trainer import Reporter
 from hetctl.storage.atomic_io import make_private_folder
 

@@ -1,18 +1,30 @@
-"""State of a rank that lasts from one visit to the next."""
+"""Things that a rank keeps from one visit to the next: open partitions, built networks, unwritten states."""
 
 from __future__ import annotations
 
 import gc
+import os
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hetctl.model.ensemble import Ensemble
-from hetctl.runtime.data.open_partitions import OpenPartitions
+import numpy as np
+
+from hetctl.model.ensemble import Ensemble, Member, Partitions
+from hetctl.model.errors import BadInputError
+from hetctl.runtime.data.part_files import path_on_node
+from hetctl.runtime.data.partitions import read_partition
 from hetctl.runtime.data.sharing.node_folder import node_folder, state_folder
+from hetctl.runtime.data.sources import ArraySource
+from hetctl.runtime.frameworks import TrainableNetwork
+from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, OnSaved, TrainingState
 from hetctl.runtime.worker.context import SavingFailure, WorkerContext
 from hetctl.runtime.worker.heartbeat import Busy, busy_share
-from hetctl.runtime.worker.kept_networks import KeptNetworks
-from hetctl.runtime.worker.state_saver import StateSaver
+from hetctl.storage.event_files import EventWriter
 
 NETWORKS_BYTES = 2**30
 """Bytes of the states of all networks that a rank keeps; on a GPU they take a little more of its memory."""
@@ -20,6 +32,16 @@ PARTITIONS_SHARE = 0.5
 """Share of the rank's memory for partitions; the rest is for the framework."""
 LEAST_BYTES = 2**28
 """Memory for partitions if the rank's share is not known."""
+
+Settings = tuple[Member, int]
+"""Member, and size of the group for which its network was built."""
+
+OpenPartition = tuple[ArraySource, ArraySource]
+
+MOST_WAITING = 3
+"""States that may wait: they occupy the node's memory until they are written."""
+LOOK_S = 0.1
+"""Seconds between two signs of life of a rank that waits until a state is written."""
 
 
 @dataclass(frozen=True)
@@ -90,3 +112,225 @@ def _open(context: WorkerContext, run_key: str, ensemble: Ensemble) -> HopResour
 def memory_for_partitions(memory_bytes: int) -> int:
     """Return the bytes for open partitions of a rank with so much memory; 0: its share is unknown."""
     return int(PARTITIONS_SHARE * memory_bytes) or LEAST_BYTES
+
+
+class KeptNetworks:
+    """Networks of members; those that have not been used for longest are released first.
+
+    A framework may take seconds to build and trace one.
+
+    Parameters
+    ----------
+    limit_bytes : int
+        Sum of the sizes of their states. A network with a larger one is built for each visit.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._kept: OrderedDict[str, tuple[Settings, TrainableNetwork, int]] = OrderedDict()
+
+    def __len__(self) -> int:
+        """Return the number of networks."""
+        return len(self._kept)
+
+    def take(self, member: Member, ranks: int) -> TrainableNetwork | None:
+        """Return a member's network, which is kept no longer; None if there is none for its settings.
+
+        Parameters
+        ----------
+        ranks : int
+            Size of the group for which it was built.
+        """
+        known, network, _ = self._kept.pop(member.name, (None, None, 0))
+        return network if known == (member, ranks) else None
+
+    def keep(self, member: Member, ranks: int, network: TrainableNetwork, size_bytes: int) -> None:
+        """Keep a network; its state has to be restored before it is used again.
+
+        Parameters
+        ----------
+        ranks : int
+            Size of the group for which it was built.
+        size_bytes : int
+            Size of its state.
+        """
+        self._kept[member.name] = (member, ranks), network, size_bytes
+        self._kept.move_to_end(member.name)
+        while sum(size for _, _, size in self._kept.values()) > self._limit_bytes:
+            self._kept.popitem(last=False)
+
+    def clear(self) -> None:
+        """Release all networks."""
+        self._kept.clear()
+
+
+class OpenPartitions:
+    """Partitions of this node; those that have not been used for longest are closed first.
+
+    Parameters
+    ----------
+    limit_bytes : int
+        Memory for all partitions that are kept. One larger than that is read for each visit.
+    """
+
+    def __init__(
+        self, settings: Partitions, data: str | None, input_fn: Callable[..., Any], limit_bytes: int
+    ) -> None:
+        self._settings, self._data, self._input_fn = settings, data, input_fn
+        self._limit_bytes = limit_bytes
+        self._open: OrderedDict[int, OpenPartition] = OrderedDict()
+        self._largest_bytes = 0
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Numbers of the open partitions; the one used last comes last."""
+        return tuple(self._open)
+
+    def open(self, number: int, before_reading: Callable[[], None] = lambda: None) -> OpenPartition:
+        """Return the training and the validation samples of a partition.
+
+        Parameters
+        ----------
+        before_reading : callable
+            Function called if the partition has to be read.
+
+        Raises
+        ------
+        BadInputError
+            If the partition is not on this node, or does not consist of arrays.
+        """
+        if number not in self._open:
+            # Before it is read, so that the limit also holds while it is.
+            self._close_until(self._limit_bytes - self._largest_bytes)
+            before_reading()
+            self._open[number] = self._read(number)
+            self._largest_bytes = max(self._largest_bytes, _bytes_of([self._open[number]]))
+        self._open.move_to_end(number)
+        opened = self._open[number]
+        self._close_until(self._limit_bytes)
+        return opened
+
+    def _read(self, number: int) -> OpenPartition:
+        path = path_on_node(self._settings.paths()[number])
+        if not path.exists():
+            raise BadInputError(
+                f"partition {number} is not on {os.uname().nodename}: there is no {path}",
+                "place it there again, or correct `partitions:` in the ensemble file",
+            )
+        return read_partition(str(path), self._data, self._input_fn)
+
+    def _close_until(self, limit_bytes: int) -> None:
+        while self._open and _bytes_of(self._open.values()) > limit_bytes:
+            self._open.popitem(last=False)
+
+
+def _bytes_of(partitions: Any) -> int:
+    """Return the memory of partitions without maps of files, which the kernel drops and reads on demand."""
+    owners = {
+        id(owner): size
+        for partition in partitions
+        for source in partition
+        for owner, size in map(_owner_of, (source.x, source.y))
+    }
+    return sum(owners.values())
+
+
+def _owner_of(array: Any) -> tuple[Any, int]:
+    """Return what holds an array's memory, and its size in bytes; 0 for the map of a file."""
+    while isinstance(getattr(array, "base", None), np.ndarray):
+        array = array.base
+    return array, 0 if isinstance(array, np.memmap) else int(getattr(array, "nbytes", 0))
+
+
+@dataclass(frozen=True)
+class UnsavedState:
+    """A state on its way into a checkpoint.
+
+    Parameters
+    ----------
+    arrays : Arrays
+        Arrays that do not change until they are written, such as those of a mapped file.
+    since : int or None
+        Same as in `CheckpointFolder.save`.
+    report : callable
+        Function called in the saver's thread after the checkpoint is written.
+    events : EventWriter
+        Events of the member, for the failure of a rank that has no task by then.
+    """
+
+    folder: CheckpointFolder
+    arrays: Arrays
+    state: TrainingState
+    since: int | None
+    report: OnSaved
+    events: EventWriter
+
+
+class StateSaver:
+    """Thread that writes the states of members that have hopped on, one after another.
+
+    Parameters
+    ----------
+    on_failure : callable
+        Function called in the thread after a state could not be written.
+
+    Attributes
+    ----------
+    failure : SavingFailure or None
+        The first failure.
+    """
+
+    def __init__(self, on_failure: Callable[[], None] = lambda: None) -> None:
+        self.failure: SavingFailure | None = None
+        self._on_failure = on_failure
+        self._pool = ThreadPoolExecutor(1, "states")
+        self._waiting: deque[Future[None]] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        """True if a state is still to be written."""
+        return any(not future.done() for future in self._waiting)
+
+    def save(self, unsaved: UnsavedState, sign: Callable[[], None] = lambda: None) -> None:
+        """Have a state written after the earlier ones; wait while too many are.
+
+        Parameters
+        ----------
+        sign : callable
+            Function called all the time while it waits.
+
+        Raises
+        ------
+        Exception
+            The error of an earlier state that could not be written.
+        """
+        self.check()
+        self._waiting.append(self._pool.submit(self._write, unsaved))
+        while len(self._waiting) > MOST_WAITING:
+            if wait([self._waiting[0]], LOOK_S).done:
+                self._waiting.popleft()
+            sign()
+
+    def check(self) -> None:
+        """Raise the error of a state that could not be written; do not wait for one."""
+        if self.failure is not None:
+            raise self.failure.error
+
+    def finish(self) -> None:
+        """Wait until all states are written, or have failed."""
+        wait(self._waiting)
+
+    def close(self) -> None:
+        """Wait as `finish` does, and end the thread."""
+        self._pool.shutdown()
+
+    def _write(self, unsaved: UnsavedState) -> None:
+        if self.failure is not None:
+            return
+        try:
+            began = time.perf_counter()
+            manifest = unsaved.folder.save(unsaved.arrays, unsaved.state, unsaved.since)
+            unsaved.report(manifest, time.perf_counter() - began)
+        except Exception as error:
+            self.failure = SavingFailure(error, unsaved.events)
+            self._on_failure()

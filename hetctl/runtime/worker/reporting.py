@@ -10,7 +10,7 @@ from typing import Any
 
 from hetctl.model.errors import HetctlError
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
-from hetctl.runtime.best_effort_io import DISK_FULL_ERRORS
+from hetctl.runtime.job_logs import DISK_FULL_ERRORS
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.messages import TaskMessage

@@ -22,8 +22,7 @@ from hetctl.runtime.worker.checkpoint import (
 )
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.member_trainer import load_together
-from hetctl.runtime.worker.random_state import random_state
-from hetctl.runtime.worker.rank_generators import gathered_states
+from hetctl.runtime.worker.random_state import gathered_states, random_state
 from hetctl.runtime.worker.trainer import Trainer
 
 CHECKED = "shards/{}"

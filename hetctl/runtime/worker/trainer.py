@@ -17,8 +17,7 @@ from hetctl.runtime.data.sample_visits import SampleVisits
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.checkpoint import Arrays, OnSaved, Saver
 from hetctl.runtime.worker.member_trainer import CheckpointSaver, MemberTrainer
-from hetctl.runtime.worker.random_state import random_state
-from hetctl.runtime.worker.rank_generators import RANKS, gathered_states, restore_own
+from hetctl.runtime.worker.random_state import RANKS, gathered_states, random_state, restore_own
 from hetctl.runtime.worker.step_clock import EpochClock
 
 MANAGER_STATE = "balance/manager"

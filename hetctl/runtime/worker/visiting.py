@@ -26,12 +26,11 @@ from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest,
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.heartbeat import heartbeats_to
-from hetctl.runtime.worker.hop_resources import HopResources, open_hops
+from hetctl.runtime.worker.hop_resources import HopResources, UnsavedState, open_hops
 from hetctl.runtime.worker.member_trainer import Note, StopSignal, check_finite, check_metrics
 from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec, VisitReport, VisitSpec
 from hetctl.runtime.worker.random_state import random_state, set_random_state
 from hetctl.runtime.worker.reporting import writer_of
-from hetctl.runtime.worker.state_saver import UnsavedState
 from hetctl.runtime.worker.tensorboard import Board
 from hetctl.runtime.worker.trainer import SCORES, own_arrays
 from hetctl.storage.paths import board_in

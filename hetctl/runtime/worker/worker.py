@@ -20,7 +20,7 @@ from typing import Any
 from hetctl.model.exit_reason import LOST_PEER
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.rank_logs import private_log
+from hetctl.runtime.job_logs import private_log
 from hetctl.runtime.stages.stage_training import train_stage
 from hetctl.runtime.transport import Connection
 from hetctl.runtime.worker.command_training import run_command

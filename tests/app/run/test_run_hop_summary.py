@@ -9,7 +9,7 @@ from hopping_run import BEGAN_AT, course_of, plan_event, visit_events
 
 from hetctl.app.run.hop_summary import hop_spans, hop_status
 from hetctl.app.run.hop_trace import lines_of
-from hetctl.methods.hopper.visit_trace import visits_to_repeat
+from hetctl.methods.hopper.schedule import visits_to_repeat
 from hetctl.model.events import DRIVER, Event
 from hetctl.storage.visit_fold import VisitFold
 from hetctl.storage.visit_totals import totals_of

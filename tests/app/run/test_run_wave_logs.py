@@ -7,7 +7,7 @@ import json
 from hetctl.app.run.wave_checks import read_waves
 from hetctl.model.serialization import encode
 from hetctl.model.wave_record import WaveRecord
-from hetctl.runtime.stages.wave_recorder import WaveRecorder
+from hetctl.runtime.stages.stage_training import WaveRecorder
 from hetctl.storage.paths import RunFolder
 
 RECORD = WaveRecord(1, 0, 0, 0, 1, (0, 0), (0, 0))

@@ -14,11 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.automl.asha import STOPPING, Asha
+from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
 from hetctl.methods.automl.hyperband import Hyperband
-from hetctl.methods.automl.one_shot import OneShot
-from hetctl.methods.automl.optuna_source import OptunaSource
+from hetctl.methods.automl.optuna_search import OptunaSource
 from hetctl.methods.automl.pbt import Mutation, Pbt
-from hetctl.methods.automl.plain_sources import GridSource, RandomSource
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.space import Categorical, NumberRange
 from hetctl.methods.automl.trial_history import Report, Trial

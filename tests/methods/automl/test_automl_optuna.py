@@ -4,10 +4,9 @@ import sys
 
 import pytest
 
-from hetctl.methods.automl.one_shot import OneShot
-from hetctl.methods.automl.optuna_source import OptunaSource
+from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
+from hetctl.methods.automl.optuna_search import OptunaSource
 from hetctl.methods.automl.pbt import Mutation, Pbt
-from hetctl.methods.automl.plain_sources import GridSource, RandomSource
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.space import Categorical, NumberRange
 from hetctl.methods.automl.trial_history import Report

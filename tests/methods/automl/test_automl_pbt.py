@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetctl.methods.automl.grid_random import GridSource
 from hetctl.methods.automl.pbt import Mutation, Pbt
-from hetctl.methods.automl.plain_sources import GridSource
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.space import Categorical
 from hetctl.methods.automl.trial_history import Report, Trial

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.automl.one_shot import OneShot
-from hetctl.methods.automl.plain_sources import GridSource, RandomSource
+from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.space import Categorical, NumberRange
 from hetctl.model.errors import BadInputError

@@ -1,4 +1,4 @@
-"""The log of a manager in training, and its repetition."""
+"""The log of a manager in training, its repetition, and the course and gain that it shows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import pytest
 from hetctl.methods.balance.manager import Observation
 from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.observation_log import (
+    POINTS,
     ManagerStart,
     counted,
+    course_of,
     line_of,
     logged,
     records_in,
@@ -23,6 +25,10 @@ from hetctl.model.errors import BadInputError
 
 BATCHES = (32, 32, 32)
 PER_SAMPLE_S = (0.001, 0.002, 0.0041)
+
+STRAIGHT_S = (0.001, 0.002, 0.004)
+T_STAR_S = 0.005 + 96 / sum(1 / s for s in STRAIGHT_S)
+WORKERS = ("a:0", "b:0", "c:0")
 
 
 def observed(manager, number):
@@ -198,3 +204,27 @@ def test_a_log_begins_with_the_start_of_a_manager():
     settings = BalanceSettings(ON, "curve")
     with pytest.raises(BadInputError, match="must begin with the start of a manager"):
         replay(train(manager_of(settings, BATCHES, (), 3), 0, 3))
+
+
+def trained(count):
+    manager = manager_of(BalanceSettings(ON, "curve"), (32, 32, 32))
+    for number in range(count):
+        pairs = zip(manager.batches, STRAIGHT_S, strict=True)
+        seen = [Observation(batch, 0.005 + s * batch) for batch, s in pairs]
+        yield logged(float(number), seen, manager.update(seen))
+
+
+@pytest.mark.parametrize("count", [1, 60, 1000])
+def test_a_course_has_few_points_and_the_last_iteration(count):
+    course = course_of("m", WORKERS, list(trained(count)))
+    assert len(course.points) == min(count, POINTS)
+    assert course.points[-1].time == count - 1
+    assert all(point.iteration_s > 0 for point in course.points)
+
+
+def test_the_gain_is_that_over_equal_batches():
+    course = course_of("m", WORKERS, list(trained(100)))
+    assert course.points[-1].t_star_s == pytest.approx(T_STAR_S, rel=0.02)
+    assert course.points[-1].iteration_s == pytest.approx(T_STAR_S, rel=0.05)
+    assert course.equal_batches_s == pytest.approx(0.005 + 32 * 0.004, rel=0.05)
+    assert course.gain == pytest.approx(course.equal_batches_s / T_STAR_S, rel=0.1)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.list_schedule import dense, randomized
-from hetctl.methods.hopper.portfolio import on_single_workers
+from hetctl.methods.hopper.portfolio import on_single_workers, refine
 from hetctl.methods.hopper.schedule import in_sequence, violations
-from hetctl.methods.hopper.solver import refine
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 
 SOON = SearchOptions(seconds=0.05)

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetctl.methods.hopper.visit_times import MEETING_S, visit_times
-from hetctl.methods.hopper.worker_groups import group_size, hop_workers, workers_of
+from hetctl.methods.hopper.worker_groups import MEETING_S, group_size, hop_workers, visit_times, workers_of
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 

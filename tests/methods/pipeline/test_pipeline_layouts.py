@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.methods.pipeline.communication import Links
-from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
 from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
 from hetctl.methods.pipeline.layouts import Layouts, PipelineProblem, lay_out, pipeline_planner
 from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, plan

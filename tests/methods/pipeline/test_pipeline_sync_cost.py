@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from pipeline_exact import groupings
 from pipelines import PLENTY, cluster, clusters, profile, profiles
 
-from hetctl.methods.pipeline.communication import Links
 from hetctl.methods.pipeline.evaluate import Assembly
-from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
+from hetctl.methods.pipeline.grouping import GROUPINGS
 from hetctl.methods.pipeline.layers import Layer, LayerProfile
 from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, Stage, VirtualWorker, Waves, plan
 from hetctl.methods.pipeline.stage_costs import most_in_flight
@@ -23,7 +23,6 @@ from hetctl.methods.pipeline.throughput import (
     least_period_s,
 )
 from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Leg, Traffic
-from hetctl.methods.pipeline.virtual_workers import GROUPINGS
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import LOCAL, PS_PLACEMENTS, ROUND_ROBIN
 

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, Version, WspClock
+from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, Version, WspClock, staleness, violations
 from hetctl.model.serialization import decode, encode
+from hetctl.model.wave_record import WaveRecord
 
 FIGURE_1 = Bounds(in_flight=4, distance=0)
 
@@ -170,3 +171,23 @@ def test_virtual_workers_never_deadlock(bounds: Bounds, workers: int, draw: rand
             return
         run.make(*draw.choice(run.possible()))
     raise AssertionError(f"stuck at {run.servers}")
+
+
+def record(completed, pulled, first=9):
+    return WaveRecord(1, 0, 0, 1, first, completed, pulled)
+
+
+def test_minibatches_at_the_bounds_violate_nothing():
+    records = [record((5, 6, 7), (1, 1, 1))]
+    assert violations(records, FIGURE_1) == []
+    found = staleness(records, FIGURE_1)
+    assert (found.local, found.overall) == (FIGURE_1.local_staleness, FIGURE_1.global_staleness)
+
+
+def test_older_weights_are_named_with_their_minibatch():
+    assert violations([record((4, 6), (1, 1))], FIGURE_1) == [
+        "epoch 1, virtual worker 0, stage 1: minibatch 9 has only 4 updates of its own"
+    ]
+    assert violations([record((8,), (1,), first=12)], FIGURE_1) == [
+        "epoch 1, virtual worker 0, stage 1: minibatch 12 has only 1 waves of all"
+    ]

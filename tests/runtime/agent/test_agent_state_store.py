@@ -8,7 +8,7 @@ import threading
 import pytest
 from workbench import wait_for
 
-from hetctl.runtime.agent.state_store import StateStore
+from hetctl.runtime.agent.state_store import SpareFile, StateStore
 from hetctl.runtime.data.sharing.node_folder import node_folder
 from hetctl.runtime.transport import Listener
 
@@ -162,3 +162,37 @@ def test_the_folder_ends_with_the_store():
     (folder / "m-1").write_bytes(b"state")
     store.close()
     assert not folder.exists()
+
+
+@pytest.fixture
+def spare(tmp_path):
+    return SpareFile(tmp_path, most_bytes=8192)
+
+
+@pytest.mark.parametrize(("size_bytes", "found"), [(5000, 5000), (8192, 8192), (9000, 8192)])
+def test_a_file_is_as_large_as_the_last_one_up_to_a_limit(spare, tmp_path, size_bytes, found):
+    spare.renew(size_bytes)
+    spare.renew(1)
+    spare.take(tmp_path / "next")
+    assert (tmp_path / "next").stat().st_size == found
+    assert (tmp_path / "next").stat().st_blocks * 512 >= found
+    assert not spare.path.exists()
+
+
+def test_without_a_file_nothing_is_taken(spare, tmp_path):
+    spare.renew(0)
+    spare.take(tmp_path / "next")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_size_that_does_not_fit_leaves_no_file(tmp_path):
+    spare = SpareFile(tmp_path, most_bytes=2**60)
+    spare.renew(2**60)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_file_is_made_after_the_close(spare, tmp_path):
+    spare.renew(100)
+    spare.close()
+    spare.renew(100)
+    assert list(tmp_path.iterdir()) == []

@@ -7,10 +7,10 @@ from hetctl.model.errors import BadInputError
 from hetctl.partitions import read
 from hetctl.runtime.data.make_parts import DividedSamples
 from hetctl.runtime.data.named_arrays import NamedArrays, fields_of, refuse_named
-from hetctl.runtime.data.open_partitions import _bytes_of
-from hetctl.runtime.data.part_format import ARRAYS, described, write
+from hetctl.runtime.data.part_files import ARRAYS, described, write
 from hetctl.runtime.data.partitions import joined
 from hetctl.runtime.data.sources import as_source, as_sources
+from hetctl.runtime.worker.hop_resources import _bytes_of
 
 INPUTS = {
     "image": np.arange(60, dtype=np.float32).reshape(10, 3, 2),

@@ -16,11 +16,10 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.profile import PreprocessPoint
 from hetctl.runtime.data import loaders
 from hetctl.runtime.data.lineup import lockstep_on
-from hetctl.runtime.data.node_exchange import node_here, preprocessors_of_a_node
+from hetctl.runtime.data.node_exchange import NodeStream, node_here, preprocessors_of_a_node
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sharing import node_folder
-from hetctl.runtime.data.sharing.broadcast import NodeStream
 from hetctl.runtime.data.sharing.ring import Ring, Shape
 from hetctl.runtime.data.sharing.ring_writer import RingWriter, announce, await_exchange, exchange_serves
 

@@ -10,8 +10,7 @@ import pytest
 from hetctl.model.ensemble import Partitions
 from hetctl.model.partition_manifest import PartitionManifest
 from hetctl.runtime.agent.messages import PartToStage, StageOrder
-from hetctl.runtime.data.part_folder import part_path, write_manifest
-from hetctl.runtime.data.part_format import described, write_part
+from hetctl.runtime.data.part_files import described, part_path, write_manifest, write_part
 from hetctl.runtime.data.stage_in import StagingStoppedError, mark_of, stage, stage_orders, unstage
 
 COUNT = 3

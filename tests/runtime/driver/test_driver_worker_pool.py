@@ -25,7 +25,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import MEMBERS, NODES, SIGN_EVERY_S, Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import PartToStage, StageOrder, Welcome
-from hetctl.runtime.data.part_folder import write_manifest
+from hetctl.runtime.data.part_files import write_manifest
 from hetctl.runtime.driver.exit_causes import why_ended
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.transport import Address, connect

@@ -13,7 +13,7 @@ from keras import layers
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.frameworks.keras_variables import deferred_values
+from hetctl.runtime.frameworks.keras_model import deferred_values
 from hetctl.runtime.worker.group import SingleRank
 from hetctl.runtime.worker.user_functions import UserFunctions
 
@@ -190,7 +190,8 @@ def wide():
 def held_bytes():
     """Return the bytes of all variables that exist."""
     gc.collect()
-    variables = [one for one in gc.get_objects() if isinstance(one, keras.Variable)]
+    # isinstance() asks each object for its class: those of PyTorch that are deprecated answer with a warning.
+    variables = [one for one in gc.get_objects() if issubclass(type(one), keras.Variable)]
     return sum(one.numpy().nbytes for one in variables if one._value is not None)
 
 

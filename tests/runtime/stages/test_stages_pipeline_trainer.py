@@ -9,8 +9,7 @@ import pytest
 from hetctl.model.ensemble import Member
 from hetctl.model.pipeline_layout import PipelineLayout, StagePlan
 from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart
-from hetctl.runtime.stages.part_saver import NoSaver
-from hetctl.runtime.stages.pipeline_trainer import PipelineTrainer
+from hetctl.runtime.stages.pipeline_trainer import NoSaver, PipelineTrainer
 from hetctl.runtime.stages.tensor_mail import SentBytes
 from hetctl.runtime.worker.group import SingleRank
 from hetctl.storage.event_schema import well_formed

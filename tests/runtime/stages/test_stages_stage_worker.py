@@ -11,8 +11,7 @@ from numpy_chain import DenseChain
 from stage_ranks import layout_of, run_ranks
 from wave_program import WaveProgram, equal_to
 
-from hetctl.methods.pipeline.wave_log import staleness, violations
-from hetctl.methods.pipeline.wsp import Bounds
+from hetctl.methods.pipeline.wsp import Bounds, staleness, violations
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource

@@ -8,9 +8,16 @@ import numpy as np
 
 from hetctl.methods.balance.predictors.averages import Ema
 from hetctl.methods.balance.predictors.base import ObservedRange, Values
-from hetctl.methods.balance.predictors.fitting import SmallNetwork
-from hetctl.methods.balance.predictors.network_training import Lag, Models, Training, features
-from hetctl.methods.balance.predictors.speed_history import REMEMBERED, SPEED, SpeedHistory
+from hetctl.methods.balance.predictors.network_training import (
+    REMEMBERED,
+    SPEED,
+    Lag,
+    Models,
+    SmallNetwork,
+    SpeedHistory,
+    Training,
+    features,
+)
 from hetctl.model.errors import BadInputError
 
 PREDICTS_FROM = 500

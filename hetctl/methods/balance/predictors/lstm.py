@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetctl.methods.balance.predictors.base import Values
-from hetctl.methods.balance.predictors.fitting import joined, outer, split
 from hetctl.methods.balance.predictors.learner import Learner
+from hetctl.methods.balance.predictors.network_training import joined, outer, split
 from hetctl.methods.balance.predictors.rnn import EFFORT, LAGS
 
 HIDDEN = 3

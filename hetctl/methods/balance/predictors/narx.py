@@ -7,10 +7,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetctl.methods.balance.predictors.base import Values
-from hetctl.methods.balance.predictors.fitting import joined, outer, split
 from hetctl.methods.balance.predictors.learner import Effort, Learner
-from hetctl.methods.balance.predictors.network_training import Lag, Models
-from hetctl.methods.balance.predictors.speed_history import CPU, MEMORY, SPEED
+from hetctl.methods.balance.predictors.network_training import (
+    CPU,
+    MEMORY,
+    SPEED,
+    Lag,
+    Models,
+    joined,
+    outer,
+    split,
+)
 
 HIDDEN = 5
 LOOK_BACK = 2

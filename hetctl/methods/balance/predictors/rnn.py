@@ -7,10 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetctl.methods.balance.predictors.base import Values
-from hetctl.methods.balance.predictors.fitting import joined, outer, split
 from hetctl.methods.balance.predictors.learner import Effort, Learner
-from hetctl.methods.balance.predictors.network_training import Lag
-from hetctl.methods.balance.predictors.speed_history import SPEED
+from hetctl.methods.balance.predictors.network_training import SPEED, Lag, joined, outer, split
 
 HIDDEN = 4
 LAGS: tuple[Lag, ...] = ((SPEED, 1), (SPEED, 0))

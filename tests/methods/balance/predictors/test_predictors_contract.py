@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.balance.predictors import PREDICTORS, fitting, learner
+from hetctl.methods.balance.predictors import PREDICTORS, learner, network_training
 from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.model.errors import BadInputError
 
@@ -19,7 +19,7 @@ def _soon():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(learner, "LEARNS_FROM", 8)
         patch.setattr(learner, "PREDICTS_FROM", 16)
-        patch.setattr(fitting, "MOST_STEPS", 2)
+        patch.setattr(network_training, "MOST_STEPS", 2)
         yield
 
 

@@ -14,7 +14,7 @@ from hetctl.methods.balance.predictors.arima import Arima
 from hetctl.methods.balance.predictors.averages import Ema, Memoryless
 from hetctl.methods.balance.predictors.learner import TRAINS_EVERY, Learner
 from hetctl.methods.balance.predictors.narx import EFFORT, LAGS, narx
-from hetctl.methods.balance.predictors.speed_history import CPU, REMEMBERED, SpeedHistory
+from hetctl.methods.balance.predictors.network_training import CPU, REMEMBERED, SpeedHistory
 from hetctl.model.errors import BadInputError
 
 

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.balance.predictors.fitting import MOST_STEPS, PATIENCE, Fitting, split
 from hetctl.methods.balance.predictors.lstm import Lstm
 from hetctl.methods.balance.predictors.narx import FeedForward
+from hetctl.methods.balance.predictors.network_training import MOST_STEPS, PATIENCE, Fitting, split
 from hetctl.methods.balance.predictors.rnn import SimpleRnn
 
 FEATURES = 3

@@ -1,0 +1,97 @@
+"""Grid and random search: sources that do not learn from reports, and trials of the same epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hetctl.methods.automl.procedure import Method, NewTrial, at_least
+from hetctl.methods.automl.space import Categorical, Space, Value, draws
+from hetctl.methods.automl.trial_history import Config, TrialHistory
+from hetctl.model.errors import BadInputError
+
+
+@dataclass(frozen=True)
+class GridSource:
+    """Grid of a space that lists all its values; the last parameter changes fastest."""
+
+    space: Space
+
+    def __post_init__(self) -> None:
+        for name, parameter in self.space.items():
+            if not isinstance(parameter, Categorical):
+                raise BadInputError(f"{name} is a range, but a grid needs its values listed")
+
+    @property
+    def size(self) -> int:
+        """Number of combinations."""
+        return math.prod(len(values) for values in self._values().values())
+
+    def config(self, number: int) -> Config:
+        """Return the combination with this number, counted from 0."""
+        values_at = dict[str, Value]()
+        for name, values in reversed(self._values().items()):
+            number, at = divmod(number, len(values))
+            values_at[name] = values[at]
+        return dict(reversed(values_at.items()))
+
+    def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
+        """Return `config`: a grid does not depend on the history."""
+        return self.config
+
+    def _values(self) -> dict[str, tuple[Value, ...]]:
+        return {name: choice.values for name, choice in self.space.items() if isinstance(choice, Categorical)}
+
+
+@dataclass(frozen=True)
+class RandomSource:
+    """Unlimited random draws; each depends only on the seed and its number."""
+
+    space: Space
+    seed: int = 0
+
+    @property
+    def size(self) -> None:
+        """None: the number of draws is unlimited."""
+
+    def config(self, number: int) -> Config:
+        """Return the draw with this number."""
+        draw = draws(self.seed, number)
+        return {name: parameter.at(draw.random()) for name, parameter in self.space.items()}
+
+    def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
+        """Return `config`: the draws do not depend on the history."""
+        return self.config
+
+
+@dataclass(frozen=True)
+class OneShot(Method):
+    """The one-shot instance of CEREBRO's template.
+
+    Parameters
+    ----------
+    trials : int
+        Number of configurations.
+    epochs : int
+        Epochs of each configuration.
+    """
+
+    trials: int
+    epochs: int
+
+    def __post_init__(self) -> None:
+        at_least(1, trials=self.trials, epochs=self.epochs)
+
+    @property
+    def fresh(self) -> int:
+        """Number of configurations that the method takes from the source."""
+        return self.trials
+
+    def likely_epochs(self) -> tuple[int, ...]:
+        """Return the epochs of each trial."""
+        return (self.epochs,) * self.trials
+
+    def next_trial(self, history: TrialHistory) -> NewTrial | None:
+        """Return the next configuration, independent of earlier results (CEREBRO, section 3)."""
+        return NewTrial(self.epochs) if len(history.trials) < self.trials else None

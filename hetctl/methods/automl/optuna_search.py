@@ -1,0 +1,276 @@
+"""Search by Optuna: configurations drawn by its samplers, and trials that one of its pruners ends early."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from hetctl.methods.automl.procedure import Method, NewTrial, at_least
+from hetctl.methods.automl.space import Categorical, Parameter, Space
+from hetctl.methods.automl.trial_history import Config, Report, Trial, TrialHistory
+from hetctl.model.errors import BadInputError
+
+SAMPLERS, PRUNERS = "samplers", "pruners"
+EXAMPLES = {
+    SAMPLERS: "for example TPESampler, GPSampler or CmaEsSampler",
+    PRUNERS: "for example MedianPruner, SuccessiveHalvingPruner or HyperbandPruner",
+}
+
+
+@dataclass(frozen=True)
+class OptunaSource:
+    """An Optuna sampler whose draws and reports follow the order of the history.
+
+    The sampler learns from the first report of each trial; PBT's mutants, which it did not draw, are left
+    out. A restored search repeats all draws, since the state of a sampler cannot be saved as JSON.
+
+    Parameters
+    ----------
+    sampler : str
+        Name of a class in ``optuna.samplers``.
+    options : mapping
+        Arguments of that class; one that is required, other than a seed, must be among them.
+    """
+
+    space: Space
+    sampler: str = "TPESampler"
+    seed: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.new_sampler()
+
+    @property
+    def size(self) -> None:
+        """None: the number of draws is unlimited."""
+
+    def new_sampler(self) -> Any:
+        """Return a new sampler in its initial state.
+
+        Raises
+        ------
+        BadInputError
+            If Optuna is missing, has no such sampler, or the options are wrong.
+        """
+        return optuna_part(SAMPLERS, self.sampler, self.options, self.seed)
+
+    def follow(self, history: TrialHistory) -> Callable[[int], Config]:
+        """Return a function that draws configurations from a study of the history."""
+        return _Study(self, history).config
+
+
+class _Study:
+    """An Optuna study that is kept up to date with the history."""
+
+    def __init__(self, source: OptunaSource, history: TrialHistory) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._study = optuna.create_study(sampler=source.new_sampler())
+        self._distributions = {name: distribution_of(p) for name, p in source.space.items()}
+        self._history, self._seen = history, 0
+        self._drawn = dict[int, optuna.Trial]()
+        self._catch_up()
+
+    def config(self, number: int) -> Config:
+        """Return the configuration drawn for a new trial."""
+        self._catch_up()
+        return self._draw(number)
+
+    def _draw(self, number: int) -> Config:
+        self._drawn[number] = self._study.ask(self._distributions)
+        return self._drawn[number].params
+
+    def _catch_up(self) -> None:
+        for event in self._history.events[self._seen :]:
+            if isinstance(event, Report):
+                self._tell(event)
+            elif event.parent is None and event.number not in self._drawn:
+                self._draw_again(event)
+        self._seen = len(self._history.events)
+
+    def _tell(self, report: Report) -> None:
+        from optuna.trial import TrialState
+
+        if report.trial in self._drawn:
+            state = TrialState.FAIL if report.loss is None else TrialState.COMPLETE
+            # A trial is reported again after more epochs, but Optuna takes a single result of it.
+            self._study.tell(self._drawn[report.trial], report.loss, state, skip_if_finished=True)
+
+    def _draw_again(self, trial: Trial) -> None:
+        config = self._draw(trial.number)
+        # The history has the values that were trained: another draw would make Optuna learn from wrong ones.
+        if config != trial.config:
+            raise BadInputError(
+                f"the saved trial {trial.number} has {dict(trial.config)}, but Optuna now draws {config}",
+                hint="continue with the version of Optuna with which the search began",
+            )
+
+
+def distribution_of(parameter: Parameter) -> Any:
+    """Return a parameter as a distribution of Optuna."""
+    from optuna import distributions
+
+    if isinstance(parameter, Categorical):
+        return distributions.CategoricalDistribution(parameter.values)
+    if parameter.whole:
+        return distributions.IntDistribution(int(parameter.low), int(parameter.high), log=parameter.log)
+    return distributions.FloatDistribution(parameter.low, parameter.high, log=parameter.log)
+
+
+@dataclass(frozen=True)
+class Pruned(Method):
+    """An Optuna study whose trials report every few epochs; after each report the pruner decides.
+
+    A trial that goes on is more urgent than a new one. Failed trials end.
+
+    Parameters
+    ----------
+    trials : int
+        Number of configurations.
+    epochs : int
+        Epochs of the trials that reach the end.
+    every : int
+        Epochs between two decisions.
+    pruner : str
+        Name of a class in ``optuna.pruners``.
+    options : mapping
+        Arguments of that class.
+    """
+
+    trials: int
+    epochs: int
+    every: int = 1
+    pruner: str = "MedianPruner"
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        at_least(1, trials=self.trials, epochs=self.epochs, every=self.every)
+        self.new_pruner()
+
+    @property
+    def fresh(self) -> int:
+        """Number of configurations that the method takes from the source."""
+        return self.trials
+
+    def likely_epochs(self) -> tuple[int, ...]:
+        """Return the epochs of each trial if half of them are pruned in the middle."""
+        half = -(-self.epochs // 2)
+        return tuple(half if number % 2 else self.epochs for number in range(self.trials))
+
+    def new_pruner(self) -> Any:
+        """Return a new pruner; BadInputError if there is none of that name and with these options."""
+        return optuna_part(PRUNERS, self.pruner, self.options)
+
+    def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
+        """Return the first trial that is to go on, or a new one."""
+        ended = _verdicts(self, history)
+        for trial in history.trials:
+            loss = history.rung(trial.epochs)[trial.number]
+            is_reported = loss is not None and math.isfinite(loss)
+            if is_reported and trial.epochs < self.epochs and trial.number not in ended:
+                return replace(trial, epochs=min(trial.epochs + self.every, self.epochs))
+        if len(history.trials) < self.trials:
+            return NewTrial(min(self.every, self.epochs))
+        return None
+
+
+class _Verdicts:
+    """Decisions of a pruner on the reports of a history, each when it arrives: later ones change none."""
+
+    def __init__(self, method: Pruned) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._study = optuna.create_study(pruner=method.new_pruner())
+        self._epochs, self._seen = method.epochs, 0
+        self._trials = list[optuna.Trial]()
+        self.ended = set[int]()
+
+    def catch_up(self, history: TrialHistory) -> set[int]:
+        """Take what the history has gained; return the trials that were pruned."""
+        for event in history.events[self._seen :]:
+            if isinstance(event, Report):
+                self._judge(event)
+            elif event.number == len(self._trials):
+                self._trials.append(self._study.ask())
+        self._seen = len(history.events)
+        return self.ended
+
+    def _judge(self, report: Report) -> None:
+        from optuna.trial import TrialState
+
+        trial = self._trials[report.trial]
+        if report.loss is None:
+            self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            return
+        trial.report(report.loss, report.epochs)
+        if report.epochs >= self._epochs:
+            self._study.tell(trial, report.loss)
+        elif trial.should_prune():
+            self.ended.add(report.trial)
+            self._study.tell(trial, state=TrialState.PRUNED)
+
+
+_KEPT: WeakKeyDictionary[TrialHistory, _Verdicts] = WeakKeyDictionary()
+"""Verdicts by history: a decision is made once, not at each request."""
+
+
+def _verdicts(method: Pruned, history: TrialHistory) -> set[int]:
+    if history not in _KEPT:
+        _KEPT[history] = _Verdicts(method)
+    return _KEPT[history].catch_up(history)
+
+
+def optuna_part(kind: str, name: str, options: Mapping[str, Any], seed: int = 0) -> Any:
+    """Return a new sampler or pruner in its initial state.
+
+    An option that is a mapping with a ``name`` is such a part itself, for parts that wrap another one.
+
+    Parameters
+    ----------
+    kind : str
+        `SAMPLERS` or `PRUNERS`.
+    seed : int
+        Seed of parts that have one, unless the options give it.
+
+    Raises
+    ------
+    BadInputError
+        If Optuna is missing, has no such class, or the class refuses the options.
+    """
+    word = kind.removesuffix("s")
+    try:
+        import optuna
+    except ImportError:
+        raise BadInputError(
+            f"{word} {name} requires Optuna, which is not installed",
+            hint="install hetctl with its extra optuna, or Optuna itself: pip install optuna",
+        ) from None
+    made = getattr(getattr(optuna, kind), name, None)
+    if not isinstance(made, type) or name.startswith("Base"):
+        raise BadInputError(f"{word} {name} is not a class of optuna.{kind}", hint=EXAMPLES[kind])
+    known = inspect.signature(made).parameters
+    # NumPy's RandomState, which samplers use, takes seeds of 32 bits only.
+    seeded = {"seed": seed % 2**32} if "seed" in known else {}
+    given = {key: _value(kind, value, seed) for key, value in options.items()}
+    try:
+        with warnings.catch_warnings():
+            # Many parts count as experimental in Optuna, of which each process of a run would tell.
+            warnings.simplefilter("ignore")
+            return made(**{**seeded, **given})
+    except (TypeError, ValueError) as error:
+        raise BadInputError(
+            f"{word} {name} cannot be made: {error}", hint=f"its options are {', '.join(known)}"
+        ) from None
+
+
+def _value(kind: str, value: Any, seed: int) -> Any:
+    if isinstance(value, Mapping) and "name" in value:
+        return optuna_part(kind, str(value["name"]), value.get("options", {}), seed)
+    return value

@@ -1,0 +1,227 @@
+"""Parts of partitioned data as files: their folder with its manifest, and their format, a NumPy archive."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hetctl.model.errors import BadInputError
+from hetctl.model.partition_manifest import MANIFEST_FILE, PART_FILE, PartFile, PartitionManifest
+from hetctl.model.serialization import decode, encode
+from hetctl.storage.atomic_io import private_file, write_json
+
+BLOCK_BYTES = 1 << 20
+
+Array = npt.NDArray[Any]
+
+ARRAYS = ("x", "y", "x_validation", "y_validation")
+NAME_LENGTHS_AT, LOCAL_HEADER = 26, 30
+"""Bytes from the start of a zip entry to the lengths of its name and extra field, and to the name."""
+NPY: Any = np.lib.format
+ARRAY_HEADERS = {(1, 0): NPY.read_array_header_1_0, (2, 0): NPY.read_array_header_2_0}
+
+
+def write_manifest(folder: Path, manifest: PartitionManifest) -> None:
+    """Write the manifest; it is there only where all parts are."""
+    write_json(folder / MANIFEST_FILE, encode(manifest))
+
+
+def lacking_parts(folder: Path, manifest: PartitionManifest) -> tuple[int, ...]:
+    """Return the numbers of the parts that are missing in a folder, or damaged.
+
+    Raises
+    ------
+    BadInputError
+        If the folder has other parts, which must not be lost.
+    """
+    known = read_manifest(folder)
+    difference = manifest.difference(known) if known else None
+    files = {number: part_path(folder, number) for number in range(len(manifest.parts))}
+    broken = [number for number, file in files.items() if not is_whole(file, manifest.parts[number])]
+    foreign = [files[number] for number in broken if files[number].exists()]
+    if known is None and foreign:
+        difference = f"{foreign[0].name}, which is no part of these data"
+    if difference:
+        raise BadInputError(f"{folder} has {difference}", "choose another folder, or delete this one first")
+    return tuple(broken)
+
+
+def read_manifest(folder: Path) -> PartitionManifest | None:
+    """Return the manifest of a folder; None if there is none.
+
+    Raises
+    ------
+    BadInputError
+        If it cannot be read.
+    """
+    path = folder / MANIFEST_FILE
+    try:
+        return decode(PartitionManifest, json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise BadInputError(
+            f"the manifest {path} cannot be read: {error}", "delete it; `hetctl partition` writes it anew"
+        ) from None
+
+
+def is_whole(file: Path, part: PartFile) -> bool:
+    """Return true if a file has the length and the digest of a part."""
+    if not file.is_file() or file.stat().st_size != part.size_bytes:
+        return False
+    with file.open("rb") as content:
+        return sha256_of(content) == part.sha256
+
+
+def part_path(folder: Path, number: int) -> Path:
+    """Return the path of a part."""
+    return folder / PART_FILE.format(partition=number)
+
+
+def path_on_node(path: str) -> Path:
+    """Return a path of the ensemble file on this node.
+
+    Environment variables are those of this node, such as that of a job's folder on its own disk.
+    """
+    return Path(os.path.expandvars(path))
+
+
+def sha256_of(file: IO[bytes]) -> str:
+    """Return the digest of what is left of a file, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    while block := file.read(BLOCK_BYTES):
+        digest.update(block)
+    return digest.hexdigest()
+
+
+def read(path: str | os.PathLike[str]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+    """Return the training and the validation samples of a part.
+
+    Parameters
+    ----------
+    path : path
+        A file of ``hetctl partition``, or of ``numpy.savez`` with the same arrays.
+
+    Returns
+    -------
+    pair of pairs of arrays
+        ``(x, y), (x_validation, y_validation)``, each with a row for each sample. The arrays are read-only
+        maps of the file, so that only rows in use are read; those that are compressed are read into memory.
+
+    Raises
+    ------
+    BadInputError
+        If the file is no such archive.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            x, y, x_validation, y_validation = (_array(archive, f"{name}.npy") for name in ARRAYS)
+    except OSError as error:
+        raise BadInputError(f"the part {path} cannot be read: {error.strerror or error}") from None
+    except (zipfile.BadZipFile, KeyError, ValueError) as error:
+        raise BadInputError(
+            f"{path} is not a part of partitioned data: {error.args[0]}",
+            f"it must be a NumPy archive of the arrays {', '.join(ARRAYS)}; `hetctl partition` writes such",
+        ) from None
+    return (x, y), (x_validation, y_validation)
+
+
+def write(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
+    """Write a part; equal arrays give equal bytes.
+
+    Parameters
+    ----------
+    file : binary file
+        Open file, which need not be seekable.
+    arrays : mapping
+        Arrays by their names, `ARRAYS`.
+    """
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for name in ARRAYS:
+            # A ZipInfo of its own has a fixed date, unlike that of numpy.savez.
+            with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+                NPY.write_array(entry, arrays[name], allow_pickle=False)
+
+
+class Digested:
+    """Binary file that counts and digests what is written, and passes it on to another, if there is one."""
+
+    def __init__(self, file: IO[bytes] | None = None) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+
+    @property
+    def sha256(self) -> str:
+        """Digest of all that was written."""
+        return self._digest.hexdigest()
+
+    def write(self, data: Any) -> int:
+        """Take bytes; return their number."""
+        self._digest.update(data)
+        self.size_bytes += memoryview(data).nbytes
+        if self._file is not None:
+            self._file.write(data)
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Do nothing: nothing is held back."""
+
+
+def described(arrays: Mapping[str, Array]) -> PartFile:
+    """Return what the manifest says of a part with these arrays; nothing is written."""
+    digested = Digested()
+    write(digested, arrays)  # type: ignore[arg-type]
+    samples, validation = len(arrays["x"]), len(arrays["x_validation"])
+    return PartFile(samples, validation, digested.size_bytes, digested.sha256)
+
+
+def write_part(folder: Path, number: int, arrays: Mapping[str, Array], part: PartFile) -> None:
+    """Write a part, completely or not at all.
+
+    Raises
+    ------
+    BadInputError
+        If the arrays are not those of the manifest.
+    """
+    with private_file(part_path(folder, number)) as file:
+        digested = Digested(file)
+        write(digested, arrays)  # type: ignore[arg-type]
+        if digested.sha256 != part.sha256:
+            raise BadInputError(
+                f"the samples of part {number} were others when they were read again",
+                "input_fn must return the same samples every time",
+            )
+
+
+def _array(archive: zipfile.ZipFile, name: str) -> Array:
+    entry = archive.getinfo(name)
+    with archive.open(entry) as content:
+        read_header = ARRAY_HEADERS.get(NPY.read_magic(content))
+        shape, is_fortran, dtype = read_header(content) if read_header else ((), False, np.dtype("O"))
+        start = content.tell()
+    is_plain = not dtype.hasobject and 0 not in (*shape, dtype.itemsize)
+    if is_plain and entry.compress_type == zipfile.ZIP_STORED:
+        path = Path(str(archive.filename))
+        start += _content_start(path, entry.header_offset)
+        return np.memmap(path, dtype, "r", start, shape, "F" if is_fortran else "C")
+    with archive.open(entry) as content:
+        whole: Array = NPY.read_array(content, allow_pickle=False)
+    return whole
+
+
+def _content_start(path: Path, header: int) -> int:
+    """Return where the content of a zip entry begins; only its own header says it."""
+    with path.open("rb") as file:
+        file.seek(header + NAME_LENGTHS_AT)
+        lengths: tuple[int, int] = struct.unpack("<HH", file.read(4))
+    return header + LOCAL_HEADER + sum(lengths)

@@ -1,0 +1,222 @@
+"""Batches in PyTorch: their tensors, and the last ones of an epoch, padded or of a single sample.
+
+A compiled module is traced again for each size of its batches: all its batches get one size, and the padding
+is ignored. Modules that are not compiled get batches without padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hetctl.runtime.data.named_arrays import fields_of
+
+
+def present_device() -> torch.device:
+    """Return the GPU of this rank, or the CPU if there is none."""
+    # Without an index this is the GPU that set_device() has chosen.
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def tensor_of(values: Any, device: torch.device) -> torch.Tensor:
+    """Return values on the device; floating-point values get the default type of modules."""
+    tensor = torch.as_tensor(values)
+    return tensor.to(device, _type_of(tensor))
+
+
+class Uploads:
+    """Copies of batches to the device, which on a GPU go on while it computes.
+
+    The GPU can only read page-locked memory by itself. A batch is copied there first, so that its own memory
+    may be overwritten at once, and then in a queue beside that of the computation, which waits for it. The
+    values are those of `tensor_of`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def __call__(self, arrays: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the arrays of a batch as tensors on the device; of records, their fields by name."""
+        if self._copies is None:
+            return tuple(tensors_of(values, self._device) for values in arrays)
+        # Kept by PyTorch until the copy from it is done, and then used for later batches.
+        locked = [_mapped(page_locked, fields_of(values)) for values in arrays]
+        with torch.cuda.stream(self._copies):
+            tensors = _mapped(lambda values: values.to(self._device, non_blocking=True), locked)
+        computation = torch.cuda.current_stream(self._device)
+        computation.wait_stream(self._copies)
+        # Or their memory would be given to the next batch while this one is still in use.
+        _mapped(lambda tensor: tensor.record_stream(computation), tensors)
+        return tuple(tensors)
+
+
+def _mapped(function: Callable[[Any], Any], nest: Any) -> Any:
+    """Apply a function to the leaves of lists and mappings; return the same nest of its results."""
+    if isinstance(nest, dict):
+        return {name: _mapped(function, value) for name, value in nest.items()}
+    return [_mapped(function, value) for value in nest] if isinstance(nest, list) else function(nest)
+
+
+def page_locked(values: Any, *, lock: bool = True) -> torch.Tensor:
+    """Return a copy of values in the node's memory, of the type that `tensor_of` gives them.
+
+    Parameters
+    ----------
+    lock : bool
+        Lock its pages, which needs a GPU.
+    """
+    tensor = torch.as_tensor(values)
+    return torch.empty(tensor.shape, dtype=_type_of(tensor), pin_memory=lock).copy_(tensor)
+
+
+def tensors_of(values: Any, device: torch.device) -> Any:
+    """Return an array on the device as `tensor_of` does; of records, their fields by name."""
+    return _mapped(lambda array: tensor_of(array, device), fields_of(values))
+
+
+def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return a tensor's values in the node's memory, without a copy if they are there; read-only.
+
+    NumPy lacks bfloat16: its values become 32-bit numbers.
+    """
+    values = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
+    return np.asarray(values.numpy(force=True))
+
+
+def array_nest(outputs: Any) -> Any:
+    """Return outputs of a network with arrays in the place of tensors, as `array_of` returns them."""
+    if isinstance(outputs, torch.Tensor):
+        return array_of(outputs)
+    if isinstance(outputs, Mapping):
+        return {key: array_nest(value) for key, value in outputs.items()}
+    return tuple(map(array_nest, outputs))
+
+
+def _type_of(tensor: torch.Tensor) -> torch.dtype:
+    """Return the type that a network gets values in: for floating-point ones the default type of modules."""
+    return torch.get_default_dtype() if tensor.is_floating_point() else tensor.dtype
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Return true if ``torch.compile`` made the module, or compiled it or a part of it in place."""
+    return any(
+        "_orig_mod" in part._modules or part._compiled_call_impl is not None for part in model.modules()
+    )
+
+
+def ignore_padding(model: torch.nn.Module, is_sample: torch.Tensor) -> None:
+    """Make batch normalisation compute its statistics from samples alone.
+
+    Parameters
+    ----------
+    is_sample : torch.Tensor
+        Shape (at least the rows of a batch,): 1 for each row of a batch that is a sample, 0 for padding; read
+        at every step.
+    """
+    for part in model.modules():
+        if isinstance(part, _BatchNorm) and not isinstance(part, torch.nn.SyncBatchNorm):
+            # Another class rather than hooks, which would split the graph of a compiled module.
+            part.__class__ = _masked(type(part))  # type: ignore[arg-type]
+            part.is_sample = is_sample
+
+
+def accept_lone_samples(model: torch.nn.Module) -> None:
+    """Make batch norm use its running statistics for a single sample, which it would reject in training.
+
+    For any batch size, the last batch of an epoch may leave a rank with one sample. The module must not be
+    compiled: the hooks would split its graph.
+    """
+    lone: set[torch.nn.Module] = set()
+
+    def before(norm: torch.nn.Module, inputs: Any) -> None:
+        values = inputs[0]
+        if norm.training and values.numel() == values.shape[1]:
+            lone.add(norm)
+            norm.eval()
+
+    def after(norm: torch.nn.Module, *_: Any) -> None:
+        if norm in lone:
+            lone.remove(norm)
+            norm.train()
+
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm):
+            module.register_forward_pre_hook(before)
+            module.register_forward_hook(after)
+
+
+def first_rows(outputs: Any, rows: int) -> Any:
+    """Return the first rows of each tensor of a network's outputs."""
+    if isinstance(outputs, torch.Tensor):
+        return outputs[:rows]
+    if isinstance(outputs, Mapping):
+        return {name: first_rows(value, rows) for name, value in outputs.items()}
+    return type(outputs)(first_rows(value, rows) for value in outputs)
+
+
+@lru_cache(maxsize=16)
+def _masked(norm: type[Any]) -> type[Any]:
+    """Return the class of a batch normalisation whose statistics use `is_sample`."""
+
+    class Masked(norm):  # type: ignore[misc]
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            rows = len(inputs)
+            if not self.training or rows > len(self.is_sample):
+                return self._forward_unpadded(inputs)
+            self._check_input_dim(inputs)
+            mean, variance = _moments(self, inputs, self.is_sample[:rows])
+            scale = torch.rsqrt(variance + self.eps)
+            if self.affine:
+                scale, shift = scale * self.weight, self.bias
+            else:
+                shift = torch.zeros_like(mean)
+            return inputs * _wide(scale, inputs) + _wide(shift - mean * scale, inputs)
+
+        def _forward_unpadded(self, inputs: torch.Tensor) -> torch.Tensor:
+            is_lone = self.training and inputs.numel() == inputs.shape[1] and self.running_mean is not None
+            if not is_lone:
+                return super().forward(inputs)
+            statistics = self.running_mean, self.running_var, self.weight, self.bias
+            return torch.nn.functional.batch_norm(inputs, *statistics, training=False, eps=self.eps)
+
+    Masked.__name__ = Masked.__qualname__ = norm.__name__
+    return Masked
+
+
+def _moments(norm: Any, inputs: torch.Tensor, is_sample: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean and the biased variance of each channel over samples; update the running ones.
+
+    A single value per channel has no variance: it is normalised by the running statistics.
+    """
+    axes = [axis for axis in range(inputs.dim()) if axis != 1]
+    weights = is_sample.to(inputs.dtype).view(-1, *[1] * (inputs.dim() - 1))
+    count = is_sample.sum() * inputs[0, 0].numel()
+    mean = (inputs * weights).sum(axes) / count
+    centred = (inputs - _wide(mean, inputs)) * weights
+    variance = centred.square().sum(axes) / count
+    if norm.running_mean is None:
+        return mean, variance
+    with torch.no_grad():
+        norm.num_batches_tracked.add_(1)
+        share = 1.0 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
+        # PyTorch's running variance is the unbiased one, though a batch is normalised by the biased one.
+        unbiased = variance * count / (count - 1).clamp(min=1)
+        for running, current in ((norm.running_mean, mean), (norm.running_var, unbiased)):
+            updated = running + share * (current.to(running.dtype) - running)
+            running.copy_(torch.where(count > 1, updated, running))
+    # torch.where() rather than a branch on the value of a tensor, which would
+    # split the graph of a compiled module.
+    several = count > 1
+    return torch.where(several, mean, norm.running_mean), torch.where(several, variance, norm.running_var)
+
+
+def _wide(values: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
+    """Return a value per channel in a shape that broadcasts with `inputs`."""
+    return values.view(1, -1, *[1] * (inputs.dim() - 2))

@@ -1,0 +1,56 @@
+"""Log files of a job: readable by the owner alone, and written as far as the disk has room."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import BinaryIO
+
+from hetctl.model.exit_reason import ExitReason
+
+# EDQUOT: the quota is used up. EFBIG: the limit of a file's size is reached (write(2), RLIMIT_FSIZE).
+DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+LONGEST_OUTPUT = 2**18
+"""Bytes at the end of a log that are searched for the cause of a step's end."""
+
+
+def log_line(text: str) -> None:
+    """Print a line to the log; errors of the disk are ignored."""
+    with contextlib.suppress(OSError):
+        # print() would keep the text in its buffer after ENOSPC, and fail with it
+        # again at the next call or at the exit.
+        os.writev(1, [f"{text}\n".encode()])
+
+
+def disk_error_reason(error: OSError) -> str:
+    """Return the reason of a job's end for an error of the disk."""
+    return (
+        ExitReason.DISK_FULL.value
+        if error.errno in DISK_FULL_ERRORS
+        else f"{error.strerror}: {error.filename}"
+    )
+
+
+def private_log(path: Path) -> BinaryIO:
+    """Open a file for appending, with access for the owner alone."""
+    # O_APPEND keeps the lines of several processes apart, except on NFS (open(2)).
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab")
+
+
+def append(log: Path, text: str) -> None:
+    """Append a text to a log."""
+    with private_log(log) as file:
+        file.write(text.encode())
+
+
+def end_of(log: Path, start: int) -> str:
+    """Return the end of what was written to a log after offset `start`; the log may not exist yet."""
+    if not log.exists():
+        return ""
+    with log.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(start, size - LONGEST_OUTPUT))
+        return file.read().decode(errors="replace")

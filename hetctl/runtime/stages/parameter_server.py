@@ -1,0 +1,294 @@
+"""Parameter servers, which hold the global weights of some layers, and their clients (HetPipe, section 5)."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from hetctl.methods.pipeline.global_weights import GlobalWeights, Weights
+from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
+from hetctl.runtime.stages.tensor_mail import LOST, Parcel, TensorMail
+
+INIT, PUSH, FETCH, LEAVE = "init", "push", "fetch", "leave"
+TO_SERVER = (INIT, PUSH, FETCH, LEAVE)
+"""Kinds of the parcels for servers."""
+WEIGHTS, CLOCK = "weights", "clock"
+"""Kinds of the parcels from servers: weights of a layer; number of waves in all layers of a server."""
+
+TRAIN, SAVE, END = "train", "save", "end"
+"""Purposes of a fetch: to go on training, to write a checkpoint, and to end a part of an epoch."""
+LAYER = "layer-{}/"
+"""Beginning of the names of what belongs to a layer, as in `StageNetwork.save`."""
+
+
+class WaveServer:
+    """Parameter server of a rank: thread that answers the stages of all virtual workers.
+
+    A parcel belongs to one layer. ``init`` has its weights before the first wave. ``push`` has the aggregated
+    update of a wave, or, in the empty wave that ends a part of an epoch, the statistics of the layer with
+    their number of samples. ``fetch`` asks for the weights with a number of waves, which are sent as soon as
+    they exist.
+
+    Parameters
+    ----------
+    layers : sequence of int
+        Layers of this server.
+    heads : sequence of int
+        Ranks that are told about the clock of this server: the first stages.
+    """
+
+    def __init__(
+        self,
+        mail: TensorMail,
+        box: queue.SimpleQueue[Parcel],
+        layers: Sequence[int],
+        heads: Sequence[int],
+    ) -> None:
+        self._mail, self._box = mail, box
+        self._layers, self._heads = tuple(layers), tuple(heads)
+        self._held: dict[int, GlobalWeights] = {}
+        self._statistics: dict[int, dict[int, tuple[int, Weights]]] = {}
+        self._waiting: list[Parcel] = []
+        # Parcels of other virtual workers may come before the initial weights.
+        self._early: list[Parcel] = []
+        self._now = 0
+        self._thread = threading.Thread(target=self._run, name="parameter-server", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._box.put(Parcel(self._mail.rank, LEAVE))
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except Exception as error:
+            # Or the stages would wait for weights in silence.
+            self._mail.fail(f"the parameter server on rank {self._mail.rank} failed: {error!r}")
+            raise
+
+    def _serve(self) -> None:
+        # The stage of this rank gets the same parcel, and reports the loss.
+        while (parcel := self._box.get()).kind not in (LOST, LEAVE):
+            if parcel.kind == INIT:
+                self._init(parcel)
+            else:
+                self._act(parcel)
+
+    def _act(self, parcel: Parcel) -> None:
+        if parcel.fields["layer"] in self._held:
+            _ACTIONS[parcel.kind](self, parcel)
+        else:
+            self._early.append(parcel)
+
+    def _init(self, parcel: Parcel) -> None:
+        layer, workers = parcel.fields["layer"], len(self._heads)
+        self._held[layer] = GlobalWeights(list(parcel.tensors), workers)
+        # At once: the next wave of the same virtual worker may be in the queue already.
+        early, self._early = self._early, []
+        for before in early:
+            self._act(before)
+
+    def _push(self, parcel: Parcel) -> None:
+        fields, tensors = parcel.fields, list(parcel.tensors)
+        layer, worker = fields["layer"], fields["worker"]
+        if fields["samples"] is not None:
+            self._statistics.setdefault(layer, {})[worker] = fields["samples"], tensors
+            tensors = []
+        self._held[layer].push(worker, fields["wave"], tensors)
+        self._answer_waiting()
+        self._report_clock()
+
+    def _fetch(self, parcel: Parcel) -> None:
+        if not self._answer(parcel):
+            self._waiting.append(parcel)
+
+    def _answer_waiting(self) -> None:
+        self._waiting = [parcel for parcel in self._waiting if not self._answer(parcel)]
+
+    def _answer(self, parcel: Parcel) -> bool:
+        """Send weights that were asked for; return false if they do not exist yet."""
+        fields = parcel.fields
+        layer, waves, purpose = fields["layer"], fields["waves"], fields["purpose"]
+        weights = self._held[layer].at(waves)
+        if weights is None:
+            return False
+        if purpose != SAVE:
+            self._held[layer].note_read(fields["worker"], waves)
+        statistics = self._means(layer) if purpose == END else []
+        self._mail.send(
+            parcel.sender,
+            WEIGHTS,
+            [*weights, *statistics],
+            layer=layer,
+            waves=waves,
+            purpose=purpose,
+            weights=len(weights),
+        )
+        return True
+
+    def _means(self, layer: int) -> Weights:
+        """Return the statistics of a layer as means over the samples of all virtual workers."""
+        given = [self._statistics[layer][worker] for worker in sorted(self._statistics.get(layer, {}))]
+        total = sum(samples for samples, _ in given)
+        columns = zip(*(tensors for _, tensors in given), strict=True)
+        # A part that was stopped before its first minibatch has no samples.
+        shares = [samples / total if total else 1 / len(given) for samples, _ in given]
+        return [np.tensordot(shares, np.stack(tensors), 1).astype(tensors[0].dtype) for tensors in columns]
+
+    def _report_clock(self) -> None:
+        if len(self._held) < len(self._layers):
+            return
+        now = min(weights.clock.now for weights in self._held.values())
+        if now > self._now:
+            self._now = now
+            for head in self._heads:
+                self._mail.send(head, CLOCK, waves=now)
+
+
+_ACTIONS: dict[str, Callable[[WaveServer, Parcel], None]] = {
+    PUSH: WaveServer._push,
+    FETCH: WaveServer._fetch,
+}
+
+
+class WaveClient:
+    """Exchange of a stage with the parameter servers of its layers; nothing if there is one virtual worker.
+
+    Waves count from the first part of an epoch that the ranks have trained together.
+    """
+
+    def __init__(self, network: StageNetwork, layout: PipelineLayout, mail: TensorMail) -> None:
+        self._network, self._mail = network, mail
+        self._servers = layout.servers
+        self._worker, _ = layout.place_of(mail.rank)
+        self.shares = len(layout.workers) > 1
+        self._weights = {layer: _places(layer, network.weight_names) for layer in network.layers}
+        self._statistics = {layer: _places(layer, network.statistic_names) for layer in network.layers}
+        self.pulled = 0
+        """Waves of all virtual workers in the weights."""
+        self._distance = layout.distance
+        self._own: dict[int, list[Tensor]] = {}
+        self._asked: set[tuple[str, int]] = set()
+        self._is_ending = False
+        self._arrived: dict[tuple[str, int], dict[int, Parcel]] = {}
+
+    def begin(self) -> None:
+        """Give the servers the initial weights, which are equal in all virtual workers."""
+        if not self.shares:
+            return
+        self._network.updates()
+        if self._worker == 0:
+            weights = self._network.weights()
+            for layer, places in self._weights.items():
+                self._mail.send(self._servers[layer], INIT, [weights[at] for at in places], layer=layer)
+
+    def push(self, wave: int) -> None:
+        """Send the sum of the updates since the last wave, as the wave with this number."""
+        if not self.shares:
+            return
+        updates = self._own[wave] = self._network.updates()
+        # The next global weights lack no more waves than that.
+        self._own = {kept: own for kept, own in self._own.items() if kept > wave - self._distance}
+        for layer, places in self._weights.items():
+            self._push(layer, wave, [updates[at] for at in places])
+
+    def push_statistics(self, wave: int, samples: int) -> None:
+        """Send a wave without updates, which ends a part of an epoch, with the statistics of its samples."""
+        if not self.shares:
+            return
+        statistics = self._network.statistics()
+        for layer, places in self._statistics.items():
+            self._push(layer, wave, [statistics[at] for at in places], samples=samples)
+
+    def _push(self, layer: int, wave: int, tensors: list[Tensor], samples: int | None = None) -> None:
+        self._mail.send(
+            self._servers[layer], PUSH, tensors, layer=layer, worker=self._worker, wave=wave, samples=samples
+        )
+
+    def ask(self, purpose: str, waves: int) -> None:
+        """Request weights with a number of waves, which are sent once they exist.
+
+        After a request for those at the end of a part there is no other one in it: servers then forget what
+        all virtual workers have left behind.
+        """
+        if not self.shares or self._is_ending or (purpose, waves) in self._asked:
+            return
+        self._is_ending = purpose == END
+        self._asked.add((purpose, waves))
+        for layer in self._weights:
+            self._mail.send(
+                self._servers[layer],
+                FETCH,
+                layer=layer,
+                worker=self._worker,
+                waves=waves,
+                purpose=purpose,
+            )
+
+    def take(self, parcel: Parcel) -> None:
+        """Keep weights that have arrived."""
+        key = parcel.fields["purpose"], parcel.fields["waves"]
+        self._arrived.setdefault(key, {})[parcel.fields["layer"]] = parcel
+
+    def has(self, purpose: str, waves: int) -> bool:
+        """Return true if the weights of all layers have arrived."""
+        return not self.shares or len(self._arrived.get((purpose, waves), ())) == len(self._weights)
+
+    def adopt(self, waves: int) -> None:
+        """Replace the weights by those with `waves` waves of all, plus the own updates that these lack."""
+        if waves <= self.pulled:
+            return
+        if not self.shares:
+            self.pulled = waves
+            return
+        self._own = {wave: updates for wave, updates in self._own.items() if wave >= waves}
+        self._network.rebase(self._with_own(deque(self.received(TRAIN, waves))))
+        self.pulled = waves
+
+    def _with_own(self, weights: deque[Tensor]) -> Iterator[Tensor]:
+        """Yield weights plus all own updates that are kept; what is yielded is left to the caller alone."""
+        own = [self._own[wave] for wave in sorted(self._own)]
+        for place in range(len(weights)):
+            weight = weights.popleft()
+            for updates in own:
+                weight = weight + updates[place]
+            yield weight
+
+    def finish(self, waves: int) -> None:
+        """Replace weights and statistics by those at the end of a part: all updates of all are in them."""
+        if not self.shares:
+            return
+        parcels = self._arrived[END, waves]
+        statistics = self._network.statistics()
+        for layer, places in self._statistics.items():
+            sent = parcels[layer].tensors[parcels[layer].fields["weights"] :]
+            for at, tensor in zip(places, sent, strict=True):
+                statistics[at] = tensor
+        self._network.rebase(self.received(END, waves))
+        self._network.set_statistics(statistics)
+        self._own.clear()
+        self._arrived.clear()
+        self._asked.clear()
+        self._is_ending = False
+        self.pulled = waves
+
+    def received(self, purpose: str, waves: int) -> list[Tensor]:
+        """Return weights that have arrived, in the order of `StageNetwork.weights`."""
+        parcels = self._arrived.pop((purpose, waves))
+        found: dict[int, Tensor] = {}
+        for layer, places in self._weights.items():
+            count = parcels[layer].fields["weights"]
+            found.update(zip(places, parcels[layer].tensors[:count], strict=True))
+        return [found[at] for at in sorted(found)]
+
+
+def _places(layer: int, names: Sequence[str]) -> list[int]:
+    """Return the places of a layer's names."""
+    return [at for at, name in enumerate(names) if name.startswith(LAYER.format(layer))]
