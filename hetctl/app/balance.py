@@ -14,8 +14,8 @@ from hetctl.methods.balance.observation_log import AnswerDifference, records_in,
 from hetctl.methods.balance.progress import equal_batches_s, iteration_s
 from hetctl.methods.balance.simulate import Conditions, ConditionSpan, Iteration, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
-from hetctl.model.balance_settings import ON, BalanceSettings
 from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.training_settings import ON, BalanceSettings
 
 
 @dataclass(frozen=True)

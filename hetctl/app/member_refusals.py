@@ -8,7 +8,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import Event
 from hetctl.model.run import LOCKSTEP
-from hetctl.model.search_spec import SEARCH_ENDED
+from hetctl.model.searches import SEARCH_ENDED
 
 
 def refuse_sharing_of_searches(ensemble: Ensemble, sharing: str) -> None:

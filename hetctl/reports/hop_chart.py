@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hetctl.model.hop_status import HopSpan, HopStatus
-from hetctl.model.hop_worker import slots_in
+from hetctl.model.hops import HopSpan, HopStatus, slots_in
 from hetctl.model.run_status import StepSpan
 from hetctl.reports.gantt import HOPS, gantt_svg
 from hetctl.reports.summary import Spans, one_round

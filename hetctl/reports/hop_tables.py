@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.text import Text
 
-from hetctl.model.hop_status import HopForecast, HopStatus
+from hetctl.model.hops import HopForecast, HopStatus
 from hetctl.reports.table_style import ruled_table
 from hetctl.reports.units import NONE, format_percent, format_seconds, printable
 

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetctl.model.pipeline_layout import PipelineLayout
-from hetctl.model.pipeline_status import PipelineStatus, PipelineUse
-from hetctl.model.wave_record import WaveCheck
+from hetctl.model.pipelines import PipelineLayout, PipelineStatus, PipelineUse, WaveCheck
 from hetctl.reports.table_style import ruled_table
 from hetctl.reports.units import NONE, format_bytes, format_percent, printable
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from hetctl.model.pipeline_status import PipelineEpoch, PipelineStatus
+from hetctl.model.pipelines import PipelineEpoch, PipelineStatus
 from hetctl.model.run_status import RunStatus
-from hetctl.model.trial_status import SearchStatus
+from hetctl.model.searches import SearchStatus
 from hetctl.reports.balance_chart import MOST_COURSES, balance_svg
 from hetctl.reports.curves import BOLD_MEMBERS, accuracy_svg, comparable, learning_svg
 from hetctl.reports.gantt import gantt_svg

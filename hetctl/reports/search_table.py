@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from hetctl.model.trial_status import SearchStatus
+from hetctl.model.searches import SearchStatus
 from hetctl.reports.status_table import MEMBER_STYLES
 from hetctl.reports.summary import describe_config
 from hetctl.reports.table_style import ruled_table

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from hetctl.model.pipeline_status import PipelineEpoch, StageReport
+from hetctl.model.pipelines import PipelineEpoch, StageReport
 from hetctl.reports.figures import Tips, draw_svg
 from hetctl.reports.palette import COLOURS, IDLE, RULE
 from hetctl.reports.units import format_percent, format_seconds

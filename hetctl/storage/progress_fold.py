@@ -10,7 +10,7 @@ from functools import partial
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.model.exit_reason import FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
-from hetctl.model.search_spec import REPORT, TRIAL
+from hetctl.model.searches import REPORT, TRIAL
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.event_log import EventLog

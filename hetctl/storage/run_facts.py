@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event, in_order
-from hetctl.model.search_spec import SEARCH_ENDED, TRIAL
+from hetctl.model.searches import SEARCH_ENDED, TRIAL
 from hetctl.storage.snapshot import Row, row_of
 
 OF_JOBS = frozenset({"job_started", "job_ended", "node_failed", "node_joined"})

@@ -10,8 +10,8 @@ from typing import Any
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import DRIVER, Event
+from hetctl.model.hops import RunHopPlan, RunVisit
 from hetctl.model.run import Usage
-from hetctl.model.run_visit import RunHopPlan, RunVisit
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.event_log import EventLog

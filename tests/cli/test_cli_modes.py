@@ -14,8 +14,8 @@ from workbench import new_project
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.events import DRIVER
+from hetctl.model.pipelines import WaveRecord
 from hetctl.model.profile import INTER_NODE, INTRA_NODE, Hardware, LayerPoint, LinkPoint, MeasuredLayer
-from hetctl.model.wave_record import WaveRecord
 from hetctl.runtime.stages.wave_recorder import WaveRecorder
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import EventWriter

@@ -25,7 +25,6 @@ from hetctl.app.profile.layer_profiling import current_layers
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize
@@ -36,6 +35,7 @@ from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS, Cluster, Site
 from hetctl.model.training_progress import Progress
+from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners import planner_named

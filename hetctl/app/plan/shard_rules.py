@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hetctl.methods.parallelism import Demand, ModeLimits, does_not_fit, too_large
-from hetctl.model.balance_settings import ON
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import HOPPER, PIPELINE
+from hetctl.model.training_settings import ON
 
 
 def refuse_modes_of_sharded(ensemble: Ensemble, mode: str | None, balance: str) -> None:

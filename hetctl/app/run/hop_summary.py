@@ -7,9 +7,17 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from hetctl.model.hop_status import HopForecast, HopMember, HopSpan, HopStatus, HopWorkerUse
-from hetctl.model.hop_worker import slots_in
-from hetctl.model.run_visit import DONE, RunHopPlan, RunVisit
+from hetctl.model.hops import (
+    DONE,
+    HopForecast,
+    HopMember,
+    HopSpan,
+    HopStatus,
+    HopWorkerUse,
+    RunHopPlan,
+    RunVisit,
+    slots_in,
+)
 from hetctl.storage.visit_totals import Interval, VisitTotals, WorkerTotals
 
 

@@ -10,7 +10,7 @@ from hetctl.app.run.select_run import record_of
 from hetctl.methods.hopper.schedule import Visit
 from hetctl.methods.hopper.visit_trace import trace_line
 from hetctl.model.errors import BadInputError
-from hetctl.model.run_visit import DONE, RunVisit
+from hetctl.model.hops import DONE, RunVisit
 from hetctl.storage.visit_fold import VisitLog
 
 APART_S = 1e-6

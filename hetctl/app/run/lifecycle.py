@@ -24,7 +24,6 @@ from hetctl.model.errors import BatchSystemError, LockedError
 from hetctl.model.job import Job, JobState
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import ENDED, UNDER_WAY, RunReason, check_job_removal, run_after
-from hetctl.scheduling.budget import exceeded_by_jobs
 from hetctl.storage.kept_modules import keep_modules
 from hetctl.storage.run_file import write_spec
 
@@ -125,7 +124,7 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
         # A requeued job starts twice, and must queue its successor only once.
         if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
             return RunTransition(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
-        if limit := exceeded_by_jobs(record.spec.budget, len(jobs)):
+        if limit := record.spec.budget.exceeded_by_jobs(len(jobs)):
             return RunTransition(run, record.state, limit)
         return _submit_next(project, catalog, record.spec, jobs)
 

@@ -16,8 +16,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import Event
 from hetctl.model.run_status import MemberStatus, RunStatus
-from hetctl.model.search_spec import SEARCH_ENDED, TRIAL, SearchSpec
-from hetctl.model.trial_status import SearchStatus, TrialStatus
+from hetctl.model.searches import SEARCH_ENDED, TRIAL, SearchSpec, SearchStatus, TrialStatus
 from hetctl.storage.progress_fold import events_in
 
 

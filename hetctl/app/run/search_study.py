@@ -17,8 +17,7 @@ from hetctl.methods.automl.search_parts import study_space_of
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import Event
 from hetctl.model.run_status import RunStatus
-from hetctl.model.search_spec import REPORT, TRIAL
-from hetctl.model.trial_status import SearchStatus, TrialStatus
+from hetctl.model.searches import REPORT, TRIAL, SearchStatus, TrialStatus
 from hetctl.storage.progress_fold import events_in
 
 STATES = {"converged": COMPLETE, "failed": FAIL}

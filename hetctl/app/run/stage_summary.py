@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from hetctl.model.pipeline_layout import PipelineLayout
-from hetctl.model.pipeline_status import PipelineEpoch, PipelineStatus, StageReport, pipeline_use
+from hetctl.model.pipelines import PipelineEpoch, PipelineLayout, PipelineStatus, StageReport, pipeline_use
 from hetctl.model.training_progress import EpochResult
 from hetctl.storage.event_schema import Stages
 from hetctl.storage.stage_fold import StageFold

@@ -20,8 +20,7 @@ from hetctl.catalog.database import Stamp, stamp_of
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
-from hetctl.model.hop_status import HopStatus
-from hetctl.model.hop_worker import worker_named
+from hetctl.model.hops import HopStatus, worker_named
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec

@@ -14,9 +14,9 @@ import numpy as np
 from hetctl.methods.balance.manager import BatchSizeManager, Observation
 from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.predictors.base import Values
-from hetctl.model.balance_settings import BalanceSettings
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
+from hetctl.model.training_settings import BalanceSettings
 
 DOUBLE = "<f8"
 """Type of weights, the same on every machine."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from hetctl.methods.hopper.list_schedule import dense
 from hetctl.methods.hopper.visit_times import HopWorker, visit_times
-from hetctl.model.hop_worker import gpus_in, worker_named
+from hetctl.model.hops import gpus_in, worker_named
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 

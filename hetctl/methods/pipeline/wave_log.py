@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hetctl.methods.pipeline.wsp import Bounds
-from hetctl.model.wave_record import WaveRecord
+from hetctl.model.pipelines import WaveRecord
 
 
 @dataclass(frozen=True)

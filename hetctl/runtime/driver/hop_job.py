@@ -37,7 +37,7 @@ from hetctl.methods.hopper.visit_trace import visits_to_repeat
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.frameworks import FRAMEWORKS
-from hetctl.model.hop_worker import gpus_in, node_of, worker_named
+from hetctl.model.hops import gpus_in, node_of, worker_named
 from hetctl.model.plan import HOPPER, Allocation, Placement
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode

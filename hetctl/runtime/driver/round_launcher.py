@@ -11,7 +11,6 @@ from typing import Any
 
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.methods.balance.cpu_manager import first_batches
-from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
 from hetctl.model.plan import Allocation
@@ -19,6 +18,7 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
+from hetctl.model.training_settings import OFF
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.runtime.best_effort_io import log_line
 from hetctl.runtime.data.lineup import Lineup, nodes_of, shares_of, write_lineup

@@ -13,7 +13,7 @@ from hetctl.model.events import DRIVER
 from hetctl.model.profile import MemberProfile
 from hetctl.model.rate_shapes import rate_config, shape_digest
 from hetctl.model.run import RunSpec, Usage
-from hetctl.model.search_spec import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL
+from hetctl.model.searches import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.training_progress import Progress
 from hetctl.perf.rate_prediction import nearest_config, predicted_profile
 from hetctl.runtime.worker.checkpoint import CheckpointFolder

@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.pipelines import PipelineLayout
 from hetctl.runtime.data.input_pipeline import refuse_own_batches
 from hetctl.runtime.data.loaders import Batch, Loader, Samples
 from hetctl.runtime.data.named_arrays import refuse_named

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.pipelines import PipelineLayout
 from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
 from hetctl.runtime.stages.tensor_mail import Parcel, TensorMail
 from hetctl.runtime.stages.wave_server import END, FETCH, INIT, PUSH, TRAIN

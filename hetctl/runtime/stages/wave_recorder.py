@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from hetctl.model.pipelines import WaveRecord
 from hetctl.model.serialization import encode
-from hetctl.model.wave_record import WaveRecord
 from hetctl.runtime.best_effort_io import log_line
 from hetctl.storage.atomic_io import make_private_folder
 

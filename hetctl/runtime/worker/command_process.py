@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from hetctl.model.command_line import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.model.errors import BadInputError
-from hetctl.model.script_variables import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.runtime.agent.rank_memory import private_bytes
 from hetctl.runtime.worker.script_reports import ReportLines
 from hetctl.storage.processes import commands_below, die_with_parent, group_cpu_seconds

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from hetctl.methods.balance.sample_visits import Transfer
-from hetctl.model.balance_settings import OFF
+from hetctl.model.training_settings import OFF
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.partition_loader import PartitionLoader

@@ -6,7 +6,7 @@ from pipelined_run import ALONE, LAYOUT, STAGES, stages, step_started
 
 from hetctl.app.run.stage_summary import pipeline_statuses
 from hetctl.model.events import DRIVER, Event
-from hetctl.model.pipeline_status import pipeline_use
+from hetctl.model.pipelines import pipeline_use
 from hetctl.model.training_progress import EpochResult
 from hetctl.storage.stage_fold import StageFold
 

@@ -8,7 +8,7 @@ from hetctl.methods.balance.manager import Observation
 from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.observation_log import logged
 from hetctl.methods.balance.progress import POINTS, course_of
-from hetctl.model.balance_settings import ON, BalanceSettings
+from hetctl.model.training_settings import ON, BalanceSettings
 
 PER_SAMPLE_S = (0.001, 0.002, 0.004)
 T_STAR_S = 0.005 + 96 / sum(1 / s for s in PER_SAMPLE_S)

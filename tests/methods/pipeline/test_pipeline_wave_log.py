@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hetctl.methods.pipeline.wave_log import staleness, violations
 from hetctl.methods.pipeline.wsp import Bounds
-from hetctl.model.wave_record import WaveRecord
+from hetctl.model.pipelines import WaveRecord
 
 # Section 5's example: with D = 0 and N_m = 4, minibatch 11 needs 7 of its own and wave 0 of all.
 BOUNDS = Bounds(4, 0)

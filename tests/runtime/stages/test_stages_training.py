@@ -19,10 +19,10 @@ from hetctl.methods.pipeline.communication import Links
 from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
 from hetctl.methods.pipeline.layouts import PipelineProblem
 from hetctl.methods.pipeline.sync_cost import Waves
-from hetctl.model.checkpoint_interval import EVERY_EPOCH, STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.plan import PIPELINE
 from hetctl.model.serialization import encode
+from hetctl.model.training_settings import EVERY_EPOCH, STEPS, CheckpointInterval
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_file import checkpoint_folder
 

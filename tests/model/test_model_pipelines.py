@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pipelined_run import STAGES
 
-from hetctl.model.pipeline_status import PARAMETER_KINDS, LinkBytes, pipeline_use
+from hetctl.model.pipelines import PARAMETER_KINDS, LinkBytes, pipeline_use
 from hetctl.runtime.stages.stage_worker import BACKWARD, FORWARD, INFER
 from hetctl.runtime.stages.wave_server import INIT, PUSH, WEIGHTS
 
