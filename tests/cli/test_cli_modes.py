@@ -19,7 +19,7 @@ from hetctl.model.profile import INTER_NODE, INTRA_NODE, Hardware, LayerPoint, L
 from hetctl.runtime.stages.wave_recorder import WaveRecorder
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import EventWriter
-from hetctl.storage.run_file import read_spec
+from hetctl.storage.run_files import read_spec
 
 SITE = """\
 extends: slurm

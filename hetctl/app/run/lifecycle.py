@@ -25,7 +25,7 @@ from hetctl.model.job import Job, JobState
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import ENDED, UNDER_WAY, RunReason, check_job_removal, run_after
 from hetctl.storage.kept_modules import keep_modules
-from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_files import write_spec
 
 JOB_LOCK_PATIENCE_S = 30.0
 """Seconds that a job's script waits for the lock: no other process would submit the next job in its place."""

@@ -26,7 +26,7 @@ from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
-from hetctl.storage.heartbeats import read_heartbeats
+from hetctl.storage.run_files import read_heartbeats
 from hetctl.storage.run_state import without_collections
 from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog

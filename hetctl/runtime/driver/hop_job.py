@@ -52,7 +52,7 @@ from hetctl.scheduling.planners.base import Options
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.run_file import checkpoint_folder
+from hetctl.storage.run_files import checkpoint_folder
 
 
 class HopJob:

@@ -39,7 +39,7 @@ from hetctl.runtime.worker.messages import (
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
 from hetctl.storage.paths import JobFiles, RunFolder
-from hetctl.storage.run_file import checkpoint_folder, write_planner_state
+from hetctl.storage.run_files import checkpoint_folder, write_planner_state
 
 LEAVE_S = 5.0
 """Seconds that leaders have to end at the end of the job, when no trainer is left."""

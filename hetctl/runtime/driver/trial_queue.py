@@ -19,7 +19,7 @@ from hetctl.perf.rate_prediction import nearest_config, predicted_profile
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import checkpoint_folder
+from hetctl.storage.run_files import checkpoint_folder
 
 
 class TrialQueue:

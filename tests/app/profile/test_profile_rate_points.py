@@ -14,7 +14,7 @@ from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.model.rate_shapes import shape_digest
-from hetctl.storage.run_file import read_spec
+from hetctl.storage.run_files import read_spec
 
 A, B = Member("a", {"units": 1, "lr": 0.1}), Member("b", {"units": 1, "lr": 0.2})
 ENSEMBLE = Ensemble("e", "pytorch", Functions("m:i", "m:m"), (A, B), "/nowhere")

@@ -12,7 +12,7 @@ from hetctl.runtime.driver.hop_job import HopJob, newest_states, next_number, re
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import checkpoint_folder
+from hetctl.storage.run_files import checkpoint_folder
 
 
 @pytest.fixture

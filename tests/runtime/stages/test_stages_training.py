@@ -24,7 +24,7 @@ from hetctl.model.plan import PIPELINE
 from hetctl.model.serialization import encode
 from hetctl.model.training_settings import EVERY_EPOCH, STEPS, CheckpointInterval
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.run_file import checkpoint_folder
+from hetctl.storage.run_files import checkpoint_folder
 
 pytestmark = pytest.mark.training
 SECONDS = {"pause": 2.0, "first": 2.0, "tanh": 0.1, "second": 2.0, "tanh2": 0.1, "last": 2.0}
