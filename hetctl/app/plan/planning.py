@@ -42,7 +42,7 @@ from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, options_from
 from hetctl.scheduling.simulate.forecast import forecast
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
-from hetctl.scheduling.simulate.select_planner import PlannerChoice, choose
+from hetctl.scheduling.simulate.simulate_run import PlannerChoice, choose
 
 AUTO = "auto"
 """Name for the planner with the best simulation, or for the mode that suits a member."""
