@@ -12,14 +12,20 @@ from functools import partial
 from typing import Any
 
 from hetctl import __version__
-from hetctl.app.command_members import refuse_modes_of_commands
-from hetctl.app.member_refusals import refuse_lockstep_of_codes, refuse_sharing_of_searches
-from hetctl.app.pipeline.measured import links_between
-from hetctl.app.plan.gpu_limits import refuse_wide_members
-from hetctl.app.plan.hop_rules import refuse_hops_by_launch, refuse_without_hops
+from hetctl.app.member_refusals import (
+    refuse_lockstep_of_codes,
+    refuse_modes_of_commands,
+    refuse_sharing_of_searches,
+)
+from hetctl.app.pipeline.inputs import links_between
+from hetctl.app.plan.member_rules import (
+    refuse_hops_by_launch,
+    refuse_modes_of_sharded,
+    refuse_wide_members,
+    refuse_without_hops,
+)
 from hetctl.app.plan.mode_estimates import PlanContext
 from hetctl.app.plan.multi_mode_plan import plan_hopper, plan_modes, plan_pipelined
-from hetctl.app.plan.shard_rules import refuse_modes_of_sharded
 from hetctl.app.profile.known import member_profiles, predictions_in, warnings_of
 from hetctl.app.profile.layer_profiling import current_layers
 from hetctl.app.project import Project

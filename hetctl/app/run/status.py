@@ -8,11 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hetctl.app.project import Project
-from hetctl.app.run.balance_courses import balance_courses
 from hetctl.app.run.collect import current_jobs, ended_by_files
-from hetctl.app.run.hop_summary import hop_spans, hop_status
+from hetctl.app.run.method_status import balance_courses, hop_spans, hop_status, pipeline_statuses
 from hetctl.app.run.select_run import record_of
-from hetctl.app.run.stage_summary import pipeline_statuses
 from hetctl.app.run.view import RunView
 from hetctl.app.run.wave_checks import wave_checks
 from hetctl.catalog.catalog import RunRecord
