@@ -19,7 +19,7 @@ from hetctl.runtime.driver.driver import Driver
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in, progress_in
-from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_files import write_spec
 
 FUNCTIONS = Functions("nets:input_fn", "nets:model_fn")
 

@@ -30,7 +30,7 @@ TRACED = (
         "/hetctl/cluster/batch/local.py",
         "/hetctl/cluster/batch/submitit_jobs.py",
     ),
-    *("/hetctl/cluster/batch/slurm.py", "/hetctl/cluster/batch/local_records.py", subprocess.__file__),
+    *("/hetctl/cluster/batch/slurm.py", "/hetctl/cluster/batch/local.py", subprocess.__file__),
 )
 
 

@@ -10,7 +10,7 @@ from wave_program import WaveProgram, limited
 
 from hetctl.app.run.wave_checks import read_waves
 from hetctl.methods.pipeline.wsp import Bounds, violations
-from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.pipelines import PipelineLayout
 from hetctl.model.serialization import decode
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import ArrayLoader

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from hetctl.model.pipeline_layout import PipelineLayout, StagePlan
-from hetctl.model.pipeline_status import PipelineEpoch, PipelineStatus, StageReport, pipeline_use
+from hetctl.model.pipelines import (
+    PipelineEpoch,
+    PipelineLayout,
+    PipelineStatus,
+    StagePlan,
+    StageReport,
+    pipeline_use,
+)
 from hetctl.model.serialization import encode
 
 LAYOUT = PipelineLayout(

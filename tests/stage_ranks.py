@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.model.pipeline_layout import PipelineLayout, StagePlan
+from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
 from hetctl.runtime.stages.parameter_server import TO_SERVER, WaveServer
 from hetctl.runtime.stages.tensor_mail import TensorMail

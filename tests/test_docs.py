@@ -17,13 +17,13 @@ from hetctl.cli.main import cli
 from hetctl.cli.output import JSON_NAMES
 from hetctl.inputs.quantities import format_duration
 from hetctl.model import errors
-from hetctl.model.hop_status import HopSpan
+from hetctl.model.hops import HopSpan
 from hetctl.model.job import Job
-from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.pipelines import PipelineLayout
 from hetctl.model.plan import Plan
 from hetctl.model.run_status import RunStatus
+from hetctl.model.searches import SearchStatus
 from hetctl.model.site import Timeouts
-from hetctl.model.trial_status import SearchStatus
 from hetctl.scheduling.planners import PLANNERS
 
 ROOT = Path(__file__).parent.parent

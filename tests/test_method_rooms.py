@@ -21,7 +21,6 @@ ROOMS = {
         "runtime/driver/trial_queue.py",
         "app/simulated_search.py",
         "app/run/search_status.py",
-        "app/run/search_study.py",
         "cli/cmd_search.py",
     ),
     "balance": (
@@ -30,7 +29,6 @@ ROOMS = {
         "runtime/worker/balance_records.py",
         "runtime/worker/background_training.py",
         "app/balance.py",
-        "app/run/balance_courses.py",
         "cli/cmd_balance.py",
     ),
     "hopper": (
@@ -41,7 +39,6 @@ ROOMS = {
         "runtime/worker/hop_resources.py",
         "runtime/data/state_file.py",
         "app/hopper.py",
-        "app/run/hop_trace.py",
         "cli/cmd_hopper.py",
     ),
     "pipeline": (
@@ -66,10 +63,11 @@ ENTRIES = {
     },
     "balance": {
         "app/plan/mode_estimates.py": COMPARED,
-        "app/run/status.py": STATUS,
+        "app/run/method_status.py": STATUS,
     },
     "hopper": {
         "app/plan/mode_estimates.py": COMPARED,
+        "app/run/hop_trace.py": "a run in hops can be repeated, by `submit` too",
         "methods/parallelism.py": COMPARED,
         "methods/phase_costs.py": COMPARED,
         "runtime/worker/worker.py": TASKS,

@@ -19,8 +19,8 @@ from hetctl.methods.balance.observation_log import (
 )
 from hetctl.methods.balance.simulate import Conditions, ConditionSpan, Iteration, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
-from hetctl.model.balance_settings import ON, BalanceSettings
 from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.training_settings import ON, BalanceSettings
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
-"""Refusal of what searches, and members with code of their own, do not support; whether a search goes on."""
+"""Refusals of what searches, members with own code, and commands do not support; the end of a search."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hetctl.model.ensemble import Ensemble
+from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import Event
-from hetctl.model.run import LOCKSTEP
-from hetctl.model.search_spec import SEARCH_ENDED
+from hetctl.model.plan import DATA_PARALLEL
+from hetctl.model.run import CACHED, LOCKSTEP
+from hetctl.model.searches import SEARCH_ENDED
 
 
 def refuse_sharing_of_searches(ensemble: Ensemble, sharing: str) -> None:
@@ -45,3 +46,29 @@ def refuse_lockstep_of_codes(ensemble: Ensemble, sharing: str) -> None:
 def search_goes_on(ensemble: Ensemble, events: Iterable[Event]) -> bool:
     """Return true if the ensemble has a search that may still ask for trials."""
     return ensemble.search is not None and not any(event.kind == SEARCH_ENDED for event in events)
+
+
+def refuse_commands(ensemble: Ensemble, why: str, hint: str) -> None:
+    """Refuse an ensemble of commands.
+
+    Raises
+    ------
+    BadInputError
+        If it is one.
+    """
+    if ensemble.framework == COMMAND:
+        raise BadInputError(f"the members of ensemble {ensemble.name} are commands: {why}", hint)
+
+
+def refuse_modes_of_commands(ensemble: Ensemble, mode: str, sharing: str) -> None:
+    """Refuse modes and sharing in which hetctl itself would have to train the members of an ensemble.
+
+    Raises
+    ------
+    BadInputError
+        If they are commands, and the mode or the sharing needs more.
+    """
+    if mode != DATA_PARALLEL:
+        refuse_commands(ensemble, f"they cannot train in mode {mode}", f"use --mode {DATA_PARALLEL}")
+    if sharing == LOCKSTEP:
+        refuse_commands(ensemble, "they read their samples themselves", f"use --sharing {CACHED}")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
-from hetctl.app.plan.gpu_limits import refuse_wide_members
+from hetctl.app.plan.member_rules import refuse_wide_members
 from hetctl.app.plan.planning import AUTO, check_planner, chosen
 from hetctl.app.profile.known import profiles_at
 from hetctl.app.project import Project

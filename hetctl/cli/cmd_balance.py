@@ -9,8 +9,8 @@ import click
 
 from hetctl.cli.options import given_options, json_option
 from hetctl.cli.output import print_json, print_table
-from hetctl.model.balance_settings import MANAGERS, PREDICTORS
 from hetctl.model.serialization import encode
+from hetctl.model.training_settings import MANAGERS, PREDICTORS
 
 MOST_SAMPLES, MOST_ITERATIONS = 1_000_000_000, 100_000
 

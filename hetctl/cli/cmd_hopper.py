@@ -223,7 +223,7 @@ def _show(outcome: HopperOutcome, trace: Path | None, report: Path | None, *, as
     if trace:
         write_text(trace, trace_of(outcome))
     if report:
-        from hetctl.reports.hopper_page import render_hopper
+        from hetctl.reports.simulation_page import render_hopper
 
         write_text(report, render_hopper(figures, units.configs, units.workers, outcome.steps))
     if as_json:

@@ -257,8 +257,7 @@ def _show(
 def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome) -> None:
     from hetctl.app.profile.known import stale_points
     from hetctl.app.profile.outcome import ProfileOutcome
-    from hetctl.reports.layer_tables import layers_table
-    from hetctl.reports.profile_table import profile_table, shapes_text
+    from hetctl.reports.profile_tables import layers_table, profile_table, shapes_text
 
     if isinstance(outcome, ProfileOutcome):
         stale = stale_points(outcome.points, ensemble, site)

@@ -40,7 +40,7 @@ def show(run: str | None, best: int, as_json: bool) -> None:
     Example: hetctl search show --best 10
     """
     from hetctl.app.run.search_status import search_status
-    from hetctl.reports.search_table import search_table
+    from hetctl.reports.status_table import search_table
 
     found = search_status(this_project(), run)
     if as_json:
@@ -91,7 +91,7 @@ def export(
 
 
 def _export_study(run: str | None, study: Path, *, watch: bool) -> None:
-    from hetctl.app.run.search_study import export_study
+    from hetctl.app.run.search_status import export_study
     from hetctl.model.run_states import UNDER_WAY
 
     project = this_project()

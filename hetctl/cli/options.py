@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from hetctl.model.balance_settings import BALANCE_MODES
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import HOP_SCHEDULERS, HOPPER, PIPELINE, PIPELINE_POLICIES, PS_PLACEMENTS
 from hetctl.model.site import MEMBERS, NODES
+from hetctl.model.training_settings import BALANCE_MODES
 
 if TYPE_CHECKING:
     from hetctl.app.plan.job_request import JobSizeChoice

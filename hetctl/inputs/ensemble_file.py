@@ -24,9 +24,9 @@ from hetctl.inputs.placed_partitions import read_partition_table, wrong_source
 from hetctl.inputs.search_entries import SEARCH, as_trials, search_problems, trials_of
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
-from hetctl.model.balance_settings import BalanceSettings
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitions, TrainingCode
 from hetctl.model.errors import BadInputError
+from hetctl.model.training_settings import BalanceSettings
 
 
 def read_ensemble(path: Path) -> Ensemble:

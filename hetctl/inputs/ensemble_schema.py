@@ -25,9 +25,9 @@ from hetctl.inputs.quantities import parse_interval
 from hetctl.inputs.search_keys import METHOD_KEYS
 from hetctl.inputs.validation import Matching, Strict
 from hetctl.methods.automl.asha import VARIANTS
-from hetctl.model.balance_settings import BALANCE_MODES, MANAGERS, PREDICTORS
 from hetctl.model.errors import BadInputError
 from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.training_settings import BALANCE_MODES, MANAGERS, PREDICTORS
 
 FUNCTION_RULE = "must be module:function"
 Value = str | int | float

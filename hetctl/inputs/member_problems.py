@@ -8,10 +8,9 @@ from hetctl.inputs.ensemble_schema import EnsembleModel
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MemberEntry
 from hetctl.inputs.yaml_source import Location
-from hetctl.model.balance_settings import ON
-from hetctl.model.checkpoint_interval import EVERY_EPOCH
 from hetctl.model.command_line import BUILT_IN, unknown_placeholders
 from hetctl.model.ensemble import Member
+from hetctl.model.training_settings import EVERY_EPOCH, ON
 
 Problem = tuple[Location, str]
 PYTORCH = "pytorch"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from hetctl.inputs.input_errors import shown
-from hetctl.model.checkpoint_interval import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.model.errors import BadInputError
+from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 
 WITH_UNITS = re.compile(r"(?:([0-9]{1,7})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,9})s)?", re.IGNORECASE)
 CLOCK = re.compile(r"([0-9]{1,7}):([0-5][0-9])(?::([0-5][0-9]))?")

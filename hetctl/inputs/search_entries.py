@@ -16,7 +16,7 @@ from hetctl.inputs.yaml_source import Location
 from hetctl.methods.automl.search_parts import USUAL_SAMPLER, likely_configs, parts_of_search
 from hetctl.model.ensemble import Member, Objective, StopRule
 from hetctl.model.errors import BadInputError
-from hetctl.model.search_spec import NamedPart, SearchBudget, SearchSpec
+from hetctl.model.searches import NamedPart, SearchBudget, SearchSpec
 
 SEARCH: Location = ("search",)
 

@@ -1,4 +1,4 @@
-"""Command of a member that is a script of the user's own, with placeholders for its hyper-parameters."""
+"""Members that are scripts of the user's own: their commands, and the variables that a rank sets for them."""
 
 from __future__ import annotations
 
@@ -26,3 +26,13 @@ def filled(command: Iterable[str], values: Mapping[str, Any]) -> tuple[str, ...]
 
 def _word(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+PROGRESS_VARIABLE = "HETCTL_PROGRESS_FD"
+"""Variable with the descriptor to which the script writes its reports, one line of JSON each."""
+ANSWER_VARIABLE = "HETCTL_ANSWER_FD"
+"""Variable with a descriptor that has one byte for each of these lines, after hetctl has judged it."""
+STOP_VARIABLE = "HETCTL_STOP_FD"
+"""Variable with a descriptor whose other end is closed when the script has to stop."""
+RESUME_VARIABLE = "HETCTL_RESUME_FROM"
+"""Variable with the newest checkpoint that the script has named in an earlier start."""

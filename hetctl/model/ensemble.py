@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetctl.model.balance_settings import BalanceSettings
-from hetctl.model.checkpoint_interval import CheckpointInterval
 from hetctl.model.command_line import filled
-from hetctl.model.search_spec import SearchSpec
+from hetctl.model.searches import SearchSpec
 from hetctl.model.serialization import encode
+from hetctl.model.training_settings import BalanceSettings, CheckpointInterval
 
 COMMAND = "command"
 """Value of `Ensemble.framework` if all members are commands: hetctl imports no framework for them."""

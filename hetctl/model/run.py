@@ -18,12 +18,35 @@ NONE, CACHED, LOCKSTEP = "none", "cached", "lockstep"
 
 
 @dataclass(frozen=True)
+class Usage:
+    """Rounds started, and the GPU-seconds of steps; a running step counts until the time of the query."""
+
+    rounds: int
+    gpu_seconds: float
+
+
+@dataclass(frozen=True)
 class Budget:
     """Limits of the resources of a run; None means no limit."""
 
     max_jobs: int | None = None
     max_rounds: int | None = None
     gpu_hours: float | None = None
+
+    def exceeded(self, usage: Usage) -> str | None:
+        """Return the limit that forbids another round, or None."""
+        if self.max_rounds is not None and usage.rounds >= self.max_rounds:
+            return f"--max-rounds {self.max_rounds} is reached"
+        hours = usage.gpu_seconds / 3600
+        if self.gpu_hours is not None and hours >= self.gpu_hours:
+            return f"--gpu-hours {self.gpu_hours:g} is used up ({hours:.2f})"
+        return None
+
+    def exceeded_by_jobs(self, jobs: int) -> str | None:
+        """Return the limit on jobs if it forbids another one, or None."""
+        if self.max_jobs is not None and jobs >= self.max_jobs:
+            return f"--max-jobs {self.max_jobs} is reached"
+        return None
 
 
 @dataclass(frozen=True)
@@ -89,11 +112,3 @@ class RunSpec:
     modules: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
     schema_version: int = SCHEMA_VERSION
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Rounds started, and the GPU-seconds of steps; a running step counts until the time of the query."""
-
-    rounds: int
-    gpu_seconds: float

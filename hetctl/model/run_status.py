@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.model.hop_status import HopStatus
+from hetctl.model.hops import HopStatus
 from hetctl.model.job import Job
-from hetctl.model.pipeline_status import PipelineStatus
+from hetctl.model.pipelines import PipelineStatus, WaveCheck
 from hetctl.model.training_progress import EpochResult, Heartbeat
-from hetctl.model.wave_record import WaveCheck
 
 FOREMOST = ("failed", "training", "waiting", "converged", "stopped")
 """States of members, the most important to show first."""

@@ -7,12 +7,12 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 
-from hetctl.model.checkpoint_interval import EVERY_EPOCH
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile
 from hetctl.model.rate_shapes import shapes_of
 from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Workload
 from hetctl.perf.epochs_to_converge import ConvergenceForecast
 from hetctl.perf.rate_extrapolation import rate_curve, usable_rates

@@ -6,17 +6,25 @@ from collections.abc import Mapping
 
 from markupsafe import Markup
 
-from hetctl.model.pipeline_status import PipelineEpoch, PipelineStatus
+from hetctl.model.pipelines import PipelineEpoch, PipelineStatus
 from hetctl.model.run_status import RunStatus
-from hetctl.model.trial_status import SearchStatus
-from hetctl.reports.balance_chart import MOST_COURSES, balance_svg
-from hetctl.reports.curves import BOLD_MEMBERS, accuracy_svg, comparable, learning_svg
+from hetctl.model.searches import SearchStatus
 from hetctl.reports.gantt import gantt_svg
-from hetctl.reports.hop_chart import hop_svg
 from hetctl.reports.page import fill
 from hetctl.reports.palette import colours_of
+from hetctl.reports.run_charts import (
+    BOLD_MEMBERS,
+    MOST_COURSES,
+    MOST_PIPELINES,
+    PARTS,
+    accuracy_svg,
+    balance_svg,
+    comparable,
+    hop_svg,
+    learning_svg,
+    stage_svg,
+)
 from hetctl.reports.search_chart import search_svg
-from hetctl.reports.stage_chart import MOST_PIPELINES, PARTS, stage_svg
 from hetctl.reports.summary import (
     STATES,
     busy_fraction,

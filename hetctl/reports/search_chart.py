@@ -10,7 +10,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from hetctl.model.trial_status import SearchStatus, TrialStatus
+from hetctl.model.searches import SearchStatus, TrialStatus
 from hetctl.reports.figures import Tips, draw_svg
 from hetctl.reports.palette import GREY, RULE
 from hetctl.reports.summary import describe_config

@@ -1,4 +1,4 @@
-"""Terminal output of a run's status, readable at 80 columns."""
+"""Terminal output of a run's status, with its hops, and of its search; readable at 80 columns."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hetctl.model.hops import HopForecast, HopStatus
 from hetctl.model.job import Job, JobState
 from hetctl.model.run_status import MemberStatus, RunStatus
+from hetctl.model.searches import SearchStatus
 from hetctl.model.training_progress import Heartbeat, RankShare
-from hetctl.reports.hop_tables import hop_tables
 from hetctl.reports.pipeline_tables import pipeline_tables
 from hetctl.reports.summary import (
     describe_batches,
@@ -23,6 +24,7 @@ from hetctl.reports.summary import (
 )
 from hetctl.reports.table_style import ruled_table
 from hetctl.reports.units import (
+    NONE,
     device_word,
     format_metric,
     format_percent,
@@ -237,3 +239,108 @@ def _failure(member: MemberStatus) -> RenderableType:
     title = Text.assemble("\n", (printable(member.member), "bold red"), printable(reason))
     log = Text("\n".join(printable(line) for line in member.log_tail), "dim", overflow="fold")
     return Group(title, Padding(log, (0, 0, 0, 2), expand=False)) if member.log_tail else title
+
+
+MOST_WORKERS = 32
+"""Workers that are shown."""
+PASSES = {True: "evaluating", False: "training"}
+
+
+def hop_tables(hops: HopStatus) -> list[RenderableType]:
+    """Return tables of the members that hop and of the workers, and a line on the last plan."""
+    return [Text(), _hop_members(hops), Text(), _hop_workers(hops), *_last_plan(hops.plans)]
+
+
+def _hop_members(hops: HopStatus) -> RenderableType:
+    table = ruled_table(
+        "members\nthat hop",
+        ">\nepoch",
+        "\npass",
+        ">partitions\nvisited",
+        "\nworker",
+        ">visits\ndone",
+        ">\nrepeated",
+        gap=1,
+        fold="members\nthat hop",
+    )
+    for member in hops.members:
+        table.add_row(
+            Text(printable(member.member)),
+            str(member.epoch),
+            PASSES[member.evaluating],
+            f"{member.visited}/{member.partitions}",
+            Text(printable(member.worker or NONE)),
+            f"{member.visits:,}",
+            f"{member.repeated:,}",
+        )
+    return table
+
+
+def _hop_workers(hops: HopStatus) -> RenderableType:
+    table = ruled_table(
+        "workers\nof hops",
+        ">\nbusy",
+        ">\nwaiting",
+        ">mean hop\nof nodes",
+        ">visits\ndone",
+        ">\nrepeated",
+        gap=1,
+        fold="workers\nof hops",
+    )
+    for worker in hops.workers[:MOST_WORKERS]:
+        table.add_row(
+            Text(printable(worker.worker)),
+            format_percent(worker.busy),
+            format_percent(worker.waiting),
+            format_seconds(worker.hop_s),
+            f"{worker.visits:,}",
+            f"{worker.repeated:,}",
+        )
+    if len(hops.workers) > MOST_WORKERS:
+        table.add_row(f"and {len(hops.workers) - MOST_WORKERS:,} more", *[""] * 5)
+    return table
+
+
+def _last_plan(plans: Sequence[HopForecast]) -> list[RenderableType]:
+    return [Text(printable(describe_plan(plan)), "dim") for plan in plans[-1:]]
+
+
+def describe_plan(plan: HopForecast) -> str:
+    """Return a line that compares a plan's prediction and bound with the visits so far."""
+    times = [plan.predicted_s, plan.lower_bound_s, plan.measured_s]
+    predicted, bound, measured = map(format_seconds, times)
+    return (
+        f"hops planned by {plan.scheduler} for {plan.workers} workers ({plan.reason}): predicted {predicted},"
+        f" bound {bound}, so far {measured}"
+    )
+
+
+def search_table(search: SearchStatus, most: int) -> RenderableType:
+    """Return the best trials of a search, at most `most`, with their configs."""
+    shown = search.trials[:most]
+    rest = len(search.trials) - len(shown)
+    table = ruled_table("trial", "state", ">epochs", ">best", ">last", "config", "parent", fold="config")
+    for trial in shown:
+        table.add_row(
+            Text(printable(trial.member)),
+            Text(trial.state, MEMBER_STYLES.get(trial.state, "")),
+            f"{trial.epochs}/{trial.asked}",
+            format_metric(trial.best),
+            format_metric(trial.last),
+            Text(printable(describe_config(trial.config))),
+            Text(printable(trial.parent or "")),
+        )
+    more = [Text(f"and {rest:,} more trials, which `hetctl search export` has", "dim")] if rest else []
+    if search.importance:
+        shares = ", ".join(f"{key} {format_percent(share)}" for key, share in search.importance.items())
+        more.append(Text(printable(f"importance for {search.metric}: {shares}")))
+    return Group(Text(printable(_head(search)), "bold"), table, *more)
+
+
+def _head(search: SearchStatus) -> str:
+    best = "most" if search.mode == "max" else "least"
+    state = f"ended: {search.ended}" if search.ended else "under way"
+    return (
+        f"run {search.run} · search {search.method} · {len(search.trials)} of at most {search.most} trials"
+        f" · {best} {search.metric} first · {state}"
+    )

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetctl.model.exit_reason import ExitReason
-from hetctl.model.pipeline_layout import PipelineLayout
-from hetctl.model.pipeline_status import StageReport
+from hetctl.model.pipelines import PipelineLayout, StageReport
 from hetctl.model.plan import Placement
 from hetctl.model.profile import PreprocessPoint, ProfilePoint
-from hetctl.model.search_spec import REPORT, SEARCH_ENDED, TRIAL
+from hetctl.model.searches import REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import EpochResult, RankShare
 

@@ -10,13 +10,12 @@ from functools import partial
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.model.exit_reason import FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
-from hetctl.model.search_spec import REPORT, TRIAL
+from hetctl.model.searches import REPORT, TRIAL
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.event_log import EventLog
-from hetctl.storage.ordered_fold import OrderedFold
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.snapshot import Row, row_of
+from hetctl.storage.snapshot import OrderedFold, Row, row_of
 
 RECENT_RESTARTS = 3
 """Number of newest restarts that are kept for a member."""

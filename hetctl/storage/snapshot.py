@@ -1,4 +1,4 @@
-"""Snapshot of a run's state in one file, from which readers of its events continue; only a cache.
+"""Snapshot of a run's state in one file, from which folds of its events continue; only a cache.
 
 Values are stored as rows, which are faster to read than mappings by name.
 """
@@ -9,11 +9,12 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
+from hetctl.model.events import Event, Order, in_order
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder
 
@@ -57,3 +58,55 @@ def read_snapshot(path: Path, key: str) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) and value.get(KEY) == key else None
+
+
+S = TypeVar("S")
+
+
+class OrderedFold(Generic[S]):
+    """State that results from folding events one after another in order of time.
+
+    Files are read one by one, and the clocks of nodes differ: if an event is older than one that was folded
+    before it, all events are folded again, so that the result always equals that of one pass in order.
+
+    Parameters
+    ----------
+    start : S
+        State before the first event; values of S are never changed in place.
+    step : callable
+        Function from a state and the next event to the next state.
+    until : Order or None
+        Position of the last event included in `start`; None: it includes none.
+    """
+
+    __slots__ = ("_events", "_start", "_step", "_until", "state")
+
+    def __init__(self, start: S, step: Callable[[S, Event], S], until: Order | None = None) -> None:
+        self._start, self._step, self._until = start, step, until
+        self._events: list[Event] = []
+        self.state = start
+
+    def onward(self, state: S, until: Order) -> OrderedFold[S]:
+        """Return a fold with the same step function that continues from a state."""
+        return OrderedFold(state, self._step, until)
+
+    @property
+    def last(self) -> Order | None:
+        """Position of the last event so far; None if there is none."""
+        return self._events[-1].order if self._events else self._until
+
+    def add(self, events: Iterable[Event]) -> None:
+        """Fold more events, in any order.
+
+        Raises
+        ------
+        StaleSnapshotError
+            If an event belongs before the last one included in `start`.
+        """
+        new = in_order(events)
+        if self._until is not None and new[0].order < self._until:
+            raise StaleSnapshotError
+        late = bool(self._events) and new[0].order < self._events[-1].order
+        self._events = in_order([*self._events, *new]) if late else [*self._events, *new]
+        todo, start = (self._events, self._start) if late else (new, self.state)
+        self.state = functools.reduce(self._step, todo, start)

@@ -10,8 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event, Order
-from hetctl.model.hop_worker import slots_in
-from hetctl.model.run_visit import DONE, LOST, UNDONE, RunHopPlan, RunVisit
+from hetctl.model.hops import DONE, LOST, UNDONE, RunHopPlan, RunVisit, slots_in
 from hetctl.storage.event_log import EventFile
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import Row, row_of

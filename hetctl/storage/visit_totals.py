@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event
-from hetctl.model.run_visit import DONE, LOST, RunHopPlan, RunVisit
+from hetctl.model.hops import DONE, LOST, RunHopPlan, RunVisit
 from hetctl.storage.snapshot import Row, row_of
 from hetctl.storage.visit_fold import STATES, VisitFold
 

@@ -24,7 +24,7 @@ from hetctl.model.events import DRIVER
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.storage.paths import Home, RunFolder
-from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_files import write_spec
 from hetctl.storage.run_state import RunState
 
 VISITS, CONFIGS, PARTITIONS = 100_000, 100, 16

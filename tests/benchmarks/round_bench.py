@@ -22,7 +22,7 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.site import Queue, Site
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_files import write_spec
 
 ROUNDS = 6
 BARS_S = {"tensorflow": 0.23, "pytorch": 0.1}

@@ -26,7 +26,7 @@ from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
 from hetctl.methods.pipeline.stage_costs import minibatches_held, stage_bytes
 from hetctl.methods.pipeline.wave_memory import client_versions, server_versions
 from hetctl.model.ensemble import Member
-from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.pipelines import PipelineLayout
 from hetctl.model.profile import MeasuredLayer
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.stages.epoch_part import EpochPart

@@ -42,7 +42,7 @@ from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home, RunFolder
-from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_files import write_spec
 from hetctl.storage.run_state import RunState
 
 MEMBERS, ROUNDS = 10_000, 3
@@ -60,7 +60,7 @@ RESTART = """
 import sys, time
 from pathlib import Path
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import read_planner_state, read_spec
+from hetctl.storage.run_files import read_planner_state, read_spec
 from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.run_members import RunMembers
 folder = RunFolder(Path(sys.argv[1]))

@@ -23,10 +23,10 @@ from tables import Figure, Table
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from slurm_cluster import SlurmCluster, missing_programs
 
-from hetctl.app.run.balance_courses import balance_courses
+from hetctl.app.run.method_status import balance_courses
 from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.progress_fold import progress_in
-from hetctl.storage.run_file import read_spec
+from hetctl.storage.run_files import read_spec
 
 TYPES = {"fast": ("n1", "n2"), "slow": ("n3", "n4")}
 """Nodes of each type, with one GPU each."""

@@ -12,7 +12,7 @@ from hetctl.methods.balance import predictors
 from hetctl.methods.balance.manager import Observation
 from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.observation_log import ManagerStart, line_of, logged
-from hetctl.model.balance_settings import MANAGERS, ON, PREDICTORS, BalanceSettings
+from hetctl.model.training_settings import MANAGERS, ON, PREDICTORS, BalanceSettings
 
 WORKERS = """\
 worker,batch,seconds,max_batch

@@ -14,12 +14,12 @@ from workbench import new_project
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.events import DRIVER
+from hetctl.model.pipelines import WaveRecord
 from hetctl.model.profile import INTER_NODE, INTRA_NODE, Hardware, LayerPoint, LinkPoint, MeasuredLayer
-from hetctl.model.wave_record import WaveRecord
 from hetctl.runtime.stages.stage_training import WaveRecorder
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import EventWriter
-from hetctl.storage.run_file import read_spec
+from hetctl.storage.run_files import read_spec
 
 SITE = """\
 extends: slurm

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from hetctl.inputs.ensemble_file import read_ensemble
-from hetctl.model.checkpoint_interval import EVERY_EPOCH, SECONDS, STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Partitions
 from hetctl.model.errors import BadInputError
+from hetctl.model.training_settings import EVERY_EPOCH, SECONDS, STEPS, CheckpointInterval
 
 HEAD = """\
 name: digits

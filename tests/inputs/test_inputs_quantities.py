@@ -13,8 +13,8 @@ from hetctl.inputs.quantities import (
     parse_gpus,
     parse_interval,
 )
-from hetctl.model.checkpoint_interval import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.model.errors import BadInputError
+from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import Objective
 from hetctl.model.errors import BadInputError
-from hetctl.model.search_spec import NamedPart, SearchBudget, SearchSpec
+from hetctl.model.searches import NamedPart, SearchBudget, SearchSpec
 
 ASHA = {
     "method": "asha",

@@ -21,7 +21,7 @@ from hetctl.perf.convergence import (
     log_epochs,
     predict_epochs,
 )
-from hetctl.perf.convergence_table import CurveTable
+from hetctl.perf.epochs_to_converge import CurveTable
 
 RULE = StopRule(patience=3, min_delta=0.01, max_epochs=1000)
 curves = st.builds(LossCurve, st.floats(0.05, 2.0), st.floats(0.0, 1.0), st.floats(0.0, 2.0))

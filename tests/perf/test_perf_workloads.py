@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.checkpoint_interval import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.perf.convergence import LossCurve
 from hetctl.perf.workloads import Workloads, active_workloads
 

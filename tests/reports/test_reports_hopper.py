@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from hetctl.model.run_status import StepSpan
-from hetctl.reports.hopper_page import MOST_DRAWN, render_hopper
+from hetctl.reports.simulation_page import MOST_DRAWN, render_hopper
 from hetctl.reports.simulation_tables import HopperFigures, hopper_table, hops_headline
 
 

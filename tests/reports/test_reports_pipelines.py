@@ -10,7 +10,7 @@ import pytest
 from pipelined_run import ALONE, LAYOUT, status
 from rich.console import Console, RenderableType
 
-from hetctl.model.pipeline_layout import PipelineLayout, StagePlan
+from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.model.plan import PIPELINE, Allocation, Placement, Plan, Round
 from hetctl.model.run_status import RunStatus
 from hetctl.reports.pipeline_tables import describe_layout, pipeline_tables

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hetctl.model.trial_status import SearchStatus, TrialStatus
+from hetctl.model.searches import SearchStatus, TrialStatus
 from hetctl.reports.search_chart import Scale, search_svg
 
 

@@ -22,9 +22,8 @@ from hetctl.model.rate_shapes import RateShape
 from hetctl.model.run_status import BatchChange, RunStatus
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import Heartbeat, RankShare
-from hetctl.reports.layer_tables import layers_table
 from hetctl.reports.plan_tables import plan_table
-from hetctl.reports.profile_table import profile_table, shapes_text
+from hetctl.reports.profile_tables import layers_table, profile_table, shapes_text
 from hetctl.reports.site_tables import sites_table
 from hetctl.reports.status_table import status_table
 

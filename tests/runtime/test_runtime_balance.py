@@ -9,10 +9,10 @@ from driven_job import Job
 from tiny_networks import ENSEMBLES, functions_of
 
 from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, records_in, replay
-from hetctl.model.balance_settings import AUTO, ON, BalanceSettings
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.profile import MemberProfile
+from hetctl.model.training_settings import AUTO, ON, BalanceSettings
 from hetctl.scheduling.planners.base import Decision, Planner
 
 pytestmark = pytest.mark.training

@@ -16,8 +16,8 @@ from hetctl.model.run import Budget
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Decision, Planner
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.run_file import read_planner_state
-from hetctl.storage.usage_fold import usage_of
+from hetctl.storage.run_files import read_planner_state
+from hetctl.storage.step_fold import usage_of
 
 AGAIN_S = 0.1
 STEPS = ("step_started", "step_ended")

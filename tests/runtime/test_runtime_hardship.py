@@ -15,7 +15,7 @@ from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.profile import MemberProfile
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.scheduling.planners import PLANNERS
-from hetctl.storage.run_file import checkpoint_folder
+from hetctl.storage.run_files import checkpoint_folder
 
 pytestmark = pytest.mark.training
 FLOTILLA = PLANNERS["flotilla"]

@@ -14,12 +14,12 @@ from driven_job import Job
 from tiny_networks import ENSEMBLES, MODULES, functions_of
 from workbench import ranks_of, wait_for
 
-from hetctl.model.checkpoint_interval import STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.site import MEMBERS, NODES, Queue, Site
+from hetctl.model.training_settings import STEPS, CheckpointInterval
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.kept_modules import keep_modules, modules_of
-from hetctl.storage.run_file import checkpoint_folder, write_spec
+from hetctl.storage.run_files import checkpoint_folder, write_spec
 
 pytestmark = pytest.mark.training
 STOP = StopRule("val_accuracy", "max", 3, max_epochs=2)

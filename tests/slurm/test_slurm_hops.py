@@ -17,7 +17,7 @@ from hop_reference import digest_of
 from tiny_networks import ENSEMBLES, MODULES
 from workbench import ProjectFolder, processes_on, ranks_of, wait_for
 
-from hetctl.model.run_visit import DONE
+from hetctl.model.hops import DONE
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.paths import board_in, member_folder
 from hetctl.storage.progress_fold import events_in

@@ -14,7 +14,7 @@ from tiny_networks import ENSEMBLES
 from workbench import ProjectFolder, ranks_of, wait_for
 
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.run_file import checkpoint_folder, read_spec
+from hetctl.storage.run_files import checkpoint_folder, read_spec
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 RUN = "pipes-001"

@@ -21,7 +21,7 @@ from hetctl.model.serialization import decode
 from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import Home
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.run_file import read_spec
+from hetctl.storage.run_files import read_spec
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 CREW = Path(__file__).parents[1] / "ensembles" / "crew"

@@ -12,7 +12,7 @@ from workbench import new_project, python_without_training
 from hetctl.methods.balance.observation_log import ManagerStart, records_in
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.run_file import read_spec
+from hetctl.storage.run_files import read_spec
 
 pytestmark = pytest.mark.slurm
 TYPES = {"fast": ("n1", "n3"), "slow": ("n2", "n4")}

@@ -11,7 +11,7 @@ from hetctl.app.run.next_state import progressed_at, reasons_of_jobs
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.storage.event_files import read_events
 from hetctl.storage.progress_fold import progress_of
-from hetctl.storage.usage_fold import usage_of
+from hetctl.storage.step_fold import usage_of
 
 INPUTS = 10_000
 ENSEMBLE = Ensemble("e", "tensorflow", Functions("nets:f", "nets:g"), (Member("a"),), "/project")

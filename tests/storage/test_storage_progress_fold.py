@@ -15,7 +15,7 @@ from hetctl.model.run import Usage
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in, progress_in, progress_of
-from hetctl.storage.usage_fold import usage_of
+from hetctl.storage.step_fold import usage_of
 
 ENSEMBLE = Ensemble("e", "tensorflow", Functions("a:b", "a:c"), (Member("a"), Member("b")), "/x")
 RETRIES = 2

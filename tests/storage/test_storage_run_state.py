@@ -20,8 +20,7 @@ from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import ProgressFold, progress_in, progress_of
 from hetctl.storage.run_state import RunState, without_collections
-from hetctl.storage.step_fold import StepFold, StepReport, report_of
-from hetctl.storage.usage_fold import UsageFold, usage_of
+from hetctl.storage.step_fold import StepFold, StepReport, UsageFold, report_of, usage_of
 
 RULE = StopRule("loss", max_epochs=6, patience=3)
 MEMBERS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetctl.app.plan.gpu_limits import refuse_wide_members
+from hetctl.app.plan.member_rules import refuse_wide_members
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.inputs.quantities import format_duration

@@ -13,7 +13,6 @@ from hetctl.methods.balance.cpu_manager import first_batches
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.phase_costs import PhaseRun, evaluation_times, hop_phase, pipeline_phase, unit_times
 from hetctl.methods.pipeline.layouts import LaidOut, allocation_of
-from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, Allocation, Plan, Round
@@ -21,6 +20,7 @@ from hetctl.model.profile import LayerPoint, MemberProfile
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_progress import Progress
+from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Scenario

@@ -12,20 +12,25 @@ from functools import partial
 from typing import Any
 
 from hetctl import __version__
-from hetctl.app.command_members import refuse_modes_of_commands
-from hetctl.app.member_refusals import refuse_lockstep_of_codes, refuse_sharing_of_searches
-from hetctl.app.pipeline.measured import links_between
-from hetctl.app.plan.gpu_limits import refuse_wide_members
-from hetctl.app.plan.hop_rules import refuse_hops_by_launch, refuse_without_hops
+from hetctl.app.member_refusals import (
+    refuse_lockstep_of_codes,
+    refuse_modes_of_commands,
+    refuse_sharing_of_searches,
+)
+from hetctl.app.pipeline.inputs import links_between
+from hetctl.app.plan.member_rules import (
+    refuse_hops_by_launch,
+    refuse_modes_of_sharded,
+    refuse_wide_members,
+    refuse_without_hops,
+)
 from hetctl.app.plan.mode_estimates import PlanContext
 from hetctl.app.plan.multi_mode_plan import plan_hopper, plan_modes, plan_pipelined
-from hetctl.app.plan.shard_rules import refuse_modes_of_sharded
 from hetctl.app.profile.known import member_profiles, predictions_in, warnings_of
 from hetctl.app.profile.layer_profiling import current_layers
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize
@@ -36,13 +41,14 @@ from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS, Cluster, Site
 from hetctl.model.training_progress import Progress
+from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, options_from
 from hetctl.scheduling.simulate.forecast import forecast
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
-from hetctl.scheduling.simulate.select_planner import PlannerChoice, choose
+from hetctl.scheduling.simulate.simulate_run import PlannerChoice, choose
 
 AUTO = "auto"
 """Name for the planner with the best simulation, or for the mode that suits a member."""

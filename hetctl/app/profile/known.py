@@ -1,18 +1,18 @@
-"""Profiles of members in the catalog, and warnings about them."""
+"""Profiles of members in the catalog, the points that hold for each, and warnings about them."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from hetctl.app.profile.rate_points import RatePoints
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.profile import MemberProfile, ProfilePoint
-from hetctl.model.rate_shapes import rate_config, shape_digest, shapes_of, some_of
+from hetctl.model.rate_shapes import measured_members, rate_config, shape_digest, shapes_of, some_of
 from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult
 from hetctl.perf.rate_prediction import nearest_config, predicted_profile
@@ -203,3 +203,47 @@ def _newest(points: Iterable[ProfilePoint], gpu_type: str) -> dict[int, ProfileP
 def _mean(values: Iterable[float]) -> float:
     found = list(values)
     return sum(found) / len(found)
+
+
+class RatePoints:
+    """Measured points of an ensemble as it is now.
+
+    A point holds for all members of the shape that was measured. One without a shape, as in an imported table
+    or from before there were shapes, holds for the member of its name if that has not changed, and for
+    members of the same shape that have no points otherwise.
+    """
+
+    def __init__(self, points: Iterable[ProfilePoint], ensemble: Ensemble) -> None:
+        members = {member.name: member for member in ensemble.members}
+        self._measured = measured_members(ensemble)
+        self._shapes = {
+            name: shape_digest(member, ensemble.rate_keys) for name, member in self._measured.items()
+        }
+        self._now = set(self._shapes.values())
+        self._of_shape: dict[str, list[ProfilePoint]] = defaultdict(list)
+        self._of_member: dict[str, list[ProfilePoint]] = defaultdict(list)
+        self._of_alike: dict[str, list[ProfilePoint]] = defaultdict(list)
+        for point in points:
+            self._of_shape[point.shape].append(point)
+            named = members.get(point.member)
+            if named is not None and named.fingerprint == point.fingerprint:
+                self._of_member[named.name].append(point)
+                self._of_alike[shape_digest(named, ensemble.rate_keys)].append(point)
+
+    def of(self, member: str) -> list[ProfilePoint]:
+        """Return the newest points that hold for a member, by type and number of GPUs."""
+        shape, measured = self._shapes[member], self._measured[member].name
+        own = [*self._of_shape.get(shape, ()), *self._of_member.get(measured, ())]
+        newest: dict[tuple[str, int], ProfilePoint] = {}
+        for point in sorted(own or self._of_alike.get(shape, []), key=lambda point: point.measured_at):
+            newest[point.machine.gpu_type, point.gpus] = point
+        return [newest[key] for key in sorted(newest)]
+
+    def every(self) -> list[ProfilePoint]:
+        """Return the points that hold for any member, each once, in the order of the members."""
+        found = {id(point): point for member in self._measured for point in self.of(member)}
+        return list(found.values())
+
+    def is_current(self, point: ProfilePoint) -> bool:
+        """Return true if a point is of a shape, or of a member, that the ensemble has now."""
+        return point.shape in self._now or point in self._of_member.get(point.member, ())

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from hetctl.app.command_members import refuse_commands
-from hetctl.app.pipeline.measured import rows_of
+from hetctl.app.member_refusals import refuse_commands
+from hetctl.app.pipeline.inputs import rows_of
 from hetctl.app.profile.folder import Failure, layers_in, links_in
 from hetctl.app.profile.follow import ProfileMonitor
 from hetctl.app.profile.outcome import JobUnderWay, folders_of, jobs_under_way

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from hetctl.app.plan.gpu_limits import refuse_wide_members
+from hetctl.app.plan.member_rules import refuse_wide_members
 from hetctl.app.profile.folder import measurements_in
 from hetctl.app.profile.follow import ProfileMonitor
 from hetctl.app.profile.jobs import JobGroup
+from hetctl.app.profile.known import RatePoints
 from hetctl.app.profile.outcome import ProfileOutcome
-from hetctl.app.profile.rate_points import RatePoints
 from hetctl.app.profile.session import ProfileCommand, ProfileSession, profiling
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog

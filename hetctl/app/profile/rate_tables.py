@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from hetctl.app.profile.known import IMPORTED
-from hetctl.app.profile.rate_points import RatePoints
+from hetctl.app.profile.known import IMPORTED, RatePoints
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.names import NAME_RULE, SAFE_NAME

@@ -14,7 +14,7 @@ from hetctl.model.run_states import moved
 from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.run_facts import OF_JOBS
+from hetctl.storage.run_state import OF_JOBS
 
 
 def collect(catalog: Catalog, folder: RunFolder) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hetctl.app.member_refusals import search_goes_on
-from hetctl.app.plan.hop_rules import refuse_without_hops
 from hetctl.app.plan.job_request import job_size
+from hetctl.app.plan.member_rules import refuse_without_hops
 from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from
 from hetctl.app.project import Project
 from hetctl.app.run.changes import (
@@ -21,7 +21,7 @@ from hetctl.app.run.changes import (
     refuse_edited_modules,
     refuse_what_is_kept,
 )
-from hetctl.app.run.replay import replay_now
+from hetctl.app.run.hop_trace import replay_now
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.job import JobSize
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE

@@ -12,8 +12,8 @@ from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import at_work, collect, refresh_jobs
 from hetctl.app.run.continue_run import Asked, continued, is_done
+from hetctl.app.run.hop_trace import keep_replay
 from hetctl.app.run.next_state import reason_to_end
-from hetctl.app.run.replay import keep_replay
 from hetctl.app.run.select_run import record_of, unfinished
 from hetctl.app.run.spec import PlannedRun, SubmitRequest, planned_run
 from hetctl.app.run.submission import adopt, in_submission, next_job_of, rendered, submit_last
@@ -24,9 +24,8 @@ from hetctl.model.errors import BatchSystemError, LockedError
 from hetctl.model.job import Job, JobState
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import ENDED, UNDER_WAY, RunReason, check_job_removal, run_after
-from hetctl.scheduling.budget import exceeded_by_jobs
 from hetctl.storage.kept_modules import keep_modules
-from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_files import write_spec
 
 JOB_LOCK_PATIENCE_S = 30.0
 """Seconds that a job's script waits for the lock: no other process would submit the next job in its place."""
@@ -125,7 +124,7 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
         # A requeued job starts twice, and must queue its successor only once.
         if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
             return RunTransition(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
-        if limit := exceeded_by_jobs(record.spec.budget, len(jobs)):
+        if limit := record.spec.budget.exceeded_by_jobs(len(jobs)):
             return RunTransition(run, record.state, limit)
         return _submit_next(project, catalog, record.spec, jobs)
 

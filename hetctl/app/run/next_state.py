@@ -11,12 +11,11 @@ from hetctl.model.exit_reason import ExitReason
 from hetctl.model.job import Job, JobState
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import RunReason
-from hetctl.model.search_spec import SEARCH_ENDED
+from hetctl.model.searches import SEARCH_ENDED
 from hetctl.model.training_progress import Progress
-from hetctl.scheduling.budget import exceeded, exceeded_by_jobs
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in, progress_of
-from hetctl.storage.usage_fold import usage_of
+from hetctl.storage.step_fold import usage_of
 
 ALL_CONVERGED = "every member has converged"
 
@@ -44,9 +43,8 @@ def reason_to_end(
     goes_on = search_goes_on(spec.ensemble, events)
     if not goes_on and not any(member.active for member in progress.values()):
         return _outcome(progress, events)
-    if limit := exceeded_by_jobs(spec.budget, len(jobs)) or exceeded(
-        spec.budget, usage_of(events, time.time())
-    ):
+    budget = spec.budget
+    if limit := budget.exceeded_by_jobs(len(jobs)) or budget.exceeded(usage_of(events, time.time())):
         return RunReason.BUDGET, limit
     trouble = "" if taken_up else _trouble(folder, jobs, events)
     return (RunReason.NO_PROGRESS, trouble) if trouble else None

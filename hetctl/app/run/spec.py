@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hetctl.app.plan.hop_rules import refuse_without_hops
+from hetctl.app.plan.member_rules import refuse_without_hops
 from hetctl.app.plan.pipeline_problems import with_pipelines
 from hetctl.app.plan.planning import AUTO, PlanRequest, saved_or_new_plan, with_measurements
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import ended_by_files
 from hetctl.app.run.continue_run import Asked, continued, is_done
-from hetctl.app.run.replay import check_replay
+from hetctl.app.run.hop_trace import check_replay
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.submission import Submission, new_job, next_job_of, rendered
 from hetctl.catalog.catalog import Catalog

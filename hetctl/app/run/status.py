@@ -8,11 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hetctl.app.project import Project
-from hetctl.app.run.balance_courses import balance_courses
 from hetctl.app.run.collect import current_jobs, ended_by_files
-from hetctl.app.run.hop_summary import hop_spans, hop_status
+from hetctl.app.run.method_status import balance_courses, hop_spans, hop_status, pipeline_statuses
 from hetctl.app.run.select_run import record_of
-from hetctl.app.run.stage_summary import pipeline_statuses
 from hetctl.app.run.view import RunView
 from hetctl.app.run.wave_checks import wave_checks
 from hetctl.catalog.catalog import RunRecord
@@ -20,14 +18,13 @@ from hetctl.catalog.database import Stamp, stamp_of
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
-from hetctl.model.hop_status import HopStatus
-from hetctl.model.hop_worker import worker_named
+from hetctl.model.hops import HopStatus, worker_named
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
-from hetctl.storage.heartbeats import read_heartbeats
+from hetctl.storage.run_files import read_heartbeats
 from hetctl.storage.run_state import without_collections
 from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog

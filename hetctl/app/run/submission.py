@@ -33,7 +33,7 @@ from hetctl.model.run_states import check_job_removal, check_run_removal, moved
 from hetctl.model.site import Cluster, Node
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_files import write_spec
 
 
 @dataclass(frozen=True)

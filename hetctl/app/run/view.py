@@ -19,8 +19,7 @@ from hetctl.model.training_progress import EpochResult, Heartbeat, Progress
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.perf.seen_rates import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_facts import RunFacts
-from hetctl.storage.run_state import RunState
+from hetctl.storage.run_state import RunFacts, RunState
 from hetctl.storage.step_fold import StepRecord
 from hetctl.storage.visit_totals import TotalsFold
 

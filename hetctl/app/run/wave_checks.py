@@ -14,9 +14,8 @@ from hetctl.app.run.select_run import record_of
 from hetctl.methods.pipeline.wsp import Bounds, staleness, violations
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER
-from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.pipelines import PipelineLayout, WaveCheck, WaveRecord
 from hetctl.model.serialization import decode
-from hetctl.model.wave_record import WaveCheck, WaveRecord
 from hetctl.storage.event_schema import StepStartedRecord
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in

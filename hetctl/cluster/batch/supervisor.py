@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hetctl.cluster.batch.local import status_of
-from hetctl.cluster.batch.local_records import Claim, End, claim, claim_file, end_file
+from hetctl.cluster.batch.local import Claim, End, claim, claim_file, end_file, status_of
 from hetctl.cluster.batch.slots import Slots, lock_folder
 from hetctl.model.job import GIVEN_GPUS, JobState
 from hetctl.model.serialization import encode

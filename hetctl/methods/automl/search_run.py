@@ -13,7 +13,7 @@ from hetctl.methods.automl.pbt import Pbt
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.search_parts import parts_of_search
 from hetctl.methods.automl.trial_history import Report, Trial, TrialEvent
-from hetctl.model.search_spec import REPORT, TRIAL, SearchBudget, SearchSpec
+from hetctl.model.searches import REPORT, TRIAL, SearchBudget, SearchSpec
 from hetctl.model.serialization import decode, encode
 
 DONE = "every trial that it asked for is reported"

@@ -9,7 +9,7 @@ from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import BatchSizeManager
 from hetctl.methods.balance.predictors import PREDICTORS
-from hetctl.model.balance_settings import BalanceSettings
+from hetctl.model.training_settings import BalanceSettings
 
 Caps = Sequence[int | None]
 _MANAGERS: Mapping[str, Callable[[Sequence[int], Caps, str, int], BatchSizeManager]] = {

@@ -23,10 +23,10 @@ from hetctl.methods.balance.curve_manager import (
 )
 from hetctl.methods.balance.manager import BatchSizeManager, Observation, equal_batches
 from hetctl.methods.balance.managers import manager_of
-from hetctl.model.balance_settings import BalanceSettings
 from hetctl.model.errors import BadInputError
 from hetctl.model.run_status import BalanceCourse, BalancePoint
 from hetctl.model.serialization import decode, encode
+from hetctl.model.training_settings import BalanceSettings
 
 DOUBLE = "<f8"
 """Type of weights, the same on every machine."""

@@ -31,7 +31,7 @@ from hetctl.methods.hopper.state_book import StateBook
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.worker_groups import workers_of
 from hetctl.model.exit_reason import CLEAN_EXITS, JOB_FATAL, ExitReason
-from hetctl.model.hop_worker import gpus_in, node_of, slots_in
+from hetctl.model.hops import gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Stop

@@ -16,7 +16,7 @@ from hetctl.methods.hopper.state_machine import HopperState
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.methods.hopper.worker_groups import Homes, HopWorker, group_size, visit_times
 from hetctl.model.errors import BadInputError
-from hetctl.model.hop_worker import gpus_in, node_of
+from hetctl.model.hops import gpus_in, node_of
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 

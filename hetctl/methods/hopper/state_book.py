@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetctl.methods.hopper.schedule import Visit
-from hetctl.model.hop_worker import slots_in
+from hetctl.model.hops import slots_in
 
 
 @dataclass

@@ -14,7 +14,7 @@ import numpy as np
 from hetctl.methods.hopper.list_schedule import dense
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.errors import BadInputError
-from hetctl.model.hop_worker import gpus_in, worker_named
+from hetctl.model.hops import gpus_in, worker_named
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 

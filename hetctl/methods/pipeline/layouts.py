@@ -16,7 +16,7 @@ from hetctl.methods.pipeline.stage_costs import minibatches_held
 from hetctl.methods.pipeline.sync_cost import server_gpus
 from hetctl.methods.pipeline.wave_memory import wave_bytes
 from hetctl.model.errors import InfeasibleError
-from hetctl.model.pipeline_layout import PipelineLayout, StagePlan
+from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.model.plan import PIPELINE, Allocation, Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import Node

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from hetctl.model.wave_record import WaveRecord
+from hetctl.model.pipelines import WaveRecord
 
 
 @dataclass(frozen=True)

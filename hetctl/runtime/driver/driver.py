@@ -41,10 +41,9 @@ from hetctl.scheduling.events import (
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import BestEffortEventWriter
-from hetctl.storage.heartbeats import write_heartbeats
 from hetctl.storage.kept_modules import with_kept_modules
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import read_planner_state, read_spec
+from hetctl.storage.run_files import read_planner_state, read_spec, write_heartbeats
 
 SIGNAL_DELAY_S = 0.5
 RATES_EVERY_S = 2.0

@@ -34,7 +34,7 @@ from hetctl.methods.hopper.schedule import SearchOptions, Visit, visits_to_repea
 from hetctl.model.events import DRIVER
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.frameworks import FRAMEWORKS
-from hetctl.model.hop_worker import gpus_in, node_of, worker_named
+from hetctl.model.hops import gpus_in, node_of, worker_named
 from hetctl.model.plan import HOPPER, Allocation, Placement
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.model.balance_settings import OFF
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
 from hetctl.model.plan import Allocation
@@ -18,6 +17,7 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
+from hetctl.model.training_settings import OFF
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.runtime.data.lineup import Lineup, nodes_of, shares_of, write_lineup
 from hetctl.runtime.data.sharing.node_folder import run_key
@@ -38,7 +38,7 @@ from hetctl.runtime.worker.messages import (
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
 from hetctl.storage.paths import JobFiles, RunFolder
-from hetctl.storage.run_file import checkpoint_folder, write_planner_state
+from hetctl.storage.run_files import checkpoint_folder, write_planner_state
 
 LEAVE_S = 5.0
 """Seconds that leaders have to end at the end of the job, when no trainer is left."""

@@ -17,7 +17,6 @@ from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.worker_pool import WorkerPool
-from hetctl.scheduling.budget import exceeded
 from hetctl.scheduling.planners.base import Held
 from hetctl.scheduling.rounds import Running
 from hetctl.storage.paths import RunFolder
@@ -257,7 +256,7 @@ class RunObserver:
 
     def used_up(self) -> str | None:
         """Return the limit of the run's budget that is reached; None if none is."""
-        return exceeded(self.budget, self.members.used(time.time()))
+        return self.budget.exceeded(self.members.used(time.time()))
 
 
 def as_of_now(

@@ -13,13 +13,13 @@ from hetctl.model.events import DRIVER
 from hetctl.model.profile import MemberProfile
 from hetctl.model.rate_shapes import rate_config, shape_digest
 from hetctl.model.run import RunSpec, Usage
-from hetctl.model.search_spec import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL
+from hetctl.model.searches import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.training_progress import Progress
 from hetctl.perf.rate_prediction import nearest_config, predicted_profile
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import checkpoint_folder
+from hetctl.storage.run_files import checkpoint_folder
 
 
 class TrialQueue:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from hetctl.methods.pipeline.global_weights import GlobalWeights, Weights
-from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.pipelines import PipelineLayout
 from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
 from hetctl.runtime.stages.tensor_mail import LOST, Parcel, TensorMail
 

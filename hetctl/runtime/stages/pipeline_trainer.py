@@ -10,9 +10,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetctl.model.checkpoint_interval import EVERY_EPOCH
-from hetctl.model.pipeline_status import StageReport
+from hetctl.model.pipelines import StageReport
 from hetctl.model.serialization import decode, encode
+from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.runtime.data.batches import held_out_batches
 from hetctl.runtime.data.loaders import Batch
 from hetctl.runtime.data.sampler import Order

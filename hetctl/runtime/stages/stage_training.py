@@ -10,9 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.pipeline_layout import PipelineLayout
+from hetctl.model.pipelines import PipelineLayout, WaveRecord
 from hetctl.model.serialization import encode
-from hetctl.model.wave_record import WaveRecord
 from hetctl.runtime.data.input_pipeline import refuse_own_batches
 from hetctl.runtime.data.loaders import Batch, Loader, Samples
 from hetctl.runtime.data.named_arrays import refuse_named

@@ -9,8 +9,7 @@ from typing import Any
 
 from hetctl.methods.pipeline.stage_queue import StageQueue
 from hetctl.methods.pipeline.wsp import Bounds, WspClock
-from hetctl.model.pipeline_layout import PipelineLayout
-from hetctl.model.wave_record import WaveRecord
+from hetctl.model.pipelines import PipelineLayout, WaveRecord
 from hetctl.runtime.data.loaders import Batch, Samples
 from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
 from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart

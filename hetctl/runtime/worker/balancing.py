@@ -19,8 +19,8 @@ from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, logged
 from hetctl.methods.balance.predictors.base import Values
 from hetctl.methods.balance.predictors.learner import Learner
-from hetctl.model.balance_settings import ON, BalanceSettings
 from hetctl.model.training_progress import RankShare
+from hetctl.model.training_settings import ON, BalanceSettings
 from hetctl.runtime.data.batches import GO_ON
 from hetctl.runtime.data.sampler import parts_of
 from hetctl.runtime.worker.background_training import BackgroundTraining

@@ -11,11 +11,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hetctl.model.checkpoint_interval import EPOCHS, STEPS
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_settings import EPOCHS, STEPS
 from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.worker.checkpoint import (
     Arrays,

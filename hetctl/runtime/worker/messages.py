@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetctl.cluster.launchers.agents import round_prefix
-from hetctl.model.balance_settings import BalanceSettings
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.plan import Allocation
 from hetctl.model.run import NONE
 from hetctl.model.serialization import encode
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_settings import BalanceSettings
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.group import RankInfo

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from hetctl.model.checkpoint_interval import EPOCHS, SECONDS, STEPS, CheckpointInterval
+from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 
 
 class SaveClock:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hetctl.model.pipeline_status import StageReport, pipeline_use
+from hetctl.model.pipelines import StageReport, pipeline_use
 from hetctl.model.training_progress import EpochResult, RankShare
 from hetctl.storage.atomic_io import make_private_folder
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from hetctl.model.balance_settings import OFF
+from hetctl.model.training_settings import OFF
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.partition_loader import PartitionLoader

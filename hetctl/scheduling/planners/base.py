@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from hetctl.model.balance_settings import AUTO, BALANCE_MODES
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import (
     DATA_PARALLEL,
@@ -19,6 +18,7 @@ from hetctl.model.plan import (
     Placement,
 )
 from hetctl.model.site import Node
+from hetctl.model.training_settings import AUTO, BALANCE_MODES
 from hetctl.model.workload import Workload
 
 MAKESPAN, MEAN_JCT = "makespan", "mean-jct"

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any
 
-from hetctl.model.balance_settings import OFF
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
+from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Planner, Request, gpu_count
 from hetctl.scheduling.planners.capacity import most_on_one

@@ -1,4 +1,4 @@
-"""Schedules from the dual bound by list scheduling, and their improvement.
+"""Schedules from the dual bound by list scheduling, and their improvement by simulated annealing.
 
 The search time is the sum of the estimated times of its steps, and not measured, so that the same
 request gives the same result.
@@ -6,12 +6,13 @@ request gives the same result.
 
 from __future__ import annotations
 
+import math
 import random
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
 from hetctl.perf.allotments import Allotments
-from hetctl.scheduling.planners.static_nodes import improve_nodes
 from hetctl.scheduling.planners.static_schedule import (
     Placed,
     PlacedRuns,
@@ -20,6 +21,7 @@ from hetctl.scheduling.planners.static_schedule import (
     in_order,
     is_even,
     list_schedule,
+    occupy,
 )
 
 STRETCHES = (1.0, 1.01, 1.02, 1.03, 1.05, 1.08, 1.12, 1.2, 1.4, 1.7)
@@ -149,3 +151,151 @@ def _changed(problem: Problem, runs: Sequence[Run], which: Run | None, draw: ran
         run = problem.run(run.member, draw.randrange(len(problem.members[run.member].gpus)))
     changed.insert(at if draw.random() < 0.4 else draw.randrange(len(runs)), run)
     return changed
+
+
+STEP_S, RUN_S = 2e-6, 0.5e-6
+"""Approximate seconds of a step, and of each run on its two nodes, on a slow machine."""
+MOST_NODES = 1000
+"""Largest number of nodes for annealing: each better schedule needs a pass over all of them."""
+FIRST_TEMPERATURE, LAST_TEMPERATURE = 3e-3, 1e-4
+"""First and last temperature, as a share of the bound."""
+TARGET_POSITION = 0.3
+"""Position of the target between the best makespan (0) and the bound (1)."""
+IDLE_WEIGHT = 0.02
+"""Weight of a node's mean busy time, beside its end after the target with weight 1."""
+WORST_SHARE, RESIZE_SHARE, SWAP_SHARE = 0.3, 0.3, 0.5
+"""Shares of steps at the node that ends last, of steps that change GPUs, and of those that swap members."""
+
+Change = tuple[int, list[Run], list[float], float]
+"""A node with its new runs, the times when its GPUs are free after them, and its cost."""
+
+
+def improve_nodes(problem: Problem, runs: Sequence[Run], seconds: float, draw: random.Random) -> PlacedRuns:
+    """Return the best schedule found in about `seconds`, from a list with wide members first.
+
+    Members on more than one node stay where the list puts them.
+    """
+    annealing = _Annealing(problem, runs, draw)
+    if len(problem.heads) <= MOST_NODES:
+        # A number of steps and no clock, so that the same request gives the same plan on any machine.
+        annealing.go(int(seconds / (STEP_S + RUN_S * 2 * len(runs) / len(problem.heads))))
+    return annealing.schedule()
+
+
+class _Annealing:
+    """Annealing over placements: a change concerns one or two nodes, and only they are evaluated."""
+
+    def __init__(self, problem: Problem, runs: Sequence[Run], draw: random.Random) -> None:
+        self._problem, self._draw = problem, draw
+        size = problem.node_size
+        self._wide, self._heads = list_schedule([run for run in runs if run.gpus > size], problem.heads)
+        local, _ = list_schedule([run for run in runs if run.gpus <= size], self._heads)
+        self._nodes: list[list[Run]] = [[] for _ in self._heads]
+        for placed in local:
+            self._nodes[placed.parts[0][0]].append(placed.run)
+        self._choices = [
+            [problem.run(i, at) for at, gpus in enumerate(member.gpus) if gpus <= size]
+            for i, member in enumerate(problem.members)
+        ]
+        free = [_after(head, runs) for head, runs in zip(self._heads, self._nodes, strict=True)]
+        self._ends = [after[-1] for after in free]
+        self._keep()
+
+    def _keep(self) -> None:
+        """Store the nodes as the best so far, and set a better target."""
+        self._best, self._best_nodes = max(self._ends), list(self._nodes)
+        bound_s = self._problem.bound_s
+        self._target = self._best - TARGET_POSITION * (self._best - bound_s)
+        self._costs = [
+            self._cost(_after(head, runs)) for head, runs in zip(self._heads, self._nodes, strict=True)
+        ]
+
+    def _cost(self, free: Sequence[float]) -> float:
+        late = max(free[-1] - self._target, 0.0)
+        return (late + IDLE_WEIGHT * sum(free) / len(free)) / self._problem.bound_s
+
+    def go(self, steps: int) -> None:
+        """Try `steps` changes; accept fewer and fewer that make the schedule worse."""
+        if not any(self._nodes):
+            return
+        cooling = (LAST_TEMPERATURE / FIRST_TEMPERATURE) ** (1 / max(steps, 1))
+        temperature = FIRST_TEMPERATURE
+        for _ in range(steps):
+            if self._problem.is_solved(self._best):
+                return
+            temperature *= cooling
+            changes = self._proposed()
+            worse = sum(cost - self._costs[node] for node, _, _, cost in changes)
+            if changes and (worse <= 0 or self._draw.random() < math.exp(-worse / temperature)):
+                self._make(changes)
+
+    def _make(self, changes: Sequence[Change]) -> None:
+        for node, runs, free, cost in changes:
+            self._nodes[node], self._ends[node], self._costs[node] = runs, free[-1], cost
+        if max(self._ends) < self._best:
+            self._keep()
+
+    def _proposed(self) -> list[Change]:
+        """Return a random change; empty if it is not possible."""
+        chance = self._draw.random
+        count = len(self._nodes)
+        node = self._ends.index(max(self._ends)) if chance() < WORST_SHARE else int(chance() * count)
+        other = int(chance() * count)
+        if not self._nodes[node]:
+            return []
+        runs = list(self._nodes[node])
+        at = int(chance() * len(runs))
+        run = self._perhaps_resized(runs[at])
+        if other == node:
+            del runs[at]
+            runs.insert(int(chance() * (len(runs) + 1)), run)
+            return self._priced([(node, runs)])
+        others = list(self._nodes[other])
+        if others and chance() < SWAP_SHARE:
+            back = int(chance() * len(others))
+            runs[at], others[back] = others[back], run
+        else:
+            del runs[at]
+            others.insert(int(chance() * (len(others) + 1)), run)
+        return self._priced([(node, runs), (other, others)])
+
+    def _perhaps_resized(self, run: Run) -> Run:
+        if self._draw.random() >= RESIZE_SHARE:
+            return run
+        choices = self._choices[run.member]
+        return choices[int(self._draw.random() * len(choices))]
+
+    def _priced(self, changed: Sequence[tuple[int, list[Run]]]) -> list[Change]:
+        changes = []
+        for node, runs in changed:
+            head = self._heads[node]
+            if any(run.gpus > len(head) for run in runs):
+                return []
+            free = _after(head, runs)
+            changes.append((node, runs, free, self._cost(free)))
+        return changes
+
+    def schedule(self) -> PlacedRuns:
+        """Return the best schedule so far."""
+        placed = list(self._wide)
+        for node, runs in enumerate(self._best_nodes):
+            free = list(self._heads[node])
+            for run in runs:
+                start_s = free[run.gpus - 1]
+                occupy(free, run.gpus, start_s, start_s + run.seconds)
+                placed.append(Placed(start_s, run, ((node, run.gpus),)))
+        return in_order(placed, self._problem.heads)
+
+
+def _after(head: Sequence[float], runs: Sequence[Run]) -> list[float]:
+    """Return the times when a node's GPUs are free after runs that each take the first free ones."""
+    free = list(head)
+    for _, gpus, seconds in runs:
+        if gpus == 1:
+            insort(free, free.pop(0) + seconds)
+        else:
+            end_s = free[gpus - 1] + seconds
+            del free[:gpus]
+            at = bisect_right(free, end_s)
+            free[at:at] = [end_s] * gpus
+    return free

@@ -8,8 +8,7 @@ import pytest
 from workbench import new_project
 
 from hetctl.app.doctor.doctor import BATCH_CHECKS, Examination
-from hetctl.app.doctor.link_checks import link_findings
-from hetctl.app.doctor.probe_job import job_findings
+from hetctl.app.doctor.probe_job import job_findings, link_findings
 from hetctl.app.doctor.site_checks import (
     NO_LAUNCHER,
     ability_finding,

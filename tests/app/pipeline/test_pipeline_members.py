@@ -6,8 +6,7 @@ import pytest
 from tiny_networks import ENSEMBLES
 from workbench import new_project
 
-from hetctl.app.pipeline.inputs import measured_profile
-from hetctl.app.pipeline.measured import rows_of
+from hetctl.app.pipeline.inputs import measured_profile, rows_of
 from hetctl.app.profile.layer_profiling import LayerOutcome
 from hetctl.methods.pipeline.stage_costs import bytes_alone
 from hetctl.model.serialization import decode

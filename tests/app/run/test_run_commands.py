@@ -10,7 +10,7 @@ import pytest
 from workbench import TINY, alive, new_project, wait_for
 
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.run_file import checkpoint_folder, read_spec
+from hetctl.storage.run_files import checkpoint_folder, read_spec
 
 RUN = "own-001"
 

@@ -15,7 +15,7 @@ from hetctl.model.events import DRIVER
 from hetctl.model.job import JobState
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.kept_modules import with_kept_modules
-from hetctl.storage.run_file import read_spec
+from hetctl.storage.run_files import read_spec
 
 RUN = "trio-001"
 SITE = """\

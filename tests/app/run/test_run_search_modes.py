@@ -13,7 +13,7 @@ from tiny_networks import ENSEMBLES
 from workbench import kill_all, new_project, wait_for
 
 from hetctl.inputs.ensemble_file import read_ensemble
-from hetctl.model.run_visit import DONE
+from hetctl.model.hops import DONE
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.visit_fold import VisitLog, violations
 

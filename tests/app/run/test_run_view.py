@@ -25,9 +25,8 @@ from hetctl.model.run_status import MemberRate, StepSpan, foremost
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult, Heartbeat, Progress
 from hetctl.storage.event_files import EventWriter
-from hetctl.storage.heartbeats import write_heartbeats
 from hetctl.storage.paths import Home
-from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_files import write_heartbeats, write_spec
 
 RUN = "trio-001"
 SITE = Site("local", "local", "local", 1, 4, 4, 2**30, (Queue("local"),), device="slot")

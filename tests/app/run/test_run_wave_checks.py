@@ -8,7 +8,7 @@ from pipelined_run import ALONE, LAYOUT, step_started
 
 from hetctl.app.run.wave_checks import wave_checks
 from hetctl.model.events import DRIVER
-from hetctl.model.wave_record import WaveRecord
+from hetctl.model.pipelines import WaveRecord
 from hetctl.runtime.stages.stage_training import WaveRecorder
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from hetctl.app.run.wave_checks import read_waves
+from hetctl.model.pipelines import WaveRecord
 from hetctl.model.serialization import encode
-from hetctl.model.wave_record import WaveRecord
 from hetctl.runtime.stages.stage_training import WaveRecorder
 from hetctl.storage.paths import RunFolder
 

@@ -16,8 +16,16 @@ import pytest
 from workbench import wait_for
 
 from hetctl.cluster.batch.base import JobRequest
-from hetctl.cluster.batch.local import LocalBatch
-from hetctl.cluster.batch.local_records import Claim, End, claim, claim_file, end_file, read_claim, read_end
+from hetctl.cluster.batch.local import (
+    Claim,
+    End,
+    LocalBatch,
+    claim,
+    claim_file,
+    end_file,
+    read_claim,
+    read_end,
+)
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState
 from hetctl.model.serialization import encode

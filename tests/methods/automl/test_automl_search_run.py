@@ -12,7 +12,7 @@ from hetctl.methods.automl.search_parts import likely_configs, parts_of_search
 from hetctl.methods.automl.search_run import SearchRun, Spent
 from hetctl.methods.automl.trial_history import Trial
 from hetctl.model.errors import BadInputError
-from hetctl.model.search_spec import REPORT, TRIAL, NamedPart, SearchBudget, SearchSpec
+from hetctl.model.searches import REPORT, TRIAL, NamedPart, SearchBudget, SearchSpec
 
 pytest.importorskip("optuna")
 

@@ -13,8 +13,8 @@ from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import Observation, equal_batches
 from hetctl.methods.balance.predictors import PREDICTORS
-from hetctl.model.balance_settings import MANAGERS, ON, BalanceSettings
 from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.training_settings import MANAGERS, ON, BalanceSettings
 
 SECONDS = st.floats(1e-4, 1e4)
 MEMORY = st.floats(0, 1)

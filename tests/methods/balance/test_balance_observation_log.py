@@ -20,8 +20,8 @@ from hetctl.methods.balance.observation_log import (
     replay,
 )
 from hetctl.methods.balance.predictors import learner
-from hetctl.model.balance_settings import MANAGERS, ON, BalanceSettings
 from hetctl.model.errors import BadInputError
+from hetctl.model.training_settings import MANAGERS, ON, BalanceSettings
 
 BATCHES = (32, 32, 32)
 PER_SAMPLE_S = (0.001, 0.002, 0.0041)

@@ -21,7 +21,7 @@ from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.schedule import SearchOptions
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.exit_reason import ExitReason
-from hetctl.model.hop_worker import gpus_in, node_of, slots_in
+from hetctl.model.hops import gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling import events

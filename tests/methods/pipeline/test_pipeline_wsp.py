@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, Version, WspClock, staleness, violations
+from hetctl.model.pipelines import WaveRecord
 from hetctl.model.serialization import decode, encode
-from hetctl.model.wave_record import WaveRecord
 
 FIGURE_1 = Bounds(in_flight=4, distance=0)
 

@@ -15,7 +15,7 @@ from workbench import wait_for
 from hetctl.model.events import DRIVER
 from hetctl.model.run import Budget
 from hetctl.model.site import MEMBERS, Queue, Site
-from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_files import write_spec
 
 
 def test_rounds_follow_one_another_until_all_have_converged(tmp_path):

@@ -17,7 +17,7 @@ from hetctl.runtime.driver.job_modes import JobContext
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import checkpoint_folder
+from hetctl.storage.run_files import checkpoint_folder
 
 
 @pytest.fixture

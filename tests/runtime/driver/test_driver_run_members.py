@@ -18,7 +18,7 @@ from hetctl.model.workload import Workload
 from hetctl.runtime.driver.run_members import RunMembers, as_of_now
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_files import write_spec
 from hetctl.storage.step_fold import report_of
 
 CANDIDATE = Workload("m", {1: 10.0}, samples_left=340.0, samples_per_epoch=100, startup_s=5.0)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from hetctl.model.ensemble import Member
-from hetctl.model.pipeline_layout import PipelineLayout, StagePlan
+from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart
 from hetctl.runtime.stages.pipeline_trainer import NoSaver, PipelineTrainer
 from hetctl.runtime.stages.tensor_mail import SentBytes

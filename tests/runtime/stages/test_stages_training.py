@@ -19,12 +19,12 @@ from hetctl.methods.pipeline.gpu_cluster import Links
 from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
 from hetctl.methods.pipeline.layouts import PipelineProblem
 from hetctl.methods.pipeline.sync_cost import Waves
-from hetctl.model.checkpoint_interval import EVERY_EPOCH, STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.plan import PIPELINE
 from hetctl.model.serialization import encode
+from hetctl.model.training_settings import EVERY_EPOCH, STEPS, CheckpointInterval
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.run_file import checkpoint_folder
+from hetctl.storage.run_files import checkpoint_folder
 
 pytestmark = pytest.mark.training
 SECONDS = {"pause": 2.0, "first": 2.0, "tanh": 0.1, "second": 2.0, "tanh2": 0.1, "last": 2.0}

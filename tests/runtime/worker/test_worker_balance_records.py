@@ -7,7 +7,7 @@ import pytest
 from hetctl.methods.balance.manager import Observation
 from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.observation_log import ManagerStart, logged, records_in, replay
-from hetctl.model.balance_settings import ON, BalanceSettings
+from hetctl.model.training_settings import ON, BalanceSettings
 from hetctl.runtime.worker.balance_records import BalanceRecorder, interval
 
 SETTINGS, BATCHES = BalanceSettings(ON, "curve"), (32, 32)

@@ -12,7 +12,7 @@ from thread_groups import groups_of_threads
 from hetctl.methods.balance.drift import LASTING, WINDOW
 from hetctl.methods.balance.observation_log import ManagerStart, line_of, records_in, replay
 from hetctl.methods.balance.predictors import learner
-from hetctl.model.balance_settings import AUTO, ON, BalanceSettings
+from hetctl.model.training_settings import AUTO, ON, BalanceSettings
 from hetctl.runtime.worker import background_training
 from hetctl.runtime.worker.background_training import BackgroundTraining
 from hetctl.runtime.worker.balancing import WARM_UP, Balance, BalanceLeader, Balancer

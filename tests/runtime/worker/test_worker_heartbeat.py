@@ -11,7 +11,7 @@ import pytest
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.worker import heartbeat
-from hetctl.storage.heartbeats import STALE_S, read_heartbeats, write_heartbeats
+from hetctl.storage.run_files import STALE_S, read_heartbeats, write_heartbeats
 
 PATIENCE_S = 60.0
 EVERY_S = 0.05

@@ -11,8 +11,8 @@ import pytest
 from resumed_ranks import TO_THE_END, kill_in_part, train_in_parts
 from tiny_networks import MODULES, functions_of
 
-from hetctl.model.checkpoint_interval import STEPS, CheckpointInterval
 from hetctl.model.ensemble import Member, StopRule
+from hetctl.model.training_settings import STEPS, CheckpointInterval
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.random_state import RANKS
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetctl.model.checkpoint_interval import EPOCHS, SECONDS, STEPS, CheckpointInterval
+from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.runtime.worker.save_clock import SaveClock
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import sharded_ranks
 
-from hetctl.model.checkpoint_interval import STEPS, CheckpointInterval
 from hetctl.model.ensemble import Member, StopRule
+from hetctl.model.training_settings import STEPS, CheckpointInterval
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 
 pytestmark = pytest.mark.training

@@ -12,9 +12,9 @@ import pytest
 from ranks import run_ranks
 from tiny_networks import ENSEMBLES, MODULES, functions_of, seed_all, train_on
 
-from hetctl.model.checkpoint_interval import EPOCHS, EVERY_EPOCH, SECONDS, STEPS, CheckpointInterval
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.errors import BadInputError
+from hetctl.model.training_settings import EPOCHS, EVERY_EPOCH, SECONDS, STEPS, CheckpointInterval
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import as_source, as_sources

@@ -19,9 +19,8 @@ from hetctl.perf.allotments import allotment_bound, allotments_of, constant_boun
 from hetctl.scheduling.planners import planner_named, static_solver
 from hetctl.scheduling.planners.base import MAKESPAN, MEAN_JCT, Options, Request
 from hetctl.scheduling.planners.static import STATIC, decide, reasons
-from hetctl.scheduling.planners.static_nodes import improve_nodes
 from hetctl.scheduling.planners.static_schedule import Heads, Problem, Run, in_order, list_schedule, placeable
-from hetctl.scheduling.planners.static_search import search
+from hetctl.scheduling.planners.static_search import improve_nodes, search
 from hetctl.scheduling.planners.static_solver import IntervalModel, can_refine, refine
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate

@@ -36,7 +36,7 @@ from hetctl.scheduling.planners.base import Decision, Planner, Request
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in, progress_in
-from hetctl.storage.run_file import write_spec
+from hetctl.storage.run_files import write_spec
 
 Parts = tuple[Placement, ...]
 Round = tuple[float, dict[str, Parts]]

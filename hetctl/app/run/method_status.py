@@ -1,4 +1,4 @@
-"""Status of a run's hops from the visits in its event files."""
+"""Status of a run's hops, pipelines and balanced batches, from its events and logs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,27 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
-from hetctl.model.hop_status import HopForecast, HopMember, HopSpan, HopStatus, HopWorkerUse
-from hetctl.model.hop_worker import slots_in
-from hetctl.model.run_visit import DONE, RunHopPlan, RunVisit
+from hetctl.methods.balance.observation_log import ManagerStart, counted, course_of, records_in
+from hetctl.model.errors import BadInputError
+from hetctl.model.hops import (
+    DONE,
+    HopForecast,
+    HopMember,
+    HopSpan,
+    HopStatus,
+    HopWorkerUse,
+    RunHopPlan,
+    RunVisit,
+    slots_in,
+)
+from hetctl.model.pipelines import PipelineEpoch, PipelineLayout, PipelineStatus, StageReport, pipeline_use
+from hetctl.model.run_status import BalanceCourse
+from hetctl.model.training_progress import EpochResult
+from hetctl.storage.event_schema import Stages
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.stage_fold import StageFold
 from hetctl.storage.visit_totals import Interval, VisitTotals, WorkerTotals
 
 
@@ -140,3 +157,62 @@ def _forecast(plan: RunHopPlan, rounds: Mapping[int, Interval], start: float) ->
         lower_bound_s=plan.lower_bound_s,
         measured_s=last - plan.time if last > plan.time else None,
     )
+
+
+def pipeline_statuses(
+    fold: StageFold, history: Mapping[str, Sequence[EpochResult]]
+) -> tuple[PipelineStatus, ...]:
+    """Return the pipelines of members that train, or trained, in that mode.
+
+    Parameters
+    ----------
+    history : mapping of str to sequence of EpochResult
+        Finished epochs of the members to be shown.
+    """
+    found = (_status(name, fold, epochs) for name, epochs in history.items())
+    return tuple(status for status in found if status is not None)
+
+
+def _status(name: str, fold: StageFold, epochs: Iterable[EpochResult]) -> PipelineStatus | None:
+    step, stages = fold.step_of(name), fold.stages_of(name)
+    if step is None or step.pipeline is None:
+        return None
+    # After the loss of a node the layers are on other stages: the figures of the earlier ones are void.
+    known = stages is not None and _are_of(step.pipeline, stages.stages)
+    last = _epoch(stages, epochs) if stages is not None and known else None
+    return PipelineStatus(name, step.pipeline, step.rate, last)
+
+
+def _are_of(layout: PipelineLayout, stages: Iterable[StageReport]) -> bool:
+    """Return true if these are the stages of a layout."""
+    planned = {
+        (number, index, plan.first, plan.last)
+        for number, plans in enumerate(layout.workers)
+        for index, plan in enumerate(plans)
+    }
+    return planned == {(stage.virtual_worker, stage.stage, *stage.layers) for stage in stages}
+
+
+def _epoch(told: Stages, epochs: Iterable[EpochResult]) -> PipelineEpoch:
+    rate = next((result.rate for result in epochs if result.epoch == told.epoch), None)
+    return PipelineEpoch(told.epoch, told.seconds, rate, pipeline_use(told.stages), told.stages)
+
+
+def balance_courses(folder: RunFolder) -> tuple[BalanceCourse, ...]:
+    """Return the courses of all members with balanced batches, the largest gain first."""
+    found = (_course(path) for path in sorted(folder.balance.glob("*.jsonl")))
+    return tuple(sorted(filter(None, found), key=lambda course: -course.gain))
+
+
+def _course(path: Path) -> BalanceCourse | None:
+    """Return the course of one member; None for a log without iterations, or damaged on disk."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            records = list(records_in(lines))
+    except (OSError, UnicodeDecodeError, BadInputError):
+        return None
+    workers = [record.workers for record in records if isinstance(record, ManagerStart)]
+    iterations = counted(records)
+    # A member may go on with another number of workers: the course is that of the last ones.
+    same = [one for one in iterations if workers and len(one.batches) == len(workers[-1])]
+    return course_of(path.stem, workers[-1], same) if same else None

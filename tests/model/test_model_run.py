@@ -7,30 +7,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.run import Budget, Usage
-from hetctl.scheduling.budget import exceeded, exceeded_by_jobs
 
 
 @given(st.integers(0, 10**6), st.floats(0, 1e9))
 def test_without_limits_nothing_is_exceeded(rounds, seconds):
-    assert exceeded(Budget(), Usage(rounds, seconds)) is None
-    assert exceeded_by_jobs(Budget(), rounds) is None
+    assert Budget().exceeded(Usage(rounds, seconds)) is None
+    assert Budget().exceeded_by_jobs(rounds) is None
 
 
 @pytest.mark.parametrize(
     ("rounds", "reason"), [(2, None), (3, "--max-rounds 3 is reached"), (4, "--max-rounds 3 is reached")]
 )
 def test_so_many_rounds_are_started_and_no_more(rounds, reason):
-    assert exceeded(Budget(max_rounds=3), Usage(rounds, 0.0)) == reason
+    assert Budget(max_rounds=3).exceeded(Usage(rounds, 0.0)) == reason
 
 
 @pytest.mark.parametrize(("hours", "over"), [(0.0, False), (1.49, False), (1.5, True), (9.0, True)])
 def test_gpu_hours(hours, over):
-    reason = exceeded(Budget(gpu_hours=1.5), Usage(0, hours * 3600))
+    reason = Budget(gpu_hours=1.5).exceeded(Usage(0, hours * 3600))
     assert reason == (f"--gpu-hours 1.5 is used up ({hours:.2f})" if over else None)
 
 
 @given(st.integers(1, 50), st.integers(0, 100))
 def test_so_many_jobs_are_submitted_and_no_more(most, jobs):
-    reason = exceeded_by_jobs(Budget(max_jobs=most), jobs)
+    reason = Budget(max_jobs=most).exceeded_by_jobs(jobs)
     assert (reason is not None) == (jobs >= most)
     assert reason is None or f"--max-jobs {most}" in reason

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pipelined_run import STAGES
 
-from hetctl.model.pipeline_status import PARAMETER_KINDS, LinkBytes, pipeline_use
+from hetctl.model.pipelines import PARAMETER_KINDS, LinkBytes, pipeline_use
 from hetctl.runtime.stages.parameter_server import INIT, PUSH, WEIGHTS
 from hetctl.runtime.stages.stage_worker import BACKWARD, FORWARD, INFER
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_file import read_planner_state, write_planner_state
+from hetctl.storage.run_files import read_planner_state, write_planner_state
 
 
 @pytest.fixture

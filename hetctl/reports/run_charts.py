@@ -1,18 +1,21 @@
-"""Learning curves, and predicted against measured time."""
+"""Charts of a run: learning curves, predicted against measured time, balanced batches, hops, and stages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from hetctl.model.run_status import MemberStatus, RunStatus
+from hetctl.model.hops import HopSpan, HopStatus, slots_in
+from hetctl.model.pipelines import PipelineEpoch, StageReport
+from hetctl.model.run_status import BalanceCourse, MemberStatus, RunStatus, StepSpan
 from hetctl.reports.figures import Tips, draw_svg, time_unit
-from hetctl.reports.palette import GREY, INK, RULE, ink_on
-from hetctl.reports.summary import prediction_error, ranked
-from hetctl.reports.units import format_metric, format_seconds
+from hetctl.reports.gantt import HOPS, gantt_svg
+from hetctl.reports.palette import COLOURS, GREY, IDLE, INK, RULE, ink_on
+from hetctl.reports.summary import Spans, one_round, prediction_error, ranked
+from hetctl.reports.units import format_metric, format_percent, format_seconds
 
 LOSS = "loss"
 BOLD_MEMBERS = 20
@@ -171,3 +174,155 @@ def _draw_errors(axes: Axes, members: Sequence[MemberStatus], colours: Mapping[s
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
     axes.tick_params(length=0)
+
+
+MOST_COURSES = 6
+"""Members that are drawn, those with the most time gained first."""
+COURSE_INCHES = 2.3
+MOST_NAMED = 8
+"""Workers whose names are written at their lines."""
+
+
+def balance_svg(courses: Sequence[BalanceCourse]) -> str:
+    """Draw the courses of members, one row for each, from the first balanced step on."""
+    start = min(course.points[0].time for course in courses)
+    last_s = max(course.points[-1].time for course in courses) - start
+    unit, length = time_unit(last_s)
+    height = COURSE_INCHES * len(courses) + 0.4
+
+    def draw(figure: Figure, tips: Tips) -> None:
+        for row, course in enumerate(courses):
+            times = [(point.time - start) / length for point in course.points]
+            batches = figure.add_subplot(len(courses), 2, 2 * row + 1)
+            _draw_batches(batches, course, times, tips)
+            _draw_seconds(figure.add_subplot(len(courses), 2, 2 * row + 2), course, times, tips)
+        for axes in figure.axes[-2:]:
+            axes.set_xlabel(f"time ({unit})", loc="right")
+        figure.subplots_adjust(left=0.05, right=0.985, top=1 - 0.3 / height, bottom=0.48 / height)
+        figure.subplots_adjust(wspace=0.13, hspace=0.45)
+
+    return draw_svg("balance", "batch sizes of workers and iteration time, by member", height, draw)
+
+
+def _draw_batches(axes: Axes, course: BalanceCourse, times: Sequence[float], tips: Tips) -> None:
+    for worker, name in enumerate(course.workers):
+        sizes = [point.batches[worker] for point in course.points]
+        colour = COLOURS[worker % len(COLOURS)]
+        (line,) = axes.plot(times, sizes, color=colour, drawstyle="steps-post", marker=_marker(times), ms=3)
+        line.set_gid(tips.add(f"{name} · {sizes[0]:,} samples at first, {sizes[-1]:,} at last"))
+        if len(course.workers) <= MOST_NAMED:
+            axes.annotate(
+                name,
+                (times[-1], sizes[-1]),
+                (3, 0),
+                textcoords="offset points",
+                size=7,
+                color=INK,
+                va="center",
+            )
+    axes.set_title(f"{course.member}: samples of each worker in a step")
+    axes.set_ylim(bottom=0)
+    axes.margins(x=0.12)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    axes.tick_params(length=0)
+
+
+def _draw_seconds(axes: Axes, course: BalanceCourse, times: Sequence[float], tips: Tips) -> None:
+    seconds = [point.iteration_s for point in course.points]
+    (line,) = axes.plot(times, seconds, color=COLOURS[0], marker=_marker(times), ms=3)
+    line.set_gid(tips.add(f"{course.member} · {course.iteration_s:.4g} s per iteration on average"))
+    (bound,) = axes.plot(times, [point.t_star_s for point in course.points], color=GREY, linestyle="--")
+    bound.set_gid(tips.add("t*, the least time of any split of the batch, as estimated"))
+    axes.set_title(f"seconds of the slowest worker; dashed: t*; gain {course.gain:.2f}")
+    axes.set_ylim(bottom=0)
+    axes.tick_params(length=0)
+
+
+def _marker(times: Sequence[float]) -> str:
+    """Return a marker for a line of one point, which would be invisible."""
+    return "o" if len(times) == 1 else ""
+
+
+MOST_VISITS = 20_000
+"""Largest number of visits in a chart; more would be neither readable nor quick to load."""
+
+
+def hop_svg(hops: HopStatus, colours: Mapping[str, str]) -> str | None:
+    """Draw the visits by worker over time; None if there are none, or too many for a chart."""
+    if not 0 < len(hops.spans) <= MOST_VISITS:
+        return None
+    end_s = max(span.end_s for span in hops.spans)
+    steps = [_span_of_visit(span, slot) for span in hops.spans for slot in slots_in(span.worker)]
+    # A visit to a group is in the row of each of its GPUs.
+    spans = Spans("slot", len(hops.workers), end_s, steps, one_round(end_s))
+    return gantt_svg(spans, colours, HOPS)
+
+
+def _span_of_visit(span: HopSpan, slot: str) -> StepSpan:
+    return StepSpan(
+        member=span.member,
+        round=span.epoch,
+        node=slot,
+        gpus=(0,),
+        start_s=span.start_s,
+        end_s=span.end_s,
+        exit_code=0 if span.done else 1,
+    )
+
+
+MOST_PIPELINES = 6
+"""Members whose stages are drawn."""
+MOST_STAGES = 64
+"""Stages of a member that are drawn."""
+STAGE_INCHES = 0.24
+PARTS: dict[str, tuple[str, Callable[[StageReport], float]]] = {
+    "forward": (COLOURS[1], lambda stage: stage.forward_s),
+    "backward": (COLOURS[0], lambda stage: stage.backward_s),
+    "waiting for waves": (COLOURS[4], lambda stage: stage.wave_wait_s),
+    "idle": (IDLE, lambda stage: stage.idle_s),
+}
+"""Parts of a stage's time in the order of a bar, with colours, and their seconds."""
+
+
+def stage_svg(number: int, member: str, epoch: PipelineEpoch) -> str:
+    """Draw a horizontal bar for each stage, those of a virtual worker together, the first on top.
+
+    Parameters
+    ----------
+    number : int
+        Number of the figure in the page.
+    """
+    stages = epoch.stages[:MOST_STAGES]
+    height = STAGE_INCHES * (len(stages) + 0.5 * stages[-1].virtual_worker) + 0.45
+
+    def draw(figure: Figure, tips: Tips) -> None:
+        axes = figure.add_subplot()
+        _draw_bars(axes, stages, tips)
+        figure.subplots_adjust(left=0.22, right=0.985, top=1 - 0.05 / height, bottom=0.4 / height)
+
+    return draw_svg(f"stages-{number}", f"shares of time of {member}, by stage", height, draw)
+
+
+def _draw_bars(axes: Axes, stages: Sequence[StageReport], tips: Tips) -> None:
+    rows = [at + 0.5 * stage.virtual_worker for at, stage in enumerate(stages)]
+    for row, stage in zip(rows, stages, strict=True):
+        left = 0.0
+        for part, (colour, seconds_of) in PARTS.items():
+            seconds = seconds_of(stage)
+            share = seconds / (stage.total_s or 1.0)
+            (bar,) = axes.barh(row, share, 0.8, left, color=colour, edgecolor=RULE, linewidth=0.4)
+            bar.set_gid(
+                tips.add(f"{stage.worker} · {part} {format_percent(share)}, {format_seconds(seconds)}")
+            )
+            left += share
+    axes.set_yticks(rows, [_stage_label(stage) for stage in stages])
+    axes.set_ylim(rows[-1] + 0.5, -0.5)
+    axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.grid(visible=False, axis="y")
+    axes.tick_params(length=0)
+
+
+def _stage_label(stage: StageReport) -> str:
+    first, last = stage.layers
+    return f"{stage.virtual_worker}.{stage.stage} · {stage.worker} · layers {first}..{last}"

@@ -1,11 +1,71 @@
-"""Times and transfers of the stages of a pipeline in training."""
+"""Pipelines in training: their layout, times and transfers of stages, and weights that minibatches met."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetctl.model.pipeline_layout import PipelineLayout
+
+@dataclass(frozen=True, slots=True)
+class StagePlan:
+    """Consecutive layers of a network on one rank.
+
+    Parameters
+    ----------
+    rank : int
+        Rank in the member's group.
+    first, last : int
+        First and last layer, counted from 0, both included.
+    held : int
+        Most minibatches between their forward and backward passes for which its GPU has memory.
+    """
+
+    rank: int
+    first: int
+    last: int
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineLayout:
+    """Virtual workers of a member, each with the whole network in stages.
+
+    Parameters
+    ----------
+    workers : tuple of tuple of StagePlan
+        Stages of each virtual worker in the order of the layers; the first stage of the first virtual worker
+        is on rank 0.
+    in_flight : int
+        Minibatches of a virtual worker that are processed concurrently, and those of a wave: N_m.
+    distance : int
+        Clock distance D between virtual workers.
+    servers : tuple of int
+        Rank with the parameter server of each layer; empty for a single virtual worker, which needs none.
+    wave_bytes : tuple of int
+        Most bytes that waves and parameter servers take of the memory of each node, in the order of the
+        allocation's placement; empty for a single virtual worker.
+    """
+
+    workers: tuple[tuple[StagePlan, ...], ...]
+    in_flight: int
+    distance: int = 0
+    servers: tuple[int, ...] = ()
+    wave_bytes: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> int:
+        """Number of layers."""
+        return self.workers[0][-1].last + 1
+
+    def place_of(self, rank: int) -> tuple[int, int]:
+        """Return the numbers of the virtual worker and of the stage of a rank, both counted from 0."""
+        return next(
+            (worker, stage)
+            for worker, stages in enumerate(self.workers)
+            for stage, plan in enumerate(stages)
+            if plan.rank == rank
+        )
+
 
 PARAMETER_KINDS = frozenset({"init", "push", "weights"})
 """Kinds of messages with weights or their updates; all others have activations or gradients."""
@@ -159,3 +219,73 @@ class PipelineStatus:
     layout: PipelineLayout
     predicted_rate: float
     last: PipelineEpoch | None = None
+
+
+@dataclass(frozen=True)
+class WaveRecord:
+    """Weights of the minibatches of a wave in one stage.
+
+    Parameters
+    ----------
+    epoch : int
+        Epoch, counted from 1.
+    position : int
+        Samples of the epoch that were trained before this part of it; minibatches count from there.
+    worker, stage : int
+        Numbers of the virtual worker and of the stage.
+    first : int
+        Number of the first minibatch of the record, counted from 1.
+    completed : tuple of int
+        Own minibatches whose updates the weights contained, for each minibatch.
+    pulled : tuple of int
+        Waves of all virtual workers that they contained.
+    round : int
+        Round of the run.
+    """
+
+    epoch: int
+    position: int
+    worker: int
+    stage: int
+    first: int
+    completed: tuple[int, ...]
+    pulled: tuple[int, ...]
+    round: int = 0
+
+    @property
+    def minibatches(self) -> Iterator[tuple[int, int, int]]:
+        """Number, completed and pulled of each minibatch."""
+        return zip(
+            range(self.first, self.first + len(self.completed)), self.completed, self.pulled, strict=True
+        )
+
+
+@dataclass(frozen=True)
+class WaveCheck:
+    """Staleness of a member's weights beside the bounds of its layouts with the same N_m and D.
+
+    Parameters
+    ----------
+    in_flight, distance : int
+        N_m and the clock distance D.
+    minibatches : int
+        Minibatches of all virtual workers and stages in the logs.
+    local, local_bound : int
+        Most updates of its own virtual worker that a minibatch missed, and may miss, s_local.
+    overall : int or None
+        Most updates of another virtual worker that a minibatch may have missed; None if there is no other.
+    overall_bound : int
+        Most of them that it may miss, s_global.
+    violations : tuple of str
+        Minibatches that met older weights than the bounds allow, a line for each.
+    """
+
+    member: str
+    in_flight: int
+    distance: int
+    minibatches: int
+    local: int
+    local_bound: int
+    overall: int | None
+    overall_bound: int
+    violations: tuple[str, ...] = ()

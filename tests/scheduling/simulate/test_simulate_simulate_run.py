@@ -9,8 +9,7 @@ from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
-from hetctl.scheduling.simulate.select_planner import choose
-from hetctl.scheduling.simulate.simulate_run import simulate
+from hetctl.scheduling.simulate.simulate_run import choose, simulate
 
 WORLD = Scenario(Cluster.of(4, 4))
 MEMBERS = [Workload(f"m{i}", {1: 10.0, 2: 18.0, 4: 30.0, 3: 25.0}, 100.0 * (i + 1)) for i in range(6)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.app.plan.shard_rules import demand_in_parts, refuse_large_parts, refuse_modes_of_sharded
+from hetctl.app.plan.member_rules import demand_in_parts, refuse_large_parts, refuse_modes_of_sharded
 from hetctl.methods.parallelism import Demand, ModeLimits
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.errors import BadInputError, InfeasibleError

@@ -1,0 +1,144 @@
+"""Conditions under which members can be planned: GPUs of a job, hops, and parameters divided among GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from hetctl.methods.parallelism import Demand, ModeLimits, does_not_fit, too_large
+from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE
+from hetctl.model.run import NONE
+from hetctl.model.site import MEMBERS, NODES, Cluster, Site
+from hetctl.model.training_settings import ON
+from hetctl.scheduling.planners.heterogeneous import most_for_one
+
+
+def refuse_wide_members(members: Iterable[Member], cluster: Cluster, *, mix_types: bool) -> None:
+    """Refuse members that train on no fewer GPUs than one of them can have.
+
+    Parameters
+    ----------
+    mix_types : bool
+        True if a member may have GPUs of several types at once.
+
+    Raises
+    ------
+    InfeasibleError
+        If there is one.
+    """
+    most = most_for_one(cluster.nodes, mix_types=mix_types)
+    for member in members:
+        if member.min_gpus > most:
+            key = "gpus" if member.min_gpus == member.max_gpus else "min_gpus"
+            raise InfeasibleError(
+                f"{key} of {member.name} is {member.min_gpus}; of the {cluster.gpus} of a job it can have at"
+                f" most {most}",
+                "ask for more with --gpus, choose another site, or lower it in the ensemble file",
+            )
+
+
+def refuse_without_hops(
+    ensemble: Ensemble, site: Site, sharing: str, allowed: Iterable[str] = (NONE,)
+) -> None:
+    """Refuse data that members cannot visit part by part, and jobs that start their ranks otherwise.
+
+    Parameters
+    ----------
+    sharing : str
+        Sharing of data, as in `RunSpec`.
+    allowed : iterable of str
+        Ways of sharing that go with hops.
+
+    Raises
+    ------
+    BadInputError
+        If a condition is not met.
+    """
+    refuse_hops_by_launch(site)
+    rules = (
+        (
+            ensemble.partitions is not None,
+            f"ensemble {ensemble.name} has no partitions, over which members could hop",
+            "add `partitions` to the ensemble file (`hetctl partition` makes parts)",
+        ),
+        (
+            ensemble.reads_partitions,
+            f"ranks cannot read the partitions of ensemble {ensemble.name}: it is not said where they are",
+            "add `path` or `file` to `partitions` in the ensemble file",
+        ),
+        (
+            ensemble.functions.evaluate_fn is None,
+            f"{ensemble.functions.evaluate_fn} needs the predictions of all validation samples at once, but "
+            "members that hop are evaluated on one partition after another",
+            f"leave out functions.evaluate_fn, or use --mode {DATA_PARALLEL}",
+        ),
+        (
+            sharing in allowed,
+            f"members that hop cannot share samples: sharing is {sharing}",
+            "leave out --sharing, or use --sharing none",
+        ),
+    )
+    for holds, message, hint in rules:
+        if not holds:
+            raise BadInputError(message, hint)
+
+
+def refuse_hops_by_launch(site: Site) -> None:
+    """Refuse jobs with a step for each member.
+
+    A visit takes seconds, as does a step with its import of the framework; and the states of members that
+    hop are kept by agents that stay, one on each node.
+
+    Raises
+    ------
+    BadInputError
+        If the site has such jobs.
+    """
+    if site.launch == MEMBERS:
+        raise BadInputError(
+            f"members cannot hop with --launch {MEMBERS} at site {site.name}: each visit would wait for a"
+            " step of its own and an import of the framework, and no agent would stay to keep their states",
+            f"use --launch {NODES}, or --mode {DATA_PARALLEL}",
+        )
+
+
+def refuse_modes_of_sharded(ensemble: Ensemble, mode: str | None, balance: str) -> None:
+    """Refuse modes and balancing that do not go with `shard`.
+
+    Raises
+    ------
+    BadInputError
+        If they do not.
+    """
+    sharded = [member.name for member in ensemble.members if member.shard]
+    rules = (
+        (mode not in (HOPPER, PIPELINE), f"--mode {mode}", "use --mode data-parallel or auto"),
+        (balance != ON, f"--balance {ON}", "use --balance auto or off"),
+    )
+    for holds, what, hint in rules:
+        if sharded and not holds:
+            raise BadInputError(
+                f"{sharded[0]} has `shard: true` in the ensemble file, which does not go with {what}",
+                f"{hint}, or leave out `shard`",
+            )
+
+
+def demand_in_parts(member: Member, memory_bytes: int | None, gpus: int) -> int | None:
+    """Return the least memory of a rank of a member that needs so much on its least number of GPUs.
+
+    For divided members, a lower bound: activations are as large on any number of GPUs.
+    """
+    if memory_bytes is None or not member.shard:
+        return memory_bytes
+    return memory_bytes * member.min_gpus // max(member.min_gpus, member.most_gpus(gpus))
+
+
+def refuse_large_parts(ensemble: Ensemble, demands: Sequence[Demand], room: ModeLimits) -> None:
+    """Raise InfeasibleError for a divided member of which even the least part is too large."""
+    for demand in demands:
+        if ensemble.member(demand.member).shard and too_large(demand, room):
+            raise InfeasibleError(
+                does_not_fit(f"a part of {demand.member} on each of its GPUs", demand, room),
+                "raise its max_gpus, lower its batch_size, or use GPUs with more memory",
+            )
