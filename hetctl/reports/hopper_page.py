@@ -22,10 +22,10 @@ TEMPLATE = """\
 {% extends "base" %}
 {% block about %}
 <p>{{ about }}.</p>
-{% if prices | length > 1 %}
+{% if makespans_s | length > 1 %}
 <p>An epoch by mode:
-{% for mode, price in prices.items() %}
-{{ mode }} {{ price | seconds }}{{ "" if loop.last else "," }}
+{% for mode, makespan_s in makespans_s.items() %}
+{{ mode }} {{ makespan_s | seconds }}{{ "" if loop.last else "," }}
 {% endfor %}
 </p>
 {% endif %}
@@ -103,7 +103,7 @@ def render_hopper(
         colours,
         title="Hopper",
         about=hops_headline(figures),
-        prices=figures.prices,
+        makespans_s=figures.makespans_s,
         cards=_cards(figures),
         hops=len(steps),
         gantt=Markup(gantt_svg(spans, colours, HOPS)) if drawn else None,

@@ -101,7 +101,7 @@ def _cards(simulation: Simulation) -> list[tuple[str, str, str]]:
         ("mean completion", format_seconds(simulation.mean_jct_s), remarks.get("mean-jct", "from arrival")),
         ("GPUs busy", format_percent(simulation.gpu_busy_fraction), "restarts left out"),
         ("restarts", restarts, f"in {simulation.rounds:,} rounds"),
-        ("planning", f"{simulation.plan_seconds:.3g} s", f"{simulation.slowest_plan_seconds:.2g} s at most"),
+        ("planning", f"{simulation.plan_seconds:.3g} s", f"{simulation.slowest_plan_s:.2g} s at most"),
     ]
 
 

@@ -16,7 +16,7 @@ KEYS = {
     "schema_version", "planner", "makespan_s", "mean_jct_s", "lower_bound_s", "ratio", "rounds", "restarts",
     "gpu_busy_fraction", "plan_seconds",
 }  # fmt: skip
-CLOCKED = {"plan_seconds", "slowest_plan_seconds"}
+CLOCKED = {"plan_seconds", "slowest_plan_s"}
 ZOO = "member,gpus,rate,samples\n" + "".join(
     f"net-{i},{gpus},{(10 + i) * gpus**0.9:.3f},{1000 * (1 + i % 3)}\n"
     for i in range(6)
