@@ -39,7 +39,7 @@ def step_started(layout: PipelineLayout | None = LAYOUT, rate: float = 100.0, me
 
 
 def stages(epoch: int = 1, reports: tuple[StageReport, ...] = STAGES) -> dict:
-    return {"epoch": epoch, "seconds": 10.0, "stages": encode(reports)}
+    return {"epoch": epoch, "duration_s": 10.0, "stages": encode(reports)}
 
 
 def status(member: str = "a", *, trained: bool = True, layout: PipelineLayout = LAYOUT) -> PipelineStatus:

@@ -84,7 +84,7 @@ class HopperOutcome:
         Lower bound in seconds of the makespan without preemption and failures of workers.
     plan_seconds : float
         Time that the scheduler took, in seconds.
-    prices : mapping of str to float
+    makespans_s : mapping of str to float
         Planned makespan of an epoch in seconds, by mode, of all modes considered; empty for a replay.
     """
 
@@ -95,7 +95,7 @@ class HopperOutcome:
     records: tuple[VisitRecord, ...]
     lower_bound_s: float
     plan_seconds: float
-    prices: Mapping[str, float]
+    makespans_s: Mapping[str, float]
     epochs: int = 1
 
     @property
@@ -214,7 +214,7 @@ def replay_hops(
         records=course.records,
         lower_bound_s=wanted * lower_bound(units),
         plan_seconds=0.0,
-        prices={},
+        makespans_s={},
         epochs=wanted,
     )
 
@@ -267,7 +267,7 @@ class _Chosen:
             records=tuple(records),
             lower_bound_s=epochs * lower_bound(self.cheapest.units),
             plan_seconds=self.plan_seconds,
-            prices={one.mode: one.schedule.makespan_s for one in self.priced},
+            makespans_s={one.mode: one.schedule.makespan_s for one in self.priced},
             epochs=epochs,
         )
 

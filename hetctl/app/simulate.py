@@ -180,7 +180,7 @@ def _site_of(catalog: Catalog, ensemble: Ensemble, wanted: str | None) -> str:
         )
     if len(found) > 1:
         raise BadInputError(
-            f"{ensemble.name} was measured at several sites: {', '.join(found)}", "choose one with --site"
+            f"{ensemble.name} was measured at several sites: {', '.join(found)}", "choose one with --rates-of"
         )
     return found[0]
 

@@ -20,7 +20,7 @@ from sqlalchemy import (
     Table,
 )
 
-REVISION = "0003"
+REVISION = "0004"
 """Newest migration; a test checks that it is."""
 
 METADATA = MetaData(
@@ -187,7 +187,7 @@ EPOCHS = Table(
     Column("member", String, primary_key=True),
     Column("epoch", Integer, primary_key=True),
     Column("metrics", JSON, nullable=False),
-    Column("seconds", Float, nullable=False),
+    Column("duration_s", Float, nullable=False),
     Column("gpus", Integer, nullable=False),
     Column("finished_at", Float, nullable=False),
     Column("rate", Float),

@@ -252,5 +252,5 @@ def _figures(outcome: HopperOutcome) -> HopperFigures:
         gpu_busy_fraction=outcome.busy,
         lost_s=outcome.lost_s,
         plan_seconds=outcome.plan_seconds,
-        prices=outcome.prices,
+        makespans_s=outcome.makespans_s,
     )

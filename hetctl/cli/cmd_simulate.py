@@ -35,7 +35,9 @@ LEAST_MTBF_S = 600
 @click.option(
     "--search", "search_file", metavar="FILE", help="Ensemble file with a search: simulate that one."
 )
-@click.option("-s", "--site", metavar="NAME", help="Site of the rates, if they were measured at several.")
+@click.option(
+    "--rates-of", "site", metavar="SITE", help="Site of the rates, if they were measured at several."
+)
 @click.option(
     "--gpus", type=GpusByType(), required=True, help="GPUs of the cluster, such as 80 or v100:40,p100:40."
 )

@@ -190,14 +190,14 @@ class PipelineEpoch:
     ----------
     epoch : int
         Number of the epoch, from 1.
-    seconds : float
+    duration_s : float
         Time of the part.
     rate : float or None
         Rate of the epoch in samples/s; None if it has not ended, or was too short for a measurement.
     """
 
     epoch: int
-    seconds: float
+    duration_s: float
     rate: float | None
     use: PipelineUse
     stages: tuple[StageReport, ...]

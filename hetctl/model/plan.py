@@ -83,7 +83,7 @@ class Phase:
 
     Parameters
     ----------
-    prices : mapping of str to float
+    makespans_s : mapping of str to float
         Simulated seconds of these members' work by mode: the mode of the phase and its alternatives.
     """
 
@@ -91,7 +91,7 @@ class Phase:
     members: tuple[str, ...]
     start_s: float
     predicted_s: float
-    prices: Mapping[str, float] = field(default_factory=dict)
+    makespans_s: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

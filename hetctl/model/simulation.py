@@ -61,7 +61,7 @@ class Simulation:
         GPU-seconds of intervals without restarts, over those of all GPUs until the makespan.
     plan_seconds : float
         Total planning time of all decisions in seconds.
-    slowest_plan_seconds : float
+    slowest_plan_s : float
         Planning time of the slowest decision in seconds.
     members : tuple of Forecast
         Completions; `done_s` counts from the start of the run.
@@ -83,7 +83,7 @@ class Simulation:
     restarts: int
     gpu_busy_fraction: float
     plan_seconds: float
-    slowest_plan_seconds: float
+    slowest_plan_s: float
     intervals: tuple[Interval, ...] = ()
     members: tuple[Forecast, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ class EpochResult:
         Number of the epoch, from 1.
     metrics : mapping
         ``loss`` over the training samples and ``val_*`` over the validation samples.
-    seconds : float
+    duration_s : float
         Training time of the epoch, without evaluation and checkpoint.
     rate : float or None
         Samples/s of the group over the full batches after the first; None: there were too few.
@@ -31,7 +31,7 @@ class EpochResult:
 
     epoch: int
     metrics: Mapping[str, float]
-    seconds: float
+    duration_s: float
     gpus: int
     finished_at: float
     rate: float | None = None
@@ -103,13 +103,13 @@ class RankShare:
         Node and number of its GPU or slot, as in ``node1:0``.
     batch : int
         Samples of the rank in a full chunk.
-    seconds : float
+    step_s : float
         Time of its own computing in the last step, without waiting for other ranks.
     """
 
     worker: str
     batch: int
-    seconds: float
+    step_s: float
 
 
 @dataclass(frozen=True)

@@ -195,7 +195,7 @@ def mode_table(plan: Plan) -> RenderableType:
 
 def _would_be_quicker(phase: Phase) -> bool:
     """Return true if members hop although data-parallel training is faster in the simulator."""
-    return phase.mode == HOPPER and phase.prices.get(DATA_PARALLEL, math.inf) < phase.predicted_s
+    return phase.mode == HOPPER and phase.makespans_s.get(DATA_PARALLEL, math.inf) < phase.predicted_s
 
 
 def _phases(plan: Plan) -> RenderableType:
@@ -208,7 +208,7 @@ def _phases(plan: Plan) -> RenderableType:
 
 def _others(phase: Phase) -> str:
     """Return a text on the same members' times in other modes."""
-    others = {mode: seconds for mode, seconds in phase.prices.items() if mode != phase.mode}
+    others = {mode: seconds for mode, seconds in phase.makespans_s.items() if mode != phase.mode}
     return ", ".join(f"{mode} {format_seconds(seconds)}" for mode, seconds in others.items())
 
 

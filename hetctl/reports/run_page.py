@@ -154,7 +154,7 @@ wait for waves of other virtual workers (the clock distance D); idle is all othe
 pipeline fills or drains, or another stage is slower.{{ undrawn }}</p>
 {% for one, chart in stage_charts %}
 <p><b>{{ one.member }}</b>: {{ one.layout | layout }}; epoch {{ one.last.epoch }},
-{{ one.last.seconds | seconds }}</p>
+{{ one.last.duration_s | seconds }}</p>
 <div class="wide">{{ chart }}</div>
 {% endfor %}
 <ul class="legend">

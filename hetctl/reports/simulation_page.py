@@ -103,7 +103,7 @@ def _cards(simulation: Simulation) -> list[tuple[str, str, str]]:
         ("mean completion", format_seconds(simulation.mean_jct_s), remarks.get("mean-jct", "from arrival")),
         ("GPUs busy", format_percent(simulation.gpu_busy_fraction), "restarts left out"),
         ("restarts", restarts, f"in {simulation.rounds:,} rounds"),
-        ("planning", f"{simulation.plan_seconds:.3g} s", f"{simulation.slowest_plan_seconds:.2g} s at most"),
+        ("planning", f"{simulation.plan_seconds:.3g} s", f"{simulation.slowest_plan_s:.2g} s at most"),
     ]
 
 
@@ -138,10 +138,10 @@ HOPPER_TEMPLATE = """\
 {% extends "base" %}
 {% block about %}
 <p>{{ about }}.</p>
-{% if prices | length > 1 %}
+{% if makespans_s | length > 1 %}
 <p>An epoch by mode:
-{% for mode, price in prices.items() %}
-{{ mode }} {{ price | seconds }}{{ "" if loop.last else "," }}
+{% for mode, makespan_s in makespans_s.items() %}
+{{ mode }} {{ makespan_s | seconds }}{{ "" if loop.last else "," }}
 {% endfor %}
 </p>
 {% endif %}
@@ -219,7 +219,7 @@ def render_hopper(
         colours,
         title="Hopper",
         about=hops_headline(figures),
-        prices=figures.prices,
+        makespans_s=figures.makespans_s,
         cards=_hopper_cards(figures),
         hops=len(steps),
         gantt=Markup(gantt_svg(spans, colours, HOPS)) if drawn else None,

@@ -96,7 +96,7 @@ class HopperFigures:
         Seconds of units whose results were lost by failures of workers, over all workers.
     plan_seconds : float
         Time that the scheduler took, in seconds.
-    prices : mapping of str to float
+    makespans_s : mapping of str to float
         Planned makespan of an epoch in seconds, by mode, of all modes considered.
     """
 
@@ -113,7 +113,7 @@ class HopperFigures:
     gpu_busy_fraction: float
     lost_s: float
     plan_seconds: float
-    prices: Mapping[str, float] = field(default_factory=dict)
+    makespans_s: Mapping[str, float] = field(default_factory=dict)
 
 
 def hopper_table(figures: HopperFigures) -> RenderableType:
@@ -130,9 +130,9 @@ def hopper_table(figures: HopperFigures) -> RenderableType:
         f"{figures.plan_seconds:.3g} s",
     )
     parts: list[RenderableType] = [Text(printable(hops_headline(figures)), "bold"), Text(), table]
-    if len(figures.prices) > 1:
-        prices = ", ".join(f"{mode} {format_seconds(price)}" for mode, price in figures.prices.items())
-        parts += [Text(), Text(f"an epoch by mode: {prices}")]
+    if len(figures.makespans_s) > 1:
+        modes = ", ".join(f"{mode} {format_seconds(time_s)}" for mode, time_s in figures.makespans_s.items())
+        parts += [Text(), Text(f"an epoch by mode: {modes}")]
     return Group(*parts)
 
 

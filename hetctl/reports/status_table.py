@@ -205,15 +205,15 @@ def _rank_table(alive: Sequence[tuple[str, Heartbeat]]) -> list[RenderableType]:
         fold="\nworker",
     )
     for name, ranks in differing:
-        slowest_s = max(rank.seconds for rank in ranks)
-        shown = sorted(ranks, key=lambda rank: -rank.seconds)
+        slowest_s = max(rank.step_s for rank in ranks)
+        shown = sorted(ranks, key=lambda rank: -rank.step_s)
         for row, rank in enumerate(shown[:MOST_RANKS]):
             table.add_row(
                 Text(printable(name) if row == 0 else ""),
                 Text(printable(rank.worker)),
                 f"{rank.batch:,}",
-                f"{rank.seconds:.3g} s",
-                format_percent(rank.seconds / slowest_s),
+                f"{rank.step_s:.3g} s",
+                format_percent(rank.step_s / slowest_s),
             )
         if len(shown) > MOST_RANKS:
             table.add_row("", f"and {len(shown) - MOST_RANKS} faster ones", "", "", "")
@@ -224,7 +224,7 @@ def _differ(ranks: Sequence[RankShare]) -> bool:
     """Return true if ranks have different batches, or take times that call for them."""
     if not ranks:
         return False
-    seconds = [rank.seconds for rank in ranks]
+    seconds = [rank.step_s for rank in ranks]
     return len({rank.batch for rank in ranks}) > 1 or max(seconds) > UNEVEN * min(seconds)
 
 

@@ -148,7 +148,7 @@ class Stages:
     """Times of the stages of a pipeline in a part of an epoch."""
 
     epoch: int
-    seconds: float
+    duration_s: float
     stages: tuple[StageReport, ...]
 
 
@@ -188,7 +188,7 @@ class PartsStagedRecord:
     copied: tuple[int, ...]
     kept: tuple[int, ...]
     bytes: int
-    seconds: float
+    duration_s: float
     errors: tuple[str, ...]
 
 

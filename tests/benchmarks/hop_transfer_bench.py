@@ -93,7 +93,7 @@ class Hops:
         self.workers.stores.fetched.clear()
         self.workers.forget([name], [SOURCE, TARGET])
         until(self.workers, lambda: not (self.source / name).exists() and not (self.target / name).exists())
-        return seconds, fetched.seconds
+        return seconds, fetched.duration_s
 
 
 @contextmanager

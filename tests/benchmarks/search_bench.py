@@ -194,7 +194,7 @@ def _by_hetctl(folder: Path, variant: str, seed: int) -> Search:
     numbers = {trial["member"]: trial["number"] for trial in shown["trials"]}
     # A trial that goes on reports its last epoch again.
     epochs = {
-        TrainedEpoch(numbers[e.source], e.data["epoch"], e.data["finished_at"], e.data["seconds"])
+        TrainedEpoch(numbers[e.source], e.data["epoch"], e.data["finished_at"], e.data["duration_s"])
         for e in events_in(Home(home / ".hetctl").run("asha-001"))
         if e.kind == "epoch"
     }

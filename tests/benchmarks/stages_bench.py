@@ -210,7 +210,7 @@ def slowest_rate_of(events: Sequence[Event], minibatches: int) -> float:
     passes_s = [0.0] * workers
     for stage in report["stages"]:
         passes_s[stage["virtual_worker"]] += stage["forward_s"] + stage["backward_s"]
-    return workers * BATCH * (each - 1) / (report["seconds"] - max(passes_s) / each)
+    return workers * BATCH * (each - 1) / (report["duration_s"] - max(passes_s) / each)
 
 
 def step_of(events: Sequence[Event]) -> dict:
@@ -317,7 +317,7 @@ def _waits(
     report = [event.data for event in events if event.kind == "stages"][-1]
     firsts = [stage for stage in report["stages"] if stage["stage"] == 0]
     waited_s, idle_s = (sum(stage[key] for stage in firsts) for key in ("wave_wait_s", "idle_s"))
-    return waited_s, idle_s, report["seconds"]
+    return waited_s, idle_s, report["duration_s"]
 
 
 CPU_NETWORK = """

@@ -234,7 +234,7 @@ def _epoch(number: int, epoch: int, at: float) -> dict[str, Any]:
 
 def _checkpoint(name: str, epoch: int, part_samples: int) -> dict[str, Any]:
     path = f"/shared/project/.hetctl/checkpoints/{RUN}/{name}/epoch-{epoch:05d}-{part_samples:012d}.npz"
-    size = {"bytes": 104_857_600, "sha256": "0123456789abcdef" * 4, "seconds": 0.75}
+    size = {"bytes": 104_857_600, "sha256": "0123456789abcdef" * 4, "duration_s": 0.75}
     return {"epoch": epoch, "part_samples": part_samples, "path": path, **size}
 
 

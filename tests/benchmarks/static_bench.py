@@ -117,8 +117,8 @@ def measured(data: str, members: list[Workload], gpus_per_node: int, seed: int, 
         one_node_s=planned(members, GPUS, seed, plan_seconds).makespan_s,
         bound_s=bound_s,
         one_member=alone_s >= bound_s * (1 - 1e-6),
-        first_s=result.slowest_plan_seconds,
-        later_s=result.plan_seconds - result.slowest_plan_seconds,
+        first_s=result.slowest_plan_s,
+        later_s=result.plan_seconds - result.slowest_plan_s,
     )
 
 

@@ -197,7 +197,7 @@ def _epoch_s(run: RunFolder) -> float:
     spec = read_spec(run)
     epochs = progress_in(run, spec.ensemble, spec.retries)["m"].epochs
     assert {epoch.gpus for epoch in epochs} == {GPUS}, epochs
-    return statistics.median(epoch.seconds for epoch in epochs[1:])
+    return statistics.median(epoch.duration_s for epoch in epochs[1:])
 
 
 if __name__ == "__main__":

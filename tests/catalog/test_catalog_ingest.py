@@ -67,7 +67,7 @@ def member_events(name: str, start: float, epochs: range, index: int = 0, first:
             "path": f"/c/{epoch}",
             "bytes": 9,
             "sha256": "0",
-            "seconds": 1,
+            "duration_s": 1,
         }
         told += [("checkpoint", at, saved), ("epoch", at, encode(result(epoch, at)))]
     return [Event(name, seq, kind, at, data, index) for seq, (kind, at, data) in enumerate(told, first)]

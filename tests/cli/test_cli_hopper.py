@@ -110,7 +110,7 @@ def replayed(folder, *recording):
     (folder.path / "other.csv").write_text("config,w0,w1,w2\na,9,0,1\nb,1,8,0\nc,5,5,9\nd,7,1,3\n")
     replay = ("--unit-times", "other.csv", "--replay", "first.jsonl", "--seed", "7")
     result = figures(folder, "simulate", *replay, "--trace", "second.jsonl")
-    assert (result["scheduler"], result["lost_s"], result["prices"]) == ("replay", 0, {})
+    assert (result["scheduler"], result["lost_s"], result["makespans_s"]) == ("replay", 0, {})
     first, second = hops(folder, "first.jsonl"), hops(folder, "second.jsonl")
     assert any(hop["lost"] for hop in first)
     assert [hop["end"] for hop in first] != [hop["end"] for hop in second]
@@ -174,7 +174,7 @@ def test_few_configurations_train_on_groups(folder):
     wishes = ("--unit-times", "sized.txt", "--scheduler", "randomized", "--parallelism")
     auto = figures(folder, "plan", *wishes, "auto", "--efficiency", "0.5")
     assert (auto["mode"], auto["makespan_s"], auto["workers"]) == ("data-parallel", 20, 1)
-    assert auto["prices"] == {"data-parallel": 20, "hybrid": 20}
+    assert auto["makespans_s"] == {"data-parallel": 20, "hybrid": 20}
     assert figures(folder, "plan", *wishes, "hopper")["makespan_s"] == 40
     away = figures(
         folder, "simulate", *wishes, "data-parallel", "--outage", "w3@5-10", "--trace", "hops.jsonl"

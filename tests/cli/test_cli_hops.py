@@ -67,7 +67,7 @@ def test_visits_undone_after_their_epoch_are_counted_too(project):
     own = [record.visit.number for record in COURSE.records if record.visit.config == "m0"]
     epoch = {
         **{"kind": "epoch", "time": 3e6, "round": 0, "epoch": 2, "metrics": {"val_loss": 1.0}},
-        **{"seconds": 1.0, "gpus": 1, "finished_at": 3e6, "rate": 9.0, "evaluate_s": 0.0},
+        **{"duration_s": 1.0, "gpus": 1, "finished_at": 3e6, "rate": 9.0, "evaluate_s": 0.0},
     }
     write_events(events, "m0", [epoch])
     before = project.here("status", "--json").json["hops"]

@@ -16,7 +16,7 @@ KEYS = {
     "schema_version", "planner", "makespan_s", "mean_jct_s", "lower_bound_s", "ratio", "rounds", "restarts",
     "gpu_busy_fraction", "plan_seconds",
 }  # fmt: skip
-CLOCKED = {"plan_seconds", "slowest_plan_seconds"}
+CLOCKED = {"plan_seconds", "slowest_plan_s"}
 ZOO = "member,gpus,rate,samples\n" + "".join(
     f"net-{i},{gpus},{(10 + i) * gpus**0.9:.3f},{1000 * (1 + i % 3)}\n"
     for i in range(6)
@@ -247,7 +247,7 @@ def test_what_could_not_be_written_is_refused_first(zoo, option, path):
         (["--planner", "fluidd"], "fluid"),
         (["--plan-seconds", "0"], "--plan-seconds"),
         (["-e", "zoo"], "given twice"),
-        (["--site", "local"], "there is one at: imported"),
+        (["--rates-of", "local"], "there is one at: imported"),
     ],
 )
 def test_parameters_out_of_range_are_usage_errors(zoo, arguments, said):
@@ -280,7 +280,7 @@ def test_the_project_s_ensemble_is_simulated_on_its_profile(profiled):
 def test_of_several_sites_one_must_be_chosen(profiled):
     assert profiled.here("profile", "import", "rates.csv", HETCTL_SITE="summit").code == 0
     assert "several sites: local, summit" in refused(profiled, "simulate", "--gpus", "2")
-    assert simulated(profiled, "--gpus", "12", "--site", "summit")["gpus_per_node"] == 6
+    assert simulated(profiled, "--gpus", "12", "--rates-of", "summit")["gpus_per_node"] == 6
 
 
 def test_auto_takes_the_best_and_says_why(zoo):

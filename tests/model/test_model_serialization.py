@@ -95,7 +95,7 @@ def test_missing_fields_take_their_defaults():
         (StopRule, {"patience": 2.5}),
         (StopRule, {"target": "high"}),
         (Allocation, {"member": "m", "gpus": 1, "mode": "x", "rate": 1.0, "placement": {}}),
-        (EpochResult, {"epoch": 1, "metrics": [], "seconds": 1.0, "gpus": 1, "finished_at": 0.0}),
+        (EpochResult, {"epoch": 1, "metrics": [], "duration_s": 1.0, "gpus": 1, "finished_at": 0.0}),
         (MemberProfile, {"member": "m", "rates": {"one": 1.0}}),
         (Job, {"number": 0, "batch_id": "1", "state": "sleeping", "nodes": 1,
                "wall_s": 1, "submitted_at": 0.0}),

@@ -27,7 +27,7 @@ DRIVER = [
 ]
 MEMBER = [
     {"kind": "started", "time": 2.5, "epochs": 0, "part_samples": 0},
-    {"kind": "epoch", "time": 4.0, "epoch": 1, "metrics": {"loss": 0.5}, "seconds": 1.0, "gpus": 1,
+    {"kind": "epoch", "time": 4.0, "epoch": 1, "metrics": {"loss": 0.5}, "duration_s": 1.0, "gpus": 1,
      "finished_at": 4.0, "evaluate_s": 0.1},
     {"kind": "checkpoint", "time": 4.1, "epoch": 1, "part_samples": 0, "bytes": 10, "sha256": "ab"},
     {"kind": "stopped", "time": 5.0, "reason": "deadline", "part_samples": 64},

@@ -26,7 +26,13 @@ def event(source, kind, time=0.0, **data):
 
 
 def epoch(member, number, **later):
-    result = {"epoch": number, "metrics": {"loss": 1 / number}, "seconds": 1.0, "gpus": 1, "finished_at": 0.0}
+    result = {
+        "epoch": number,
+        "metrics": {"loss": 1 / number},
+        "duration_s": 1.0,
+        "gpus": 1,
+        "finished_at": 0.0,
+    }
     return event(member, "epoch", **result | later)
 
 

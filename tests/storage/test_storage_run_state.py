@@ -52,7 +52,7 @@ rounds = st.just(("round_started", {"job": 0, "predicted_s": 1.0}))
 epochs = st.builds(
     lambda number, noise, new: (
         "epoch",
-        {"epoch": number, "metrics": {"loss": 1 / number + noise / 100}, "seconds": 1.0, "gpus": 1}
+        {"epoch": number, "metrics": {"loss": 1 / number + noise / 100}, "duration_s": 1.0, "gpus": 1}
         | {"finished_at": 0.0, "rate": 10.0 + noise, "batch_size": 32}
         | ({"evaluate_s": 1.0} if new else {}),
     ),
@@ -174,7 +174,7 @@ def test_each_look_reads_what_was_written_since_the_last(tmp_path):
         "epoch",
         epoch=1,
         metrics={"loss": 1.0},
-        seconds=1.0,
+        duration_s=1.0,
         gpus=2,
         finished_at=0.0,
         rate=7.0,

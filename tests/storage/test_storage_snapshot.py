@@ -81,7 +81,7 @@ def begin(run):
             epoch = {
                 "epoch": index + 1,
                 "metrics": {"loss": 1.0},
-                "seconds": 1.0,
+                "duration_s": 1.0,
                 "gpus": 1,
                 "finished_at": 0.0,
             }

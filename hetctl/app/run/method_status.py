@@ -195,7 +195,7 @@ def _are_of(layout: PipelineLayout, stages: Iterable[StageReport]) -> bool:
 
 def _epoch(told: Stages, epochs: Iterable[EpochResult]) -> PipelineEpoch:
     rate = next((result.rate for result in epochs if result.epoch == told.epoch), None)
-    return PipelineEpoch(told.epoch, told.seconds, rate, pipeline_use(told.stages), told.stages)
+    return PipelineEpoch(told.epoch, told.duration_s, rate, pipeline_use(told.stages), told.stages)
 
 
 def balance_courses(folder: RunFolder) -> tuple[BalanceCourse, ...]:

@@ -132,7 +132,7 @@ class StagedParts:
         Numbers of the parts that were copied, and of those that were there already.
     size_bytes : int
         Size of the copied parts.
-    seconds : float
+    duration_s : float
         Time of copying and checking.
     errors : tuple of str
         Reason for each part that is missing now.
@@ -141,7 +141,7 @@ class StagedParts:
     copied: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     size_bytes: int = 0
-    seconds: float = 0.0
+    duration_s: float = 0.0
     errors: tuple[str, ...] = ()
 
 
@@ -157,7 +157,7 @@ class Fetched:
 
     name: str
     size_bytes: int = 0
-    seconds: float = 0.0
+    duration_s: float = 0.0
     error: str = ""
 
 

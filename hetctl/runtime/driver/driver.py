@@ -301,7 +301,7 @@ class Driver:
                 copied=list(staged.copied),
                 kept=list(staged.kept),
                 bytes=staged.size_bytes,
-                seconds=staged.seconds,
+                duration_s=staged.duration_s,
                 errors=list(staged.errors),
             )
 

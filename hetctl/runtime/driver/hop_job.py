@@ -246,7 +246,7 @@ class HopJob(JobMode):
             restore_s=report.restore_s,
             train_s=report.train_s,
             save_s=report.save_s,
-            hop_s=hop.seconds,
+            hop_s=hop.duration_s,
             bytes=hop.size_bytes,
             samples=report.samples,
             loss=report.loss,
@@ -265,7 +265,7 @@ class HopJob(JobMode):
             path=saved.path,
             bytes=saved.size_bytes,
             sha256=saved.sha256,
-            seconds=saved.seconds,
+            duration_s=saved.duration_s,
         )
         # An epoch is finished once it is in a checkpoint.
         if result := self._results.pop((saved.member, saved.number), None):

@@ -159,11 +159,11 @@ class PipelineTrainer(MemberTrainer):
             part_samples=position,
             part_order=self._order,
             part_loss=self.state.part_loss + loss * (position - part.position),
-            part_seconds=self.state.part_seconds + seconds,
+            part_s=self.state.part_s + seconds,
         )
         stages = self._stages(gathered)
         self._reported.append((part.epoch, stages))
-        self.events.write("stages", epoch=part.epoch, seconds=seconds, stages=encode(stages))
+        self.events.write("stages", epoch=part.epoch, duration_s=seconds, stages=encode(stages))
 
     def figures_of(self, epoch: int) -> Mapping[str, float]:
         """Return what TensorBoard shows of the stages in one of the last two epochs."""
@@ -219,7 +219,7 @@ class PipelineTrainer(MemberTrainer):
             part_samples=position,
             part_order=self._order,
             part_loss=self.state.part_loss + loss * (position - part.position),
-            part_seconds=self.state.part_seconds + time.perf_counter() - self._began_at,
+            part_s=self.state.part_s + time.perf_counter() - self._began_at,
             random_state=random_state(),
         )
 

@@ -292,7 +292,7 @@ class BalanceLeader:
             self._sizes = new
             self._recorder.changed(
                 [
-                    RankShare(rank.worker, size, rank.seconds)
+                    RankShare(rank.worker, size, rank.step_s)
                     for rank, size in zip(self._ranks, new, strict=True)
                 ]
             )
@@ -327,9 +327,9 @@ class BalanceLeader:
 
 
 def _drift_reason(ranks: Sequence[RankShare]) -> str:
-    slow = max(ranks, key=lambda rank: rank.seconds)
-    fast = min(ranks, key=lambda rank: rank.seconds)
+    slow = max(ranks, key=lambda rank: rank.step_s)
+    fast = min(ranks, key=lambda rank: rank.step_s)
     return (
-        f"{slow.worker} takes {slow.seconds:.3g} s for its {slow.batch} samples, {fast.worker}"
-        f" {fast.seconds:.3g} s"
+        f"{slow.worker} takes {slow.step_s:.3g} s for its {slow.batch} samples, {fast.worker}"
+        f" {fast.step_s:.3g} s"
     )

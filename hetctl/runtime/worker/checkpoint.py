@@ -49,7 +49,7 @@ class TrainingState:
         Trained samples of the unfinished epoch: the position in its order.
     part_order : tuple of int
         Key from which that order is computed; empty if there is no unfinished epoch.
-    part_loss, part_seconds : float
+    part_loss, part_s : float
         Sum of the training loss over those samples, and their time in seconds.
     random_state : Any
         States of NumPy's and Python's global generators, as plain values.
@@ -69,7 +69,7 @@ class TrainingState:
     part_samples: int = 0
     part_order: tuple[int, ...] = ()
     part_loss: float = 0.0
-    part_seconds: float = 0.0
+    part_s: float = 0.0
     random_state: Any = None
     visited: tuple[int, ...] = ()
     evaluating: bool = False

@@ -178,7 +178,7 @@ class EpochReports:
             epoch=epoch,
             metrics=report.metrics,
             # The time until the first report has the start of the command in it.
-            seconds=report.seconds or now - (ends[0].time if len(ends) > 1 else self._began_at),
+            duration_s=report.seconds or now - (ends[0].time if len(ends) > 1 else self._began_at),
             gpus=self.spec.allocation.gpus,
             finished_at=now,
             rate=pace.rate,

@@ -247,7 +247,7 @@ class MemberTrainer:
         self.state = replace(self.state, gpus=self.gpus)
 
     def _epoch_seconds_left(self) -> float:
-        same_size = [epoch.seconds for epoch in self.state.epochs if epoch.gpus == self.gpus]
+        same_size = [epoch.duration_s for epoch in self.state.epochs if epoch.gpus == self.gpus]
         seconds = same_size[-1] if same_size else self.expected_epoch_s
         return seconds * (1 - self.state.part_samples / self.training.samples)
 
@@ -277,7 +277,7 @@ class MemberTrainer:
         result = EpochResult(
             epoch=number,
             metrics={"loss": self.state.part_loss / self.state.part_samples, **metrics},
-            seconds=self.state.part_seconds,
+            duration_s=self.state.part_s,
             gpus=self.gpus,
             finished_at=time.time(),
             rate=rate,
@@ -322,7 +322,7 @@ class MemberTrainer:
             path=str(self.checkpoints.path / manifest.file),
             bytes=manifest.bytes,
             sha256=manifest.sha256,
-            seconds=seconds,
+            duration_s=seconds,
         )
 
 

@@ -113,7 +113,7 @@ class StateSaved:
         Number of finished epochs.
     part_samples : int
         Trained samples of the unfinished epoch.
-    seconds : float
+    duration_s : float
         Time of writing.
     """
 
@@ -124,7 +124,7 @@ class StateSaved:
     path: str
     size_bytes: int
     sha256: str
-    seconds: float
+    duration_s: float
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ Figures = Callable[[int], Mapping[str, float]]
 def figures_of_ranks(ranks: Sequence[RankShare]) -> Mapping[str, float]:
     """Return the batches and step times of the ranks of a balanced group."""
     sizes = {f"batch/{rank.worker}": float(rank.batch) for rank in ranks}
-    return sizes | {f"step_s/{rank.worker}": rank.seconds for rank in ranks}
+    return sizes | {f"step_s/{rank.worker}": rank.step_s for rank in ranks}
 
 
 def figures_of_stages(stages: Sequence[StageReport]) -> Mapping[str, float]:
@@ -74,7 +74,7 @@ class Board:
             from tensorboard.compat.proto.summary_pb2 import Summary
         except ImportError:
             return
-        rate = self._samples / max(result.seconds, 1e-9)
+        rate = self._samples / max(result.duration_s, 1e-9)
         values = {**result.metrics, "samples/s": rate, "gpus": result.gpus, **self._figures(result.epoch)}
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
         records = self._opened(Event)

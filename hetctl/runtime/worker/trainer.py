@@ -133,7 +133,7 @@ class Trainer(MemberTrainer):
             part_samples=batches.position,
             part_order=batches.order or (),
             part_loss=self.state.part_loss + loss * done,
-            part_seconds=self.state.part_seconds + seconds,
+            part_s=self.state.part_s + seconds,
         )
 
     def _evaluate(self, number: int) -> dict[str, float]:

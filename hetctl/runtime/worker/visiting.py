@@ -131,7 +131,7 @@ def _reporter_of(
             path=str(folder.path / manifest.file),
             size_bytes=manifest.bytes,
             sha256=manifest.sha256,
-            seconds=seconds,
+            duration_s=seconds,
         )
         if report.result is not None:
             _show(report.result, folder)
@@ -144,7 +144,7 @@ def _reporter_of(
 
 def _show(result: EpochResult, folder: CheckpointFolder) -> None:
     """Add an epoch to the member's TensorBoard file, which ranks of several nodes write one after another."""
-    samples = round((result.rate or 0.0) * result.seconds)
+    samples = round((result.rate or 0.0) * result.duration_s)
     Board(board_in(folder.path), samples).show(result)
 
 
@@ -306,7 +306,7 @@ class Visitor:
             visited=visited,
             part_samples=state.part_samples + training.samples,
             part_loss=state.part_loss + loss * training.samples,
-            part_seconds=state.part_seconds + seconds,
+            part_s=state.part_s + seconds,
         )
         return Stretch(after, training.samples, seconds, loss)
 
@@ -368,10 +368,10 @@ class Visitor:
         result = EpochResult(
             epoch=self._visit.epoch,
             metrics={"loss": state.part_loss / state.part_samples, **metrics},
-            seconds=state.part_seconds,
+            duration_s=state.part_s,
             gpus=state.gpus,
             finished_at=time.time(),
-            rate=state.part_samples / state.part_seconds,
+            rate=state.part_samples / state.part_s,
             batch_size=self._member.batch_size,
             gpu_type=self._gpu_type,
         )

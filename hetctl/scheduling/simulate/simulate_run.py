@@ -64,7 +64,7 @@ def simulate(
         restarts=len(engine.steps) - len(members),
         gpu_busy_fraction=busy / whole if whole else 0.0,
         plan_seconds=math.fsum(engine.planning_s),
-        slowest_plan_seconds=max(engine.planning_s, default=0.0),
+        slowest_plan_s=max(engine.planning_s, default=0.0),
         intervals=tuple(_interval(step) for step in engine.steps),
         members=members,
         options=asdict(options),

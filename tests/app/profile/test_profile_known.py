@@ -106,7 +106,7 @@ def trained(catalog: Catalog, run: str, site: Site, member: Member, rate: float,
     ensemble = replace(ENSEMBLE, members=(member,))
     spec = RunSpec(run, ensemble, site, "fluid", 2, "local", 600, 10, (), "/checkpoints")
     catalog.add_run(spec, PLAN, at, Job(0, f"hetctl-{run}-0", "1", JobState.FINISHED, 1, 600, at))
-    epoch = {"epoch": 1, "metrics": {}, "seconds": 1.0, "gpus": 1, "finished_at": at, "batch_size": 32}
+    epoch = {"epoch": 1, "metrics": {}, "duration_s": 1.0, "gpus": 1, "finished_at": at, "batch_size": 32}
     report = Event(member.name, 0, "epoch", at, epoch | {"rate": rate, "overhead_s": 0.5})
     catalog.ingest(run, [report])
 

@@ -83,7 +83,7 @@ def course(project):
         write(index, DRIVER, "step_ended", member=name, exit_code=0, why=why, cause=why, fault=False)
 
     def epoch(index, name, number, rate):
-        result = {"epoch": number, "metrics": {"loss": 1 / number}, "seconds": 1.0, "gpus": 1}
+        result = {"epoch": number, "metrics": {"loss": 1 / number}, "duration_s": 1.0, "gpus": 1}
         write(index, name, "epoch", **result, finished_at=0.0, rate=rate, batch_size=32, evaluate_s=0.1)
 
     yield
@@ -248,7 +248,7 @@ def with_pipelines(project):
 def test_runs_with_pipelines_are_compared_with_no_simulation(project):
     for name in NAMES:
         writer = EventWriter(project.home.run(RUN).events, name, 0)
-        result = {"epoch": 1, "metrics": {"loss": 0.5}, "seconds": 1.0, "gpus": 1, "finished_at": 1.0}
+        result = {"epoch": 1, "metrics": {"loss": 0.5}, "duration_s": 1.0, "gpus": 1, "finished_at": 1.0}
         writer.write("epoch", **result, rate=10.0, batch_size=32, evaluate_s=0.1)
         writer.write("converged", reason="loss reached 0.5")
     assert compared_status(project, RUN).comparison.epochs == 3

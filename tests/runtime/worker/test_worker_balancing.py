@@ -194,7 +194,7 @@ def test_the_first_steps_and_smaller_chunks_do_not_count():
 def test_a_rank_that_cannot_give_more_is_reported_as_a_straggler():
     _, records, _ = run([speed(0.001), speed(1.0)], 120, manager="gpu")
     ((rank, message), *_) = records.stragglers
-    assert (rank.worker, rank.seconds > rank.batch) == ("node:1", True)
+    assert (rank.worker, rank.step_s > rank.batch) == ("node:1", True)
     assert "is the slowest" in message
 
 

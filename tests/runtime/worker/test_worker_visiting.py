@@ -118,7 +118,7 @@ def check_reports(reports, visits, metrics, member):
         trained = [r for r in reports if r.epoch == result.epoch and not r.evaluates]
         total = sum(r.loss * r.samples for r in trained)
         assert result.metrics["loss"] == pytest.approx(total / sum(samples for samples, _ in PARTS))
-        assert result.seconds == pytest.approx(sum(r.train_s for r in trained))
+        assert result.duration_s == pytest.approx(sum(r.train_s for r in trained))
         assert (result.gpus, result.batch_size) == (1, member.batch_size)
     assert results[-1].metrics["val_accuracy"] > 0.6
 
