@@ -17,9 +17,10 @@ help: ## show this list
 demo: setup-demo ## train the example ensemble on this machine, from profile to report
 	@.ci/demo
 
-# Four at a time on two cores: three of them on Slurm clusters, whose tests mostly wait (`LANES` in tests/conftest.py).
+# Tests mostly wait, so three go at a time on two cores; of those that train, which wait less, two.
 test: setup-test ## run all tests, those on a real Slurm cluster too
-	@.ci/test -n 4
+	@.ci/test -n 3 -m "not training"
+	@.ci/test -n 2 -m training
 
 test-docker: ## train the example on a Slurm cluster of Docker containers; needs a Docker engine
 	@tests/slurm-docker/run

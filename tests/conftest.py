@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
-from typing import IO
 
 import pytest
 from hypothesis import settings
@@ -29,15 +25,8 @@ settings.register_profile("server", deadline=None, derandomize=True)
 settings.load_profile("server" if os.environ.get("CI") else "people")
 
 
-LANES = (
-    ("test_slurm_hops", "test_slurm_faults"),
-    ("test_slurm_groups", "test_slurm_training", "test_slurm_pipelines"),
-)
-"""Files of tests on Slurm that go one after another on a cluster; the others go on a third one."""
-COMPUTING = 3
-"""Most tests beside those on Slurm that run at the same time: these mostly wait, others compute."""
-SLOTS = Path(tempfile.gettempdir()) / f"hetctl-tests-{os.getuid()}"
-"""Folder of the files that tests which compute lock, over all processes of a run and all runs."""
+LONGEST = ("test_slurm_faults", "test_slurm_training", "test_slurm_tutorial")
+"""Files of half of the time on Slurm, of tests that train and of others alike."""
 
 
 def _on_slurm(nodeid: str) -> bool:
@@ -45,50 +34,23 @@ def _on_slurm(nodeid: str) -> bool:
 
 
 class Lanes(LoadFileScheduling):
-    """Tests on Slurm go in three processes, each with a cluster; others go file by file."""
+    """Tests on Slurm, which mostly wait, go in two processes, each with a cluster; others go file by file."""
 
     def _split_scope(self, nodeid: str) -> str:
         if not _on_slurm(nodeid):
             return super()._split_scope(nodeid)
-        lanes = (lane for lane, names in enumerate(LANES) if any(name in nodeid for name in names))
-        return f"slurm {next(lanes, len(LANES))}"
+        return "slurm, longest" if any(name in nodeid for name in LONGEST) else "slurm"
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests are spread, begin with those on Slurm, which take longest, then those that train."""
+    """Where tests are spread, begin with those on Slurm: no other lanes take as long."""
     if hasattr(config, "workerinput"):  # the processes collect; the one that spreads tests does not
-        items.sort(key=lambda item: (not _on_slurm(item.nodeid), "training" not in item.keywords))
+        items.sort(key=lambda item: not _on_slurm(item.nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Lanes | None:
     """Have tests spread so where it is by files."""
     return Lanes(config, log) if config.getvalue("dist") == "loadfile" else None
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Hold back a test that computes as long as enough others do."""
-    if not hasattr(item.config, "workerinput") or _on_slurm(item.nodeid):
-        return (yield)
-    SLOTS.mkdir(mode=0o700, exist_ok=True)
-    with ExitStack() as stack:
-        files = [stack.enter_context((SLOTS / str(slot)).open("w")) for slot in range(COMPUTING)]
-        while not any(map(_lock, files)):
-            time.sleep(0.01)
-        try:
-            return (yield)
-        finally:
-            # Closing a file does not release its lock as long as a process that the test forked has it open.
-            for file in files:
-                fcntl.flock(file, fcntl.LOCK_UN)
-
-
-def _lock(file: IO[str]) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 @pytest.fixture(scope="session")
