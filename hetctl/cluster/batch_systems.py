@@ -36,6 +36,8 @@ class BatchSystemEntry:
         ``module:class`` of its `hetctl.cluster.batch.base.BatchSystem`, imported on first use.
     submit : tuple of str
         Command that submits a script.
+    checks : str or None
+        ``module:function`` that queries it for ``hetctl doctor``, imported on first use; None: there is none.
     node_list : NodeList or None
         Source of the job's nodes; None: jobs run on the machine that submits them.
     commands : tuple of str
@@ -52,6 +54,7 @@ class BatchSystemEntry:
     title: str
     client: str
     submit: tuple[str, ...]
+    checks: str | None = None
     node_list: NodeList | None = None
     commands: tuple[str, ...] = ()
     helpful: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +72,7 @@ LOCAL = BatchSystemEntry(
     title="this machine",
     client="hetctl.cluster.batch.local:LocalBatch",
     submit=("bash",),
+    checks="hetctl.app.doctor.batch_checks:local_checks",
     asked_every_s=0.0,
 )
 SLURM = BatchSystemEntry(
@@ -76,6 +80,7 @@ SLURM = BatchSystemEntry(
     title="Slurm",
     client="hetctl.cluster.batch.slurm:SlurmBatch",
     submit=("sbatch", "--parsable"),
+    checks="hetctl.app.doctor.batch_checks:slurm_checks",
     # The variable is compressed, such as n[1-4,7]: Slurm itself expands it.
     node_list=NodeList("SLURM_JOB_NODELIST", 'exec scontrol show hostnames "$SLURM_JOB_NODELIST"'),
     commands=("sbatch", "squeue", "scancel", "scontrol", "sinfo"),
@@ -86,6 +91,7 @@ LSF = BatchSystemEntry(
     title="LSF",
     client="hetctl.cluster.batch.lsf:LsfBatch",
     submit=("bsub",),
+    checks="hetctl.app.doctor.batch_checks:lsf_checks",
     # The file has a line for each core; at sites with jsrun the launch node is the first.
     node_list=NodeList("LSB_DJOB_HOSTFILE", 'exec cat "$LSB_DJOB_HOSTFILE"'),
     commands=("bsub", "bjobs", "bkill", "bqueues"),

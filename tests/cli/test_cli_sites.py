@@ -73,7 +73,7 @@ def test_a_site_with_a_step_for_each_member_is_checked_too(project, base):
             "launcher: jsrun\nenvironment: {TMPDIR: /x}\n",
             "bad.yaml:3: environment: TMPDIR in the environment",
         ),
-        ("launcher: local\n", "bad.yaml:2: launcher: 2 nodes; the launcher 'local' has one"),
+        ("launcher: local\n", "bad.yaml:2: launcher: 2 nodes; the launcher 'local' has at most 1"),
         (
             "queues: [{name: q, max_nodes: 1}]\nqueue: q\n",
             "bad.yaml:2: queues: no queue of site bad takes 2 nodes",

@@ -209,7 +209,7 @@ def mpi_finding(site: Site, end: ProbeEnd, error_tail: str) -> CheckResult:
     if set(end.mpi_sizes) == {0}:
         fix = "lockstep on several nodes needs mpi4py: name its environment in `setup`"
         return CheckResult("MPI", CheckStatus.WARNING, "mpi4py cannot be imported on the nodes", fix)
-    fix = "check `mpi`: `srun --mpi=list` shows what there is" if site.launcher == "srun" else "check `setup`"
+    fix = LAUNCHERS[site.launcher].mpi_fix
     seen = ", ".join(map(str, sorted(end.mpi_sizes))) or f"none: {error_tail}"
     return CheckResult("MPI", CheckStatus.FAILED, f"leaders see worlds of {seen} instead of {nodes}", fix)
 

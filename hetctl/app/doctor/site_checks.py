@@ -11,15 +11,12 @@ from pathlib import Path
 
 from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.inputs.quantities import format_duration
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.site import Queue, Site
 
 MEBIBYTE = 2**20
-
-NO_LAUNCHER = "local"
-"""Launcher of local jobs, whose agent the driver starts itself."""
-
 
 SHARED = (
     "afs",
@@ -53,7 +50,7 @@ def command_findings(site: Site, which: Callable[[str], str | None]) -> Iterator
     for name, use in entry.helpful.items():
         if not which(name):
             yield CheckResult(f"command {name}", CheckStatus.WARNING, "not on the PATH", f"it reports {use}")
-    if site.launcher != NO_LAUNCHER:
+    if LAUNCHERS[site.launcher].on_path:
         yield _launcher_finding(site.launcher, which)
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
+from collections.abc import Callable
 from pathlib import Path
 
 from hetctl.cluster.batch.base import BatchSystem
 from hetctl.cluster.batch.command import CommandRunner
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
+from hetctl.model.registry import load_entry
 from hetctl.model.site import Site
 
 
 def batch_system_of(site: Site, folder: Path) -> BatchSystem:
     """Return the client of a site's batch system; it may keep its own files in `folder`."""
-    module, _, name = BATCH_SYSTEMS[site.batch_system].client.partition(":")
-    client: BatchSystem = getattr(importlib.import_module(module), name)(
-        folder, CommandRunner(site.timeouts.command_s)
+    make_client: Callable[[Path, CommandRunner], BatchSystem] = load_entry(
+        BATCH_SYSTEMS[site.batch_system].client
     )
-    return client
+    return make_client(folder, CommandRunner(site.timeouts.command_s))

@@ -26,12 +26,10 @@ from hetctl.cluster.batch.lsf_commands import (
     parse_job_id,
 )
 from hetctl.cluster.batch.submitit_jobs import array_elements, submit_function
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.site import Site
-
-JSRUN = "jsrun"
-"""Launcher of sites whose jobs get whole nodes, and a launch node for their scripts."""
 
 FIRST_ELEMENT = 1
 """Index of the first element of LSF's arrays."""
@@ -60,7 +58,7 @@ class LsfBatch:
             "lsf_job_name": call.name,
             "lsf_time": math.ceil(call.wall_s / 60),
             "lsf_nodes": call.nodes,
-            "lsf_whole_nodes": site.launcher == JSRUN,
+            "lsf_whole_nodes": LAUNCHERS[site.launcher].whole_nodes,
             "lsf_cpus_per_task": site.gpus_per_node * site.cores_per_gpu,
             "lsf_gpus_per_node": site.gpus_per_node if site.device == "gpu" else 0,
             "lsf_array_parallelism": call.max_concurrent,
@@ -108,8 +106,7 @@ class LsfBatch:
 
 def _setup(site: Site) -> Iterator[str]:
     """Return the shell lines that a function's job begins with."""
-    if site.launcher == JSRUN:
-        yield "unset TMPDIR"  # jsrun fails if it is set
+    yield from (f"unset {variable}" for variable in LAUNCHERS[site.launcher].fails_with)
     yield from site.setup
     yield from (f"export {key}={shlex.quote(value)}" for key, value in site.environment.items())
 

@@ -37,4 +37,11 @@ def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tu
 
 
 # It starts no leaders: resource sets never share cores.
-JSRUN = Launcher("jsrun", start_agents, chooses_nodes=True, script_nodes=1)
+JSRUN = Launcher(
+    name="jsrun",
+    agents=start_agents,
+    chooses_nodes=True,
+    script_nodes=1,
+    whole_nodes=True,
+    fails_with=("TMPDIR",),
+)

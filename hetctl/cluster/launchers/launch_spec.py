@@ -65,6 +65,16 @@ class Launcher:
         True if it does not accept the nodes on which to start a step.
     script_nodes : int
         Number of leading nodes in a job's list that run the script but no steps.
+    most_nodes : int or None
+        Most nodes of a job; None: any number.
+    whole_nodes : bool
+        True if LSF gives its jobs whole nodes (``bsub -nnodes``).
+    fails_with : tuple of str
+        Environment variables with which it fails.
+    on_path : bool
+        True if a program of its name must be on the PATH of the compute nodes.
+    mpi_fix : str
+        Next step where the processes that it starts are not one MPI world.
     """
 
     name: str
@@ -72,6 +82,11 @@ class Launcher:
     leaders: Callable[[Site, str, Sequence[str], tuple[str, ...]], LaunchSpec] | None = None
     chooses_nodes: bool = False
     script_nodes: int = 0
+    most_nodes: int | None = None
+    whole_nodes: bool = False
+    fails_with: tuple[str, ...] = ()
+    on_path: bool = True
+    mpi_fix: str = "check `setup`"
 
 
 class NodeShare(NamedTuple):

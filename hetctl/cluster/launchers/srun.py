@@ -64,4 +64,6 @@ def start_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[st
     return LaunchSpec(name, argv, common_environment(site))
 
 
-SRUN = Launcher("srun", start_agents, start_leaders)
+SRUN = Launcher(
+    "srun", start_agents, start_leaders, mpi_fix="check `mpi`: `srun --mpi=list` shows what there is"
+)

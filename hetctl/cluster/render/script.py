@@ -12,6 +12,7 @@ from jinja2 import FileSystemLoader, StrictUndefined, TemplateError, TemplateNot
 from jinja2.sandbox import SandboxedEnvironment
 
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.cluster.render.quoting import FILTERS
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import Queue, Site, yields
@@ -103,15 +104,18 @@ def _check(job: JobScript) -> None:
             f"grace of {job.grace_s} s must be shorter than the limit of {job.wall_s} s (units of {unit} s)",
             "raise --time",
         )
-    if job.site.launcher == "local" and job.nodes > 1:
+    launcher = LAUNCHERS[job.site.launcher]
+    if launcher.most_nodes is not None and job.nodes > launcher.most_nodes:
         raise BadInputError(
-            f"{job.nodes} nodes; the launcher 'local' has one", "choose another launcher in the site file"
+            f"{job.nodes} nodes; the launcher {launcher.name!r} has at most {launcher.most_nodes}",
+            "choose another launcher in the site file",
         )
-    if job.site.launcher == "jsrun" and "TMPDIR" in job.site.environment:
-        raise BadInputError(
-            f"TMPDIR in the environment of site {job.site.name!r}: jsrun fails where it is set",
-            "remove it from the site file",
-        )
+    for variable in launcher.fails_with:
+        if variable in job.site.environment:
+            raise BadInputError(
+                f"{variable} in the environment of site {job.site.name!r}: {launcher.name} fails with it",
+                "remove it from the site file",
+            )
 
 
 def _values(job: JobScript) -> dict[str, Any]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE
+from hetctl.model.registry import load_entry
 from hetctl.model.run import RunSpec
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.phased_core import PhaseCore
@@ -115,10 +115,4 @@ MODES: Mapping[str, str] = {
 
 def modes_of(job: JobContext) -> list[JobMode]:
     """Return the modes of a job's phases, in their order."""
-    return [_mode_class(name)(job) for name in job.spec.phases]
-
-
-def _mode_class(name: str) -> type[JobMode]:
-    module, _, class_name = MODES[name].partition(":")
-    found: type[JobMode] = getattr(importlib.import_module(module), class_name)
-    return found
+    return [load_entry(MODES[name])(job) for name in job.spec.phases]

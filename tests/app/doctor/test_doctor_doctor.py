@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 from workbench import new_project
 
-from hetctl.app.doctor.doctor import BATCH_CHECKS, Examination
+from hetctl.app.doctor.doctor import Examination
 from hetctl.app.doctor.probe_job import job_findings, link_findings
 from hetctl.app.doctor.site_checks import (
-    NO_LAUNCHER,
     ability_finding,
     account_finding,
     command_findings,
@@ -25,6 +24,7 @@ from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.inputs.site_schema import SiteModel
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.registry import load_entry
 from hetctl.model.site import Queue, Site
 from hetctl.runtime.driver.probe import GroupEnd, ProbeEnd, RankReport
 from hetctl.runtime.worker.all_reduce import AllReduce, RankTime
@@ -34,9 +34,12 @@ SITE = Site("lab", "slurm", "srun", 4, 2, 8, 6000 * 2**20, (Queue("main", 4, 360
 END = ProbeEnd(("n1", "n2"), 4, 0, 0, (2, 2))
 
 
-def test_the_tables_hold_every_batch_system_and_launcher():
-    assert set(BATCH_CHECKS) == set(BATCH_SYSTEMS)
-    assert NO_LAUNCHER in LAUNCHERS
+def test_every_batch_system_has_its_queries():
+    for entry in BATCH_SYSTEMS.values():
+        assert callable(load_entry(entry.checks))
+
+
+def test_the_schema_has_every_launcher():
     assert set(LAUNCHERS) == set(SiteModel.model_fields["launcher"].annotation.__args__)
 
 

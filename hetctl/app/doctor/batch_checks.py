@@ -1,0 +1,115 @@
+"""Queries of batch systems by ``hetctl doctor``, named by the entries of `hetctl.cluster.batch_systems`."""
+
+from __future__ import annotations
+
+import getpass
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from hetctl.app.doctor.sample_jobs import cases_of, script_of
+from hetctl.app.doctor.site_checks import account_finding, node_finding, queue_finding
+from hetctl.app.project import Project
+from hetctl.cluster.batch import queue_info
+from hetctl.cluster.batch.command import Answer, CommandRunner
+from hetctl.cluster.batch.queue_info import QueueFacts
+from hetctl.cluster.render import render_job
+from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
+from hetctl.model.errors import BatchSystemError
+from hetctl.model.site import Site
+
+
+def local_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
+    """Yield the finding for local jobs, which are processes."""
+    yield CheckResult("batch system", CheckStatus.OK, "jobs are local processes")
+
+
+def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
+    """Query Slurm about itself, its queues, its nodes and the user's accounts, and test a script."""
+    answers = _answers(site, ["scontrol", "ping"], "Slurm's controller answers")
+    yield answers
+    if answers.outcome is CheckStatus.FAILED:
+        return
+    qos = site.queue_option == "qos"
+    ask, read = (
+        (queue_info.qos_command, queue_info.parse_qos)
+        if qos
+        else (queue_info.partition_command, queue_info.parse_partition)
+    )
+    yield from _queues(site, ask, read)
+    used = _used_queue(site)
+    nodes = run_command(site, queue_info.nodes_command(None if qos else used))
+    groups = queue_info.parse_nodes_of_partition(nodes.stdout)
+    yield node_finding(site, used, groups)
+    yield _account(site)
+    yield dryrun_command(project, site)
+
+
+def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
+    """Query LSF about itself and its queues; it cannot test a script without submitting it."""
+    answers = _answers(site, ["bqueues"], "LSF answers")
+    yield answers
+    if answers.outcome is not CheckStatus.FAILED:
+        yield from _queues(site, queue_info.lsf_queue_command, queue_info.parse_lsf_queue)
+
+
+def dryrun_command(project: Project, site: Site) -> CheckResult:
+    """Test the script of a job on one node with sbatch, without submitting it."""
+    script = render_job(script_of(site, cases_of(site)[0]), project.template_folders)
+    with tempfile.NamedTemporaryFile("w", prefix="hetctl-", suffix=".sh", encoding="utf-8") as file:
+        file.write(script)
+        file.flush()
+        answer = run_command(site, queue_info.dry_run_command(), Path(file.name))
+    if answer.code != 0:
+        fix = "correct in the site file what Slurm's message names, or ask your administrators"
+        return CheckResult("dry run", CheckStatus.FAILED, answer.error_tail, fix, FaultDomain.BATCH_SYSTEM)
+    return CheckResult("dry run", CheckStatus.OK, answer.error_tail.removeprefix("sbatch: "))
+
+
+def _queues(
+    site: Site,
+    ask: Callable[[str], list[str]],
+    read: Callable[[str, str], QueueFacts | None],
+) -> Iterator[CheckResult]:
+    for name in dict.fromkeys(queue.name for queue in site.queues):
+        # A query that fails gives output without facts.
+        facts = read(run_command(site, ask(name)).stdout, name)
+        yield queue_finding(site, name, name == _used_queue(site), facts)
+
+
+def _used_queue(site: Site) -> str:
+    return site.queue or site.queues[0].name
+
+
+def _account(site: Site) -> CheckResult:
+    if shutil.which("sacctmgr") is None:
+        return CheckResult(
+            "account", CheckStatus.WARNING, "not checked: there is no sacctmgr", "try a dry run"
+        )
+    answer = run_command(site, queue_info.accounts_command(getpass.getuser()))
+    if answer.code != 0:
+        found = f"not checked: {answer.error_tail}"
+        return CheckResult("account", CheckStatus.WARNING, found, "a site without accounting has no accounts")
+    return account_finding(site.account, queue_info.parse_accounts(answer.stdout))
+
+
+def _answers(site: Site, command: Sequence[str], well: str) -> CheckResult:
+    try:
+        answer = run_command(site, command)
+    except BatchSystemError as error:
+        return CheckResult(
+            "batch system", CheckStatus.FAILED, error.message, error.hint, FaultDomain.BATCH_SYSTEM
+        )
+    # A controller that is down is named in the output, whatever the exit code is.
+    if answer.code != 0 or " is DOWN" in answer.stdout:
+        fix = "try again later, or ask your administrators"
+        return CheckResult(
+            "batch system", CheckStatus.FAILED, answer.error_tail, fix, FaultDomain.BATCH_SYSTEM
+        )
+    return CheckResult("batch system", CheckStatus.OK, well)
+
+
+def run_command(site: Site, command: Sequence[str], stdin: Path | None = None) -> Answer:
+    """Run a command within the site's time limit."""
+    return CommandRunner(site.timeouts.command_s).run(command, stdin)
