@@ -263,3 +263,17 @@ def test_options_of_one_name_have_one_vocabulary():
         largest = max(found, key=lambda choices: len(choices or ()))
         assert all((choices or frozenset()) <= (largest or frozenset()) for choices in found), name
         assert len({choices is None for choices in found}) == 1, name
+
+
+BY_TYPE = {"--gpus"}
+"""Options whose value may have a number for each type of GPU in a simulation, and is one number elsewhere."""
+
+
+def test_options_of_one_name_take_one_kind_of_value():
+    """A FILE of one command is no MEMBER of another, and what is a flag somewhere is one everywhere."""
+    kinds = {}
+    for command in COMMANDS.values():
+        for option in command.params:
+            for name in option.opts if isinstance(option, click.Option) else ():
+                kinds.setdefault(name, set()).add((option.is_flag, option.metavar or option.type.name))
+    assert {name for name, found in kinds.items() if len(found) > 1} == BY_TYPE

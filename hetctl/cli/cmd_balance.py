@@ -103,7 +103,7 @@ def command() -> None:
 @click.option(
     "--replay",
     type=click.Path(path_type=Path),
-    metavar="LOG",
+    metavar="FILE",
     help="Repeat the decisions of a real run from its log, instead.",
 )
 @json_option

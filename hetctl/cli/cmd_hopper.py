@@ -71,6 +71,7 @@ def _shared_options(command: F) -> F:
         ),
         click.option(
             "--plan-seconds",
+            metavar="SECONDS",
             type=Seconds(),
             default=0.8,
             show_default=True,
@@ -175,6 +176,7 @@ def simulate(
 @click.option(
     "-o",
     "--output",
+    metavar="FILE",
     type=OutputFile(),
     default="hops.jsonl",
     show_default=True,

@@ -26,7 +26,7 @@ def command() -> None:
     """Plan, simulate or check networks that are split over the GPUs of virtual workers as pipelines.
 
     \b
-    Example: hetctl pipeline plan --layers vgg19.csv --cluster cluster.yaml
+    Example: hetctl pipeline plan --layer-table vgg19.csv --cluster cluster.yaml
     """
 
 
@@ -34,7 +34,7 @@ def plan_options(function: F) -> F:
     """Add the options for the input and the method of planning."""
     options = [
         click.option(
-            "--layers",
+            "--layer-table",
             metavar="FILE",
             type=click.Path(path_type=Path),
             required=True,
@@ -78,6 +78,7 @@ def plan_options(function: F) -> F:
         ),
         click.option(
             "--plan-seconds",
+            metavar="SECONDS",
             type=Seconds(),
             default=2.0,
             show_default=True,
@@ -96,7 +97,7 @@ def plan(as_json: bool, **options: Any) -> None:
     """Compute the virtual workers, and the layers of each GPU.
 
     \b
-    Example: hetctl pipeline plan --layers vgg19.csv --cluster cluster.yaml --policy ed
+    Example: hetctl pipeline plan --layer-table vgg19.csv --cluster cluster.yaml --policy ed
     """
     from hetctl.app.pipeline.plan_pipelines import PipelineRequest, plan_pipeline
     from hetctl.reports.units import format_bytes
@@ -125,7 +126,7 @@ def simulate(as_json: bool, minibatches: int | None, **options: Any) -> None:
     """Plan, and simulate the plan: passes on every GPU, waves between virtual workers.
 
     \b
-    Example: hetctl pipeline simulate --layers vgg19.csv --cluster cluster.yaml --clock-distance 4
+    Example: hetctl pipeline simulate --layer-table vgg19.csv --cluster cluster.yaml --clock-distance 4
     """
     from hetctl.app.pipeline.plan_pipelines import PipelineRequest, simulate_pipeline
 

@@ -196,6 +196,7 @@ def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool)
 @click.option(
     "-o",
     "--output",
+    metavar="FILE",
     type=click.File("w", lazy=True),
     default="-",
     help="File to write.  [default: stdout]",

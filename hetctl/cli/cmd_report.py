@@ -15,6 +15,7 @@ from hetctl.cli.output import print_json, write_text
 @click.option(
     "-o",
     "--output",
+    metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
     default="report.html",
     show_default=True,

@@ -18,7 +18,7 @@ links:
   intra_node: {bytes_per_s: 1.0e+10, scaling: 0.8}
   inter_node: {latency_s: 1.0e-5, bytes_per_s: 5.0e+9}
 """
-FILES = ("--layers", "layers.csv", "--cluster", "cluster.yaml")
+FILES = ("--layer-table", "layers.csv", "--cluster", "cluster.yaml")
 POLICIES = ("np", "ed", "hd", "best")
 STAGE_KEYS = {
     "first", "last", "first_layer", "last_layer", "node", "gpu", "gpu_type", "forward_s", "backward_s",

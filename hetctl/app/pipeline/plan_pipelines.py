@@ -33,7 +33,7 @@ class PipelineRequest:
         Placement of layers on parameter servers, as in `hetctl.methods.pipeline.sync_cost`.
     """
 
-    layers: Path
+    layer_table: Path
     cluster: Path
     policy: str
     in_flight: int | None = None
@@ -219,12 +219,12 @@ def _waves(planned: PipelinePlan, request: PipelineRequest, minibatches: int | N
 
 def _planned(request: PipelineRequest) -> tuple[LayerProfile, PipelineCluster, PipelinePlan]:
     file = read_cluster(request.cluster)
-    layers, cluster = profile_of(read_layers(request.layers), file), cluster_of(file)
+    layers, cluster = profile_of(read_layers(request.layer_table), file), cluster_of(file)
     options = PipelineOptions(request.in_flight, request.plan_seconds, request.waves)
     try:
         return layers, cluster, plan(layers, cluster, request.policy, options)
     except InfeasibleError as error:
-        message = f"{file.nodes_place}: nodes: {error.message}; the layers are those of {request.layers}"
+        message = f"{file.nodes_place}: nodes: {error.message}; the layers are those of {request.layer_table}"
         raise InfeasibleError(message, _easier(request, error.hint)) from None
 
 
