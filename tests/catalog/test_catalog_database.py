@@ -25,6 +25,7 @@ from hetctl.catalog.schema import METADATA, REVISION
 from hetctl.model.errors import BadInputError, LockedError
 from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
 from hetctl.model.serialization import encode
+from hetctl.model.training_progress import EpochResult
 
 
 @pytest.fixture
@@ -254,6 +255,23 @@ def test_points_of_the_first_schema_are_kept(path: Path, monkeypatch: pytest.Mon
         shaped = replace(point, member="b", shape="s0")
         catalog.save_points("e", "here", [shaped])
         assert catalog.points("e", "here") == [point, shaped]
+
+
+def test_epochs_of_an_earlier_schema_keep_their_times(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "REVISION", "0003")
+        Catalog.open(path).close()
+    result = EpochResult(1, {"loss": 0.5}, 4.0, 2, 1000.0)
+    row = {**encode(result), "run": "r", "member": "a", "seconds": result.duration_s}
+    row |= {"metrics": '{"loss": 0.5}', "reported_at": 1000.0, "seq": 0, "round": 0}
+    columns = [row.get(name) for (name,) in sql(path, "SELECT name FROM pragma_table_info('epochs')")]
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"INSERT INTO epochs VALUES ({', '.join('?' * len(columns))})", columns)
+    connection.close()
+    with Catalog.open_to_read(path) as catalog:
+        assert catalog.epochs("r") == {"a": (result,)}
+    with Catalog.open(path) as catalog:
+        assert catalog.epochs("r") == {"a": (result,)}
 
 
 def test_an_empty_catalog_is_read_migrated_but_not_changed(path: Path) -> None:
