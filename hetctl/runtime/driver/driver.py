@@ -122,20 +122,7 @@ class Driver:
             *(folder, self._spec, job, deadline, self._opened.longest_s),
             *(self._workers, self._exchanges, self._end_by_disk),
         )
-        self._modes = modes_of(
-            JobContext(
-                folder=folder,
-                spec=self._spec,
-                planner=self._planner,
-                options=options_from(self._spec.options),
-                workers=self._workers,
-                members=self._members,
-                launcher=self._launcher,
-                rounds=self._open,
-                send=self._send,
-                on_failure=self._end_by_disk,
-            )
-        )
+        self._modes = modes_of(self._context())
         self._executors: dict[type, Callable[[Any], None]] = {
             Start: self._start,
             Stop: self._stop,
@@ -150,6 +137,21 @@ class Driver:
         self._next_heartbeats = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._ended_by: str | None = None
+
+    def _context(self) -> JobContext:
+        """Return this job as its modes see it."""
+        return JobContext(
+            folder=self._folder,
+            spec=self._spec,
+            planner=self._planner,
+            options=options_from(self._spec.options),
+            workers=self._workers,
+            members=self._members,
+            launcher=self._launcher,
+            rounds=self._open,
+            send=self._send,
+            on_failure=self._end_by_disk,
+        )
 
     def _trials(self) -> SearchTrials | None:
         """Return the trials of the run's search; None if it has none."""
