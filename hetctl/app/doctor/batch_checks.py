@@ -43,7 +43,7 @@ def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
     groups = queue_info.parse_nodes_of_partition(nodes.stdout)
     yield node_finding(site, used, groups)
     yield _account(site)
-    yield dryrun_command(project, site)
+    yield dry_run(project, site)
 
 
 def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
@@ -54,7 +54,7 @@ def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: 
         yield from _queues(site, queue_info.lsf_queue_command, queue_info.parse_lsf_queue)
 
 
-def dryrun_command(project: Project, site: Site) -> CheckResult:
+def dry_run(project: Project, site: Site) -> CheckResult:
     """Test the script of a job on one node with sbatch, without submitting it."""
     script = render_job(script_of(site, cases_of(site)[0]), project.template_folders)
     with tempfile.NamedTemporaryFile("w", prefix="hetctl-", suffix=".sh", encoding="utf-8") as file:
