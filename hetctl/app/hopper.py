@@ -14,7 +14,7 @@ from hetctl.inputs.unit_time_table import UnitTimeTable, read_unit_times
 from hetctl.inputs.visit_log import read_visit_log
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.modes import ModeCost, modes, price
-from hetctl.methods.hopper.schedule import Visit, by_start, trace_line, visits_of
+from hetctl.methods.hopper.schedule import by_start, trace_line, visits_of
 from hetctl.methods.hopper.simulate import Outage, VisitRecord, simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 from hetctl.model.errors import BadInputError
@@ -196,9 +196,8 @@ def replay_hops(
     """
     table = read_unit_times(unit_times)
     units = _units(unit_times, table)
-    visits = read_visit_log(log, table)
-    wanted = epochs or 1 + max(visit.epoch for visit in visits)
-    plan = [Visit(i, one.config, one.epoch, one.partition, one.worker) for i, one in enumerate(visits)]
+    plan = read_visit_log(log, table)
+    wanted = epochs or 1 + max(visit.epoch for visit in plan)
     course = simulate_hops(
         units,
         plan=plan,

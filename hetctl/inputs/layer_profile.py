@@ -13,6 +13,7 @@ from typing import TextIO
 from hetctl.inputs.csv_table import NUMBER, CsvRow, Problem, records_in
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
 from hetctl.inputs.pipedream import is_graph, layers_of
+from hetctl.model.profile import MeasuredLayer
 
 TIMES, BYTES = ("forward_s", "backward_s"), ("activation_bytes", "parameter_bytes")
 REQUIRED = ("layer", *TIMES, *BYTES)
@@ -29,26 +30,11 @@ class LayerRow:
     ----------
     gpu_type : str or None
         GPU type; None in a profile that does not name it.
-    activation_bytes : int
-        Bytes that are transferred at a cut after the layer.
-    held_bytes : int or None
-        Bytes kept on the GPU for the backward pass; None: equal to `activation_bytes`.
-    workspace_bytes : int
-        Bytes used during a pass only.
-    optimizer_bytes : int or None
-        Bytes of the optimizer's state; None: equal to `parameter_bytes`, as of SGD with momentum.
     """
 
     place: SourceLine
-    layer: str
     gpu_type: str | None
-    forward_s: float
-    backward_s: float
-    activation_bytes: int
-    parameter_bytes: int
-    held_bytes: int | None = None
-    workspace_bytes: int = 0
-    optimizer_bytes: int | None = None
+    layer: MeasuredLayer
 
 
 def read_layers(path: Path) -> list[LayerRow]:
@@ -64,14 +50,16 @@ def read_layers(path: Path) -> list[LayerRow]:
     if is_graph(text):
         return [
             LayerRow(
-                place=node.place,
-                layer=node.title,
+                node.place,
                 gpu_type=None,
-                forward_s=node.forward_s,
-                backward_s=node.backward_s,
-                activation_bytes=crossing,
-                parameter_bytes=node.parameter_bytes,
-                held_bytes=node.held_bytes,
+                layer=MeasuredLayer(
+                    name=node.title,
+                    forward_s=node.forward_s,
+                    backward_s=node.backward_s,
+                    activation_bytes=crossing,
+                    parameter_bytes=node.parameter_bytes,
+                    held_bytes=node.held_bytes,
+                ),
             )
             for node, crossing in layers_of(path, text)
         ]
@@ -85,9 +73,11 @@ def read_layers(path: Path) -> list[LayerRow]:
 def write_layers(rows: Iterable[LayerRow], file: TextIO) -> None:
     """Write a CSV table from which `read_layers` returns the same rows."""
     writer = csv.writer(file, lineterminator="\n")
-    columns = ("layer", "gpu_type", *TIMES, *BYTES, *OPTIONAL_BYTES)
-    writer.writerow(columns)
-    writer.writerows([getattr(row, name) for name in columns] for row in rows)
+    columns = (*TIMES, *BYTES, *OPTIONAL_BYTES)
+    writer.writerow(("layer", "gpu_type", *columns))
+    writer.writerows(
+        [row.layer.name, row.gpu_type, *(getattr(row.layer, name) for name in columns)] for row in rows
+    )
 
 
 def _table(path: Path, text: str) -> list[LayerRow]:
@@ -107,10 +97,8 @@ def _problems(record: CsvRow) -> list[Problem]:
 
 def _row(record: CsvRow) -> LayerRow:
     cells = record.cells
-    return LayerRow(
-        place=record.place,
-        layer=cells["layer"],
-        gpu_type=cells.get("gpu_type") or None,
+    layer = MeasuredLayer(
+        name=cells["layer"],
         forward_s=float(cells["forward_s"]),
         backward_s=float(cells["backward_s"]),
         activation_bytes=int(cells["activation_bytes"]),
@@ -119,6 +107,7 @@ def _row(record: CsvRow) -> LayerRow:
         workspace_bytes=_size(cells.get("workspace_bytes")) or 0,
         optimizer_bytes=_size(cells.get("optimizer_bytes")),
     )
+    return LayerRow(record.place, cells.get("gpu_type") or None, layer)
 
 
 def _size(text: str | None) -> int | None:
@@ -157,15 +146,16 @@ def _contradictions(rows: list[LayerRow]) -> list[tuple[SourceLine, str]]:
     firsts: dict[str, LayerRow] = {}
     problems = []
     for row in rows:
-        earlier = points.setdefault((row.layer, row.gpu_type), row)
+        layer = row.layer.name
+        earlier = points.setdefault((layer, row.gpu_type), row)
         if earlier is not row:
             on = f" on {row.gpu_type}" if row.gpu_type else ""
-            problems.append((row.place, f"layer '{row.layer}'{on} is already in line {earlier.place.line}"))
-        first = firsts.setdefault(row.layer, row)
+            problems.append((row.place, f"layer '{layer}'{on} is already in line {earlier.place.line}"))
+        first = firsts.setdefault(layer, row)
         problems += [
-            (row.place, f"{name}: must be the same in all rows of layer '{row.layer}', as in line {line}")
+            (row.place, f"{name}: must be the same in all rows of layer '{layer}', as in line {line}")
             for name in SAME_ON_ALL_TYPES
-            if getattr(row, name) != getattr(first, name)
+            if getattr(row.layer, name) != getattr(first.layer, name)
             for line in (first.place.line,)
         ]
     return problems
@@ -176,8 +166,8 @@ def _gaps(rows: list[LayerRow]) -> list[tuple[SourceLine, str]]:
     types: dict[str, set[str | None]] = {}
     firsts: dict[str, SourceLine] = {}
     for row in rows:
-        types.setdefault(row.layer, set()).add(row.gpu_type)
-        firsts.setdefault(row.layer, row.place)
+        types.setdefault(row.layer.name, set()).add(row.gpu_type)
+        firsts.setdefault(row.layer.name, row.place)
     everywhere = {row.gpu_type for row in rows}
     return [
         (firsts[layer], f"layer '{layer}' has no row for gpu_type {missing or '(empty)'}, others have")

@@ -6,13 +6,14 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hetctl.inputs.csv_table import Problem
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown, suggestion
 from hetctl.inputs.unit_time_table import UnitTimeTable
+from hetctl.model.hops import Unit, Visit
 
 MOST_EPOCHS = 10_000
 """Largest number of epochs of a configuration."""
@@ -21,7 +22,7 @@ WORKER = re.compile(r".+:[0-9]+(\+[0-9]+)*")
 
 
 @dataclass(frozen=True)
-class LoggedVisit:
+class _TraceLine:
     """Line of the log.
 
     Parameters
@@ -30,24 +31,14 @@ class LoggedVisit:
         True if a failure undid the visit.
     """
 
-    config: str
-    worker: str
+    place: SourceLine
+    visit: Visit
     start: float
     end: float
-    partition: str
-    epoch: int
     lost: bool
 
-    @property
-    def unit(self) -> tuple[str, int, str]:
-        """Unit that was trained: configuration, epoch and partition; each is trained once."""
-        return self.config, self.epoch, self.partition
 
-
-PlacedVisit = tuple[SourceLine, LoggedVisit]
-
-
-def read_run_trace(path: Path, configs: Sequence[str], partitions: Sequence[str]) -> list[LoggedVisit]:
+def read_run_trace(path: Path, configs: Sequence[str], partitions: Sequence[str]) -> list[Visit]:
     """Read the visits of a trace that a run repeats, in an order in which they could start.
 
     Parameters
@@ -65,10 +56,10 @@ def read_run_trace(path: Path, configs: Sequence[str], partitions: Sequence[str]
     return _in_order_of_starts(path, found)
 
 
-def read_visit_log(path: Path, table: UnitTimeTable) -> list[LoggedVisit]:
+def read_visit_log(path: Path, table: UnitTimeTable) -> list[Visit]:
     """Read the visits of a log that were not lost, in an order in which they could start.
 
-    Keys other than those of `LoggedVisit` are ignored.
+    Keys other than those of a trace are ignored.
 
     Parameters
     ----------
@@ -87,30 +78,31 @@ def read_visit_log(path: Path, table: UnitTimeTable) -> list[LoggedVisit]:
     return _in_order_of_starts(path, found, _homeless(found, table))
 
 
-def _valid_lines(path: Path) -> list[PlacedVisit]:
-    found: list[PlacedVisit] = []
+def _valid_lines(path: Path) -> list[_TraceLine]:
+    found: list[_TraceLine] = []
     problems: list[Problem] = []
-    for place, line in _lines(path):
-        visit = _visit(line)
-        if isinstance(visit, LoggedVisit):
-            found.append((place, visit))
+    for place, text in _texts(path):
+        line = _line(place, text)
+        if isinstance(line, _TraceLine):
+            found.append(line)
         else:
-            problems += ((place, rule) for rule in visit)
+            problems += ((place, rule) for rule in line)
     _refuse(problems)
     return found
 
 
 def _in_order_of_starts(
-    path: Path, found: Iterable[PlacedVisit], problems: Iterable[Problem] = ()
-) -> list[LoggedVisit]:
-    """Return the visits that were not lost."""
-    done = [(place, visit) for place, visit in found if not visit.lost]
+    path: Path, found: Iterable[_TraceLine], problems: Iterable[Problem] = ()
+) -> list[Visit]:
+    """Return the visits that were not lost, with new numbers."""
+    done = [line for line in found if not line.lost]
     _refuse([*problems, *_done_again(done)])
     _refuse([] if done else [(SourceLine(path, 1), "has no visit that was done")])
-    return sorted((visit for _, visit in done), key=lambda visit: (visit.start, visit.end))
+    done.sort(key=lambda line: (line.start, line.end))
+    return [replace(line.visit, number=number) for number, line in enumerate(done)]
 
 
-def _lines(path: Path) -> list[tuple[SourceLine, str]]:
+def _texts(path: Path) -> list[tuple[SourceLine, str]]:
     # splitlines() would also split at U+2028 and others, which may stand within JSON strings.
     lines = read_text(path).split("\n")
     return [(SourceLine(path, i), line) for i, line in enumerate(lines, 1) if line.strip()]
@@ -122,10 +114,10 @@ def _refuse(problems: Iterable[Problem]) -> None:
         raise refusal(found)
 
 
-def _visit(line: str) -> LoggedVisit | list[str]:
-    """Return the visit of a line, or the errors of the line."""
+def _line(place: SourceLine, text: str) -> _TraceLine | list[str]:
+    """Return the line of the log, or its errors."""
     try:
-        data = json.loads(line)
+        data = json.loads(text)
     # Deeply nested JSON raises RecursionError.
     except (ValueError, RecursionError):
         return ["is not JSON"]
@@ -138,39 +130,43 @@ def _visit(line: str) -> LoggedVisit | list[str]:
     ]
     if not rules and data["end"] < data["start"]:
         rules = [f"end is {shown(data['end'])}, before start, {shown(data['start'])}"]
-    return rules or LoggedVisit(**{name: data[name] for name in _FIELDS})
+    if rules:
+        return rules
+    visit = Visit(place.line, data["config"], data["epoch"], data["partition"], data["worker"])
+    return _TraceLine(place, visit, data["start"], data["end"], data["lost"])
 
 
-def _unknown(visits: Iterable[PlacedVisit], kinds: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
+def _unknown(lines: Iterable[_TraceLine], kinds: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
     """Yield the names that are not known, by kind, each at its first line."""
     first: dict[tuple[str, str], SourceLine] = {}
-    for place, visit in visits:
+    for line in lines:
         for kind in kinds:
-            first.setdefault((kind, getattr(visit, kind)), place)
+            first.setdefault((kind, getattr(line.visit, kind)), line.place)
     for kind, names in kinds.items():
         for name in {name for of, name in first if of == kind}.difference(names):
             yield first[kind, name], f"there is no {kind} {shown(name)}" + suggestion(name, names)
 
 
-def _no_gpus(visits: Iterable[PlacedVisit]) -> Iterator[Problem]:
-    for place, visit in visits:
-        if not WORKER.fullmatch(visit.worker):
-            yield place, f"worker must be NODE:GPU or NODE:GPU+GPU, got {shown(visit.worker)}"
+def _no_gpus(lines: Iterable[_TraceLine]) -> Iterator[Problem]:
+    for line in lines:
+        if not WORKER.fullmatch(line.visit.worker):
+            yield line.place, f"worker must be NODE:GPU or NODE:GPU+GPU, got {shown(line.visit.worker)}"
 
 
-def _homeless(visits: Iterable[PlacedVisit], table: UnitTimeTable) -> Iterator[Problem]:
+def _homeless(lines: Iterable[_TraceLine], table: UnitTimeTable) -> Iterator[Problem]:
     homes = {(table.partitions[j], table.workers[k]) for _, j, k in table.seconds}
-    for place, visit in visits:
-        if (visit.partition, visit.worker) not in homes:
-            yield place, f"worker {shown(visit.worker)} does not have partition {shown(visit.partition)}"
+    for line in lines:
+        worker, partition = line.visit.worker, line.visit.partition
+        if (partition, worker) not in homes:
+            yield line.place, f"worker {shown(worker)} does not have partition {shown(partition)}"
 
 
-def _done_again(visits: Iterable[PlacedVisit]) -> Iterator[Problem]:
-    first: dict[tuple[str, int, str], SourceLine] = {}
-    for place, visit in visits:
-        earlier = first.setdefault(visit.unit, place)
-        if earlier != place:
-            yield place, f"the same unit is already done in line {earlier.line}"
+def _done_again(lines: Iterable[_TraceLine]) -> Iterator[Problem]:
+    first: dict[Unit, SourceLine] = {}
+    for line in lines:
+        earlier = first.setdefault(line.visit.unit, line.place)
+        if earlier != line.place:
+            yield line.place, f"the same unit is already done in line {earlier.line}"
 
 
 def _is_whole(value: Any) -> bool:

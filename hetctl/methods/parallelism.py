@@ -78,22 +78,22 @@ class HopChoice:
 
     Parameters
     ----------
-    prices : mapping of int to float
+    makespans_s : mapping of int to float
         Simulated seconds until all of them are trained, by epochs of hopping before data-parallel training;
         0 is data-parallel training alone. Only alternatives that have a plan.
     """
 
-    prices: Mapping[int, float]
+    makespans_s: Mapping[int, float]
 
     @property
     def epochs(self) -> int:
         """Epochs of hopping in the cheapest alternative; of equal ones the one with the fewest."""
-        return min(self.prices, key=lambda epochs: (self.prices[epochs], epochs), default=0)
+        return min(self.makespans_s, key=lambda epochs: (self.makespans_s[epochs], epochs), default=0)
 
     @property
     def hopping_s(self) -> float | None:
         """Seconds of the cheapest alternative with hops; None if there is none."""
-        return min((seconds for epochs, seconds in self.prices.items() if epochs), default=None)
+        return min((seconds for epochs, seconds in self.makespans_s.items() if epochs), default=None)
 
 
 def choose_modes(demands: Sequence[Demand], limits: ModeLimits, hops: HopChoice) -> tuple[ModeChoice, ...]:
@@ -118,8 +118,8 @@ def _pipeline(demand: Demand, limits: ModeLimits) -> ModeChoice:
 
 
 def _hopper(demand: Demand, hops: HopChoice, limits: ModeLimits) -> ModeChoice:
-    why = f"hopping over {limits.partitions} partitions is priced at {_time(hops.prices[hops.epochs])}"
-    parallel_s = hops.prices.get(0)
+    why = f"hopping over {limits.partitions} partitions is priced at {_time(hops.makespans_s[hops.epochs])}"
+    parallel_s = hops.makespans_s.get(0)
     why += "" if parallel_s is None else f", data-parallel training at {_time(parallel_s)}"
     if demand.epochs > hops.epochs:
         why += f"; after {hops.epochs} of its {demand.epochs} epochs it goes on data-parallel"
@@ -138,7 +138,7 @@ def _no_hops(hops: HopChoice, limits: ModeLimits) -> str:
         return "the data is not partitioned"
     if hops.hopping_s is None:
         return "hopping has no plan"
-    priced = _time(hops.prices[0])
+    priced = _time(hops.makespans_s[0])
     return f"data-parallel training is priced at {priced}, hopping at {_time(hops.hopping_s)}"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 def worker_named(node: str, gpus: Iterable[int]) -> str:
@@ -24,6 +25,36 @@ def gpus_in(worker: str) -> tuple[int, ...]:
 def slots_in(worker: str) -> tuple[str, ...]:
     """Return the name of the worker that each GPU of a worker would be alone."""
     return tuple(worker_named(node_of(worker), (gpu,)) for gpu in gpus_in(worker))
+
+
+class Unit(NamedTuple):
+    """A training unit: one configuration on one partition in one of its epochs."""
+
+    config: str
+    epoch: int
+    partition: str
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """Training of a unit at a worker.
+
+    Parameters
+    ----------
+    number : int
+        Number of the start, which distinguishes repeated attempts at a unit.
+    """
+
+    number: int
+    config: str
+    epoch: int
+    partition: str
+    worker: str
+
+    @property
+    def unit(self) -> Unit:
+        """Unit that is trained."""
+        return Unit(self.config, self.epoch, self.partition)
 
 
 DONE, LOST, UNDONE = "done", "lost", "undone"

@@ -126,21 +126,23 @@ class PreprocessPoint:
 
 @dataclass(frozen=True)
 class MeasuredLayer:
-    """A layer as measured alone on one GPU, with one minibatch.
+    """A layer on one GPU, alone, with one minibatch.
 
     Parameters
     ----------
     forward_s, backward_s : float
         Seconds of a pass without transfers to and from the GPU; the update of the weights is part of the
         backward pass.
-    activation_bytes, parameter_bytes, held_bytes : int
-        Sizes as in `hetctl.methods.pipeline.layers.Layer`.
+    activation_bytes, parameter_bytes : int
+        Activations transferred at a cut after the layer; one version of its weights.
+    held_bytes : int or None
+        Data kept on the GPU from the forward to the backward pass; None, in files: `activation_bytes`.
     workspace_bytes : int
         Peak of memory during the passes and the update beyond what was there before, what is held, the
         activations received and the gradients of the weights: temporary memory of operations.
     optimizer_bytes : int or None
-        State that the optimizer keeps for its weights after a step. None in measurements of earlier
-        versions, whose workspace includes the gradients.
+        State that the optimizer keeps for its weights after a step. None in files that do not say, and in
+        measurements of earlier versions, whose workspace includes the gradients.
     """
 
     name: str
@@ -148,9 +150,14 @@ class MeasuredLayer:
     backward_s: float
     activation_bytes: int
     parameter_bytes: int
-    held_bytes: int
-    workspace_bytes: int
+    held_bytes: int | None = None
+    workspace_bytes: int = 0
     optimizer_bytes: int | None = None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes kept on the GPU from the forward to the backward pass."""
+        return self.activation_bytes if self.held_bytes is None else self.held_bytes
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ def _parts(point: LayerPoint, device: str) -> Iterator[RenderableType]:
 def _layer_table(point: LayerPoint) -> Table:
     table = ruled_table(*HEADERS, fold="layer")
     for layer in point.layers:
-        kept = (layer.held_bytes, layer.workspace_bytes)
+        kept = (layer.kept_bytes, layer.workspace_bytes)
         table.add_row(
             Text(printable(layer.name)),
             format_ms(layer.forward_s),
@@ -186,7 +186,7 @@ def _layer_table(point: LayerPoint) -> Table:
         "",
         format_bytes(sum(layer.parameter_bytes for layer in point.layers)),
         _optimizer_bytes(point.layers),
-        format_bytes(sum(layer.held_bytes for layer in point.layers)),
+        format_bytes(sum(layer.kept_bytes for layer in point.layers)),
         format_bytes(max(layer.workspace_bytes for layer in point.layers)),
     )
     return table

@@ -31,13 +31,14 @@ def refused(tmp_path, text):
 
 def test_a_table_has_a_row_for_each_layer_and_type(tmp_path):
     rows = read(tmp_path, TABLE)
-    assert [(row.layer, row.gpu_type, row.forward_s, row.backward_s) for row in rows] == [
+    assert [(row.layer.name, row.gpu_type, row.layer.forward_s, row.layer.backward_s) for row in rows] == [
         ("conv", "V100", 0.1, 0.2),
         ("conv", "K80", 0.3, 0.6),
         ("fc", "V100", 0.01, 0.02),
         ("fc", "K80", 0.1, 0.1),
     ]
-    assert [(row.activation_bytes, row.parameter_bytes, row.held_bytes) for row in rows[1:3]] == [
+    layers = [row.layer for row in rows[1:3]]
+    assert [(one.activation_bytes, one.parameter_bytes, one.held_bytes) for one in layers] == [
         (100, 10, None),
         (4, 1000, None),
     ]
@@ -46,7 +47,7 @@ def test_a_table_has_a_row_for_each_layer_and_type(tmp_path):
 
 def test_a_workspace_is_one_of_the_bytes_that_may_be_given(tmp_path):
     rows = read(tmp_path, f"{HEADER},workspace_bytes\na,V,1,2,3,4,5\nb,V,1,2,3,4,\n")
-    assert [row.workspace_bytes for row in rows] == [5, 0]
+    assert [row.layer.workspace_bytes for row in rows] == [5, 0]
     text = refused(tmp_path, f"{HEADER},workspace_bytes\na,V,1,2,3,4,-5\n")
     assert "layers:2: workspace_bytes: must be a whole number" in text
 
@@ -54,7 +55,7 @@ def test_a_workspace_is_one_of_the_bytes_that_may_be_given(tmp_path):
 def test_types_and_held_bytes_may_be_left_out(tmp_path):
     text = "layer,forward_s,backward_s,activation_bytes,parameter_bytes,held_bytes\na,1,2,3,4,5\nb,1,2,3,4,\n"
     rows = read(tmp_path, text)
-    assert [(row.gpu_type, row.held_bytes) for row in rows] == [(None, 5), (None, None)]
+    assert [(row.gpu_type, row.layer.held_bytes) for row in rows] == [(None, 5), (None, None)]
 
 
 @pytest.mark.parametrize(
@@ -99,17 +100,17 @@ RESIDUAL = (
 
 def test_a_graph_becomes_a_chain(tmp_path):
     rows = read(tmp_path, RESIDUAL)
-    assert [row.layer for row in rows] == ["c Conv2d", "r ReLU", "b Conv2d", "add Add"]
-    assert (rows[0].forward_s, rows[0].backward_s, rows[0].parameter_bytes) == (1.0, 2.0, 8)
+    assert [row.layer.name for row in rows] == ["c Conv2d", "r ReLU", "b Conv2d", "add Add"]
+    assert (rows[0].layer.forward_s, rows[0].layer.backward_s, rows[0].layer.parameter_bytes) == (1.0, 2.0, 8)
     assert [row.gpu_type for row in rows] == [None] * 4
 
 
 def test_a_skip_connection_is_paid_at_every_cut_it_spans(tmp_path):
-    assert [row.activation_bytes for row in read(tmp_path, RESIDUAL)] == [40, 40, 40 + 30, 30]
+    assert [row.layer.activation_bytes for row in read(tmp_path, RESIDUAL)] == [40, 40, 40 + 30, 30]
 
 
 def test_what_is_done_in_place_keeps_no_bytes_of_its_own(tmp_path):
-    assert [row.held_bytes for row in read(tmp_path, RESIDUAL)] == [40, 0, 30, 30]
+    assert [row.layer.held_bytes for row in read(tmp_path, RESIDUAL)] == [40, 0, 30, 30]
 
 
 @pytest.mark.parametrize(
@@ -150,15 +151,15 @@ def test_cuts_cost_what_is_still_needed(tmp_path_factory, graph):
     lines = [NODE.format(name, "Op", 1, 1, size, 1) for name, size in zip(names, sizes, strict=True)]
     lines += [f"\t{names[a]} -- {names[b]}\n" for a, b in edges]
     rows = read(tmp_path_factory.getbasetemp(), "".join(lines))
-    at = {row.layer.split()[0]: number for number, row in enumerate(rows)}
+    at = {row.layer.name.split()[0]: number for number, row in enumerate(rows)}
     assert sorted(at) == sorted(names)
     assert all(at[names[a]] < at[names[b]] for a, b in edges)
     for number, row in enumerate(rows[:-1]):
         over = {a for a, b in edges if at[names[a]] <= number < at[names[b]]}
-        assert row.activation_bytes == sum(sizes[a] for a in over)
+        assert row.layer.activation_bytes == sum(sizes[a] for a in over)
 
 
 def test_an_optimizer_without_a_size_has_that_of_momentum(tmp_path):
     rows = read(tmp_path, f"{HEADER},optimizer_bytes\na,V,1,2,3,4,0\nb,V,1,2,3,4,\n")
-    assert [row.optimizer_bytes for row in rows] == [0, None]
+    assert [row.layer.optimizer_bytes for row in rows] == [0, None]
     assert measured_profile(rows).slot_bytes.tolist() == [0, 4]

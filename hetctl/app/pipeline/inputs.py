@@ -66,20 +66,21 @@ def measured_profile(rows: Sequence[LayerRow]) -> LayerProfile:
     """Return the layers with their measurements; under `UNNAMED` if no type of GPU is named."""
     by_layer: dict[str, list[LayerRow]] = {}
     for row in rows:
-        by_layer.setdefault(row.layer, []).append(row)
+        by_layer.setdefault(row.layer.name, []).append(row)
     return LayerProfile(tuple(_layer(name, measured) for name, measured in by_layer.items()))
 
 
 def _layer(name: str, rows: Sequence[LayerRow]) -> Layer:
+    first = rows[0].layer
     return Layer(
         name=name,
-        forward_s={row.gpu_type or UNNAMED: row.forward_s for row in rows},
-        backward_s={row.gpu_type or UNNAMED: row.backward_s for row in rows},
-        activation_bytes=rows[0].activation_bytes,
-        parameter_bytes=rows[0].parameter_bytes,
-        held_bytes=rows[0].held_bytes,
-        workspace_bytes=rows[0].workspace_bytes,
-        optimizer_bytes=rows[0].optimizer_bytes,
+        forward_s={row.gpu_type or UNNAMED: row.layer.forward_s for row in rows},
+        backward_s={row.gpu_type or UNNAMED: row.layer.backward_s for row in rows},
+        activation_bytes=first.activation_bytes,
+        parameter_bytes=first.parameter_bytes,
+        held_bytes=first.held_bytes,
+        workspace_bytes=first.workspace_bytes,
+        optimizer_bytes=first.optimizer_bytes,
     )
 
 
@@ -124,7 +125,7 @@ def refuse_large_layers(
     memory_bytes : mapping of str to int
         Memory of a GPU in bytes, by type, without the framework's context.
     """
-    places = {row.layer: row.place for row in reversed(rows)}
+    places = {row.layer.name: row.place for row in reversed(rows)}
     largest = max(memory_bytes, key=lambda name: memory_bytes[name])
     lines = [
         f"{places[layer.name]}: layer '{layer.name}' needs {needed:,} bytes with one minibatch, "
@@ -166,16 +167,15 @@ def rows_of(points: Sequence[LayerPoint]) -> list[LayerRow]:
     source = Path(f"measured layers of {last.member}")
     return [
         LayerRow(
-            place=SourceLine(source, number),
-            layer=layer.name,
-            gpu_type=point.machine.gpu_type,
-            forward_s=layer.forward_s,
-            backward_s=layer.backward_s,
-            activation_bytes=on_types[0].activation_bytes,
-            parameter_bytes=on_types[0].parameter_bytes,
-            held_bytes=max(one.held_bytes for one in on_types),
-            workspace_bytes=max(one.workspace_bytes for one in on_types),
-            optimizer_bytes=on_types[0].optimizer_bytes,
+            SourceLine(source, number),
+            point.machine.gpu_type,
+            replace(
+                on_types[0],
+                forward_s=layer.forward_s,
+                backward_s=layer.backward_s,
+                held_bytes=max(one.kept_bytes for one in on_types),
+                workspace_bytes=max(one.workspace_bytes for one in on_types),
+            ),
         )
         for number, on_types in enumerate(zip(*(point.layers for point in alike), strict=True), start=1)
         for point, layer in zip(alike, on_types, strict=True)

@@ -79,7 +79,7 @@ class PhaseDraft:
 
     Parameters
     ----------
-    prices : mapping of str to float
+    makespans_s : mapping of str to float
         Simulated times by mode, as in `Phase`.
     rounds : tuple of Round
         Its rounds, with times from the start of the phase; empty for hops.
@@ -89,7 +89,7 @@ class PhaseDraft:
 
     mode: str
     run: PhaseRun
-    prices: Mapping[str, float]
+    makespans_s: Mapping[str, float]
     rounds: tuple[Round, ...] = ()
     plan: Plan | None = None
 
@@ -153,10 +153,10 @@ def _laid_out(context: PlanContext, pipes: Sequence[PipelineMember]) -> dict[str
 def hops(context: PlanContext, hopping: Sequence[Workload]) -> PhaseDraft:
     """Return the phase of members that hop, with the data-parallel time for comparison."""
     run = _hop_run(context, hopping)
-    prices = {HOPPER: run.seconds}
+    makespans_s = {HOPPER: run.seconds}
     with suppress(InfeasibleError):
-        prices.update(_makespans(_data_parallel_plans(context, hopping)))
-    return PhaseDraft(HOPPER, run, prices)
+        makespans_s.update(_makespans(_data_parallel_plans(context, hopping)))
+    return PhaseDraft(HOPPER, run, makespans_s)
 
 
 def _hop_run(context: PlanContext, members: Sequence[Workload]) -> PhaseRun:
@@ -192,8 +192,8 @@ def data_parallel(
         {forecast.member: forecast.done_s for forecast in plan.members},
         {forecast.member: forecast.training_s for forecast in plan.members},
     )
-    prices = {**_makespans(plans), **_other_prices(context, rest, layers)}
-    return PhaseDraft(mode, run, prices, _balanced(context, plan.rounds, rest), plan)
+    makespans_s = {**_makespans(plans), **_other_makespans(context, rest, layers)}
+    return PhaseDraft(mode, run, makespans_s, _balanced(context, plan.rounds, rest), plan)
 
 
 def _data_parallel_plans(context: PlanContext, members: Sequence[Workload]) -> dict[str, Plan]:
@@ -232,16 +232,16 @@ def _balanced(
     )
 
 
-def _other_prices(
+def _other_makespans(
     context: PlanContext, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> dict[str, float]:
     """Return the simulated times of the other modes, as far as they are possible for the members."""
-    prices = {}
+    makespans_s = {}
     if context.partitions:
         with suppress(InfeasibleError):
-            prices[HOPPER] = _hop_run(context, rest).seconds
+            makespans_s[HOPPER] = _hop_run(context, rest).seconds
     if all(member.name in layers for member in rest):
         with suppress(BadInputError, InfeasibleError):
             pipes = [pipe_of(context, member.name, layers[member.name]) for member in rest]
-            prices[PIPELINE] = pipelines(context, pipes).run.seconds
-    return prices
+            makespans_s[PIPELINE] = pipelines(context, pipes).run.seconds
+    return makespans_s

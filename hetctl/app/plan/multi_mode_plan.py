@@ -245,7 +245,7 @@ def _hop_epochs(
     epochs = list(_epochs(members).values())
     enough, longest = hopper_epochs(epochs, context.gpus), max(epochs)
     priced = drafts[0][0] if drafts else None
-    to_their_end = priced is None or priced.prices.get(HOPPER, math.inf) < priced.run.seconds
+    to_their_end = priced is None or priced.makespans_s.get(HOPPER, math.inf) < priced.run.seconds
     return [most for most in dict.fromkeys((enough, longest)) if most and (most == enough or to_their_end)]
 
 
@@ -297,7 +297,7 @@ def _assembled(
         why=last.why if last else "",
         choices=choices,
         phases=tuple(
-            Phase(part.mode, tuple(part.run.done_s), start_s, part.run.seconds, part.prices)
+            Phase(part.mode, tuple(part.run.done_s), start_s, part.run.seconds, part.makespans_s)
             for part, start_s in begun
         ),
         balance_gains={

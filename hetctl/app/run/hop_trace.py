@@ -9,10 +9,10 @@ from pathlib import Path
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of
 from hetctl.inputs.visit_log import read_run_trace
-from hetctl.methods.hopper.schedule import Visit, trace_line
+from hetctl.methods.hopper.schedule import trace_line
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
-from hetctl.model.hops import DONE, RunVisit
+from hetctl.model.hops import DONE, RunVisit, Visit
 from hetctl.model.plan import HOPPER
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder

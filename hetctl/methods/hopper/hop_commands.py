@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from hetctl.methods.hopper.schedule import Visit
+from hetctl.model.hops import Visit
 
 
 @dataclass(frozen=True, slots=True)

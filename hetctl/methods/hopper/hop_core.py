@@ -26,12 +26,11 @@ from hetctl.methods.hopper.hop_commands import (
 )
 from hetctl.methods.hopper.hop_events import HopProgress
 from hetctl.methods.hopper.hop_plans import HopPlanner, is_evaluation
-from hetctl.methods.hopper.schedule import Unit, Visit
 from hetctl.methods.hopper.state_book import StateBook
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.worker_groups import workers_of
 from hetctl.model.exit_reason import CLEAN_EXITS, JOB_FATAL, ExitReason
-from hetctl.model.hops import gpus_in, node_of, slots_in
+from hetctl.model.hops import Unit, Visit, gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Stop

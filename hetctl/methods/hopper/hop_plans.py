@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from hetctl.methods.hopper import SCHEDULERS
 from hetctl.methods.hopper.list_schedule import Indices, dispatch
 from hetctl.methods.hopper.reschedule import Rescheduler
-from hetctl.methods.hopper.schedule import Schedule, SearchOptions, Unit, Visit, visits_of
+from hetctl.methods.hopper.schedule import Schedule, SearchOptions, visits_of
 from hetctl.methods.hopper.state_machine import HopperState
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.methods.hopper.worker_groups import Homes, HopWorker, group_size, visit_times
 from hetctl.model.errors import BadInputError
-from hetctl.model.hops import gpus_in, node_of
+from hetctl.model.hops import Unit, Visit, gpus_in, node_of
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 

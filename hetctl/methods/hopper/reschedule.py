@@ -11,9 +11,10 @@ from operator import attrgetter
 import numpy as np
 
 from hetctl.methods.hopper.list_schedule import NOISES, Residual, dense_residual
-from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions, Visit
+from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions
 from hetctl.methods.hopper.state_machine import HopperState
 from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.model.hops import Visit
 
 MOST_SECONDS = 0.2
 """Time limit of a search in seconds, short since workers are idle meanwhile."""

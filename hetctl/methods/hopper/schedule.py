@@ -15,6 +15,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.model.hops import Visit
 
 PRECISION = 1e-9
 """Tolerance relative to the makespan: times are sums of floating-point numbers."""
@@ -128,36 +129,6 @@ def _preempted(schedule: Schedule, units: UnitTimes, slack_s: float) -> list[str
         # Written with `not`, so that a NaN time counts as a violation.
         if start_s < 0 or not abs(end_s - start_s - units.seconds[config, partition, worker]) <= slack_s
     ]
-
-
-class Unit(NamedTuple):
-    """A training unit: one configuration on one partition in one of its epochs."""
-
-    config: str
-    epoch: int
-    partition: str
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """Training of a unit at a worker.
-
-    Parameters
-    ----------
-    number : int
-        Number of the start, which distinguishes repeated attempts at a unit.
-    """
-
-    number: int
-    config: str
-    epoch: int
-    partition: str
-    worker: str
-
-    @property
-    def unit(self) -> Unit:
-        """Unit that is trained."""
-        return Unit(self.config, self.epoch, self.partition)
 
 
 def visits_of(schedule: Schedule, units: UnitTimes, epochs: int = 1) -> tuple[Visit, ...]:

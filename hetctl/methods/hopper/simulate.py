@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from hetctl.methods.hopper.reschedule import Rescheduler
-from hetctl.methods.hopper.schedule import SearchOptions, Visit
+from hetctl.methods.hopper.schedule import SearchOptions
 from hetctl.methods.hopper.state_machine import Hopper
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.errors import InfeasibleError
+from hetctl.model.hops import Visit
 
 
 class HopEvent(IntEnum):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from hetctl.methods.hopper.schedule import Visit
-from hetctl.model.hops import slots_in
+from hetctl.model.hops import Visit, slots_in
 
 
 @dataclass

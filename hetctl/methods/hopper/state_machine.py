@@ -6,8 +6,8 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetctl.methods.hopper.schedule import Unit, Visit
 from hetctl.methods.hopper.unit_queue import UnitQueue
+from hetctl.model.hops import Unit, Visit
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
-from hetctl.methods.hopper.schedule import Unit, Visit
+from hetctl.model.hops import Unit, Visit
 
 
 class UnitQueue:

@@ -30,11 +30,11 @@ from hetctl.methods.hopper.hop_events import (
 )
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.modes import modes
-from hetctl.methods.hopper.schedule import SearchOptions, Visit, visits_to_repeat
+from hetctl.methods.hopper.schedule import SearchOptions, visits_to_repeat
 from hetctl.model.events import DRIVER
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.frameworks import FRAMEWORKS
-from hetctl.model.hops import gpus_in, node_of, worker_named
+from hetctl.model.hops import Visit, gpus_in, node_of, worker_named
 from hetctl.model.plan import HOPPER, Allocation, Placement
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode

@@ -94,13 +94,14 @@ def site(nodes, gpus_per_node):
 
 def test_bytes_are_the_largest_of_all_types():
     rows = rows_of([ON_V100, ON_P100])
-    assert [(row.layer, row.gpu_type, row.forward_s) for row in rows] == [
+    assert [(row.layer.name, row.gpu_type, row.layer.forward_s) for row in rows] == [
         ("a", "V100", 0.1),
         ("a", "P100", 1.0),
         ("b", "V100", 0.3),
         ("b", "P100", 1.0),
     ]
-    assert [(row.held_bytes, row.workspace_bytes) for row in rows] == [(300, 512)] * 2 + [(300, 4)] * 2
+    layers = [row.layer for row in rows]
+    assert [(one.held_bytes, one.workspace_bytes) for one in layers] == [(300, 512)] * 2 + [(300, 4)] * 2
     assert str(rows[2].place) == "measured layers of m:2"
 
 

@@ -94,8 +94,8 @@ def test_exported_layers_are_a_layer_profile(project):
     project.hetctl("profile", "--layers", "a")
     path = project.path / "a.csv"
     assert project.here("profile", "export", "--layers", "a", "-o", str(path)).code == 0
-    rows = read_layers(path)
-    assert [(row.layer, row.gpu_type, row.workspace_bytes) for row in rows[:1]] == [("l0", "fake", 3 * 2**20)]
+    first = read_layers(path)[0]
+    assert (first.layer.name, first.gpu_type, first.layer.workspace_bytes) == ("l0", "fake", 3 * 2**20)
 
 
 def test_no_layers_leave_no_file_behind(project):

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from hetctl.methods.hopper import reschedule
 from hetctl.methods.hopper.list_schedule import Residual, dense_residual
 from hetctl.methods.hopper.reschedule import Rescheduler, residual_of
-from hetctl.methods.hopper.schedule import SearchOptions, Visit
+from hetctl.methods.hopper.schedule import SearchOptions
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.model.hops import Visit
 
 ONCE = SearchOptions(seconds=0)
 """Only the first schedule, so that results are the same on any machine."""

@@ -11,18 +11,11 @@ from hypothesis import strategies as st
 
 from hetctl.methods.hopper.approximate import approximate
 from hetctl.methods.hopper.modes import DATA_PARALLEL, HOPPER, HYBRID, price
-from hetctl.methods.hopper.schedule import (
-    Hop,
-    Schedule,
-    SearchOptions,
-    Unit,
-    in_sequence,
-    violations,
-    visits_of,
-)
+from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions, in_sequence, violations, visits_of
 from hetctl.methods.hopper.simulate import HopTrace, Outage, simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 from hetctl.model.errors import InfeasibleError
+from hetctl.model.hops import Unit
 
 ONCE = SearchOptions(seconds=0)
 """Plans on the way are the first schedules: the same on any machine."""

@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper.reschedule import Rescheduler
-from hetctl.methods.hopper.schedule import SearchOptions, Unit, Visit
+from hetctl.methods.hopper.schedule import SearchOptions
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.unit_times import UnitTimes
+from hetctl.model.hops import Unit, Visit
 from hetctl.model.serialization import decode, encode
 
 CONFIGS, PARTITIONS = ("a", "b", "c", "d"), ("p0", "p1", "p2")
