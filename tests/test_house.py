@@ -184,14 +184,31 @@ def test_modules_of_one_name_hold_the_same_kind_of_thing():
     assert {name for name, count in names.items() if count > 1} == SEVERAL
 
 
+SUITES = {"contract", "fuzz", "golden"}
+"""Last words of the names of suites that run over all modules, or entries, of a room."""
+
+
 def test_tests_lie_as_the_package_does():
+    """Files of tests are named for a module, perhaps with a topic, are suites, or lie in `integration`."""
     tests = ROOT / "tests"
     apart = {"slurm", "slurm-docker", "benchmarks", "ensembles", "fakes"}
     for path in tests.glob("*/**/test_*.py"):
-        room = path.parent.relative_to(tests)
-        if room.parts[0] not in apart:
-            assert (PACKAGE / room / "__init__.py").exists(), path
-            assert path.stem.startswith(f"test_{room.name}_"), path
+        folder = path.parent.relative_to(tests)
+        if folder.parts[0] in apart:
+            continue
+        over_several = folder.name == "integration"
+        room = folder.parent if over_several else folder
+        assert (PACKAGE / room / "__init__.py").exists(), path
+        assert path.stem.startswith(f"test_{room.name}_"), path
+        subject = path.stem.removeprefix(f"test_{room.name}_")
+        assert over_several or _names_a_module(subject, PACKAGE / room) or subject.split("_")[-1] in SUITES, (
+            path
+        )
+
+
+def _names_a_module(subject, room):
+    names = {path.stem for path in room.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    return any(subject == name or subject.startswith(f"{name}_") for name in names)
 
 
 QUESTIONS = {

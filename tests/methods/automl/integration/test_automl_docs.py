@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[3] / "docs" / "automl.md"
+PAGE = Path(__file__).parents[4] / "docs" / "automl.md"
 
 
 def test_the_examples_of_the_page_work() -> None:

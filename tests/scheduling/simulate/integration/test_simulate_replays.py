@@ -11,7 +11,7 @@ import fleet
 import pytest
 import replay
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 OWN, LOCKSTEP = "each member at its own pace", "every member of a flotilla at the slowest one's pace"
 FIXED = ("fixed-8", "fixed-4", "fixed-2", "fixed-1")
