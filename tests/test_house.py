@@ -243,6 +243,35 @@ def test_docstrings_open_with_a_verb_or_a_noun():
     assert [(path.name, word) for path, word in opened if word.strip(",:") in QUESTIONS] == []
 
 
+IN_SECONDS = re.compile(
+    r"^(?P<names>\w[\w, ]*) : (?:float|(?:tuple|mapping of \w+) (?:of|to) float)(?: or None)?\n"
+    r"(?P<meaning>(?:    .*\n?)+)",
+    re.MULTILINE,
+)
+"""Parameters in a docstring that are numbers, or hold numbers, with what is said of them."""
+NO_DURATION = re.compile("since the epoch|clock|relative|GPU-seconds")
+HELD_BY_CONTRACT = {"plan_seconds"}
+
+
+def test_durations_are_named_with_their_unit():
+    """Fields of values are keys of JSON, of events and of the catalog."""
+    found = [
+        (node.name, match["names"].split(", "))
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef)
+        for match in IN_SECONDS.finditer(ast.get_docstring(node) or "")
+        if re.search(r"\bseconds\b", match["meaning"], re.IGNORECASE)
+        and not NO_DURATION.search(match["meaning"])
+    ]
+    assert len(found) > 100
+    assert [(name, names) for name, names in found if not any(_has_unit(one) for one in names)] == []
+
+
+def _has_unit(name):
+    return re.search(r"_s$|_s_per_|_s_by_|^seconds$", name) is not None or name in HELD_BY_CONTRACT
+
+
 PATCHED_WAIT = re.compile(
     r"""(?:setattr|patch(?:\.object)?)\([^()]*[A-Z]_S['"]|\w\.[A-Z_]+_S\s*=[^=]""",
 )

@@ -37,14 +37,14 @@ class StepTimes:
         Half-width of the 95 % confidence interval of `mean_s`, relative to it.
     spread : float
         Robust standard deviation of the runs' seconds per step, relative to `mean_s`.
-    outliers : tuple of float
+    slow_steps_s : tuple of float
         Seconds per step of the runs that were discarded as too slow.
     """
 
     mean_s: float
     error: float
     spread: float
-    outliers: tuple[float, ...] = ()
+    slow_steps_s: tuple[float, ...] = ()
 
 
 def step_times(runs: Sequence[float]) -> StepTimes:
@@ -67,7 +67,7 @@ def step_times(runs: Sequence[float]) -> StepTimes:
         mean_s=mean,
         error=_half_width(counted) / mean,
         spread=deviation / mean,
-        outliers=tuple(seconds for seconds in steady if seconds > limit),
+        slow_steps_s=tuple(seconds for seconds in steady if seconds > limit),
     )
 
 

@@ -18,13 +18,13 @@ def test_warm_up_does_not_count():
 def test_outliers_are_left_out_and_named():
     times = step_times([0.1] * 10 + [0.54] + [0.1] * 9)
     assert times.mean_s == pytest.approx(0.1)
-    assert times.outliers == (0.54,)
+    assert times.slow_steps_s == (0.54,)
 
 
 def test_slow_steps_that_are_common_count():
     times = step_times([0.1, 0.3] * 20)
     assert times.mean_s == pytest.approx(0.2)
-    assert times.outliers == ()
+    assert times.slow_steps_s == ()
 
 
 def test_error_covers_the_true_mean_nineteen_times_in_twenty():

@@ -102,7 +102,7 @@ def _measure_point(
         rate_error=times.error,
         step_spread=times.spread,
         steps=steady.steps,
-        slow_steps_s=times.outliers,
+        slow_steps_s=times.slow_steps_s,
         shape=shape_digest(member, measurements.ensemble.rate_keys),
     )
     return result, built
