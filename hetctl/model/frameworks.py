@@ -19,6 +19,9 @@ class FrameworkEntry:
         Packages that groups of several ranks import, its own first.
     preloaded : tuple of str
         Modules that ranks share with the template from which they are forked, in addition to `module`.
+    withheld : tuple of str
+        Packages that it imports if they are installed, for parts of it that no rank needs; hidden from it
+        during its import.
     nccl_fix : str
         Next step where its groups of GPUs do not communicate through NCCL.
     """
@@ -28,6 +31,7 @@ class FrameworkEntry:
     packages: tuple[str, ...]
     nccl_fix: str
     preloaded: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
 
 
 TENSORBOARD = (
@@ -42,6 +46,8 @@ TENSORFLOW = FrameworkEntry(
     packages=("tensorflow", "horovod"),
     nccl_fix="install a TensorFlow that sees the GPUs, and Horovod with HOROVOD_GPU_OPERATIONS=NCCL",
     preloaded=TENSORBOARD,
+    # For keras.wrappers and keras.visualization: with SciPy and more, a third of the time of TensorFlow.
+    withheld=("sklearn", "matplotlib"),
 )
 PYTORCH = FrameworkEntry(
     name="pytorch",

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
+from types import ModuleType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.frameworks import FRAMEWORKS, FrameworkEntry
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.stage_network import Chain
@@ -173,7 +175,7 @@ def load_framework(name: str) -> Framework:
         If it is not installed.
     """
     try:
-        framework: Framework = importlib.import_module(FRAMEWORKS[name].module).FRAMEWORK
+        framework: Framework = _imported(FRAMEWORKS[name]).FRAMEWORK
     except ModuleNotFoundError as error:
         raise BadInputError(
             f"framework {name} cannot be imported: {error}", "install it as docs/install.md says"
@@ -192,6 +194,20 @@ def preload_framework(name: str | None) -> None:
     """Import modules that ranks of a framework share; `load_framework` reports missing ones in each rank."""
     if name is None:
         return
+    entry = FRAMEWORKS[name]
     with suppress(ImportError):
-        for module in (FRAMEWORKS[name].module, *FRAMEWORKS[name].preloaded):
+        _imported(entry)
+        for module in entry.preloaded:
             importlib.import_module(module)
+
+
+def _imported(entry: FrameworkEntry) -> ModuleType:
+    """Import a framework without the packages that it would import for parts which no rank needs."""
+    withheld = [name for name in entry.withheld if name not in sys.modules]
+    # Python raises ModuleNotFoundError for a module that is None here, as for one that is not installed.
+    sys.modules.update(dict.fromkeys(withheld))  # type: ignore[arg-type]
+    try:
+        return importlib.import_module(entry.module)
+    finally:
+        for name in withheld:
+            sys.modules.pop(name, None)

@@ -1,0 +1,26 @@
+"""Imports of a template: without the packages that no rank needs, which the user's code may import later."""
+
+import subprocess
+import sys
+
+import pytest
+
+from hetctl.model.frameworks import FRAMEWORKS
+
+pytestmark = pytest.mark.training
+
+PRELOAD = """
+import sys
+from hetctl.runtime.frameworks import load_framework, preload_framework
+preload_framework({name!r})
+load_framework({name!r})
+print(*(name for name in {withheld!r} if name in sys.modules))
+import sklearn.base, matplotlib.pyplot
+"""
+
+
+@pytest.mark.parametrize("name", [name for name, entry in FRAMEWORKS.items() if entry.withheld])
+def test_withheld_packages_are_left_to_the_user(name):
+    code = PRELOAD.format(name=name, withheld=FRAMEWORKS[name].withheld)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
