@@ -39,6 +39,7 @@ ROOMS = {
         "runtime/worker/hop_resources.py",
         "runtime/data/state_file.py",
         "app/hopper.py",
+        "app/run/hop_trace.py",
         "cli/cmd_hopper.py",
     ),
     "pipeline": (
@@ -63,11 +64,9 @@ ENTRIES = {
     },
     "balance": {
         "app/plan/mode_estimates.py": COMPARED,
-        "app/run/method_status.py": STATUS,
     },
     "hopper": {
         "app/plan/mode_estimates.py": COMPARED,
-        "app/run/hop_trace.py": "a run in hops can be repeated, by `submit` too",
         "methods/parallelism.py": COMPARED,
         "methods/phase_costs.py": COMPARED,
         "runtime/worker/worker.py": TASKS,
@@ -76,7 +75,6 @@ ENTRIES = {
         "app/plan/mode_estimates.py": COMPARED,
         "app/plan/multi_mode_plan.py": COMPARED,
         "app/plan/pipeline_problems.py": "a run takes along the layers of members that are pipelines",
-        "app/plan/planning.py": COMPARED,
         "app/profile/layer_profiling.py": "measured layers are stored in the form of tables of layers",
         "app/run/status.py": STATUS,
         "runtime/worker/worker.py": TASKS,

@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 from hetctl.app.pipeline.members import MemberLayers, layers_of, memory_in
-from hetctl.app.plan.member_rules import demand_in_parts, refuse_large_parts
-from hetctl.app.plan.mode_estimates import PhaseDraft, PlanContext, data_parallel, hops, pipe_of, pipelines
+from hetctl.app.plan.mode_estimates import PhaseDraft, data_parallel, hops, pipe_of, pipelines
+from hetctl.app.plan.plan_context import PlanContext
+from hetctl.app.plan.sharded_memory import demand_in_parts, refuse_large_parts
 from hetctl.methods.parallelism import (
     Demand,
     HopChoice,

@@ -17,17 +17,14 @@ from hetctl.app.member_refusals import (
     refuse_modes_of_commands,
     refuse_sharing_of_searches,
 )
-from hetctl.app.pipeline.inputs import links_between
 from hetctl.app.plan.member_rules import (
     refuse_hops_by_launch,
     refuse_modes_of_sharded,
     refuse_wide_members,
     refuse_without_hops,
 )
-from hetctl.app.plan.mode_estimates import PlanContext
-from hetctl.app.plan.multi_mode_plan import plan_hopper, plan_modes, plan_pipelined
-from hetctl.app.profile.known import member_profiles, predictions_in, warnings_of
-from hetctl.app.profile.layer_profiling import current_layers
+from hetctl.app.plan.plan_context import PlanContext
+from hetctl.app.profile.known import current_layers, member_profiles, predictions_in, warnings_of
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
@@ -37,6 +34,7 @@ from hetctl.model.job import JobSize
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, Plan
 from hetctl.model.profile import LayerPoint, MemberProfile
 from hetctl.model.rate_shapes import shape_digest
+from hetctl.model.registry import load_entry
 from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS, Cluster, Site
@@ -52,8 +50,12 @@ from hetctl.scheduling.simulate.simulate_run import PlannerChoice, choose
 
 AUTO = "auto"
 """Name for the planner with the best simulation, or for the mode that suits a member."""
-PLANS_OF_ONE_MODE = {HOPPER: plan_hopper, PIPELINE: plan_pipelined}
-"""Functions that plan all members in one mode other than data-parallel."""
+PLANS_BY_MODE = {
+    AUTO: "hetctl.app.plan.multi_mode_plan:plan_modes",
+    HOPPER: "hetctl.app.plan.multi_mode_plan:plan_hopper",
+    PIPELINE: "hetctl.app.plan.multi_mode_plan:plan_pipelined",
+}
+"""Functions that plan in other modes than data-parallel, as ``module:function``: they import the methods."""
 ROUND_OVERHEAD_S = 0.5
 """Seconds from the end of one round to the launch of the next, in the same job."""
 JOB_OVERHEAD_S = 3.0
@@ -156,6 +158,9 @@ def with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
     """Return the request with the measured layers and links in the catalog, where the files give none."""
     if request.mode not in (AUTO, PIPELINE):
         return request
+    # Imported here since only members that may become pipelines have layers and links.
+    from hetctl.app.pipeline.inputs import links_between
+
     ensemble, site = request.ensemble, request.site
     layers = _by_shape(ensemble, catalog.layers(ensemble.name, site.name), site)
     links = site.links or links_between(catalog.links(site.name), site)
@@ -216,14 +221,12 @@ def plan_from(
     scenario = Scenario(cluster, clock, lockstep=request.sharing == LOCKSTEP)
     data_parallel = partial(_data_parallel, request, scenario)
     context = PlanContext(request.ensemble, site, profiles, scenario, options, request.planner, data_parallel)
-    if request.mode == AUTO:
-        plan = plan_modes(replace(context, layers=request.layers, progress=progress or {}))
+    if request.mode in PLANS_BY_MODE:
+        context = replace(context, layers=request.layers, progress=progress or {})
+        plan: Plan = load_entry(PLANS_BY_MODE[request.mode])(context)
         if any(phase.mode == HOPPER for phase in plan.phases):
             refuse_hops_by_launch(site)
         return plan
-    if request.mode in PLANS_OF_ONE_MODE:
-        context = replace(context, layers=request.layers, progress=progress or {})
-        return PLANS_OF_ONE_MODE[request.mode](context)
     members = active_workloads(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node)
     return data_parallel(members, options)
 

@@ -11,7 +11,7 @@ from typing import Any
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
-from hetctl.model.profile import MemberProfile, ProfilePoint
+from hetctl.model.profile import LayerPoint, MemberProfile, ProfilePoint
 from hetctl.model.rate_shapes import measured_members, rate_config, shape_digest, shapes_of, some_of
 from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult
@@ -247,3 +247,16 @@ class RatePoints:
     def is_current(self, point: ProfilePoint) -> bool:
         """Return true if a point is of a shape, or of a member, that the ensemble has now."""
         return point.shape in self._now or point in self._of_member.get(point.member, ())
+
+
+def current_layers(
+    points: Iterable[LayerPoint], ensemble: Ensemble, members: Iterable[str], site: Site
+) -> Iterator[LayerPoint]:
+    """Yield the newest layers of members as they are now, one measurement for each of the site's types."""
+    fingerprints = {name: ensemble.member(name).fingerprint for name in members}
+    newest = {
+        (point.member, point.machine.gpu_type if site.node_types else ""): point
+        for point in sorted(points, key=lambda point: point.measured_at)
+        if fingerprints.get(point.member) == point.fingerprint
+    }
+    yield from (newest[key] for key in sorted(newest))

@@ -10,6 +10,7 @@ from hetctl.app.member_refusals import refuse_commands
 from hetctl.app.pipeline.inputs import rows_of
 from hetctl.app.profile.folder import Failure, layers_in, links_in
 from hetctl.app.profile.follow import ProfileMonitor
+from hetctl.app.profile.known import current_layers
 from hetctl.app.profile.outcome import JobUnderWay, folders_of, jobs_under_way
 from hetctl.app.profile.session import ProfileCommand, ProfileSession, profiling
 from hetctl.app.project import Project
@@ -133,19 +134,6 @@ def export_layers(project: Project, ensemble: Ensemble, site: Site, member: str,
             f"run `hetctl profile --layers {member}` first",
         )
     write_layers(rows_of(found), file)
-
-
-def current_layers(
-    points: Iterable[LayerPoint], ensemble: Ensemble, members: Iterable[str], site: Site
-) -> Iterator[LayerPoint]:
-    """Yield the newest layers of members as they are now, one measurement for each of the site's types."""
-    fingerprints = {name: ensemble.member(name).fingerprint for name in members}
-    newest = {
-        (point.member, point.machine.gpu_type if site.node_types else ""): point
-        for point in sorted(points, key=lambda point: point.measured_at)
-        if fingerprints.get(point.member) == point.fingerprint
-    }
-    yield from (newest[key] for key in sorted(newest))
 
 
 def refuse_strangers(ensemble: Ensemble, members: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ from hetctl.app.run.changes import (
     refuse_edited_modules,
     refuse_what_is_kept,
 )
-from hetctl.app.run.hop_trace import replay_now
+from hetctl.app.run.replay import replay_now
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.job import JobSize
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE

@@ -12,8 +12,8 @@ from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import at_work, collect, refresh_jobs
 from hetctl.app.run.continue_run import Asked, continued, is_done
-from hetctl.app.run.hop_trace import keep_replay
 from hetctl.app.run.next_state import reason_to_end
+from hetctl.app.run.replay import keep_replay
 from hetctl.app.run.select_run import record_of, unfinished
 from hetctl.app.run.spec import PlannedRun, SubmitRequest, planned_run
 from hetctl.app.run.submission import adopt, in_submission, next_job_of, rendered, submit_last

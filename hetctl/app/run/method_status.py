@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from hetctl.methods.balance.observation_log import ManagerStart, counted, course_of, records_in
 from hetctl.model.errors import BadInputError
 from hetctl.model.hops import (
     DONE,
@@ -206,6 +205,9 @@ def balance_courses(folder: RunFolder) -> tuple[BalanceCourse, ...]:
 
 def _course(path: Path) -> BalanceCourse | None:
     """Return the course of one member; None for a log without iterations, or damaged on disk."""
+    # Imported here, with NumPy, since most runs have no such log.
+    from hetctl.methods.balance.observation_log import ManagerStart, counted, course_of, records_in
+
     try:
         with path.open(encoding="utf-8") as lines:
             records = list(records_in(lines))

@@ -7,20 +7,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetctl.app.plan.member_rules import refuse_without_hops
-from hetctl.app.plan.pipeline_problems import with_pipelines
 from hetctl.app.plan.planning import AUTO, PlanRequest, saved_or_new_plan, with_measurements
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import ended_by_files
 from hetctl.app.run.continue_run import Asked, continued, is_done
-from hetctl.app.run.hop_trace import check_replay
+from hetctl.app.run.replay import check_replay
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.submission import Submission, new_job, next_job_of, rendered
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import Job, JobState
-from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, Plan
+from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, Plan
 from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.run_states import moved
 from hetctl.storage.kept_modules import modules_of
@@ -182,6 +181,11 @@ def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     mixed = {"mix_types": True} if BALANCED in modes else {}
     planner = USUAL_PLANNER if plan.planner == AUTO else plan.planner
     spec = replace(spec, planner=planner, phases=phases, options={**spec.options, **mixed})
+    if not any(allocation.mode == PIPELINE for each in plan.rounds for allocation in each.allocations):
+        return spec
+    # Imported here since other runs need nothing of pipelines.
+    from hetctl.app.plan.pipeline_problems import with_pipelines
+
     return with_pipelines(spec, plan, request)
 
 
