@@ -89,7 +89,6 @@ def command(
     if context.invoked_subcommand:
         _refuse_lost_options(context)
         return
-    from hetctl.app.profile.layer_profiling import profile_layers
     from hetctl.app.profile.profiling import profile
     from hetctl.app.profile.session import ArraySpec, ProfileCommand
     from hetctl.cli.profile_display import ProfileDisplay
@@ -101,6 +100,8 @@ def command(
     outcome: ProfileOutcome | LayerOutcome
     with ProfileDisplay(quiet=as_json) as display:
         if members or links:
+            from hetctl.app.profile.layer_profiling import profile_layers
+
             outcome = profile_layers(project, asked, members, links=links, observer=display)
         else:
             outcome = profile(project, asked, display)
@@ -126,14 +127,15 @@ def show(members: tuple[str, ...], as_json: bool, **options: Any) -> None:
     \b
     Example: hetctl profile show
     """
-    from hetctl.app.profile.layer_profiling import known_layers
-    from hetctl.app.profile.outcome import known_profile
-
     project = this_project()
     ensemble, site = ensemble_and_site(project, **options)
     if members:
+        from hetctl.app.profile.layer_profiling import known_layers
+
         _show(ensemble, site, known_layers(project, ensemble, site, members), as_json=as_json)
     else:
+        from hetctl.app.profile.outcome import known_profile
+
         _show(ensemble, site, known_profile(project, ensemble, site), as_json=as_json)
 
 

@@ -27,8 +27,8 @@ from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import HetctlError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.profile import INTER_NODE
+from hetctl.model.registry import load_entry
 from hetctl.model.site import Queue, Site
-from hetctl.runtime.driver.profile_job import run_profile_job
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.profile_request import (
     LAYERS,
@@ -45,6 +45,8 @@ from hetctl.storage.profile_request import (
     write_measurements,
 )
 
+PROFILE_JOB = "hetctl.runtime.driver.profile_job:run_profile_job"
+"""Function that a job calls with its folder; commands that submit none need not import it."""
 POINT_S = {RATE: 60, LAYERS: 900, LINKS: 60}
 """Seconds allowed for each point, one after another, when the job's time limit is chosen."""
 SHORTEST_JOB_S = 600
@@ -267,7 +269,7 @@ def _with_ids(batch: BatchSystem, group: JobGroup, settle_s: float) -> JobGroup 
         return None
     for job, folder in zip(ids, group.folders, strict=True):
         if job:
-            write_call(group.calls, run_profile_job, str(folder), job, group.record.wall_s)
+            write_call(group.calls, load_entry(PROFILE_JOB), str(folder), job, group.record.wall_s)
         else:
             _withdraw(folder)
     return group.noted(ids=ids)
@@ -320,7 +322,7 @@ def _nodes_of(point: ProfileTarget, gpus_per_node: int) -> int:
 
 def _call(group: JobGroup, request: MeasureRequest) -> FunctionCall:
     return FunctionCall(
-        function=run_profile_job,
+        function=load_entry(PROFILE_JOB),
         arguments=tuple(str(folder) for folder in group.folders),
         folder=group.calls,
         name=group.record.name,
