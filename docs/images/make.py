@@ -13,7 +13,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from hetctl.app.project import Project
-from hetctl.app.run.status import compared, run_status
+from hetctl.app.run.status import compared_status
 from hetctl.reports.run_page import render_page
 from hetctl.reports.status_table import status_table
 
@@ -31,7 +31,7 @@ CHROMIUM = (
 def main(project: str) -> None:
     """Write ``status.svg`` and ``report.png`` beside this file."""
     os.chdir(project)
-    status = compared(Project.here(), run_status(Project.here(), None))
+    status = compared_status(Project.here(), None)
     with Path(os.devnull).open("w") as nowhere:
         console = Console(record=True, width=84, file=nowhere, force_terminal=True, highlight=False)
         console.print(status_table(status))
