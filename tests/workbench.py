@@ -112,7 +112,7 @@ class ProjectFolder:
         """Run a command; whatever happens, no traceback may be shown."""
         process = self.start(*arguments, prefix=prefix, **environment)
         stdout, stderr = process.communicate(timeout=self.timeout_s)
-        assert "Traceback" not in stdout + stderr, stderr
+        assert "Traceback" not in stdout + stderr, stdout + stderr
         return Result(process.returncode, stdout, stderr)
 
     def here(self, *arguments: str, **environment: str) -> Result:

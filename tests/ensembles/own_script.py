@@ -49,7 +49,8 @@ while done < options.epochs:
             so_far = 100 * part // options.parts
             hetctl.report(epoch=done + 1, finished=False, samples=so_far, loss=1 / (done + part))
     done += 1
-    whole = state.with_suffix(".new")
+    # All ranks write the same file: with one name for the new ones, a rank could rename that of another.
+    whole = state.with_suffix(f".{os.environ['RANK']}")
     whole.write_text(str(done))
     whole.replace(state)
     if options.harm != "blind":

@@ -19,7 +19,7 @@ if done:
 while done < int(os.environ["HETCTL_LAST_EPOCH"]) and not hetctl.should_stop():
     time.sleep(0.02)
     done += 1
-    whole = state.with_suffix(".new")
+    whole = state.with_suffix(f".{os.environ['RANK']}")
     whole.write_text(str(done))
     whole.replace(state)
     hetctl.report(
