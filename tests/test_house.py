@@ -158,6 +158,17 @@ def test_help_imports_nothing_heavy():
     assert not heavy & loaded_by("plan", "--help")
 
 
+def test_data_parallel_runs_import_no_other_method():
+    """What `plan`, `submit`, `advance` and `status` import before they know the modes of a run."""
+    loaded = "hetctl.app.plan.planning, hetctl.app.run.lifecycle, hetctl.app.run.status"
+    code = f"import {loaded}, sys; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    rooms = tuple(
+        f"hetctl.{room}." for room in ("methods.hopper", "methods.balance", "runtime", "app.profile.jobs")
+    )
+    assert [name for name in done.stdout.split() if f"{name}.".startswith(rooms)] == []
+
+
 def test_trainers_import_nothing_of_the_login_side():
     code = "import hetctl.runtime.driver, hetctl.runtime.worker.trainer, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
