@@ -1,4 +1,4 @@
-"""Input of planning in several modes, without the methods that these stand for."""
+"""Input of planning in several modes; it imports none of their methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory that members need whose parameters are divided among their GPUs."""
+"""Memory of members whose parameters are divided among their GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles of members in the catalog, the points that hold for each, and warnings about them."""
+"""Profiles and layers of members in the catalog, those that hold now, and warnings about them."""
 
 from __future__ import annotations
 

@@ -10,12 +10,13 @@ from hetctl.model.frameworks import FRAMEWORKS
 pytestmark = pytest.mark.training
 
 PRELOAD = """
-import sys
+import importlib, sys
 from hetctl.runtime.frameworks import load_framework, preload_framework
 preload_framework({name!r})
 load_framework({name!r})
 print(*(name for name in {withheld!r} if name in sys.modules))
-import sklearn.base, matplotlib.pyplot
+for name in {withheld!r}:
+    importlib.import_module(name)
 """
 
 
