@@ -18,8 +18,8 @@ from xdist.scheduler import LoadFileScheduling
 # Jobs of tests do not wait for those of the person who runs them.
 LOCKS = tempfile.TemporaryDirectory(prefix="hetctl-locks-", dir="/tmp")
 os.environ["HETCTL_SLOT_LOCKS"] = LOCKS.name
-# Sites of tests have more cores than the machine: there OpenMP threads that wait by spinning take the cores from others,
-# which was three quarters of the processor time of PyTorch's ranks.
+# Sites of tests have more cores than this machine: OpenMP's threads, which wait by spinning, take those of
+# others, and three quarters of the processor time of PyTorch's ranks.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # A build server must not fail for a case that has nothing to do with the change; people explore.

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.profile import PreprocessPoint
@@ -18,14 +22,16 @@ from hetctl.runtime.data.part_files import path_on_node
 from hetctl.runtime.data.partitions import partition_paths
 from hetctl.runtime.data.sampler import sample_rng
 from hetctl.runtime.data.shards import ShardReader, ShardSource
-from hetctl.runtime.data.sources import ArraySource, SampleSource, as_sources
+from hetctl.runtime.data.sources import ArraySource, Source, as_sources
 from hetctl.runtime.worker.reporting import report_failure
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.profile_request import Measurements, read_measurements
 
 PREPROCESS = "preprocess"
-PREPROCESS_S = 1.0
+LEAST_S, MOST_S = 0.25, 1.0
+"""Seconds after which no further call is made: `LEAST_S` after `ENOUGH_CALLS`, else `MOST_S`."""
+ENOUGH_CALLS = 20
 
 
 def main(folder: Path) -> int:
@@ -54,7 +60,7 @@ def _preprocessing_rate(ensemble: Ensemble, cores: int) -> float:
 
 
 def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
-    """Return number of samples, start and end of calls that take at least `PREPROCESS_S` in total."""
+    """Return number of samples, start and end of repeated calls."""
     available = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {available[core % len(available)]})
     functions, partitions = load_functions(ensemble), ensemble.partitions
@@ -63,50 +69,49 @@ def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
     if partitions and not paths:
         paths = list(partition_paths(partitions).values())
     read = partial(functions.input_fn, ensemble.data, *paths[:1])
-    samples, start = 0, time.perf_counter()
+    calls: Iterator[int]
+    start = time.perf_counter()
     training, validation = as_sources(read())
-    if isinstance(training, CollatedSource):
-        return _collate(training, max(member.batch_size for member in ensemble.members))
-    if isinstance(training, ShardSource):
-        return _read(training, max(member.batch_size for member in ensemble.members))
-    if not isinstance(training, ArraySource):
-        return _prepare(training)
-    while time.perf_counter() - start < PREPROCESS_S:
-        samples += len(training) + len(validation)
-        training, validation = as_sources(read())
+    if isinstance(training, ArraySource):
+        calls = itertools.chain([len(training) + len(validation)], _reads(read))
+    else:
+        batch_size = max(member.batch_size for member in ensemble.members)
+        start, calls = time.perf_counter(), _calls(training, batch_size)
+    samples = 0
+    for number, more in enumerate(calls, start=1):
+        samples += more
+        if time.perf_counter() - start >= (LEAST_S if number >= ENOUGH_CALLS else MOST_S):
+            break
     return samples, start, time.perf_counter()
 
 
-def _prepare(source: SampleSource) -> tuple[int, float, float]:
-    samples, start = 0, time.perf_counter()
-    while time.perf_counter() - start < PREPROCESS_S:
-        number = samples % len(source)
-        source.augment(source.prepare(number)[0], sample_rng(0, 1, number))
-        samples += 1
-    return samples, start, time.perf_counter()
+def _reads(read: Callable[[], Any]) -> Iterator[int]:
+    """Read arrays again and again; yield the number of samples of each call."""
+    while True:
+        yield sum(map(len, as_sources(read())))
 
 
-def _collate(source: CollatedSource, batch_size: int) -> tuple[int, float, float]:
-    samples, start = 0, time.perf_counter()
-    while time.perf_counter() - start < PREPROCESS_S:
-        source.batch([number % len(source) for number in range(samples, samples + batch_size)])
-        samples += batch_size
-    return samples, start, time.perf_counter()
+def _calls(source: Source, batch_size: int) -> Iterator[int]:
+    """Read single samples or batches, for ever; yield the number of samples of each call."""
+    if isinstance(source, CollatedSource):
+        for first in itertools.count(step=batch_size):
+            source.batch([number % len(source) for number in range(first, first + batch_size)])
+            yield batch_size
+    elif isinstance(source, ShardSource):
+        for shard in itertools.cycle(range(len(source.sizes))):
+            yield from _shard(source, shard, batch_size)
+    else:
+        for number in itertools.cycle(range(len(source))):
+            source.augment(source.prepare(number)[0], sample_rng(0, 1, number))
+            yield 1
 
 
-def _read(source: ShardSource, batch_size: int) -> tuple[int, float, float]:
-    samples, start, shard = 0, time.perf_counter(), 0
-    while time.perf_counter() - start < PREPROCESS_S:
-        size, reader = source.sizes[shard], ShardReader(source, shard)
-        for first in range(0, size, batch_size):
-            stop = min(first + batch_size, size)
+def _shard(source: ShardSource, shard: int, batch_size: int) -> Iterator[int]:
+    with closing(ShardReader(source, shard)) as reader:
+        for first in range(0, source.sizes[shard], batch_size):
+            stop = min(first + batch_size, source.sizes[shard])
             source.batch(reader.take(first, stop, first))
-            samples += stop - first
-            if time.perf_counter() - start >= PREPROCESS_S:
-                break
-        reader.close()
-        shard = (shard + 1) % len(source.sizes)
-    return samples, start, time.perf_counter()
+            yield stop - first
 
 
 if __name__ == "__main__":
