@@ -17,11 +17,8 @@ help: ## show this list
 demo: setup-demo ## train the example ensemble on this machine, from profile to report
 	@.ci/demo
 
-# Tests mostly wait, so three go at a time on two cores; of those that train, which wait less, two.
-# Not both in one process: with Lightning, tests that train initialise MPI, and then steps of the stand-in for LSF fail.
 test: setup-test ## run all tests, those on a real Slurm cluster too
-	@.ci/test -n 3 -m "not training"
-	@.ci/test -n 2 -m training
+	@.ci/test
 
 test-docker: ## train the example on a Slurm cluster of Docker containers; needs a Docker engine
 	@tests/slurm-docker/run
