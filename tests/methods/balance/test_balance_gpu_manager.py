@@ -1,3 +1,4 @@
+import pytest
 from bsp_iterations import FOUR_GPUS, M60, changes, longest, play
 
 from hetctl.methods.balance.gpu_manager import GpuManager
@@ -114,6 +115,15 @@ def test_a_slowdown_after_the_balance_makes_steps_coarse_again():
         slow(manager, 3.0, 1.0 + 1 / 3)
     # One at a time, after a window of 20, none would have moved yet.
     assert manager.batches[0] <= 21
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_slowdown_amid_noise_makes_steps_coarse_again(seed):
+    manager = GpuManager((192, 192))
+    fast, behind = TimeCurve(((1, 1.0), (200, 200.0))), TimeCurve(((1, 1.8), (200, 360.0)))
+    play(manager, (fast, fast), 80, noise=0.1, seed=seed)
+    taken = play(manager, (fast, behind), 40, noise=0.1, seed=seed)
+    assert longest((fast, behind), taken[-1]) <= 1.15 * balance_time((fast, behind), 384)
 
 
 def test_large_batches_begin_with_a_step_in_proportion():
