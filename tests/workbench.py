@@ -171,7 +171,7 @@ def wait_for(condition, seconds: float = 120.0):
     while not (found := condition()):
         assert now < limit, "waited in vain"
         # A look at a whole run takes a while itself, and looking all the time would slow the run down.
-        time.sleep(max(0.05, 3 * (time.monotonic() - now)))
+        time.sleep(max(0.05, 9 * (time.monotonic() - now)))
         now = time.monotonic()
     return found
 

@@ -154,7 +154,7 @@ def wait_for_the_end(folder, environment):
         }  # the last script may be leaving
         if status["state"] not in ("queued", "in-doubt", "running", "between-jobs") and not alive:
             return status
-        time.sleep(2)
+        time.sleep(4)
     raise AssertionError(f"the run is still {status['state']}: {status['reason']}")
 
 
