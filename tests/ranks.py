@@ -5,6 +5,7 @@ The import takes seconds of each core, and so tests with many ranks share it.
 
 from __future__ import annotations
 
+import gc
 import json
 import multiprocessing
 import os
@@ -79,6 +80,8 @@ def _environment(variables: dict[str, str]):
 
 
 def _run(work, arguments, log: Path | None) -> None:
+    # As in the template of ranks: collections would visit the objects of both frameworks.
+    gc.freeze()
     if log:
         with log.open("w") as file:
             os.dup2(file.fileno(), 1)
