@@ -26,7 +26,7 @@ from hetctl.storage.run_files import read_spec
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 CREW = Path(__file__).parents[1] / "ensembles" / "crew"
 RUN = "crew-001"
-WALL_S = 30
+WALL_S = 40
 WHOLE_RUN_S = 900
 
 SITE = """\
