@@ -164,14 +164,20 @@ def new_project(folder: Path, ensemble: str = ENSEMBLE, **fields) -> ProjectFold
     return ProjectFolder(folder, **fields)
 
 
-def wait_for(condition, seconds: float = 120.0):
-    """Wait until something is true; return it."""
+def wait_for(condition, seconds: float = 120.0, rest: float = 9.0):
+    """Wait until something is true; return it.
+
+    Parameters
+    ----------
+    rest : float
+        Least pause between two looks, in durations of a look: a look at a whole run takes a while itself, and
+        looking all the time would slow the run down.
+    """
     now = time.monotonic()
     limit = now + seconds
     while not (found := condition()):
         assert now < limit, "waited in vain"
-        # A look at a whole run takes a while itself, and looking all the time would slow the run down.
-        time.sleep(max(0.05, 9 * (time.monotonic() - now)))
+        time.sleep(max(0.05, rest * (time.monotonic() - now)))
         now = time.monotonic()
     return found
 

@@ -57,7 +57,8 @@ def test_each_member_has_a_step_whose_ranks_see_its_gpus_only(slurm_cluster, tmp
     assert shown.stderr.count("# first round, node-") == 2
     assert project.here("submit", *OPTIONS, "flotilla").code == 0
     seen: dict[str, str] = {}
-    wait_for(lambda: _watch(project, seen) or _state(project) == "finished", seconds=90)
+    # Steps that last for a second must not be missed.
+    wait_for(lambda: _watch(project, seen) or _state(project) == "finished", seconds=90, rest=0)
     assert {name: epochs[-1] for name, epochs in project.epochs(RUN).items()} == EPOCHS
     started = list(_started(project))
     assert len(started) > len(GPUS)

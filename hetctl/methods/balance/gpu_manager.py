@@ -54,15 +54,18 @@ class GpuManager:
         self._recent = [*self._recent, seconds][-FINE_WINDOW:]
         # Line 12 compares with all past iterations, not with the window alone.
         self._ever_slower |= seconds[:, None] > seconds[None, :]
-        leader, straggler = self._leader(observations), int(seconds.argmax())
         if self._have_conditions_changed():
             self._enter(0)
+        # Who can hold a step more depends on the step.
+        leader, straggler = self._leader(observations), int(seconds.argmax())
         if self.batches[straggler] <= self._step:
             self._stop_at(straggler)
-        elif leader is not None and self._always_faster(leader, straggler):
+        elif leader is None or leader == straggler:
+            self._enter_finer()  # others may hold a few samples more
+        elif self._always_faster(leader, straggler):
             self._move(straggler, leader)
-        elif leader is not None and self._ever_slower[leader, straggler] and self._step != FINE_STEP:
-            self._enter(self._level + 1)
+        elif self._ever_slower[leader, straggler]:
+            self._enter_finer()
         return self.batches
 
     def _enter(self, level: int) -> None:
@@ -72,6 +75,10 @@ class GpuManager:
         workers = len(self._limits)
         self._ever_slower = np.zeros((workers, workers), dtype=bool)
         self._least_gap = np.inf
+
+    def _enter_finer(self) -> None:
+        if self._step != FINE_STEP:
+            self._enter(self._level + 1)
 
     def _have_conditions_changed(self) -> bool:
         """Return true if the straggler has fallen far behind, for a window, after the balance was near."""

@@ -126,6 +126,18 @@ def test_a_slowdown_amid_noise_makes_steps_coarse_again(seed):
     assert longest((fast, behind), taken[-1]) <= 1.15 * balance_time((fast, behind), 384)
 
 
+def test_coarse_steps_after_a_slowdown_respect_caps():
+    manager = GpuManager((64, 64), (None, 69))
+    for _ in range(20):
+        slow(manager, 1.0, 1.0)
+    slow(manager, 1.0, 1.1)
+    slow(manager, 1.1, 1.0)
+    for _ in range(60):
+        slow(manager, 4.0, 1.0)
+        assert manager.batches[1] <= 69
+    assert manager.batches == (59, 69)
+
+
 def test_large_batches_begin_with_a_step_in_proportion():
     manager = GpuManager((128, 128))
     for _ in range(5):
