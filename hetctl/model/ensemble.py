@@ -385,10 +385,9 @@ class Ensemble:
         return tuple(dict.fromkeys(member.code or self.code for member in self.members))
 
     @property
-    def preloaded(self) -> str | None:
-        """Framework that ranks import before they start; None for commands, and if there are several."""
-        used = {code.framework for code in self.codes}
-        return used.pop() if len(used) == 1 and COMMAND not in used else None
+    def preloaded(self) -> tuple[str, ...]:
+        """Frameworks that each node imports ahead of its ranks; commands import their own."""
+        return tuple(dict.fromkeys(code.framework for code in self.codes if code.framework != COMMAND))
 
     def of(self, member: Member) -> Ensemble:
         """Return the ensemble of a member alone, with the code that trains it."""

@@ -240,7 +240,7 @@ def workers_on(
         sys.executable = python
         files = AgentFiles.within(folder)
         places = [Node(f"n{n}", tuple(range(ranks))) for n in range(nodes)]
-        workers = WorkerPool(site, places, files, framework)
+        workers = WorkerPool(site, places, files, (framework,) if framework else ())
         workers.open_stores(store)
         try:
             yield workers, folder

@@ -63,7 +63,7 @@ def reporting_ranks(
     nodes = [Node(name, tuple(numbers)) for name, numbers in gpus.items()]
     with tempfile.TemporaryDirectory() as name, _srun_in(Path(name)):
         files = AgentFiles.within(Path(name))
-        workers = WorkerPool(site, nodes, files, None)
+        workers = WorkerPool(site, nodes, files, ())
         try:
             tasks = {a.member: _task(folder, spec, index, a) for a in allocations}
             for allocation in allocations:

@@ -29,7 +29,7 @@ def read(folder: Path, text: str = ENSEMBLE):
 def test_commands_are_inherited_and_filled(tmp_path):
     ensemble = read(tmp_path)
     a, b, *grid = ensemble.members
-    assert (ensemble.framework, ensemble.preloaded) == (COMMAND, None)
+    assert (ensemble.framework, ensemble.preloaded) == (COMMAND, ())
     assert a.command_line == ("python", "train.py", "--lr", "0.001", "--json", '{"a":1}', "--tag", "a-32")
     assert b.command_line == ("run", "true", "two words")
     assert [member.command_line[3] for member in grid] == ["1", "x"]

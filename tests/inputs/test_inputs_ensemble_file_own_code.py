@@ -48,7 +48,7 @@ def test_each_member_has_its_own_code_or_the_ensembles(tmp_path):
         None,
     ]
     assert len(ensemble.codes) == 4
-    assert ensemble.preloaded is None
+    assert ensemble.preloaded == ("pytorch", "tensorflow")
     alone = ensemble.of(ensemble.member("c"))
     assert (alone.functions, alone.data, len(alone.members)) == (others, "https://here/there", 1)
     assert ensemble.of(ensemble.member("a")).code == ensemble.code
@@ -71,7 +71,7 @@ def test_rates_of_other_code_are_others(tmp_path):
 @pytest.mark.parametrize("framework", ["pytorch", "tensorflow"])
 def test_one_framework_is_preloaded_for_all(framework, tmp_path):
     members = [{"name": "a", "framework": framework}, {"name": "b", "framework": framework, "data": "texts"}]
-    assert ensemble_of(tmp_path, members).preloaded == framework
+    assert ensemble_of(tmp_path, members).preloaded == (framework,)
 
 
 @pytest.mark.parametrize(
@@ -125,4 +125,4 @@ def test_a_file_of_commands_has_no_code(tmp_path):
         tmp_path, [{"name": "a"}], functions=None, framework=None, data=None, command="train"
     )
     assert ensemble.codes == (TrainingCode(COMMAND, Functions("", "")),)
-    assert ensemble.preloaded is None
+    assert ensemble.preloaded == ()

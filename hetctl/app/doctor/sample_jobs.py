@@ -106,7 +106,7 @@ def steps_of(site: Site, case: Case) -> Iterator[LaunchSpec]:
     address = Home(HOME).run(RUN).job(case.job).agents.address
     placements = {allocation.member: allocation.placement for allocation in allocations_of(case, site)}
     for name, sets in sets_by_step(site, nodes_of(site, case), round_prefix(0), placements).items():
-        yield agents_step(site, name, sets, address, "pytorch", site.python or PYTHON)
+        yield agents_step(site, name, sets, address, ("pytorch",), site.python or PYTHON)
 
 
 def nodes_of(site: Site, case: Case) -> list[Node]:

@@ -60,21 +60,21 @@ def _of_member(name: str, placement: Iterable[Placement]) -> dict[str, Sets]:
 
 
 def agents_step(
-    site: Site, name: str, sets: Sequence[ResourceSet], address: Path, framework: str | None, python: str
+    site: Site, name: str, sets: Sequence[ResourceSet], address: Path, frameworks: Sequence[str], python: str
 ) -> LaunchSpec:
     """Return the step that starts an agent for each resource set.
 
     Parameters
     ----------
-    address, framework, python
+    address, frameworks, python
         Same as in `agent_command`.
     """
-    command = agent_command(name, address, framework, site.cores_per_gpu, python)
+    command = agent_command(name, address, frameworks, site.cores_per_gpu, python)
     return LAUNCHERS[site.launcher].agents(site, name, sets, command)
 
 
 def agent_command(
-    step: str, address: Path, framework: str | None, threads: int, python: str
+    step: str, address: Path, frameworks: Sequence[str], threads: int, python: str
 ) -> tuple[str, ...]:
     """Return the command line of an agent.
 
@@ -84,12 +84,12 @@ def agent_command(
         Name of the step that starts it.
     address : Path
         File with the address of the driver.
-    framework : str or None
-        Framework that each agent imports once for all its ranks.
+    frameworks : sequence of str
+        Frameworks that each agent imports once for all its ranks.
     threads : int
         Threads of the numerical libraries in each rank.
     """
-    options = ("--framework", framework) if framework else ()
+    options = (word for framework in frameworks for word in ("--framework", framework))
     words = ("--step", step, "--threads", str(threads), *options)
     return (python, "-m", "hetctl.runtime.agent", str(address), *words)
 

@@ -1,4 +1,4 @@
-"""An agent on this node: ``python -m hetctl.runtime.agent DRIVER_FILE --step NAME --framework NAME``.
+"""An agent on this node: ``python -m hetctl.runtime.agent DRIVER_FILE --step NAME --framework NAME ..``.
 
 It ends when the driver ends. It ignores signals of the batch system: these are for the ranks, which write a
 checkpoint, and for the driver, which ends the job. In the step of all nodes it is a child of a `Keeper`, and
@@ -26,7 +26,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.agent", description=__doc__)
     parser.add_argument("driver_file", type=Path)
     parser.add_argument("--step", required=True)
-    parser.add_argument("--framework")
+    parser.add_argument("--framework", action="append", default=[])
     parser.add_argument("--threads", type=int, required=True)
     arguments = parser.parse_args()
     driver = DriverFile(arguments.driver_file)
@@ -45,7 +45,9 @@ def live(driver: DriverFile, arguments: argparse.Namespace, *, is_first: bool) -
         agent = Agent(
             lambda facts: join(driver.address, facts) if is_first else join_again(driver, facts),
             *(arguments.step, arguments.threads),
-            *(lambda: preload_framework(arguments.framework), serve),
+            frameworks=arguments.framework,
+            preload=preload_framework,
+            serve=serve,
         )
     except OrphanedError as error:
         end_orphaned_job(max(0.0, driver.address.orphaned_s - error.silent_s))

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from hetctl.cluster.launchers.agents import cancel_command
@@ -94,17 +95,28 @@ class Agent:
         Name of the step that started the agent.
     threads : int
         Number of threads of the numerical libraries in each rank.
-    preload, serve
-        Functions of `Template`.
+    frameworks : sequence of str
+        Frameworks, each of which a template imports; without any, one template imports none.
+    preload : callable
+        Function that imports a framework, or none for None, in its template.
+    serve : callable
+        Function of `Template`.
     """
 
     def __init__(
-        self, join: Join, step: str, threads: int, preload: Callable[[], None], serve: Serve
+        self,
+        join: Join,
+        step: str,
+        threads: int,
+        frameworks: Sequence[str],
+        preload: Callable[[str | None], None],
+        serve: Serve,
     ) -> None:
         # Before the template, since numerical libraries read these variables when they are loaded.
         _set_variables(threads)
-        # Forked before the GPUs' management library is loaded; it imports while the agent connects.
-        self._template = Template(preload, serve)
+        # Forked before the GPUs' management library is loaded; they import while the agent connects.
+        self._templates = {name: Template(partial(preload, name), serve) for name in frameworks or (None,)}
+        self._importing = set(self._templates)
         self._facts = facts_of_this_node(step)
         self._driver, self._welcome = join(self._facts)
         self._ranks: dict[int, Connection] = {}
@@ -122,9 +134,8 @@ class Agent:
         order = self._welcome.store
         folder = state_folder(order.run_key, self._welcome.node) if order else ""
         self._store = StateStore(folder, order.control) if order else None
-        # GPUs of ranks that are forked when the parts are there; None: they are there.
-        self._to_start: list[int] | None = [] if stage else None
-        self._has_imported = False
+        # GPUs of ranks that are forked when the parts are there, with their frameworks; None: they are there.
+        self._to_start: dict[int, str | None] | None = {} if stage else None
 
     def run(self) -> bool:
         """Run until the driver releases the agent, or is lost; what it has begun ends with its process.
@@ -140,7 +151,10 @@ class Agent:
             If all ranks were lost.
         """
         self._selector.register(self._driver, selectors.EVENT_READ, self._receive_from_driver)
-        self._selector.register(self._template, selectors.EVENT_READ, self._receive_from_template)
+        for name, template in self._templates.items():
+            self._selector.register(
+                template, selectors.EVENT_READ, partial(self._receive_from_template, name)
+            )
         if self._staging:
             self._selector.register(self._staging, selectors.EVENT_READ, self._start_staged)
         if self._store:
@@ -166,7 +180,8 @@ class Agent:
     def _end(self) -> None:
         """End all that was begun; the next agent here must find free GPUs and an unused store."""
         ranks = [*_processes(self._pids.values())]
-        self._template.close()
+        for template in self._templates.values():
+            template.close()
         if self._staging:
             self._staging.end()
         if self._store:
@@ -203,7 +218,7 @@ class Agent:
     def _receive_from_driver(self) -> None:
         for message in self._driver.arrived():
             if START in message:
-                self._start(message[START])
+                self._start(message[START], message["framework"])
             elif LEAVE in message:
                 self._released = True
             elif SIGNAL in message:
@@ -220,17 +235,17 @@ class Agent:
         assert self._staging
         self._selector.unregister(self._staging)
         self._driver.send({STAGED: encode(self._staging.result())})
-        waiting, self._to_start = self._to_start or (), None
+        waiting, self._to_start = self._to_start or {}, None
         self._report_store()
-        for gpu in waiting:
-            self._start(gpu)
+        for gpu, framework in waiting.items():
+            self._start(gpu, framework)
 
     def _report_store(self) -> None:
         """Report where other agents get this node's states, and the partitions that are on the node.
 
         Not before ranks can begin: members would wait here for imports instead of visiting other nodes.
         """
-        is_ready = self._has_imported and self._to_start is None
+        is_ready = not self._importing and self._to_start is None
         if self._store and is_ready and (order := self._welcome.store):
             paths = list(map(path_on_node, order.partitions))
             # Others may lie where this user has no access, which is no error.
@@ -242,22 +257,24 @@ class Agent:
         for result in self._store.fetched():
             self._driver.send({FETCHED: encode(result)})
 
-    def _start(self, gpu: int) -> None:
+    def _start(self, gpu: int, framework: str | None) -> None:
         if self._to_start is not None:
-            self._to_start.append(gpu)
+            self._to_start[gpu] = framework
             return
+        # A rank that loads no framework may be forked from any template.
+        template = self._templates.get(framework) or next(iter(self._templates.values()))
         binding = binding_of(self._welcome, gpu, self._facts)
         agent_end, rank_end = socket.socketpair()
         # The template gets a duplicate (unix(7), SCM_RIGHTS): with this
         # one open, the rank's end would not show.
         with rank_end:
-            self._template.fork(binding, rank_end)
+            template.fork(binding, rank_end)
         rank = self._ranks[gpu] = Connection(agent_end)
         self._selector.register(rank, selectors.EVENT_READ, lambda: self._receive_from_rank(gpu, rank))
 
     def _signal(self, gpu: int, number: int) -> None:
         if self._to_start and gpu in self._to_start:
-            self._to_start.remove(gpu)
+            del self._to_start[gpu]
             self._driver.send({ENDED: gpu, "exit_code": 128 + number, OVERUSE: None})
         elif pid := self._pids.get(gpu):
             with suppress(ProcessLookupError):
@@ -282,12 +299,12 @@ class Agent:
         rank.close()
         del self._ranks[gpu]
 
-    def _receive_from_template(self) -> None:
-        event = self._template.receive()
+    def _receive_from_template(self, framework: str | None) -> None:
+        event = self._templates[framework].receive()
         if event is None:
-            raise TemplateEndedError("the template process has ended, and with it all ranks")
+            raise TemplateEndedError("a template process has ended, and with it its ranks")
         if isinstance(event, TemplateReady):
-            self._has_imported = True
+            self._importing.remove(framework)
             self._report_store()
             return
         if isinstance(event, RankStart):

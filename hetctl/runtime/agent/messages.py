@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 START = "start"
-"""Key with the number of a GPU on which to fork a rank."""
+"""Key with the number of a GPU on which to fork a rank, from the template of ``framework``."""
 SIGNAL = "signal"
 """Key with the number of a signal for the rank on ``gpu``."""
 TO, FROM = "to", "from"

@@ -152,8 +152,8 @@ class _AgentStep:
         Time by which all agents must connect, by the monotonic clock; the others are lost.
     agents : dict of str to _AgentLink
         Agents that have connected and are not lost, by the planned nodes of their sets.
-    to_start : list of NodeGpu
-        GPUs of ranks that are forked when their agents have connected.
+    to_start : dict of NodeGpu to str or None
+        GPUs of ranks that are forked when their agents have connected, with their frameworks.
     lost : dict of str to Node
         Nodes that are lost, by name; they are used again when an agent connects from there.
     losses : Counter
@@ -168,7 +168,7 @@ class _AgentStep:
     log_start: int
     join_until: float
     agents: dict[str, _AgentLink] = field(default_factory=dict)
-    to_start: list[NodeGpu] = field(default_factory=list)
+    to_start: dict[NodeGpu, str | None] = field(default_factory=dict)
     lost: dict[str, Node] = field(default_factory=dict)
     losses: Counter[str] = field(default_factory=Counter)
     released_at: float | None = None
@@ -209,8 +209,8 @@ class AgentPool:
 
     Parameters
     ----------
-    framework : str or None
-        Framework that each agent imports once, for all its ranks.
+    frameworks : sequence of str
+        Frameworks that each agent imports once, for all its ranks.
     events : RankEvents
         Receiver of the agents' reports, called in `receive` and `wait`.
     leave_s : float
@@ -224,7 +224,7 @@ class AgentPool:
         site: Site,
         nodes: Sequence[Node],
         files: AgentFiles,
-        framework: str | None,
+        frameworks: Sequence[str],
         events: RankEvents,
         leave_s: float = LEAVE_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
@@ -236,7 +236,7 @@ class AgentPool:
         # Variables of NCCL, RCCL, Gloo and libfabric from the user's shell or a module are not overwritten.
         self.site = site.yielding_to(os.environ)
         self._files = files
-        self._framework = framework
+        self._frameworks = frameworks
         self._events = events
         self._timeouts = site.timeouts
         self._leave_s = leave_s
@@ -265,7 +265,7 @@ class AgentPool:
             return
         log = log or self._files.log
         log_start = log.stat().st_size if log.exists() else 0
-        step = agents_step(self.site, name, sets, self._files.address, self._framework, sys.executable)
+        step = agents_step(self.site, name, sets, self._files.address, self._frameworks, sys.executable)
         self._steps.launch(step, log)
         by_node = {each.node: each for each in sets}
         member = self.site.launch == MEMBERS
@@ -285,12 +285,18 @@ class AgentPool:
         """Return true if the end of a step of that name has not been seen."""
         return name in self._running
 
-    def start_rank(self, step: str, gpu: NodeGpu) -> None:
-        """Have a rank forked on a GPU, now or when its agent has connected."""
+    def start_rank(self, step: str, gpu: NodeGpu, framework: str | None) -> None:
+        """Have a rank forked on a GPU, now or when its agent has connected.
+
+        Parameters
+        ----------
+        framework : str or None
+            Framework of its code; None if it loads none.
+        """
         if agent := self._agent_of(step, gpu):
-            self._send(agent, {START: gpu[1]})
+            self._send(agent, {START: gpu[1], "framework": framework})
         elif step in self._running:
-            self._running[step].to_start.append(gpu)
+            self._running[step].to_start[gpu] = framework
 
     def serves(self, step: str, gpu: NodeGpu) -> bool:
         """Return true if the agent of a rank is connected, and its step is not released."""
@@ -521,8 +527,8 @@ class AgentPool:
             *(site.timeouts.silence_s, self._stages.get(node), self.store),
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
-        step.to_start = [gpu for gpu in step.to_start if gpu not in own]
-        self._send(agent, encode(welcome), *({START: number} for _, number in own))
+        orders = [{START: gpu[1], "framework": step.to_start.pop(gpu)} for gpu in own]
+        self._send(agent, encode(welcome), *orders)
 
     def _continue_without(self, name: str, step: _AgentStep, node: str, cause: str) -> None:
         """Continue without an agent: a member's step ends; in a step of all nodes the node is lost."""

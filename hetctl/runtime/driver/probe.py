@@ -164,7 +164,8 @@ def _start_ranks(
     order: ProbeOrder, nodes: Sequence[Node], folder: Path
 ) -> tuple[int | None, tuple[GroupEnd, ...]]:
     """Run a task on all GPUs and then, if it succeeds, all-reduces of groups; return their results."""
-    workers = WorkerPool(order.site, nodes, AgentFiles.within(folder), order.framework)
+    frameworks = (order.framework,) if order.framework else ()
+    workers = WorkerPool(order.site, nodes, AgentFiles.within(folder), frameworks)
     try:
         until = time.monotonic() + START_S
         exit_code = _work(workers, TaskMessage(PROBE, str(folder), NAME), all_gpus(nodes), until)

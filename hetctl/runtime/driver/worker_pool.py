@@ -69,8 +69,8 @@ class WorkerPool:
 
     Parameters
     ----------
-    framework : str or None
-        Framework that is imported once on each node, for all its ranks.
+    frameworks : sequence of str
+        Frameworks that are imported once on each node, for all its ranks.
     leave_s : float
         Seconds in which released agents end, as in `AgentPool`.
     stages : mapping of str to StageOrder
@@ -82,12 +82,12 @@ class WorkerPool:
         site: Site,
         nodes: Sequence[Node],
         files: AgentFiles,
-        framework: str | None,
+        frameworks: Sequence[str],
         leave_s: float = LEAVE_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
     ) -> None:
         self._timeouts = site.timeouts
-        self._agents = AgentPool(site, nodes, files, framework, self, leave_s, stages)
+        self._agents = AgentPool(site, nodes, files, frameworks, self, leave_s, stages)
         self.stores = StoreReports()
         self._slots: dict[NodeGpu, WorkerSlot] = {}
         self._running: dict[str, RunningTask] = {}
@@ -275,7 +275,7 @@ class WorkerPool:
         slot = self._slots.get(gpu)
         if slot and slot.awaits_end:
             slot.awaits_end = False
-            self._agents.start_rank(slot.step, gpu)
+            self._start_rank(slot)
             return
         group = self._running_on.get(gpu)
         if overuse and group:
@@ -317,13 +317,16 @@ class WorkerPool:
         """Return the rank on a GPU, or a new one if there is none, or if it has loaded other code."""
         slot = self._slots.get(gpu)
         if slot is None:
-            slot = self._slots[gpu] = WorkerSlot(gpu, step)
-            self._agents.start_rank(step, gpu)
+            slot = self._slots[gpu] = WorkerSlot(gpu, step, code=code)
+            self._start_rank(slot)
         elif code and slot.code and slot.code != code:
             slot = self._slots[gpu] = WorkerSlot(gpu, step, awaits_end=True)
             self._agents.send(step, gpu, {"leave": True})
         slot.code = code or slot.code
         return slot
+
+    def _start_rank(self, slot: WorkerSlot) -> None:
+        self._agents.start_rank(slot.step, slot.gpu, slot.code.framework if slot.code else None)
 
     def _lose_rank(
         self, gpu: NodeGpu, exit_code: int, output: str = "", lost_node: str | None = None

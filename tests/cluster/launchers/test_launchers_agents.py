@@ -61,7 +61,7 @@ def test_a_member_has_one_step_per_number_of_gpus_on_a_node() -> None:
         "round-0003/a/4": (ResourceSet("n1", (0, 1, 2, 3)), ResourceSet("n2", (0, 1, 2, 3))),
         "round-0003/a/2": (ResourceSet("n3", (1, 2)),),
     }
-    commands = [agents_step(site(MEMBERS), n, s, FOLDER, None, "python").argv for n, s in steps.items()]
+    commands = [agents_step(site(MEMBERS), n, s, FOLDER, (), "python").argv for n, s in steps.items()]
     assert ["--gpus-per-node=4" in commands[0], "--gpus-per-node=2" in commands[1]] == [True, True]
 
 
@@ -105,10 +105,11 @@ def test_a_placement_that_contradicts_its_gpus_is_refused(allocations, message) 
         list(packing_lines(allocations, NODES_OF_JOB))
 
 
-def test_an_agents_command_names_step_driver_and_framework() -> None:
-    command = agent_command("agents", Path("/r/job-0000.driver.json"), "pytorch", 8, "python")
+def test_an_agents_command_names_step_driver_and_frameworks() -> None:
+    frameworks = ("pytorch", "tensorflow")
+    command = agent_command("agents", Path("/r/job-0000.driver.json"), frameworks, 8, "python")
     assert command == (
         *("python", "-m", "hetctl.runtime.agent", "/r/job-0000.driver.json", "--step", "agents"),
-        *("--threads", "8", "--framework", "pytorch"),
+        *("--threads", "8", "--framework", "pytorch", "--framework", "tensorflow"),
     )
-    assert agent_command("agents", Path("/r"), None, 8, "python")[-1] == "8"
+    assert agent_command("agents", Path("/r"), (), 8, "python")[-1] == "8"

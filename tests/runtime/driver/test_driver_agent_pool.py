@@ -96,7 +96,7 @@ class Job:
         paths = tuple(f"{folder}/$SLURMD_NODENAME/{number}.npz" for number in range(4))
         order = StoreOrder(self.run, paths)
         nodes = [Node(name, (0, 1)) for name in NODES]
-        self.workers = WorkerPool(SITE, nodes, AgentFiles.within(folder), None)
+        self.workers = WorkerPool(SITE, nodes, AgentFiles.within(folder), ())
         self.workers.open_stores(order)
         self.workers.start_agents()
         self.opened = dict(self.wait_for(lambda stores: len(stores.opened) == 2 and stores.opened))

@@ -45,7 +45,7 @@ NODE = Node("localhost", tuple(range(SLOTS)), None)
 WORK = """
 import json, os, signal, sys, time
 from pathlib import Path
-from hetctl.runtime.agent.__main__ import main
+from hetctl.runtime.agent import __main__ as agent
 from hetctl.runtime.worker.messages import TRAIN
 from hetctl.runtime.worker.group import SingleRank, join_group
 from hetctl.runtime.worker import worker
@@ -65,6 +65,7 @@ def work(assignment, context):
     ranks = context.group
     me = {"pid": os.getpid(), "rank": ranks.rank, "size": ranks.size, "device": context.binding.device}
     me |= {"gpu": context.binding.gpu, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    me |= {"imported": imported}
     with open(Path(assignment.task.folder) / f"{assignment.task.name}.did", "a") as file:
         file.write(json.dumps(me) + "\\n")
     print("at work on", assignment.task.name, flush=True)
@@ -84,8 +85,10 @@ def work(assignment, context):
     ranks.leave()
 
 worker.WORK = {TRAIN: work}
+imported = []  # by the template of this process
+agent.preload_framework = imported.append
 sys.argv = sys.argv[2:]
-os._exit(main())
+os._exit(agent.main())
 """
 
 
@@ -121,11 +124,11 @@ def job(start):
 class Job:
     """A job whose ranks simulate training."""
 
-    def __init__(self, folder: Path, site: Site = SITE, **waits) -> None:
+    def __init__(self, folder: Path, site: Site = SITE, frameworks=(), **waits) -> None:
         self.folder = folder
         for name in ("events", "logs"):
             (folder / name).mkdir()
-        self.workers = WorkerPool(site, (NODE,), AgentFiles.within(folder), None, **waits)
+        self.workers = WorkerPool(site, (NODE,), AgentFiles.within(folder), frameworks, **waits)
         self.ended = {}
 
     def end(self) -> None:
@@ -169,6 +172,17 @@ class Job:
         file = self.folder / f"{name}.did"
         did = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         return sorted(did, key=lambda one: one["rank"])
+
+
+def test_ranks_are_forked_from_the_template_of_their_framework(start):
+    job = start(frameworks=("pytorch", "tensorflow"))
+    for name, gpu, framework in (("one", 0, "tensorflow"), ("two", 0, "pytorch"), ("three", 1, None)):
+        code = TrainingCode(framework, Functions("a:b", "a:c")) if framework else None
+        job.start(name, gpu, code=code)
+        job.end_of(name)
+    imported = [did["imported"] for name in ("one", "two", "three") for did in job.did(name)]
+    # A rank that loads no framework has that of the first template.
+    assert imported == [["tensorflow"], ["pytorch"], ["pytorch"]]
 
 
 def test_ranks_stay_and_form_group_after_group(job):
