@@ -609,7 +609,7 @@ def test_a_launcher_that_chooses_nodes_may_use_another_node(start, tmp_path, mon
     wait_for(lambda: job.workers.reap() == [] and _has_word(agent))
     welcome = decode(Welcome, agent.receive(PATIENCE_S))
     assert (welcome.node, welcome.gpus) == ("n2", (2, 3))
-    assert agent.receive(PATIENCE_S) == {"start": 2}
+    assert agent.receive(PATIENCE_S) == {"start": 2, "framework": None}
 
 
 def _has_word(connection) -> bool:
