@@ -132,6 +132,11 @@ class TrainingCode:
     data: str | None = None
 
     @property
+    def preloaded(self) -> tuple[str, ...]:
+        """Frameworks that an agent imports ahead of its ranks; commands import their own."""
+        return () if self.framework == COMMAND else (self.framework,)
+
+    @property
     def digest(self) -> str:
         """Short name of it."""
         return hashlib.sha256(json.dumps(encode(self)).encode()).hexdigest()[:8]
@@ -386,8 +391,8 @@ class Ensemble:
 
     @property
     def preloaded(self) -> tuple[str, ...]:
-        """Frameworks that each node imports ahead of its ranks; commands import their own."""
-        return tuple(dict.fromkeys(code.framework for code in self.codes if code.framework != COMMAND))
+        """Frameworks that each node imports ahead of the ranks of all members."""
+        return tuple(dict.fromkeys(name for code in self.codes for name in code.preloaded))
 
     def of(self, member: Member) -> Ensemble:
         """Return the ensemble of a member alone, with the code that trains it."""

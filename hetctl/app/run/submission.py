@@ -30,7 +30,7 @@ from hetctl.model.job import Job, JobState
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import check_job_removal, check_run_removal, moved
-from hetctl.model.site import Cluster, Node
+from hetctl.model.site import NODES, Cluster, Node
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import write_spec
@@ -135,11 +135,19 @@ def _steps_of(
     spec: RunSpec, script: JobScript, nodes: Sequence[Node], allocations: Sequence[Allocation]
 ) -> tuple[LaunchSpec, ...]:
     address, python = script.files.agents.address, spec.site.python or script.python
-    placements = {allocation.member: allocation.placement for allocation in allocations}
-    return tuple(
-        agents_step(spec.site, name, sets, address, spec.ensemble.preloaded, python)
-        for name, sets in sets_by_step(spec.site, nodes, round_prefix(0), placements).items()
-    )
+    steps: dict[str, LaunchSpec] = {}
+    for allocation in allocations:
+        placement = {allocation.member: allocation.placement}
+        frameworks = _preloaded(spec, allocation.member)
+        for name, sets in sets_by_step(spec.site, nodes, round_prefix(0), placement).items():
+            steps[name] = agents_step(spec.site, name, sets, address, frameworks, python)
+    return tuple(steps.values())
+
+
+def _preloaded(spec: RunSpec, member: str) -> tuple[str, ...]:
+    """Return the frameworks that the agents of a member's step import: those of all on whole nodes."""
+    ensemble = spec.ensemble
+    return ensemble.preloaded if spec.site.launch == NODES else ensemble.of(ensemble.member(member)).preloaded
 
 
 def _example(spec: RunSpec, node: Node) -> Allocation:

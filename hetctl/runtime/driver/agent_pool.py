@@ -210,7 +210,7 @@ class AgentPool:
     Parameters
     ----------
     frameworks : sequence of str
-        Frameworks that each agent imports once, for all its ranks.
+        Frameworks that the agent of a whole node imports once, for all its ranks.
     events : RankEvents
         Receiver of the agents' reports, called in `receive` and `wait`.
     leave_s : float
@@ -248,13 +248,21 @@ class AgentPool:
         write_address(files.address, DriverAddress(**vars(address), orphaned_s=self._timeouts.orphaned_s))
         self._next_touch = 0.0
 
-    def start_step(self, name: str, sets: Sequence[ResourceSet], log: Path | None = None) -> None:
+    def start_step(
+        self,
+        name: str,
+        sets: Sequence[ResourceSet],
+        log: Path | None = None,
+        frameworks: Sequence[str] | None = None,
+    ) -> None:
         """Start an agent for each resource set, unless the step already runs.
 
         Parameters
         ----------
         log : Path or None
             File for the output of the agents; None: the file that the job's agents share.
+        frameworks : sequence of str or None
+            Frameworks that these agents import; None: those of the job.
 
         Raises
         ------
@@ -265,7 +273,8 @@ class AgentPool:
             return
         log = log or self._files.log
         log_start = log.stat().st_size if log.exists() else 0
-        step = agents_step(self.site, name, sets, self._files.address, self._frameworks, sys.executable)
+        frameworks = self._frameworks if frameworks is None else frameworks
+        step = agents_step(self.site, name, sets, self._files.address, frameworks, sys.executable)
         self._steps.launch(step, log)
         by_node = {each.node: each for each in sets}
         member = self.site.launch == MEMBERS

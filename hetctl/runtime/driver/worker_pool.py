@@ -144,8 +144,9 @@ class WorkerPool:
         site = self._agents.site
         sets = sets_by_step(site, self.nodes, task.step_prefix, {task.name: placement})
         own = tuple(sets) if site.launch == MEMBERS else ()
+        frameworks = code.preloaded if own and code else None
         for name, held in sets.items():
-            self._agents.start_step(name, held, task.log if name in own else None)
+            self._agents.start_step(name, held, task.log if own else None, frameworks)
         step_on = {each.node: name for name, held in sets.items() for each in held}
         slots = [self._rank_for(gpu, step_on[gpu[0]], code) for gpu in gpus_of(placement)]
         running = RunningTask(

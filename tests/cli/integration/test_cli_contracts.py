@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from itertools import pairwise
 
 import click
 import pytest
@@ -18,6 +19,14 @@ from hetctl.model.plan import ModeChoice, Plan
 from hetctl.model.serialization import encode
 
 LOCAL = {"HETCTL_SITE": "local"}
+TWO_FRAMEWORKS = """\
+name: two
+framework: pytorch
+functions: {input_fn: nets:input_fn, model_fn: nets:model_fn}
+members:
+  - {name: a}
+  - {name: b, framework: tensorflow}
+"""
 PLAN_KEYS = {
     "schema_version", "planner", "objective", "gpus", "gpus_per_node", "predicted_makespan_s",
     "lower_bound_s", "ratio", "rounds",
@@ -102,6 +111,26 @@ def test_a_dry_run_shows_each_member_s_step_of_the_first_round(project):
         assert step["argv"][4:6] == ["--step", step["name"]]
     said = project.here("submit", "--dry-run", "--planner", "independent", **members).stderr
     assert said.count("# the driver starts the step round-0000/") == len(placed) == 2
+
+
+@pytest.mark.parametrize(
+    ("launch", "imported"),
+    [
+        ("nodes", {"agents": ["pytorch", "tensorflow"]}),
+        ("members", {"round-0000/a": ["pytorch"], "round-0000/b": ["tensorflow"]}),
+    ],
+)
+def test_steps_import_the_frameworks_of_their_members(tmp_path, launch, imported):
+    project = new_project(tmp_path / "project", TWO_FRAMEWORKS)
+    (project.path / "two.csv").write_text("member,gpus,rate,samples\na,1,100,1000\nb,1,100,1000\n")
+    assert project.here("profile", "import", "two.csv", **LOCAL).code == 0
+    options = ("--dry-run", "--planner", "independent", "--launch", launch, "--json")
+    shown = project.here("submit", *options, **LOCAL).json
+    frameworks = {
+        step["name"]: [each for option, each in pairwise(step["argv"]) if option == "--framework"]
+        for step in shown["steps"]
+    }
+    assert frameworks == imported
 
 
 def test_rendering_by_members_shows_the_step_of_one(tmp_path):

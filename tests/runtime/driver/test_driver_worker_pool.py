@@ -18,7 +18,7 @@ import pytest
 from workbench import alive, wait_for
 
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.model.ensemble import Functions, TrainingCode
+from hetctl.model.ensemble import COMMAND, Functions, TrainingCode
 from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.partition_manifest import PartFile, PartitionManifest
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
@@ -183,6 +183,14 @@ def test_ranks_are_forked_from_the_template_of_their_framework(start):
     imported = [did["imported"] for name in ("one", "two", "three") for did in job.did(name)]
     # A rank that loads no framework has that of the first template.
     assert imported == [["tensorflow"], ["pytorch"], ["pytorch"]]
+
+
+def test_the_agent_of_a_member_imports_its_framework_alone(start):
+    job = start(BY_MEMBERS, frameworks=("pytorch", "tensorflow"))
+    for name, framework in (("one", "tensorflow"), ("two", COMMAND)):
+        job.start(name, 0, code=TrainingCode(framework, Functions("a:b", "a:c")))
+        job.end_of(name)
+    assert [did["imported"] for name in ("one", "two") for did in job.did(name)] == [["tensorflow"], [None]]
 
 
 def test_ranks_stay_and_form_group_after_group(job):
