@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.app.member_refusals import refuse_commands
+from hetctl.app.plan.member_rules import refuse_commands
 from hetctl.model.ensemble import Ensemble, Partitions
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.partition_manifest import PART_FILE, PartFile

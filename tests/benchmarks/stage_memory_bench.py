@@ -32,8 +32,8 @@ from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.stages.epoch_part import EpochPart
 from hetctl.runtime.stages.stage_worker import StageWorker
 from hetctl.runtime.worker.hardware import peak_of_process, reset_peak_memory
-from hetctl.runtime.worker.layer_memory import ProcessMemory, memory_gauge
-from hetctl.runtime.worker.measure_layers import measured_layers
+from hetctl.runtime.worker.measuring.layer_memory import ProcessMemory, memory_gauge
+from hetctl.runtime.worker.measuring.measure_layers import measured_layers
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 MIB = 2**20

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from hetctl.app.member_refusals import refuse_lockstep_of_codes
+from hetctl.app.plan.member_rules import refuse_lockstep_of_codes
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import COMMAND, Functions, TrainingCode
 from hetctl.model.errors import BadInputError

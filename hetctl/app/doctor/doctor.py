@@ -24,7 +24,7 @@ from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain, fir
 from hetctl.model.errors import BadInputError, BatchSystemError, HetctlError
 from hetctl.model.registry import load_entry
 from hetctl.model.site import Site
-from hetctl.runtime.worker.all_reduce import AllReduce
+from hetctl.runtime.worker.measuring.all_reduce import AllReduce
 
 MOUNTS = Path("/proc/self/mountinfo")
 PACKAGES = {

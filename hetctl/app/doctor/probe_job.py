@@ -36,7 +36,7 @@ from hetctl.runtime.driver.probe import (
     log_file,
 )
 from hetctl.runtime.frameworks import NCCL
-from hetctl.runtime.worker.all_reduce import AllReduce, RankTime, speed_of
+from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime, speed_of
 from hetctl.storage.atomic_io import make_private_folder, write_json, write_private
 from hetctl.storage.paths import Home
 

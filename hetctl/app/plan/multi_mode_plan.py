@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from hetctl.app.pipeline.members import MemberLayers, layers_of, memory_in
 from hetctl.app.plan.mode_estimates import PhaseDraft, data_parallel, hops, pipe_of, pipelines
 from hetctl.app.plan.plan_context import PlanContext
-from hetctl.app.plan.sharded_memory import demand_in_parts, refuse_large_parts
 from hetctl.methods.parallelism import (
     Demand,
     HopChoice,
@@ -21,7 +20,7 @@ from hetctl.methods.parallelism import (
     too_large,
 )
 from hetctl.methods.phase_costs import size_of_groups
-from hetctl.model.ensemble import Ensemble
+from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import HOPPER, PIPELINE, Forecast, ModeChoice, Phase, Plan
 from hetctl.model.training_progress import Progress
@@ -313,3 +312,23 @@ def _forecasts(ensemble: Ensemble, begun: Sequence[tuple[PhaseDraft, float]]) ->
     training_s = {name: sum(part.run.training_s.get(name, 0.0) for part, _ in begun) for name in done_s}
     names = (member.name for member in ensemble.members)
     return tuple(Forecast(name, done_s[name], training_s[name]) for name in names if name in done_s)
+
+
+def demand_in_parts(member: Member, memory_bytes: int | None, gpus: int) -> int | None:
+    """Return the least memory of a rank of a member that needs so much on its least number of GPUs.
+
+    For divided members, a lower bound: activations are as large on any number of GPUs.
+    """
+    if memory_bytes is None or not member.shard:
+        return memory_bytes
+    return memory_bytes * member.min_gpus // max(member.min_gpus, member.most_gpus(gpus))
+
+
+def refuse_large_parts(ensemble: Ensemble, demands: Sequence[Demand], room: ModeLimits) -> None:
+    """Raise InfeasibleError for a divided member of which even the least part is too large."""
+    for demand in demands:
+        if ensemble.member(demand.member).shard and too_large(demand, room):
+            raise InfeasibleError(
+                does_not_fit(f"a part of {demand.member} on each of its GPUs", demand, room),
+                "raise its max_gpus, lower its batch_size, or use GPUs with more memory",
+            )

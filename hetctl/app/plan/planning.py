@@ -12,14 +12,12 @@ from functools import partial
 from typing import Any
 
 from hetctl import __version__
-from hetctl.app.member_refusals import (
-    refuse_lockstep_of_codes,
-    refuse_modes_of_commands,
-    refuse_sharing_of_searches,
-)
 from hetctl.app.plan.member_rules import (
     refuse_hops_by_launch,
+    refuse_lockstep_of_codes,
+    refuse_modes_of_commands,
     refuse_modes_of_sharded,
+    refuse_sharing_of_searches,
     refuse_wide_members,
     refuse_without_hops,
 )

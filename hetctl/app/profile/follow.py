@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from hetctl.app.interruptions import Interruption, Interruptions
 from hetctl.app.profile.folder import ended_in
+from hetctl.app.profile.interruptions import Interruption, Interruptions
 from hetctl.app.profile.jobs import (
     JobGroup,
     MeasureRequest,

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from hetctl.app.member_refusals import refuse_commands
 from hetctl.app.pipeline.inputs import rows_of
+from hetctl.app.plan.member_rules import refuse_commands
 from hetctl.app.profile.folder import Failure, layers_in, links_in
 from hetctl.app.profile.follow import ProfileMonitor
 from hetctl.app.profile.known import current_layers

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from hetctl.app.interruptions import Interruption, Interruptions
 from hetctl.app.profile.folder import Failure, failures_in, measured_in, measurements_in, wanted_of
 from hetctl.app.profile.follow import Attending, ProfileMonitor, leave
+from hetctl.app.profile.interruptions import Interruption, Interruptions
 from hetctl.app.profile.jobs import JobGroup, MeasureRequest, ingest_all
 from hetctl.app.project import Project
 from hetctl.model.ensemble import COMMAND, Ensemble

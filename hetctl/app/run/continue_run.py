@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from hetctl.app.member_refusals import search_goes_on
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.plan.member_rules import refuse_without_hops
 from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from
@@ -21,6 +20,7 @@ from hetctl.app.run.changes import (
     refuse_edited_modules,
     refuse_what_is_kept,
 )
+from hetctl.app.run.next_state import search_goes_on
 from hetctl.app.run.replay import replay_now
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.job import JobSize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from hetctl.app.member_refusals import search_goes_on
+from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import Event
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.job import Job, JobState
@@ -123,3 +123,8 @@ def excluded_nodes(jobs: Iterable[Job], nodes: int, needed: int) -> tuple[str, .
     failed = sorted({node for job in jobs for node in job.failed_nodes})
     # Excluding too many nodes would keep the job waiting forever.
     return tuple(failed[: max(0, nodes - needed)])
+
+
+def search_goes_on(ensemble: Ensemble, events: Iterable[Event]) -> bool:
+    """Return true if the ensemble has a search that may still ask for trials."""
+    return ensemble.search is not None and not any(event.kind == SEARCH_ENDED for event in events)

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hetctl.cluster.render.script import JobScript, render_job, submit_command
+from hetctl.cluster.render.job_script import JobScript, render_job, submit_command
 
 __all__ = ["JobScript", "render_job", "submit_command"]

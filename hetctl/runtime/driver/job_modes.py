@@ -15,6 +15,7 @@ from hetctl.runtime.driver.phased_core import PhaseCore
 from hetctl.runtime.driver.round_launcher import RoundLauncher
 from hetctl.runtime.driver.run_members import RunMembers, RunObserver
 from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.planners.base import Options, Planner
 from hetctl.storage.paths import RunFolder
 
@@ -104,11 +105,20 @@ class JobMode:
         """
 
 
+class DataParallelJob(JobMode):
+    """Rounds of groups as the run's planner decides."""
+
+    def core(self) -> Core:
+        """Return the scheduling by the run's planner."""
+        planner, options = self.job.planner, self.job.options
+        return Core(planner, options, JobOptions(), self.job.observer(planner))
+
+
 MODES: Mapping[str, str] = {
     PIPELINE: "hetctl.runtime.driver.pipeline_job:PipelineJob",
     HOPPER: "hetctl.runtime.driver.hop_job:HopJob",
-    DATA_PARALLEL: "hetctl.runtime.driver.data_parallel_job:DataParallelJob",
-    BALANCED: "hetctl.runtime.driver.data_parallel_job:DataParallelJob",
+    DATA_PARALLEL: "hetctl.runtime.driver.job_modes:DataParallelJob",
+    BALANCED: "hetctl.runtime.driver.job_modes:DataParallelJob",
 }
 """Subclasses of `JobMode` by mode, as ``module:class``."""
 

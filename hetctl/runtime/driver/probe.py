@@ -24,7 +24,7 @@ from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.frameworks import framework_of_groups
-from hetctl.runtime.worker.all_reduce import all_gpus, groups_on
+from hetctl.runtime.worker.measuring.all_reduce import all_gpus, groups_on
 from hetctl.runtime.worker.messages import ALL_REDUCE, PROBE, TaskMessage
 from hetctl.storage.atomic_io import make_private_folder, write_json
 from hetctl.storage.paths import AgentFiles

@@ -19,7 +19,7 @@ from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.job_logs import private_log
-from hetctl.runtime.worker.measure_preprocessing import PREPROCESS
+from hetctl.runtime.worker.measuring.measure_preprocessing import PREPROCESS
 from hetctl.runtime.worker.messages import (
     MEASURE,
     MEASURE_COMMAND,
@@ -156,7 +156,8 @@ class _ProfileDriver:
 
     def _measure_preprocessing(self) -> None:
         """Measure preprocessing in its own process, after the ranks: it uses every core of this node."""
-        command = [sys.executable, "-m", "hetctl.runtime.worker.measure_preprocessing", str(self._folder)]
+        module = "hetctl.runtime.worker.measuring.measure_preprocessing"
+        command = [sys.executable, "-m", module, str(self._folder)]
         with private_log(self._logs / f"{PREPROCESS}.log") as output:
             subprocess.call(command, stdout=output, stderr=output)
 

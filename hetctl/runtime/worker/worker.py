@@ -23,14 +23,14 @@ from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.job_logs import private_log
 from hetctl.runtime.stages.stage_training import train_stage
 from hetctl.runtime.transport import Connection
-from hetctl.runtime.worker.command_training import run_command
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError
 from hetctl.runtime.worker.hardware import reset_peak_memory
-from hetctl.runtime.worker.measure import measure
-from hetctl.runtime.worker.measure_command import measure_command
-from hetctl.runtime.worker.measure_layers import measure_layers
-from hetctl.runtime.worker.measure_links import measure_links
+from hetctl.runtime.worker.measuring.measure import measure
+from hetctl.runtime.worker.measuring.measure_command import measure_command
+from hetctl.runtime.worker.measuring.measure_layers import measure_layers
+from hetctl.runtime.worker.measuring.measure_links import measure_links
+from hetctl.runtime.worker.measuring.probe_tasks import report_node, time_all_reduce
 from hetctl.runtime.worker.messages import (
     ALL_REDUCE,
     MEASURE,
@@ -45,8 +45,8 @@ from hetctl.runtime.worker.messages import (
     Assignment,
     StopMessage,
 )
-from hetctl.runtime.worker.probe_tasks import report_node, time_all_reduce
 from hetctl.runtime.worker.reporting import report_failure, writer_of
+from hetctl.runtime.worker.scripts.command_training import run_command
 from hetctl.runtime.worker.training import train
 from hetctl.runtime.worker.visiting import visit
 from hetctl.scheduling.rounds import SIGNAL

@@ -27,7 +27,7 @@ from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.registry import load_entry
 from hetctl.model.site import Queue, Site
 from hetctl.runtime.driver.probe import GroupEnd, ProbeEnd, RankReport
-from hetctl.runtime.worker.all_reduce import AllReduce, RankTime
+from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime
 
 OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
 SITE = Site("lab", "slurm", "srun", 4, 2, 8, 6000 * 2**20, (Queue("main", 4, 3600), Queue("long", 2, None)))

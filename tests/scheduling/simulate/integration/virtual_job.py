@@ -368,7 +368,7 @@ class VirtualRun:
         self._monkeypatch.setattr(time, "time", lambda: self._now)
         self._monkeypatch.setattr(time, "sleep", self._sleep)
         self._monkeypatch.setattr(os, "fsync", lambda _: None)
-        self._monkeypatch.setattr("hetctl.runtime.driver.data_parallel_job.Core", self._core)
+        self._monkeypatch.setattr("hetctl.runtime.driver.job_modes.Core", self._core)
         for job in range(MOST_JOBS):
             if not any(p.active for p in progress_in(self._run, self.ensemble, 2).values()):
                 return list(self._read())

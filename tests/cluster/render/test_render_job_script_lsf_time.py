@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from test_render_script import SITES, job, prepare
-from test_render_script_ending import deadline_of
+from test_render_job_script import SITES, job, prepare
+from test_render_job_script_ending import deadline_of
 
 GRACE_S, WALL_S = 90, 5430
 

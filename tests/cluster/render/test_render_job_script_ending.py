@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_render_script import SITES, job, prepare, run_script, wait_for
+from test_render_job_script import SITES, job, prepare, run_script, wait_for
 
 from hetctl.cluster.render import JobScript
 
@@ -55,7 +55,9 @@ def test_the_deadline_is_measured_and_never_later_than_the_limit(
     tmp_path: Path, local_job: JobScript, monkeypatch: pytest.MonkeyPatch, measured: str, left: int
 ) -> None:
     script = with_time_left(tmp_path / "templates", local_job, measured)
-    monkeypatch.setattr("test_render_script.render_job", lambda job: _render(job, [tmp_path / "templates"]))
+    monkeypatch.setattr(
+        "test_render_job_script.render_job", lambda job: _render(job, [tmp_path / "templates"])
+    )
     before = int(time.time())
     records = run_script(tmp_path / "job", script, "true")
     assert before <= deadline_of(records) - left + local_job.grace_s <= time.time()

@@ -22,7 +22,7 @@ from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.frameworks.stage_network import Chain, StageNetwork, Tensor
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.hardware import gpu_and_driver
-from hetctl.runtime.worker.layer_memory import MemoryGauge, memory_gauge
+from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge, memory_gauge
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.storage.profile_request import read_measurements

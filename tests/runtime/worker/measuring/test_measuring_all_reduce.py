@@ -11,8 +11,8 @@ from hetctl.model.frameworks import FRAMEWORKS, PYTORCH, TENSORFLOW
 from hetctl.model.site import Node
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.frameworks import GLOO, NCCL, framework_of_groups, load_framework
-from hetctl.runtime.worker import probe_tasks
-from hetctl.runtime.worker.all_reduce import (
+from hetctl.runtime.worker.measuring import probe_tasks
+from hetctl.runtime.worker.measuring.all_reduce import (
     SIZE_BYTES,
     AllReduce,
     RankTime,

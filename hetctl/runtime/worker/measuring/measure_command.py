@@ -15,15 +15,20 @@ from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.serialization import encode
 from hetctl.perf.script_pace import Mark, ScriptPace, is_measured, script_pace
-from hetctl.runtime.worker.command_environment import CommandSettings
-from hetctl.runtime.worker.command_process import CommandProcess, WrongReportError, parse_report, shown
-from hetctl.runtime.worker.command_run import CommandRun, command_environment
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, NoCollectives
 from hetctl.runtime.worker.hardware import gpu_and_driver
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
+from hetctl.runtime.worker.scripts.command_environment import CommandSettings
+from hetctl.runtime.worker.scripts.command_process import (
+    CommandProcess,
+    WrongReportError,
+    parse_report,
+    shown,
+)
+from hetctl.runtime.worker.scripts.command_run import CommandRun, command_environment
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.profile_request import Measurements, ProfileTarget, read_measurements
 

@@ -12,7 +12,7 @@ import pytest
 
 from hetctl import script
 from hetctl.model.command_line import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
-from hetctl.runtime.worker.command_process import (
+from hetctl.runtime.worker.scripts.command_process import (
     LONGEST_LINE,
     ReportLines,
     ScriptReport,

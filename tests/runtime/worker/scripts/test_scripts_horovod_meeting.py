@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 
-from hetctl.runtime.worker.horovod_meeting import MeetingStore, horovod_meeting
+from hetctl.runtime.worker.scripts.horovod_meeting import MeetingStore, horovod_meeting
 
 
 def test_values_stay_until_all_ranks_have_met():

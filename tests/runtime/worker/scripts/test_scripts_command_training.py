@@ -9,8 +9,8 @@ import pytest
 
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.runtime.worker.command_training import EpochReports, history_of
 from hetctl.runtime.worker.messages import RUN_COMMAND, TaskMessage, TrainingSpec
+from hetctl.runtime.worker.scripts.command_training import EpochReports, history_of
 from hetctl.storage.event_files import EventWriter, read_events
 
 MEMBER = Member("a", command=("train",))

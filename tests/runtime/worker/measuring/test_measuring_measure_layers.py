@@ -20,7 +20,7 @@ from hetctl.model.site import Queue, Site
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import RankInfo
-from hetctl.runtime.worker.measure_layers import (
+from hetctl.runtime.worker.measuring.measure_layers import (
     LEAST_PASSES,
     LEAST_S,
     MOST_PASSES,

@@ -23,7 +23,7 @@ from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import RankInfo, SingleRank
-from hetctl.runtime.worker.measure import FullBatches, measure
+from hetctl.runtime.worker.measuring.measure import FullBatches, measure
 from hetctl.runtime.worker.messages import MEASURE, Assignment, TaskMessage
 from hetctl.runtime.worker.step_clock import EpochClock, SteadyClock
 from hetctl.storage.atomic_io import make_private_folder

@@ -1,4 +1,4 @@
-"""Throughput of preprocessors: ``python -m hetctl.runtime.worker.measure_preprocessing FOLDER``."""
+"""Throughput of preprocessors: ``python -m hetctl.runtime.worker.measuring.measure_preprocessing FOLDER``."""
 
 from __future__ import annotations
 

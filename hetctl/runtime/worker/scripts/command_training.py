@@ -11,21 +11,21 @@ from hetctl.model.ensemble import Member
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.perf.script_pace import Mark, add_mark, epoch_pace
-from hetctl.runtime.worker.command_environment import CommandSettings
-from hetctl.runtime.worker.command_process import (
-    CommandProcess,
-    ScriptReport,
-    WrongReportError,
-    parse_report,
-    shown,
-)
-from hetctl.runtime.worker.command_run import CommandRun, command_environment
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import NoCollectives
 from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
 from hetctl.runtime.worker.member_trainer import Note, Reporter, check_metrics
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
+from hetctl.runtime.worker.scripts.command_environment import CommandSettings
+from hetctl.runtime.worker.scripts.command_process import (
+    CommandProcess,
+    ScriptReport,
+    WrongReportError,
+    parse_report,
+    shown,
+)
+from hetctl.runtime.worker.scripts.command_run import CommandRun, command_environment
 from hetctl.runtime.worker.tensorboard import Board
 from hetctl.runtime.worker.training import stop_signal_of
 from hetctl.storage.atomic_io import make_private_folder

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import ranks
 
-from hetctl.runtime.worker import layer_memory
 from hetctl.runtime.worker.hardware import reset_peak_memory
-from hetctl.runtime.worker.layer_memory import GpuMemory, PoolMemory, ProcessMemory, saved_bytes
+from hetctl.runtime.worker.measuring import layer_memory
+from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, PoolMemory, ProcessMemory, saved_bytes
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from hetctl.runtime.worker.command_environment import (
+from hetctl.runtime.worker.scripts.command_environment import (
     Meeting,
     RankDevice,
     horovod_scopes,

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.migration import Migration, next_migration
+from hetctl.runtime.data.sample_visits import Migration, next_migration
 
 GAP = 2.0
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hetctl.runtime.transport import Connection
-from hetctl.runtime.worker.measure_links import SIZES, LinkEnd, measured_points
+from hetctl.runtime.worker.measuring.measure_links import SIZES, LinkEnd, measured_points
 
 
 @pytest.fixture(params=["connection", "memory"])

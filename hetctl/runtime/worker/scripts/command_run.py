@@ -16,7 +16,11 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.transport import LOCALHOST
-from hetctl.runtime.worker.command_environment import (
+from hetctl.runtime.worker.context import WorkerContext
+from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_gather
+from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
+from hetctl.runtime.worker.reporting import OUT_OF_MEMORY_ERRORS
+from hetctl.runtime.worker.scripts.command_environment import (
     CommandSettings,
     Meeting,
     RankDevice,
@@ -26,12 +30,8 @@ from hetctl.runtime.worker.command_environment import (
     search_path,
     visible_devices,
 )
-from hetctl.runtime.worker.command_process import CLOSED_LOOK_S, CommandProcess
-from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_gather
-from hetctl.runtime.worker.horovod_meeting import horovod_meeting
-from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
-from hetctl.runtime.worker.reporting import OUT_OF_MEMORY_ERRORS
+from hetctl.runtime.worker.scripts.command_process import CLOSED_LOOK_S, CommandProcess
+from hetctl.runtime.worker.scripts.horovod_meeting import horovod_meeting
 
 LOOK_S = 0.25
 """Longest wait in seconds for a report: a look takes time from the command, which has the same cores."""

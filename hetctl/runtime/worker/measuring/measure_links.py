@@ -26,7 +26,7 @@ from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.transport import Address, Connection, Listener, connect
 from hetctl.runtime.worker.context import DATA_SEED, WorkerContext
 from hetctl.runtime.worker.group import Group, NoCollectives, SingleRank, all_gather, join_group
-from hetctl.runtime.worker.layer_memory import memory_gauge
+from hetctl.runtime.worker.measuring.layer_memory import memory_gauge
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.storage.profile_request import Measurements, read_measurements

@@ -1,0 +1,1 @@
+"""Members that are commands: their scripts' start, environment, reports and training."""
