@@ -50,9 +50,9 @@ def submission_fields(submission: Any) -> dict[str, Any]:
     """Return a submission as a mapping for JSON."""
     return {
         "run": submission.run,
-        "path": str(submission.path),
+        "path": str(submission.request.script),
         "script": submission.script,
-        "command": list(submission.command),
+        "command": list(submission.request.command),
         "steps": [
             {"name": step.name, "argv": list(step.argv), "environment": dict(step.environment)}
             for step in submission.steps
@@ -63,11 +63,11 @@ def submission_fields(submission: Any) -> dict[str, Any]:
 
 def print_submission(submission: Any) -> None:
     """Print a script on stdout, and its path, steps, packing and command as comments on stderr."""
-    click.echo(f"# {submission.path}", err=True)
+    click.echo(f"# {submission.request.script}", err=True)
     click.echo(submission.script, nl=False)
     for step in submission.steps:
         words = (*(f"{name}={value}" for name, value in step.environment.items()), *step.argv)
         click.echo(f"# the driver starts the step {step.name}: {shlex.join(words)}", err=True)
     for line in submission.packing:
         click.echo(f"# first round, {line}", err=True)
-    click.echo(f"# submit with: {shlex.join(submission.command)}", err=True)
+    click.echo(f"# submit with: {shlex.join(submission.request.command)}", err=True)

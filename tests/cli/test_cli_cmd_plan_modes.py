@@ -11,6 +11,7 @@ import pytest
 from pipelined_run import step_started
 from workbench import new_project
 
+from hetctl.app.plan import planning
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.events import DRIVER
@@ -561,3 +562,14 @@ def test_layers_of_one_type_are_none_for_nodes_of_two(tmp_path):
     done = mini.plan("--mode", "auto")
     assert done.code == 2
     assert "giant" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["auto", "pipeline"])
+def test_a_plan_that_made_the_catalog_is_the_one_submitted(tmp_path, monkeypatch, mode):
+    mini = Mini(tmp_path, GIANT)
+    assert not mini.project.home.catalog.exists()
+    planned = mini.plan("--mode", mode, "--json")
+    assert planned.code == 0, planned.stderr
+    monkeypatch.setattr(planning, "plan_from", None)
+    done = mini.project.here("submit", *ON_8_GPUS, "--mode", mode, "--dry-run")
+    assert done.code == 0, done.stderr

@@ -17,9 +17,10 @@ from typing import TypeVar
 
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
+from hetctl.app.run.submission import request_of
 from hetctl.cluster.batch.base import BatchSystem, JobRequest
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.cluster.render import JobScript, render_job, submit_command
+from hetctl.cluster.render import JobScript, render_job
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.frameworks import FRAMEWORKS
@@ -121,14 +122,7 @@ def _request(project: Project, site: Site, framework: str | None, folder: Path) 
         home=folder,
     )
     write_private(script.files.script, render_job(script, project.template_folders))
-    return JobRequest(
-        name=script.name,
-        script=script.files.script,
-        command=submit_command(script),
-        wall_s=WALL_S,
-        site=site,
-        gpus=nodes * site.gpus_per_node,
-    )
+    return request_of(script, nodes * site.gpus_per_node)
 
 
 def _wait(batch: BatchSystem, job: str) -> bool:

@@ -94,22 +94,48 @@ class PlanRequest:
     layers: Mapping[str, Sequence[LayerPoint]] = field(default_factory=dict)
     predict_rates: bool = False
 
-    def profiles(self, catalog: Catalog) -> tuple[MemberProfile, ...]:
-        """Return the profiles of the members in a catalog, and those that are to be predicted.
-
-        Where pipelines are an option, a member that has layers but no profile is one that fits no GPU: it is
-        planned by its layers.
-        """
-        found = member_profiles(catalog, self.ensemble, self.site, predict=self.predict_rates)
-        if self.mode not in (AUTO, PIPELINE):
-            return found
-        by_layers = {member.name for member in self.ensemble.members if member.layers is not None}
-        by_layers.update(with_measurements(catalog, self).layers)
-        return tuple(p for p in found if not p.predicted_from or p.member not in by_layers)
-
     def __post_init__(self) -> None:
         """Raise BadInputError on an unknown planner or wrong option before any file is opened."""
         check_planner(self.planner, self.options)
+
+
+@dataclass(frozen=True)
+class PlanInputs:
+    """All that a plan is made from.
+
+    Parameters
+    ----------
+    profiles : tuple of MemberProfile
+        Profiles of the members in the catalog, and those that are predicted.
+    request : PlanRequest
+        The request, with the measured layers and links in the catalog where the files give none.
+    """
+
+    profiles: tuple[MemberProfile, ...]
+    request: PlanRequest
+
+    @property
+    def digest(self) -> str:
+        """Digest of them, this version of hetctl included."""
+        # Explanations do not change a plan; another version of hetctl may.
+        inputs = [__version__, encode(replace(self.request, explain=False)), encode(self.profiles)]
+        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
+
+
+def plan_inputs(catalog: Catalog, request: PlanRequest) -> PlanInputs:
+    """Return the inputs of a plan in a catalog.
+
+    Where pipelines are an option, a member that has layers but no profile is one that fits no GPU: it is
+    planned by its layers.
+    """
+    found = member_profiles(catalog, request.ensemble, request.site, predict=request.predict_rates)
+    if request.mode not in (AUTO, PIPELINE):
+        return PlanInputs(found, request)
+    measured = _with_measurements(catalog, request)
+    by_layers = {member.name for member in request.ensemble.members if member.layers is not None}
+    by_layers.update(measured.layers)
+    profiles = tuple(p for p in found if not p.predicted_from or p.member not in by_layers)
+    return PlanInputs(profiles, measured)
 
 
 def plan_and_save(project: Project, request: PlanRequest) -> Plan:
@@ -120,42 +146,38 @@ def plan_and_save(project: Project, request: PlanRequest) -> Plan:
     first = None
     if request.mode in (AUTO, PIPELINE) and not project.home.catalog.exists():
         # Planned before the catalog is created: an infeasible plan leaves no catalog behind.
-        first = plan_from({}, request)
+        first = make_plan(PlanInputs((), request))
     with project.writing(create=first is not None) as catalog:
-        plan = first or make_plan(catalog, request)
+        plan = first or make_plan(plan_inputs(catalog, request))
         catalog.save_ensemble(request.ensemble)
         catalog.save_site(request.site)
         catalog.save_plan(request.ensemble.name, request.site.name, plan, time.time())
     return plan
 
 
-def make_plan(catalog: Catalog, request: PlanRequest) -> Plan:
-    """Make a plan from the profiles in the catalog; errors are those of `plan_from`."""
-    return _plan_from(request.profiles(catalog), with_measurements(catalog, request))
+def make_plan(inputs: PlanInputs) -> Plan:
+    """Make a plan, with the digest of its inputs; errors are those of `plan_from`."""
+    plan = plan_from({profile.member: profile for profile in inputs.profiles}, inputs.request)
+    return replace(plan, inputs=inputs.digest)
 
 
-def saved_or_new_plan(catalog: Catalog, request: PlanRequest) -> Plan:
+def saved_or_new_plan(catalog: Catalog, inputs: PlanInputs) -> Plan:
     """Return the last saved plan if it was made from the same inputs, or else a new one.
 
-    What a user has seen is then what is submitted, even if the planner searches for a given time.
+    The plan that was shown is then the one that is submitted, even if the planner searches for a given time.
     """
-    profiles = request.profiles(catalog)
-    request = with_measurements(catalog, request)
-    saved = catalog.latest_plan(request.ensemble.name, request.site.name)
-    return saved if saved and saved.inputs == _digest(profiles, request) else _plan_from(profiles, request)
+    saved = catalog.latest_plan(inputs.request.ensemble.name, inputs.request.site.name)
+    return saved if saved and saved.inputs == inputs.digest else make_plan(inputs)
 
 
 def warnings_about(project: Project, request: PlanRequest) -> list[str]:
     """Return warnings about the profiles that a plan is made from."""
     with project.reading() as catalog:
-        predicted = predictions_in(request.profiles(catalog))
+        predicted = predictions_in(plan_inputs(catalog, request).profiles)
     return [*warnings_of(project, request.ensemble, request.site), *predicted]
 
 
-def with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
-    """Return the request with the measured layers and links in the catalog, where the files give none."""
-    if request.mode not in (AUTO, PIPELINE):
-        return request
+def _with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
     # Imported here since only members that may become pipelines have layers and links.
     from hetctl.app.pipeline.inputs import links_between
 
@@ -175,18 +197,6 @@ def _by_shape(ensemble: Ensemble, points: Sequence[LayerPoint], site: Site) -> d
     of_shape = {digests[name]: own for name, own in reversed(measured.items())}
     found = {name: measured.get(name) or of_shape.get(digest, []) for name, digest in digests.items()}
     return {name: own for name, own in found.items() if own}
-
-
-def _plan_from(profiles: Sequence[MemberProfile], request: PlanRequest) -> Plan:
-    plan = plan_from({profile.member: profile for profile in profiles}, request)
-    return replace(plan, inputs=_digest(profiles, request))
-
-
-def _digest(profiles: Sequence[MemberProfile], request: PlanRequest) -> str:
-    """Return the digest of all inputs of a plan, this version of hetctl included."""
-    # Explanations do not change a plan; another version of hetctl may.
-    inputs = [__version__, encode(replace(request, explain=False)), encode(profiles)]
-    return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
 def plan_from(

@@ -34,10 +34,15 @@ def refresh_jobs(
         the batch system will know why it ended.
     """
     jobs = current_jobs(catalog.jobs(folder.name), batch, job_events(folder), ending)
+    save_jobs(catalog, folder.name, jobs, ending)
+    return jobs
+
+
+def save_jobs(catalog: Catalog, run: str, jobs: Sequence[Job], ending: int | None = None) -> None:
+    """Store the jobs of a run, as returned by `current_jobs`."""
     for job in jobs:
         if job.number != ending:
-            catalog.save_job(folder.name, job)
-    return jobs
+            catalog.save_job(run, job)
 
 
 def at_work(jobs: Sequence[Job], folder: RunFolder) -> list[Job]:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.collect import at_work, collect, refresh_jobs
+from hetctl.app.run.collect import at_work, collect, current_jobs, job_events, refresh_jobs, save_jobs
 from hetctl.app.run.continue_run import Asked, continued, is_done
 from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.replay import keep_replay
 from hetctl.app.run.select_run import record_of, unfinished
 from hetctl.app.run.spec import PlannedRun, SubmitRequest, planned_run
-from hetctl.app.run.submission import adopt, in_submission, next_job_of, rendered, submit_last
+from hetctl.app.run.submission import Submission, adopt, in_submission, next_job_of, rendered, submit_last
 from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.model.ensemble import Ensemble
@@ -50,6 +50,23 @@ class RunTransition:
     reason: str
     job: Job | None = None
     changed: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True)
+class NextJob:
+    """The job after the present ones of a run, as it is to be submitted.
+
+    Parameters
+    ----------
+    spec : RunSpec
+        Specification of the run from then on.
+    jobs : tuple of Job
+        The jobs of the run, this one included.
+    """
+
+    spec: RunSpec
+    jobs: tuple[Job, ...]
+    submission: Submission
 
 
 def submit(project: Project, request: SubmitRequest) -> RunTransition:
@@ -126,7 +143,7 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
             return RunTransition(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
         if limit := record.spec.budget.exceeded_by_jobs(len(jobs)):
             return RunTransition(run, record.state, limit)
-        return _submit_next(project, catalog, record.spec, jobs)
+        return _submit_next(project, catalog, _next_job(project, catalog, record.spec, jobs))
 
 
 def cancel(project: Project, run: str | None) -> RunTransition:
@@ -157,22 +174,28 @@ def _go_on(
         _note(catalog, run, RunReason.CONTINUED, "to be ended")
         return _advance(project, catalog, record_of(catalog, run))
     spec, changed = continued(project, record.spec, ensemble, asked)
-    # A template that cannot be rendered is refused before the states of earlier jobs are updated.
-    jobs = catalog.jobs(run)
-    next_job = next_job_of(spec, catalog.identity, jobs)
-    rendered(project, spec, [*jobs[: next_job.number], next_job])
     if settled := _settle(project, catalog, record, spec if changed else None):
         return replace(settled, changed=changed)
-    _refuse_under_way(project, catalog, spec)
-    return replace(_advance(project, catalog, record, taken_up=spec), changed=changed)
+    jobs = current_jobs(catalog.jobs(run), project.batch_system(spec.site), job_events(folder))
+    # A job whose script is about to end does not keep the user from going on; the next job waits for it.
+    _refuse_under_way(run, at_work(jobs, folder))
+    end = reason_to_end(spec, folder, jobs, taken_up=True)
+    # Rendered before anything is stored: a template that cannot be rendered leaves all as it is.
+    following = end or _next_job(project, catalog, spec, jobs)
+    save_jobs(catalog, run, jobs)
+    collect(catalog, folder)
+    if isinstance(following, NextJob):
+        transition = _submit_next(project, catalog, following, taken_up_from=record.spec)
+    else:
+        _take_up(project, catalog, spec)
+        transition = _note(catalog, run, *following)
+    return replace(transition, changed=changed)
 
 
-def _refuse_under_way(project: Project, catalog: Catalog, spec: RunSpec) -> None:
-    folder = project.home.run(spec.run)
-    jobs = refresh_jobs(catalog, project.batch_system(spec.site), folder)
-    for job in at_work(jobs, folder):
+def _refuse_under_way(run: str, jobs: Sequence[Job]) -> None:
+    for job in jobs:
         raise LockedError(
-            f"run {spec.run} is under way in job {job.batch_id} ({job.state.value})",
+            f"run {run} is under way in job {job.batch_id} ({job.state.value})",
             "follow it with `hetctl status --watch`; to change it, `hetctl cancel` it first;"
             " `hetctl submit --new` starts another",
         )
@@ -225,31 +248,26 @@ def _advance(
     catalog: Catalog,
     record: RunRecord,
     after_job: int | None = None,
-    *,
-    taken_up: RunSpec | None = None,
 ) -> RunTransition:
-    spec = taken_up or record.spec
+    spec = record.spec
     if settled := _settle(project, catalog, record):
         return settled
     folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
     jobs = refresh_jobs(catalog, batch, folder, after_job)
     collect(catalog, folder)
-    if taken_up is None and record.state not in UNDER_WAY:
+    if record.state not in UNDER_WAY:
         return RunTransition(spec.run, record.state, record.reason)
-    end = reason_to_end(spec, folder, jobs, taken_up is not None)
-    # A job whose script is about to end does not keep the user from going on; the next job waits for it.
-    alive = at_work(jobs, folder) if taken_up else [job for job in jobs if not job.state.over]
+    end = reason_to_end(spec, folder, jobs, taken_up=False)
+    alive = [job for job in jobs if not job.state.over]
     if alive and not (end and end[0] in WITHOUT_WORK and _are_queued(alive)):
         waits = f"job {alive[0].batch_id} is {alive[0].state.value}"
         return _note(catalog, spec.run, RunReason.JOB_ALIVE, waits)
     if alive:
         batch.cancel([job.batch_id for job in alive])
         refresh_jobs(catalog, batch, folder)
-    if end and taken_up:
-        _take_up(project, catalog, spec)
     if end:
         return _note(catalog, spec.run, *end)
-    return _submit_next(project, catalog, record.spec, jobs, taken_up)
+    return _submit_next(project, catalog, _next_job(project, catalog, spec, jobs))
 
 
 def _are_queued(jobs: Sequence[Job]) -> bool:
@@ -257,24 +275,30 @@ def _are_queued(jobs: Sequence[Job]) -> bool:
     return all(job.state is JobState.PENDING for job in jobs)
 
 
-def _submit_next(
-    project: Project,
-    catalog: Catalog,
-    spec: RunSpec,
-    jobs: Sequence[Job],
-    taken_up: RunSpec | None = None,
-) -> RunTransition:
-    """Submit the next job; with `taken_up`, under that specification from now on."""
-    before, spec = spec, taken_up or spec
+def _next_job(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job]) -> NextJob:
+    """Render the job after a run's jobs; nothing is written."""
     job = next_job_of(spec, catalog.identity, jobs)
-    jobs = [*jobs[: job.number], job]
-    submission = rendered(project, spec, jobs)
-    if taken_up:
+    jobs = (*jobs[: job.number], job)
+    return NextJob(spec, jobs, rendered(project, spec, jobs))
+
+
+def _submit_next(
+    project: Project, catalog: Catalog, new: NextJob, *, taken_up_from: RunSpec | None = None
+) -> RunTransition:
+    """Submit the next job.
+
+    Parameters
+    ----------
+    taken_up_from : RunSpec or None
+        Specification of the run so far, if the user changes it; None: it stays.
+    """
+    spec = new.spec
+    if taken_up_from:
         _take_up(project, catalog, spec)
-    with _restored_if_refused(project, catalog, before) if taken_up else nullcontext():
+    with _restored_if_refused(project, catalog, taken_up_from) if taken_up_from else nullcontext():
         # As SUBMITTING, before the batch system gets it: after a crash the next command searches for it.
-        catalog.save_job(spec.run, job)
-        return _queued(catalog, spec, submit_last(project, catalog, spec, jobs, submission))
+        catalog.save_job(spec.run, new.jobs[-1])
+        return _queued(catalog, spec, submit_last(project, catalog, spec, new.jobs, new.submission))
 
 
 def _settle(
@@ -304,7 +328,8 @@ def _settle(
         return None
     if job is not None:
         return _queued(catalog, spec, job, "is found: its submission had been cut short")
-    return _submit_next(project, catalog, spec, jobs, changed)
+    next_job = _next_job(project, catalog, changed or spec, jobs)
+    return _submit_next(project, catalog, next_job, taken_up_from=spec if changed else None)
 
 
 def _note(catalog: Catalog, run: str, reason: RunReason, text: str) -> RunTransition:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from hetctl.app.plan.member_rules import refuse_without_hops
-from hetctl.app.plan.planning import AUTO, PlanRequest, saved_or_new_plan, with_measurements
+from hetctl.app.plan.planning import AUTO, PlanInputs, PlanRequest, plan_inputs, saved_or_new_plan
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import ended_by_files
@@ -89,9 +89,9 @@ def planned_run(project: Project, catalog: Catalog, request: SubmitRequest) -> P
     InfeasibleError
         If the first round does not fit the nodes as planned.
     """
-    plan = saved_or_new_plan(catalog, request.plan)
-    measured = with_measurements(catalog, request.plan)
-    spec = as_planned(new_spec(project, catalog, request), plan, measured)
+    inputs = plan_inputs(catalog, request.plan)
+    plan = saved_or_new_plan(catalog, inputs)
+    spec = as_planned(new_spec(project, catalog, request, inputs), plan, inputs.request)
     job = new_job(spec, catalog.identity, 0)
     first = plan.rounds[0].allocations if plan.rounds else ()
     return PlannedRun(spec, plan, job, rendered(project, spec, [job], first))
@@ -133,7 +133,7 @@ def render(project: Project, run: str, request: PlanRequest) -> Submission:
     return rendered(project, spec, [new_job(spec, "", 0)])
 
 
-def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunSpec:
+def new_spec(project: Project, catalog: Catalog, request: SubmitRequest, inputs: PlanInputs) -> RunSpec:
     """Return the specification of a new run, under an unused name.
 
     Raises
@@ -153,7 +153,7 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest) -> RunS
     site = request.plan.site
     return replace(
         _spec(project, run, request),
-        profiles=request.plan.profiles(catalog),
+        profiles=inputs.profiles,
         preprocess=tuple(catalog.preprocess(ensemble.name, site.name)),
         replay=str(project.home.run(run).replay.resolve()) if request.replay else "",
         modules=modules_of(ensemble),

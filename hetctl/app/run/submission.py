@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
@@ -38,10 +37,14 @@ from hetctl.storage.run_files import write_spec
 
 @dataclass(frozen=True)
 class Submission:
-    """A job's script and the command that submits it.
+    """A job of a run as it is to be submitted.
 
     Parameters
     ----------
+    request : JobRequest
+        Its script's file and the command that submits it.
+    script : str
+        Text of the script.
     steps : tuple of LaunchSpec
         Steps that start the agents of the first round, on nodes with placeholder names. With ``launch:
         members``, if no round is known, a member on one GPU is an example.
@@ -50,10 +53,8 @@ class Submission:
     """
 
     run: str
-    job: int
-    path: Path
+    request: JobRequest
     script: str
-    command: tuple[str, ...]
     steps: tuple[LaunchSpec, ...]
     packing: tuple[str, ...] = ()
 
@@ -123,12 +124,30 @@ def rendered(
         exclude=excluded_nodes(earlier, spec.site.nodes, job.nodes),
         chain=spec.chain,
     )
-    text = render_job(script, project.template_folders)
-    path, command = script.files.script, submit_command(script)
     nodes = Cluster.at(spec.site, spec.gpus).nodes
     packing = tuple(packing_lines(first, nodes))
     steps = _steps_of(spec, script, nodes, first or [_example(spec, nodes[0])])
-    return Submission(spec.run, job.number, path, text, command, steps, packing)
+    text = render_job(script, project.template_folders)
+    return Submission(spec.run, request_of(script, spec.gpus), text, steps, packing)
+
+
+def request_of(script: JobScript, gpus: int) -> JobRequest:
+    """Return the request to submit a script, once that is in its file.
+
+    Parameters
+    ----------
+    gpus : int
+        GPUs (or slots) on all its nodes together.
+    """
+    return JobRequest(
+        name=script.name,
+        script=script.files.script,
+        command=submit_command(script),
+        wall_s=script.wall_s,
+        site=script.site,
+        gpus=gpus,
+        after=script.after,
+    )
 
 
 def _steps_of(
@@ -175,16 +194,7 @@ def submit_last(
     job = jobs[-1]
     try:
         _write(project.home.run(spec.run), spec, submission)
-        request = JobRequest(
-            name=job.name,
-            script=submission.path,
-            command=submission.command,
-            wall_s=spec.wall_s,
-            site=spec.site,
-            gpus=spec.gpus,
-            after=_predecessor(jobs[:-1]),
-        )
-        batch_id = project.batch_system(spec.site).submit(request)
+        batch_id = project.batch_system(spec.site).submit(submission.request)
     # A subclass of BatchSystemError: the job may exist, so its entry must stay.
     except SubmissionInDoubtError:
         raise
@@ -233,7 +243,7 @@ def _predecessor(earlier: Sequence[Job]) -> str | None:
 
 def _write(folder: RunFolder, spec: RunSpec, submission: Submission) -> None:
     write_spec(folder.create(), spec)
-    write_private(submission.path, submission.script)
+    write_private(submission.request.script, submission.script)
 
 
 def _forget(project: Project, catalog: Catalog, run: str, jobs: Sequence[Job]) -> None:
