@@ -137,7 +137,7 @@ def make_plan(catalog: Catalog, request: PlanRequest) -> Plan:
 def saved_or_new_plan(catalog: Catalog, request: PlanRequest) -> Plan:
     """Return the last saved plan if it was made from the same inputs, or else a new one.
 
-    What a user has seen is then what is submitted, even if the planner searches for a given time.
+    The plan that was shown is submitted, even if the planner searches for a given time.
     """
     profiles = request.profiles(catalog)
     request = with_measurements(catalog, request)
