@@ -1,8 +1,8 @@
 """States of runs and of their jobs, and the table of all transitions between them.
 
-Commands store the state of a run. `RunReason` says what happened to it, and the table what state follows;
+Commands store the state of a run. A `RunReason` names the event, and the table has the state that follows;
 `hetctl status` shows a run that is under way by its jobs. The states of jobs come from the batch system, or
-from the run's files. What the table lacks does not happen: it is an error of hetctl.
+from the run's files. A transition that the table lacks is an error of hetctl.
 """
 
 from __future__ import annotations
