@@ -95,7 +95,7 @@ JOB_TRANSITIONS = (
     JobRule((JobState.PENDING, JobState.UNKNOWN), "it has started", JobState.RUNNING),
     JobRule(
         (JobState.PENDING, JobState.RUNNING),
-        "the batch system has forgotten it, and its time is not over",
+        "the batch system no longer lists it, and its time is not over",
         JobState.UNKNOWN,
     ),
     JobRule(
@@ -109,7 +109,7 @@ JOB_TRANSITIONS = (
     JobRule(_SUBMITTED, "the batch system took its nodes for another job", JobState.PREEMPTED),
     JobRule(_SUBMITTED, "one of its nodes failed", JobState.NODE_FAILED),
     JobRule(_SUBMITTED, "it was cancelled", JobState.CANCELLED),
-    JobRule(_SUBMITTED, "the batch system has forgotten it, and its time is over", JobState.VANISHED),
+    JobRule(_SUBMITTED, "the batch system no longer lists it, and its time is over", JobState.VANISHED),
 )
 
 RUN_AFTER = {(state, row.reason): row.after for row in RUN_TRANSITIONS for state in row.before}

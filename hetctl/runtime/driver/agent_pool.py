@@ -443,7 +443,7 @@ class AgentPool:
             if step.released_at is not None:
                 self._force_end(name, step, now - step.released_at)
             elif step.member and any(agent.closed for agent in step.agents.values()):
-                # The end of the step tells the cause.
+                # The end of the step gives the cause.
                 self.release(name)
             else:
                 for agent in [agent for agent in step.agents.values() if now > agent.lost_at]:
@@ -552,7 +552,7 @@ class AgentPool:
         log_line(f"{MISPLACED}: {cause}")
         append(step.log, f"{MISPLACED}: {cause}\n")
         self.release(name)
-        # The words in the log decide, by which the member is tried again free of charge.
+        # By these words in its log the step counts as not launched, and not as a failure of the member.
         self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
 
     def _lose_node(self, node: str) -> None:
