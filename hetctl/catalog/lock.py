@@ -65,7 +65,7 @@ class ProjectLock:
     """Lock of the project within a ``with`` block.
 
     The lock is a file that is created atomically, by a hard link, and that its holder touches as long as it
-    lives. The lock of a dead process is taken over with a log message: on this host the process must have
+    runs. The lock of a dead process is taken over with a log message: on this host the process must have
     ended, on another one it must not have touched the lock for `SILENT_S`. An unreadable lock is taken over,
     too, since hetctl never leaves such a file.
 
@@ -173,7 +173,7 @@ class ProjectLock:
                 own.replace(self._path)
         except FileNotFoundError:
             return False
-        LOGGER.warning("the lock of %s was stale and is taken over", holder or "nobody")
+        LOGGER.warning("the lock of %s was stale and is taken over", holder or "an unknown process")
         return True
 
     def _locked_by(self, holder: Holder) -> LockedError:

@@ -44,7 +44,7 @@ def command(
     \b
     Example: hetctl partition parts --count 16
 
-    Parts that are there already are kept. What the ensemble file needs to train on them is printed.
+    Prints the lines for the ensemble file. Existing parts are kept.
     """
     from hetctl.app.partition_data import partition_data
 

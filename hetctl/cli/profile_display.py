@@ -52,7 +52,7 @@ class ProfileDisplay(ProfileMonitor):
         while True:
             self._say(f"{what}? [{CANCEL}/{DETACH}] ", end="")
             line = sys.stdin.readline()
-            # An empty text is the end of the input: nobody is there to answer.
+            # An empty text is the end of the input: no answer will come.
             if not line or line.strip().lower() in (CANCEL, DETACH):
                 return line.strip().lower() == CANCEL
 

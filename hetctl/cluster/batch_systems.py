@@ -84,7 +84,7 @@ SLURM = BatchSystemEntry(
     # The variable is compressed, such as n[1-4,7]: Slurm itself expands it.
     node_list=NodeList("SLURM_JOB_NODELIST", 'exec scontrol show hostnames "$SLURM_JOB_NODELIST"'),
     commands=("sbatch", "squeue", "scancel", "scontrol", "sinfo"),
-    helpful={"sacct": "what became of jobs that squeue has forgotten", "sacctmgr": "accounts and QOSes"},
+    helpful={"sacct": "states of jobs that squeue no longer lists", "sacctmgr": "accounts and QOSes"},
 )
 LSF = BatchSystemEntry(
     name="lsf",
@@ -95,7 +95,7 @@ LSF = BatchSystemEntry(
     # The file has a line for each core; at sites with jsrun the launch node is the first.
     node_list=NodeList("LSB_DJOB_HOSTFILE", 'exec cat "$LSB_DJOB_HOSTFILE"'),
     commands=("bsub", "bjobs", "bkill", "bqueues"),
-    helpful={"bhist": "what became of jobs that bjobs has forgotten"},
+    helpful={"bhist": "states of jobs that bjobs no longer lists"},
     time_unit_s=60,
 )
 BATCH_SYSTEMS: dict[str, BatchSystemEntry] = {entry.name: entry for entry in (LOCAL, SLURM, LSF)}

@@ -1,8 +1,8 @@
 """States of runs and of their jobs, and the table of all transitions between them.
 
-Commands store the state of a run. `RunReason` says what happened to it, and the table what state follows;
+Commands store the state of a run. A `RunReason` names the event, and the table has the state that follows;
 `hetctl status` shows a run that is under way by its jobs. The states of jobs come from the batch system, or
-from the run's files. What the table lacks does not happen: it is an error of hetctl.
+from the run's files. A transition that the table lacks is an error of hetctl.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ JOB_TRANSITIONS = (
     JobRule((JobState.PENDING, JobState.UNKNOWN), "it has started", JobState.RUNNING),
     JobRule(
         (JobState.PENDING, JobState.RUNNING),
-        "the batch system has forgotten it, and its time is not over",
+        "the batch system no longer lists it, and its time is not over",
         JobState.UNKNOWN,
     ),
     JobRule(
@@ -109,7 +109,7 @@ JOB_TRANSITIONS = (
     JobRule(_SUBMITTED, "the batch system took its nodes for another job", JobState.PREEMPTED),
     JobRule(_SUBMITTED, "one of its nodes failed", JobState.NODE_FAILED),
     JobRule(_SUBMITTED, "it was cancelled", JobState.CANCELLED),
-    JobRule(_SUBMITTED, "the batch system has forgotten it, and its time is over", JobState.VANISHED),
+    JobRule(_SUBMITTED, "the batch system no longer lists it, and its time is over", JobState.VANISHED),
 )
 
 RUN_AFTER = {(state, row.reason): row.after for row in RUN_TRANSITIONS for state in row.before}

@@ -65,7 +65,7 @@ class Simulation:
         Planning time of the slowest decision in seconds.
     members : tuple of Forecast
         Completions; `done_s` counts from the start of the run.
-    why : str
+    reason : str
         Reason for the choice of the planner; empty if the user named it.
     """
 

@@ -214,7 +214,7 @@ def connect(address: Address, name: Any, timeout_s: float) -> Connection:
     Raises
     ------
     ConnectionRefusedError
-        If nobody listens there.
+        If no process listens there.
     ConnectionError
         If it cannot be reached in time for another reason.
     """

@@ -232,7 +232,7 @@ def _tail(log: Path) -> str:
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return " / ".join(lines[-TAIL:]) or "it said nothing"
+    return " / ".join(lines[-TAIL:]) or "it has no output"
 
 
 def probed(project: Project, site: Site, framework: str | None) -> Probe:

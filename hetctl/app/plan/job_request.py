@@ -144,7 +144,7 @@ def sizing(
     InfeasibleError
         If no queue accepts such a job, or a member needs more GPUs than it has.
     """
-    # Whether types are mixed is for the plan to say.
+    # The plan refuses members that would mix types.
     refuse_wide_members(ensemble.members, Cluster.at(site, request.gpus or site.gpus), mix_types=True)
     members = _members(project, ensemble, site, predict=predict_rates)
     if not members or (request.gpus and request.wall_s):

@@ -63,7 +63,7 @@ def refuse_without_hops(
         ),
         (
             ensemble.reads_partitions,
-            f"ranks cannot read the partitions of ensemble {ensemble.name}: it is not said where they are",
+            f"ranks cannot read the partitions of ensemble {ensemble.name}: these have no paths",
             "add `path` or `file` to `partitions` in the ensemble file",
         ),
         (

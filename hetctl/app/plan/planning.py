@@ -164,7 +164,7 @@ def make_plan(inputs: PlanInputs) -> Plan:
 def saved_or_new_plan(catalog: Catalog, inputs: PlanInputs) -> Plan:
     """Return the last saved plan if it was made from the same inputs, or else a new one.
 
-    The plan that was shown is then the one that is submitted, even if the planner searches for a given time.
+    The plan that was shown is submitted, even if the planner searches for a given time.
     """
     saved = catalog.latest_plan(inputs.request.ensemble.name, inputs.request.site.name)
     return saved if saved and saved.inputs == inputs.digest else make_plan(inputs)

@@ -89,7 +89,7 @@ class Attending:
 
     def _end(self, interruption: Interruption, ids: Sequence[str]) -> NoReturn:
         """Cancel the jobs, or let them continue."""
-        # SIGTERM and SIGHUP come from a machine or a lost connection: nobody has decided to cancel.
+        # SIGTERM and SIGHUP come from a machine or a lost connection: the user has not decided to cancel.
         if interruption.number == signal.SIGINT and self._cancels(ids):
             self.batch.cancel(ids)
             leave(interruption, naming(ids, "is cancelled", "are cancelled"), "measured points are kept")

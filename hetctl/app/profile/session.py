@@ -58,7 +58,7 @@ def profiling(
     Raises
     ------
     BadInputError
-        If the site lets nobody have so many jobs in its queues.
+        If the site's `max_queued_jobs` is smaller than the number of jobs.
     InterruptedCommandError
         After SIGINT, SIGTERM or SIGHUP.
     """

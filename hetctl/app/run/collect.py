@@ -137,7 +137,7 @@ def _state_by_files(job: Job, events: Sequence[Event]) -> JobState:
         return JobState.FINISHED
     started = max((event.time for event in events), default=None)
     patience = job.wall_s if started is not None else START_PATIENCE_S
-    # No job outlives its limit; one that was never seen to start gets only the time to appear.
+    # A started job ends within its limit; another one has only the time in which a submission appears.
     gone = time.time() > (started or job.submitted_at) + patience
     return JobState.VANISHED if gone else JobState.UNKNOWN
 

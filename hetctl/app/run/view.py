@@ -253,8 +253,9 @@ def blind_warnings(blind: Sequence[str]) -> tuple[str, ...]:
     if not blind:
         return ()
     return (
-        f"the command of {', '.join(blind)} has reported no finished epoch: no stop rule or rate sees it."
-        " It counts as converged when it exits with 0; `hetctl.report` in the script reports epochs",
+        f"the command of {', '.join(blind)} has reported no finished epoch: no stop rule applies to it, and"
+        " it has no rate. It counts as converged when it exits with 0; `hetctl.report` in the script reports"
+        " epochs",
     )
 
 

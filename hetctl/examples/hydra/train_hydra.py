@@ -18,7 +18,7 @@ def perceptron(keras, model):
 @hydra.main(version_base="1.3", config_path=".", config_name="config")
 def main(config):
     """Train to the last epoch, or until hetctl says stop."""
-    # Hydra has found mistakes in the command by now, for which nobody has to wait until Keras is there.
+    # Imported here, so that Hydra reports mistakes in the command before the slow import of Keras.
     import keras
     from sklearn.datasets import load_digits
 

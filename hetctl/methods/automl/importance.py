@@ -12,7 +12,7 @@ from hetctl.methods.automl.trial_history import Config
 Measured = tuple[Config, float]
 """Config of a trial, with all keys of the space, and its loss."""
 LEAST_TRIALS = 8
-"""Fewer trials say nothing of importance."""
+"""Least number of trials from which importance is computed."""
 
 
 def importance_of(trials: Sequence[Measured], space: Space) -> dict[str, float]:

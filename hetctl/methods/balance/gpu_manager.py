@@ -56,7 +56,7 @@ class GpuManager:
         self._ever_slower |= seconds[:, None] > seconds[None, :]
         if self._have_conditions_changed():
             self._enter(0)
-        # Who can hold a step more depends on the step.
+        # After the step's size: the leader must have room for a step of that size.
         leader, straggler = self._leader(observations), int(seconds.argmax())
         if self.batches[straggler] <= self._step:
             self._stop_at(straggler)

@@ -352,7 +352,7 @@ class HopCore:
             self._launch_from_s = event.now_s + LAUNCH_PAUSE_S
 
     def _on_rank_ended(self, event: hop_events.RankEnded) -> None:
-        """Undo what the rank was to write and nobody else will."""
+        """Roll back members whose checkpoint only the ended rank could write."""
         for name in self._book.without_writer(event.worker):
             if name in self._converging:
                 self._roll_back(name, "the rank that was to write its checkpoint ended")

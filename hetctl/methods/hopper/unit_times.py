@@ -56,7 +56,7 @@ class UnitTimes:
             raise InfeasibleError(
                 f"no worker can train {self.configs[config]} on partition {self.partitions[partition]}"
             )
-        # Cached properties depend on the array, so nobody may change it.
+        # Cached properties depend on the array, so it must not change.
         seconds.flags.writeable = False
         object.__setattr__(self, "seconds", seconds)
 

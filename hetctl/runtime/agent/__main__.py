@@ -32,7 +32,7 @@ def main() -> int:
     driver = DriverFile(arguments.driver_file)
     if arguments.step == AGENTS:
         return Keeper().keep(lambda is_first: live(driver, arguments, is_first=is_first))
-    # A member's step ends with its agent, which tells the cause.
+    # A member's step ends with its agent, whose exit code gives the cause.
     if (code := live(driver, arguments, is_first=True)) != RETURNS:
         return code
     end_orphaned_job(driver.address.orphaned_s)

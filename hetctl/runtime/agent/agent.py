@@ -52,7 +52,7 @@ END_S = 10.0
 """Seconds in which killed ranks end; one that waits for a disk or a GPU may take longer."""
 LOOK_S = 0.01
 CANCEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 20.0, *(30.0,) * 20)
-"""Pauses after attempts to cancel a job; after ten minutes nobody is likely to answer."""
+"""Pauses after attempts to cancel a job; after ten minutes a success is unlikely."""
 DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), "SLURM_STEP_GPUS")
 """Variables that show which GPUs a batch system has given to a step."""
 MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")

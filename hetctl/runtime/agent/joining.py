@@ -1,4 +1,4 @@
-"""An agent's way to its driver: the first connection, and later ones after the driver has given it up."""
+"""Connection of an agent to its driver, and reconnection after the driver has counted it as lost."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ AGAIN_S = 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Pauses between attempts; each is twice as long as the one before."""
 LEASE_SHARE = 0.8
-"""Share of the driver's patience with silence after which an agent that nobody answers ends its ranks.
+"""Fraction of the driver's silence timeout after which an agent without a connection to it ends its ranks.
 
-So those of a node that is cut off have ended when the driver starts their members elsewhere.
+The ranks of a disconnected node have thus ended when the driver starts their members on other nodes.
 """
 
 
@@ -30,7 +30,7 @@ class DismissedError(ConnectionError):
 
 
 class OrphanedError(ConnectionError):
-    """The driver has ended without a word.
+    """The driver has ended without dismissing its agents.
 
     Parameters
     ----------
@@ -102,15 +102,15 @@ def join(address: Address, facts: AgentFacts, connect_s: float = CONNECT_S) -> t
 
 
 def join_again(file: DriverFile, facts: AgentFacts, again_s: float = AGAIN_S) -> tuple[Connection, Welcome]:
-    """Connect to the driver again, with growing pauses, as soon as it has given up the last agent here.
+    """Connect to the driver again, with growing pauses; it accepts once the last agent here counts as lost.
 
     Raises
     ------
     DismissedError
         If the driver has ended in order, or does not need the agent any more.
     OrphanedError
-        If the driver has ended without a word: on this machine nobody listens at its address, or it has not
-        touched its file for `orphaned_s`.
+        If the driver has ended without dismissing its agents: it ran on this machine and its port is closed,
+        or it has not touched its file for `orphaned_s`.
     """
     pause_s, touched, heard_at = FIRST_PAUSE_S, file.touched(), time.monotonic()
     while True:

@@ -96,7 +96,7 @@ class StateStore:
             _file_in(self.folder, name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the service and all copies, and remove the folder if nobody else uses it."""
+        """End the service and all copies, and remove the folder if no other process uses it."""
         self._closed = True
         self._listener.close()
         # One that goes on would write into the folder while it is removed.
@@ -144,7 +144,7 @@ class StateStore:
             del self._under_way[name]
         self._results.put(result)
         os.write(self._wake, b".")
-        # After the report: nobody waits for it.
+        # After the report, which must not wait for the allocation.
         self._spare.renew(result.size_bytes)
 
     def _copy(self, target: Path, name: str, address: Address) -> int:

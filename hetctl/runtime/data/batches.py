@@ -16,7 +16,7 @@ from hetctl.runtime.worker.group import Group
 
 Arrays = tuple[npt.NDArray[Any], ...]
 GO_ON, STOP, PAUSE = 0, 1, 2
-"""Wishes of rank 0 before a step."""
+"""Requests of rank 0 before a step."""
 
 
 class StepBalancer(Protocol):

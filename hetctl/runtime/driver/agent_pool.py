@@ -1,4 +1,4 @@
-"""The agents of a batch job as its driver sees them: the steps that start them, and connections to them.
+"""Driver's pool of the agents of a batch job: the steps that start them, and connections to them.
 
 An agent holds a resource set. With ``launch: nodes`` this is a node for the whole job. With
 ``launch: members`` it is the part of a node that a member has for one round: its step starts and ends with
@@ -66,7 +66,7 @@ END_SIGNALS = (None, signal.SIGTERM, signal.SIGKILL)
 """Signals to a step after its release, one for each `leave_s`."""
 KILLED = 128 + signal.SIGKILL
 TOUCH_EVERY_S = 2.0
-"""Seconds between two touches of the driver's file, by which agents without connection know that it lives."""
+"""Seconds between two touches of the driver's file, by which unconnected agents detect that it runs."""
 LAST_S = 10.0
 """Seconds in which the agent of the last node, having closed its connection, may return or end its step."""
 MOST_RETURNS = 3
@@ -443,7 +443,7 @@ class AgentPool:
             if step.released_at is not None:
                 self._force_end(name, step, now - step.released_at)
             elif step.member and any(agent.closed for agent in step.agents.values()):
-                # The end of the step tells the cause.
+                # The end of the step gives the cause.
                 self.release(name)
             else:
                 for agent in [agent for agent in step.agents.values() if now > agent.lost_at]:
@@ -494,7 +494,7 @@ class AgentPool:
     def _reject(
         self, found: AgentFacts, node: str | None, step: _AgentStep | None, connection: Connection
     ) -> None:
-        """Send an agent away: for good, unless the last one on its node is not known to have ended."""
+        """Reject an agent: finally, unless the last one on its node is not known to have ended."""
         names = ", ".join(node.name for node in self.nodes)
         log_line(
             f"agent of step {found.step} on {found.host} {found.variables} rejected: "
@@ -552,7 +552,7 @@ class AgentPool:
         log_line(f"{MISPLACED}: {cause}")
         append(step.log, f"{MISPLACED}: {cause}\n")
         self.release(name)
-        # The words in the log decide, by which the member is tried again free of charge.
+        # By these words in its log the step counts as not launched, and not as a failure of the member.
         self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
 
     def _lose_node(self, node: str) -> None:

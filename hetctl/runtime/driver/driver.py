@@ -139,7 +139,7 @@ class Driver:
         self._ended_by: str | None = None
 
     def _context(self) -> JobContext:
-        """Return this job as its modes see it."""
+        """Return the interface of this job to its modes."""
         return JobContext(
             folder=self._folder,
             spec=self._spec,

@@ -22,7 +22,7 @@ from hetctl.storage.paths import RunFolder
 
 @dataclass(frozen=True)
 class JobContext:
-    """A job as its modes see it.
+    """Interface of a job to its modes.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""The run as its scheduling sees it: work left by profiles and events, free GPUs, and the budget."""
+"""Input of the scheduling of a run: work left by profiles and events, free GPUs, and the budget."""
 
 from __future__ import annotations
 

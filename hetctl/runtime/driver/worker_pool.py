@@ -1,4 +1,4 @@
-"""The ranks of a batch job as its driver sees them: groups at work, reached through agents.
+"""Driver's pool of the ranks of a batch job: groups in training, reached through agents.
 
 With ``launch: nodes`` a rank is forked on a GPU when it is first needed, and stays, so that the next member
 needs a new group, but no new start of the framework. With ``launch: members`` ranks end with their group. If
@@ -340,7 +340,7 @@ class WorkerPool:
             self.stores.ended.append(gpu)
 
     def _lose_killed_ranks(self, now: float) -> None:
-        """Record the loss of killed ranks whose agents have outlived them for `KILL_DOUBT_S`."""
+        """Record the loss of ranks killed `KILL_DOUBT_S` ago whose agents still run."""
         for gpu in [gpu for gpu, due in self._killed.items() if now >= due]:
             slot = self._slots.get(gpu)
             if slot is None or self._agents.serves(slot.step, gpu):
@@ -373,7 +373,7 @@ class WorkerPool:
         if running.ending is None and now - running.heard_at > self._timeouts.hang_s:
             running.hung = True
             running.end()
-            # Without a sign of life it will not end by itself: it gets no time for that.
+            # A hung group does not end by itself: kill it without the time limit for its end.
             running.ending = now - ending_s
         if running.ending is not None and now - running.ending >= ending_s:
             running.killed = not running.hung

@@ -183,7 +183,7 @@ def receive(box: queue.SimpleQueue[Parcel], timeout_s: float | None = None) -> P
 
 
 class _Line:
-    """The way to one other rank: a thread that sends parcels in their order."""
+    """Sender to one other rank: a thread that sends parcels in their order."""
 
     def __init__(self, connection: Connection, fail: Callable[[str], None], *, shares_memory: bool) -> None:
         self._connection, self._fail = connection, fail

@@ -54,7 +54,7 @@ class Group(Protocol):
 
 
 class WiredGroup(Protocol):
-    """A group of several ranks, as its collective backend sees it.
+    """A group of several ranks with a collective backend.
 
     Attributes
     ----------
@@ -289,7 +289,7 @@ def join_group(
             group = _lead(place, link, announce, interfaces, timeouts)
         else:
             group = _follow(place, place.master, link, interfaces, timeouts)
-    # A rank that waits in vain has lost a peer: the member must not be charged with the loss of a node.
+    # A timeout here means a lost peer: the loss of a node must not count against the member.
     except (TimeoutError, ConnectionError) as error:
         raise LostPeerError(f"the ranks of the group did not connect: {error}") from None
     # Two to four ranks meet in 0.1 to 0.2 s. Process sets of one MPI world regroup in 5 ms, but that

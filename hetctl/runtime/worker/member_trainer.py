@@ -252,7 +252,7 @@ class MemberTrainer:
         return seconds * (1 - self.state.part_samples / self.training.samples)
 
     def _after_step(self, epoch: int, position: int, loss: Any) -> None:
-        # A full disk must show before another epoch is trained in vain.
+        # Detect a full disk here, before another epoch is trained that could not be saved.
         self._saver.check()
         self._clock.count(STEPS)
         self.sign()

@@ -284,7 +284,7 @@ class Visitor:
         whole = round((state.part_samples + training.samples) / len(visited) * self._count)
 
         def after_step(position: int) -> None:
-            # A full disk must show before another visit is made in vain.
+            # Detect a full disk here, before another visit whose state could not be saved.
             self._resources.saver.check()
             self._context.sign()
             note(self._visit.epoch, state.part_samples + position, batches.loss)

@@ -41,7 +41,7 @@ def forecast(
     Raises
     ------
     InfeasibleError
-        If the cluster has no GPU, or a job is too short for an epoch of some member.
+        If the cluster has no GPU, or a job is too short for start-up and a checkpoint of some member.
     """
     cluster = scenario.cluster
     if cluster.gpus == 0:
@@ -133,7 +133,9 @@ def _waiting_reason(request: Request, given: Mapping[str, Allocation]) -> str:
     more = len(given) - len(holders)
     holders += [f"{more} more"] if more else []
     holders += [f"those that train on ({others})"] if others else []
-    taken = f"taken by {', '.join(holders) or 'nobody'}"
+    if not holders:
+        return f"all {request.gpus} GPUs stay idle"
+    taken = f"taken by {', '.join(holders)}"
     return (
         f"{idle} of {request.gpus} GPUs stay idle, the rest is {taken}" if idle else f"all GPUs are {taken}"
     )

@@ -34,7 +34,7 @@ def simulate(
     Raises
     ------
     InfeasibleError
-        If the cluster has no GPU, or a job is too short for an epoch of some member.
+        If the cluster has no GPU, or a job is too short for start-up and a checkpoint of some member.
     """
     if scenario.cluster.gpus == 0:
         raise InfeasibleError("the cluster has no GPU", hint="raise --gpus")

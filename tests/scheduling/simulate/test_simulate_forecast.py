@@ -267,6 +267,11 @@ def test_idle_gpus_are_counted() -> None:
     assert reasons["c"] == "waits: 3 of 4 GPUs stay idle, the rest is taken by a (1)"
 
 
+def test_without_a_decision_all_gpus_stay_idle() -> None:
+    reasons = reasons_for(SILENT, request(A), Decision(()))
+    assert reasons["a"] == "waits: all 4 GPUs stay idle"
+
+
 def test_members_that_train_on_are_counted_named_or_not() -> None:
     two_free = Cluster.of(2, 4).nodes
     local = replace(request(B, C), nodes=two_free)

@@ -141,9 +141,9 @@ class ReportTimes:
 
     def _what_lacks(self) -> str:
         if not self._lines:
-            return "the script is blind: it has reported nothing"
+            return "the script has reported nothing"
         if not self.marks and self._wrong:
-            return f"the script is blind: it has written lines that are no reports ({self._wrong})"
+            return f"the script has reported nothing, but written lines that are no reports ({self._wrong})"
         if not any(mark.samples for mark in self.marks):
             return "the script has reported no samples"
         return f"the script has reported too little for a rate ({self._lines} reports)"

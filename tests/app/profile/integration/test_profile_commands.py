@@ -46,7 +46,7 @@ def test_a_script_is_measured_and_stopped(tmp_path):
 @pytest.mark.parametrize(
     ("words", "cause"),
     [
-        (["--harm", "blind"], "is blind: it has reported nothing"),
+        (["--harm", "blind"], "the script has reported nothing"),
         (["--epochs", "1"], "too little for a rate (1 reports)"),
         (["--harm", "fail"], "ended with exit code 1: the data are not there"),
     ],
