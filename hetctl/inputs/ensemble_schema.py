@@ -24,9 +24,9 @@ from hetctl.inputs.names import MemberName, SafeName
 from hetctl.inputs.quantities import parse_interval
 from hetctl.inputs.search_keys import METHOD_KEYS
 from hetctl.inputs.validation import Matching, Strict
-from hetctl.methods.automl.asha import VARIANTS
 from hetctl.model.errors import BadInputError
 from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.searches import ASHA_VARIANTS
 from hetctl.model.training_settings import BALANCE_MODES, MANAGERS, PREDICTORS
 
 FUNCTION_RULE = "must be module:function"
@@ -463,7 +463,7 @@ if TYPE_CHECKING:
     AshaVariant = str
 else:
     MethodName = Literal[tuple(METHOD_KEYS)]
-    AshaVariant = Literal[tuple(VARIANTS)]
+    AshaVariant = Literal[ASHA_VARIANTS]
 
 
 class SearchModel(EntrySettings):

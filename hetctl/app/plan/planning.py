@@ -157,7 +157,7 @@ def with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
     if request.mode not in (AUTO, PIPELINE):
         return request
     # Imported here since only members that may become pipelines have layers and links.
-    from hetctl.app.pipeline.inputs import links_between
+    from hetctl.app.profile.measured_layers import links_between
 
     ensemble, site = request.ensemble, request.site
     layers = _by_shape(ensemble, catalog.layers(ensemble.name, site.name), site)
