@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.cluster.launchers.nodes import SLURM_NODE_VARIABLE
+from hetctl.cluster.launchers.nodes import node_named
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import NODES, Node, Site
@@ -212,7 +212,7 @@ def _start_leaders(site: Site, nodes: Sequence[Node], folder: Path) -> int | Non
 
 def lead(folder: Path) -> None:
     """Write the size of this leader's MPI world to a file."""
-    node = os.environ.get(SLURM_NODE_VARIABLE) or os.uname().nodename
+    node = node_named(os.environ) or os.uname().nodename
     write_json(folder / f"leader-{node}-{os.getpid()}.json", _mpi_size())
 
 
