@@ -16,6 +16,7 @@ from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
+from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.profile import MemberProfile
 from hetctl.model.searches import SearchOutcome
 from hetctl.model.simulation import Simulation
@@ -68,7 +69,7 @@ class SimulateRequest:
     gpus: Mapping[str, int]
     gpus_per_node: int | None = None
     site: str | None = None
-    planner: str = "fluid"
+    planner: str = USUAL_PLANNER
     options: Mapping[str, Any] = field(default_factory=dict)
     restart_s: float | None = None
     round_limit_s: int | None = None
