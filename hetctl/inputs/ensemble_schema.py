@@ -25,7 +25,7 @@ from hetctl.inputs.quantities import parse_interval
 from hetctl.inputs.search_keys import METHOD_KEYS
 from hetctl.inputs.validation import Matching, Strict
 from hetctl.model.errors import BadInputError
-from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.frameworks import FRAMEWORKS, USUAL_FRAMEWORK
 from hetctl.model.searches import ASHA_VARIANTS
 from hetctl.model.training_settings import BALANCE_MODES, MANAGERS, PREDICTORS
 
@@ -534,7 +534,7 @@ class EnsembleModel(Settings):
 
     name: SafeName = Field(description="Name of the ensemble, valid as a file name.")
     framework: FrameworkName = Field(
-        default="tensorflow", description="Framework in which the networks are built."
+        default=USUAL_FRAMEWORK, description="Framework in which the networks are built."
     )
     functions: FunctionsModel | None = Field(
         default=None, description="The user's functions; required unless all members have a command."

@@ -143,5 +143,5 @@ PYTHONUNBUFFERED=1 \
     --threads \
     7 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0

@@ -143,5 +143,5 @@ PYTHONUNBUFFERED=1 \
     --threads \
     7 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0, 1, 2, 3; member-2 on 4; member-3 on 5; member-4 on 6; member-5 on 7

@@ -145,6 +145,6 @@ PYTHONUNBUFFERED=1 \
     --threads \
     7 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0, 1, 2, 3, 4, 5, 6, 7
 # node-2: member-2 on 0, 1, 2, 3, 4, 5, 6, 7

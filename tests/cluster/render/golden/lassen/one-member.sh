@@ -125,5 +125,5 @@ PYTHONUNBUFFERED=1 \
     --threads \
     10 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0

@@ -131,5 +131,5 @@ PYTHONUNBUFFERED=1 \
     --threads \
     32 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0

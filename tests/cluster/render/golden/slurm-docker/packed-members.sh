@@ -124,5 +124,5 @@ PYTHONUNBUFFERED=1 \
     --threads \
     1 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0; member-2 on 1

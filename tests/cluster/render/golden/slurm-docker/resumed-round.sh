@@ -126,6 +126,6 @@ PYTHONUNBUFFERED=1 \
     --threads \
     1 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0, 1
 # node-2: member-2 on 0, 1

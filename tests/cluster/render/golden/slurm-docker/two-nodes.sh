@@ -124,6 +124,6 @@ PYTHONUNBUFFERED=1 \
     --threads \
     1 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0, 1 (2 nodes x 2 GPUs)
 # node-2: member-1 on 0, 1 (2 nodes x 2 GPUs)

@@ -127,5 +127,5 @@ PYTHONUNBUFFERED=1 \
     --threads \
     2 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0

@@ -129,6 +129,6 @@ PYTHONUNBUFFERED=1 \
     --threads \
     2 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0, 1, 2, 3
 # node-2: member-2 on 0, 1, 2, 3

@@ -127,6 +127,6 @@ PYTHONUNBUFFERED=1 \
     --threads \
     2 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0, 1, 2, 3 (2 nodes x 4 GPUs)
 # node-2: member-1 on 0, 1, 2, 3 (2 nodes x 4 GPUs)

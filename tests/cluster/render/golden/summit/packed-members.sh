@@ -124,5 +124,5 @@ PYTHONUNBUFFERED=1 \
     --threads \
     7 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0, 1, 2; member-2 on 3; member-3 on 4; member-4 on 5

@@ -124,5 +124,5 @@ PYTHONUNBUFFERED=1 \
     --threads \
     5 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0, 1; member-2 on 2; member-3 on 3
