@@ -175,6 +175,17 @@ class Linear:
         """Return no devices: none is used."""
         return ()
 
+    def gpu_memory(self) -> int:
+        """Return 0: no GPU is used."""
+        return 0
+
+    def peak_gpu_memory(self) -> int:
+        """Return 0: no GPU is used."""
+        return 0
+
+    def reset_peak_memory(self) -> None:
+        """Do nothing: no GPU is used."""
+
 
 FRAMEWORK = Linear()
 

@@ -149,6 +149,15 @@ class Framework(CollectiveBackend, Protocol):
             Number of devices of the node.
         """
 
+    def gpu_memory(self) -> int:
+        """Return the bytes of the rank's GPU; 0 if it uses none."""
+
+    def peak_gpu_memory(self) -> int:
+        """Return the peak of the bytes on the rank's GPU since `reset_peak_memory`; 0 without a GPU."""
+
+    def reset_peak_memory(self) -> None:
+        """Restart the measurement of that peak."""
+
     def build(
         self, member: Member, functions: UserFunctions, group: Group, sample: Samples
     ) -> TrainableNetwork:

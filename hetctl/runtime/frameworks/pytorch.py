@@ -399,6 +399,21 @@ class PyTorch:
         others = (other for other in range(devices) if other != device)
         return tuple(o for o in others if o >= seen or not torch.cuda.can_device_access_peer(device, o))
 
+    def gpu_memory(self) -> int:
+        """Return the bytes of the current device."""
+        if not torch.cuda.is_available():
+            return 0
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+    def peak_gpu_memory(self) -> int:
+        """Return the peak of the bytes of all tensors."""
+        return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0
+
+    def reset_peak_memory(self) -> None:
+        """Restart the allocator's measurement of the peak."""
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
     def clear(self) -> None:
         """Release unused memory of the GPU."""
         # Reference cycles hold tensors until a collection, and empty_cache() returns unused blocks only.

@@ -20,6 +20,7 @@ from tensorflow.python.framework.config import disable_op_determinism
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
+from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.named_arrays import fields_of
@@ -39,6 +40,8 @@ RATE_FACTOR = "learning_rate_factor"
 SEED = "seed_generator_state"
 """Name of the variables of Keras' ``SeedGenerator``."""
 HOST = "localhost"
+GPU = "GPU:0"
+"""The only GPU that set_visible_devices() has left, whichever it is on the node."""
 
 
 class KerasNetwork:
@@ -414,6 +417,23 @@ class TensorFlow:
     def unreached(self, device: int, devices: int) -> tuple[int, ...]:  # noqa: ARG002
         """Return no devices: TensorFlow does not report peer access."""
         return ()
+
+    def gpu_memory(self) -> int:
+        """Return the bytes of the first visible GPU as the node tells them: TensorFlow does not."""
+        if not self.peak_gpu_memory():
+            return 0
+        return next((gpu.memory or 0 for gpu in visible_gpus(gpus_of_node(), os.environ)), 0)
+
+    def peak_gpu_memory(self) -> int:
+        """Return the peak of the bytes of all tensors."""
+        if not tf.config.list_physical_devices("GPU"):
+            return 0
+        return int(tf.config.experimental.get_memory_info(GPU)["peak"])
+
+    def reset_peak_memory(self) -> None:
+        """Restart the allocator's measurement of the peak."""
+        if tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.reset_memory_stats(GPU)
 
     def clear(self) -> None:
         """Delete graphs and names, and collect their garbage."""
