@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
@@ -21,6 +21,9 @@ from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import UserFunctions
+
+if TYPE_CHECKING:
+    from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 
 NCCL, GLOO = "nccl", "gloo"
 """Libraries that exchange the gradients of groups: between GPUs directly, and through the nodes' memory."""
@@ -157,6 +160,15 @@ class Framework(CollectiveBackend, Protocol):
 
     def reset_peak_memory(self) -> None:
         """Restart the measurement of that peak."""
+
+    def memory_gauge(self, device: int | None) -> MemoryGauge:
+        """Return the gauge of layers' memory on the rank's device.
+
+        Parameters
+        ----------
+        device : int or None
+            Index of the rank's GPU among the visible ones; None for a slot.
+        """
 
     def build(
         self, member: Member, functions: UserFunctions, group: Group, sample: Samples

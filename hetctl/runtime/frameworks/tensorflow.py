@@ -28,8 +28,10 @@ from hetctl.runtime.frameworks import GLOO, NCCL, packed_state
 from hetctl.runtime.frameworks.keras_chain import KerasChain
 from hetctl.runtime.frameworks.keras_model import array_of, compiled_model, first_samples, ignore_padding
 from hetctl.runtime.frameworks.keras_optimizer import KerasAccumulation, KerasRate
+from hetctl.runtime.frameworks.tensorflow_memory import GPU, memory_gauge
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import Group, WiredGroup
+from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.training_context import TrainingContext
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
 from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
@@ -40,8 +42,6 @@ RATE_FACTOR = "learning_rate_factor"
 SEED = "seed_generator_state"
 """Name of the variables of Keras' ``SeedGenerator``."""
 HOST = "localhost"
-GPU = "GPU:0"
-"""The only GPU that set_visible_devices() has left, whichever it is on the node."""
 
 
 class KerasNetwork:
@@ -434,6 +434,10 @@ class TensorFlow:
         """Restart the allocator's measurement of the peak."""
         if tf.config.list_physical_devices("GPU"):
             tf.config.experimental.reset_memory_stats(GPU)
+
+    def memory_gauge(self, device: int | None) -> MemoryGauge:
+        """Return a gauge of its allocator, or of the process."""
+        return memory_gauge(device)
 
     def clear(self) -> None:
         """Delete graphs and names, and collect their garbage."""
