@@ -175,6 +175,14 @@ def test_trainers_import_nothing_of_the_login_side():
     assert not {"click", "sqlalchemy", "rich", "tensorflow", "torch", "mpi4py"} & set(done.stdout.split())
 
 
+def test_the_driver_alone_imports_what_is_the_drivers():
+    """Agents and ranks know it by messages and files."""
+    others = [path for path in (PACKAGE / "runtime").rglob("*.py") if "driver" not in path.parts]
+    assert len(others) > 50
+    names = [(path, name) for path in others for name in imported(path)]
+    assert [one for one in names if f"{one[1]}.".startswith("hetctl.runtime.driver.")] == []
+
+
 def test_no_class_name_exists_twice():
     trees = {path: ast.parse(path.read_text()) for path in modules()}
     names = Counter(

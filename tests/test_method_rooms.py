@@ -47,6 +47,7 @@ ROOMS = {
         "runtime/driver/pipeline_job.py",
         "runtime/stages",
         "app/pipeline",
+        "app/plan/pipeline_problems.py",
         "app/run/wave_checks.py",
         "cli/cmd_pipeline.py",
     ),
@@ -54,17 +55,12 @@ ROOMS = {
 """Files and folders that are a method's alone: decisions, its part in a job, use cases and commands."""
 
 TASKS = "the table of a rank's tasks, which are imported once on a node and not in each rank"
-STATUS = "the view of a run gathers what each method says of it"
 COMPARED = "the modes are compared by what they would cost"
 ENTRIES = {
     "automl": {
-        "app/simulate.py": "trials can be simulated instead of members",
-        "inputs/ensemble_schema.py": "`search:` in an ensemble file names variants",
-        "inputs/search_entries.py": "`search:` in an ensemble file is refused as a whole if it cannot run",
+        "app/simulate.py": "trials can be simulated instead of members: types alone",
     },
-    "balance": {
-        "app/plan/mode_estimates.py": COMPARED,
-    },
+    "balance": {},
     "hopper": {
         "app/plan/mode_estimates.py": COMPARED,
         "methods/parallelism.py": COMPARED,
@@ -74,9 +70,6 @@ ENTRIES = {
     "pipeline": {
         "app/plan/mode_estimates.py": COMPARED,
         "app/plan/multi_mode_plan.py": COMPARED,
-        "app/plan/pipeline_problems.py": "a run takes along the layers of members that are pipelines",
-        "app/profile/layer_profiling.py": "measured layers are stored in the form of tables of layers",
-        "app/run/status.py": STATUS,
         "runtime/worker/worker.py": TASKS,
     },
 }
@@ -147,14 +140,25 @@ def without_entries(text: str, method: str) -> str:
     return "".join(line for line in text.splitlines(True) if not any(re.search(e, line) for e in entries))
 
 
+COMPARING = (
+    "app/plan/mode_estimates.py",
+    "app/plan/multi_mode_plan.py",
+    "methods/parallelism.py",
+    "methods/phase_costs.py",
+)
+"""Modules that need all methods, which they compare: only plans in several modes import them."""
+APART = ("adapters", "examples", "runtime/frameworks", "catalog/migrations")
+"""Rooms that import frameworks or, as migrations, run when they are imported; they know no method."""
+
 LOADED = """
-import importlib
+import importlib, sys
 import hetctl
 from hetctl.cli import main
-from hetctl.runtime.agent import agent
-from hetctl.runtime.driver import driver, job_modes
+from hetctl.runtime.driver import job_modes
 from hetctl.runtime.worker import worker
 
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 for mode in job_modes.MODES.values():
     importlib.import_module(mode.partition(":")[0])
 for command in main.COMMANDS:
@@ -164,10 +168,17 @@ main.main(["--help"])
 """
 
 
+def rest_of(package: Path) -> list[str]:
+    """Return the modules of a package that work without one of the methods."""
+    paths = [path for path in package.glob("**/*.py") if not path.stem.startswith("__")]
+    names = [path.relative_to(package).as_posix() for path in paths]
+    return [module_of(name) for name in names if not any(lies_in(name, one) for one in (*COMPARING, *APART))]
+
+
 def loaded(folder: Path) -> tuple[list[str], str]:
-    """Load driver, worker and commands of the package in a folder; return the figures and the help."""
+    """Load the modules of the package in a folder; return the figures and the help."""
     environment = {**os.environ, "PYTHONPATH": str(folder)}
-    command = [sys.executable, "-c", LOADED]
+    command = [sys.executable, "-c", LOADED, *rest_of(folder / "hetctl")]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     figures, _, text = done.stdout.partition("\n")
@@ -178,9 +189,19 @@ IN_A_JOB = {"automl": (4, 10), "balance": (4, 10), "hopper": (3, 9), "pipeline":
 """Modes and kinds of tasks that are left without a method."""
 
 
+def test_plans_in_several_modes_alone_compare_methods() -> None:
+    modules = {module_of(name) for name in COMPARING}
+    importing = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.glob("**/*.py")
+        if modules & set(imported_at_once(path))
+    }
+    assert importing <= set(COMPARING)
+
+
 @pytest.mark.parametrize("method", ROOMS)
 def test_the_rest_loads_without_a_method(method: str, tmp_path: Path) -> None:
-    """A job in other modes would still run: neither its driver nor its ranks import anything that is gone."""
+    """Other modes would still be planned and run: no module for them imports anything that is gone."""
     package = without(method, tmp_path)
     (file, *left), text = loaded(tmp_path)
     assert Path(file).parent == package

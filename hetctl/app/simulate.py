@@ -7,17 +7,18 @@ import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetctl.app.plan.member_rules import refuse_wide_members
 from hetctl.app.plan.planning import AUTO, check_planner, chosen
 from hetctl.app.profile.known import profiles_at
 from hetctl.app.project import Project
-from hetctl.app.simulated_search import SearchOutcome, SimulatedSearch
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
+from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.profile import MemberProfile
+from hetctl.model.searches import SearchOutcome
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
@@ -25,6 +26,9 @@ from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario, WorkEstimate
 from hetctl.scheduling.simulate.simulate_run import simulate
+
+if TYPE_CHECKING:
+    from hetctl.app.simulated_search import SimulatedSearch
 
 GPUS_PER_NODE = 4
 """Default number, if neither the user nor the profile's site gives one."""
@@ -65,7 +69,7 @@ class SimulateRequest:
     gpus: Mapping[str, int]
     gpus_per_node: int | None = None
     site: str | None = None
-    planner: str = "fluid"
+    planner: str = USUAL_PLANNER
     options: Mapping[str, Any] = field(default_factory=dict)
     restart_s: float | None = None
     round_limit_s: int | None = None
@@ -259,6 +263,9 @@ def _search(members: Sequence[Workload], request: SimulateRequest, seed: int) ->
                 f"{option} does not go with the search of {request.ensemble.name}",
                 f"leave out {option}: trials come when the search asks for them",
             )
+    # Imported here since most ensembles have no search.
+    from hetctl.app.simulated_search import SimulatedSearch
+
     workloads = {member.name: member for member in members}
     return SimulatedSearch(request.ensemble, workloads, sum(request.gpus.values()), seed)
 

@@ -5,32 +5,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from hetctl.methods.automl.search_run import SearchRun, Spent
 from hetctl.methods.automl.trial_history import Trial
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
+from hetctl.model.searches import SearchOutcome
 from hetctl.model.simulation import Simulation
 from hetctl.model.workload import Workload
-
-
-@dataclass(frozen=True)
-class SearchOutcome:
-    """Size of a simulated search.
-
-    Parameters
-    ----------
-    epochs : int
-        Epochs of all trials together.
-    finished : int
-        Trials that had all epochs.
-    """
-
-    method: str
-    trials: int
-    epochs: int
-    finished: int
 
 
 def describe_search(search: SearchOutcome, simulation: Simulation) -> str:

@@ -28,8 +28,7 @@ def command(run: str | None, output: Path, as_json: bool) -> None:
     \b
     Example: hetctl report -o report.html
     """
-    from hetctl.app.run.search_status import search_in
-    from hetctl.app.run.status import compared_status
+    from hetctl.app.run.status import compared_status, search_in
     from hetctl.model.serialization import encode
     from hetctl.reports.run_page import render_page
     from hetctl.reports.summary import describe_comparison

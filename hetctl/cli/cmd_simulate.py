@@ -177,12 +177,13 @@ def _fields(request: SimulateRequest, outcome: SimulationResult) -> dict[str, An
 
 
 def _print(request: SimulateRequest, outcome: SimulationResult, written: list[Path]) -> None:
-    from hetctl.app.simulated_search import describe_search
     from hetctl.reports.simulation_tables import simulation_table
 
     source = f"{request.ensemble.name}, rates of {outcome.site}"
     print_table(simulation_table(outcome.simulation, source, outcome.work_errors))
     if outcome.search:
+        from hetctl.app.simulated_search import describe_search
+
         click.echo(describe_search(outcome.search, outcome.simulation))
     for path in written:
         click.echo(f"wrote {path}")

@@ -11,7 +11,14 @@ import click
 from click.core import ParameterSource
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.plan import HOP_SCHEDULERS, HOPPER, PIPELINE, PIPELINE_POLICIES, PS_PLACEMENTS
+from hetctl.model.plan import (
+    HOP_SCHEDULERS,
+    HOPPER,
+    PIPELINE,
+    PIPELINE_POLICIES,
+    PS_PLACEMENTS,
+    USUAL_PLANNER,
+)
 from hetctl.model.site import MEMBERS, NODES
 from hetctl.model.training_settings import BALANCE_MODES
 
@@ -206,7 +213,7 @@ def planner_options(command: F) -> F:
             "--planner",
             cls=PlannerOption,
             metavar="NAME",
-            default="fluid",
+            default=USUAL_PLANNER,
             show_default=True,
             help="Planner.",
         ),

@@ -40,6 +40,14 @@ class BatchSystemEntry:
         ``module:function`` that queries it for ``hetctl doctor``, imported on first use; None: there is none.
     node_list : NodeList or None
         Source of the job's nodes; None: jobs run on the machine that submits them.
+    job_variable : str or None
+        Environment variable that has the number of the job inside it.
+    cancel : tuple of str
+        Command that ends the job whose number follows; empty: agents without a driver cannot end theirs.
+    node_variable : str or None
+        Environment variable that may contain the name of the node on which a process runs.
+    device_variables : tuple of str
+        Environment variables that show which GPUs a step has, beside those of the GPUs' makers.
     commands : tuple of str
         Commands that must be on the PATH to submit jobs.
     helpful : mapping of str to str
@@ -56,6 +64,10 @@ class BatchSystemEntry:
     submit: tuple[str, ...]
     checks: str | None = None
     node_list: NodeList | None = None
+    job_variable: str | None = None
+    cancel: tuple[str, ...] = ()
+    node_variable: str | None = None
+    device_variables: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     helpful: Mapping[str, str] = field(default_factory=dict)
     time_unit_s: int = 1
@@ -83,6 +95,10 @@ SLURM = BatchSystemEntry(
     checks="hetctl.app.doctor.batch_checks:slurm_checks",
     # The variable is compressed, such as n[1-4,7]: Slurm itself expands it.
     node_list=NodeList("SLURM_JOB_NODELIST", 'exec scontrol show hostnames "$SLURM_JOB_NODELIST"'),
+    job_variable="SLURM_JOB_ID",
+    cancel=("scancel",),
+    node_variable="SLURMD_NODENAME",
+    device_variables=("SLURM_STEP_GPUS",),
     commands=("sbatch", "squeue", "scancel", "scontrol", "sinfo"),
     helpful={"sacct": "states of jobs that squeue no longer lists", "sacctmgr": "accounts and QOSes"},
 )
@@ -94,6 +110,8 @@ LSF = BatchSystemEntry(
     checks="hetctl.app.doctor.batch_checks:lsf_checks",
     # The file has a line for each core; at sites with jsrun the launch node is the first.
     node_list=NodeList("LSB_DJOB_HOSTFILE", 'exec cat "$LSB_DJOB_HOSTFILE"'),
+    job_variable="LSB_JOBID",
+    cancel=("bkill",),
     commands=("bsub", "bjobs", "bkill", "bqueues"),
     helpful={"bhist": "states of jobs that bjobs no longer lists"},
     time_unit_s=60,

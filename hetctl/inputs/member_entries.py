@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hetctl.inputs.ensemble_schema import (
+from hetctl.inputs.ensemble_schema import EnsembleModel
+from hetctl.inputs.member_schema import (
     DrawModel,
-    EnsembleModel,
     EntrySettings,
     FunctionsModel,
     GridEntry,

@@ -10,10 +10,10 @@ from hetctl.inputs.member_entries import MemberEntry
 from hetctl.inputs.yaml_source import Location
 from hetctl.model.command_line import BUILT_IN, unknown_placeholders
 from hetctl.model.ensemble import Member
+from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.training_settings import EVERY_EPOCH, ON
 
 Problem = tuple[Location, str]
-PYTORCH = "pytorch"
 OF_FUNCTIONS = ("framework", "functions", "data", "partitions")
 """Keys of an ensemble that hetctl's own training needs; a command reads and trains by itself."""
 
@@ -89,10 +89,12 @@ def _shard_problems(
 def _shard_rules(model: EnsembleModel, member: Member) -> tuple[tuple[bool, str], ...]:
     """Return rules, each with true if it is broken."""
     framework = member.code.framework if member.code else model.framework
+    dividing = [entry.name for entry in FRAMEWORKS.values() if entry.can_divide]
     return (
         (
-            framework != PYTORCH,
-            f"with framework {framework}: only PyTorch can divide a network; leave it out, or use {PYTORCH}",
+            framework not in dividing,
+            f"with framework {framework}, which cannot divide a network; leave it out, or use"
+            f" {' or '.join(dividing)}",
         ),
         (
             model.partitions is not None,

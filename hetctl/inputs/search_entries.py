@@ -6,17 +6,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetctl.inputs.ensemble_schema import EnsembleModel, OptunaPartModel, SearchModel
+from hetctl.inputs.ensemble_schema import EnsembleModel
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, usual_mode
 from hetctl.inputs.names import fitted
 from hetctl.inputs.quantities import parse_duration
-from hetctl.inputs.search_keys import METHOD_KEYS, OF_METHODS
+from hetctl.inputs.search_schema import METHOD_KEYS, OF_METHODS, OptunaPartModel, SearchModel
 from hetctl.inputs.yaml_source import Location
-from hetctl.methods.automl.search_parts import USUAL_SAMPLER, likely_configs, parts_of_search
 from hetctl.model.ensemble import Member, Objective, StopRule
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import NamedPart, SearchBudget, SearchSpec
+from hetctl.model.searches import USUAL_SAMPLER, NamedPart, SearchBudget, SearchSpec
 
 SEARCH: Location = ("search",)
 
@@ -90,6 +89,9 @@ def trials_of(model: EnsembleModel) -> Trials | None:
     """
     if model.search is None:
         return None
+    # Imported here since most ensembles have no search.
+    from hetctl.methods.automl.search_parts import likely_configs, parts_of_search
+
     spec = _spec(model.search, model.seed)
     method, source = parts_of_search(spec)
     if method.slots > MOST_MEMBERS:

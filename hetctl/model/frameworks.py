@@ -24,6 +24,12 @@ class FrameworkEntry:
         during its import.
     nccl_fix : str
         Next step where its groups of GPUs do not communicate through NCCL.
+    can_divide : bool
+        True if it can divide parameters, gradients and optimizer state among a member's GPUs (``shard``).
+    out_of_memory : tuple of str
+        Names of its error classes for full memory of a GPU or the node.
+    full_memory : tuple of str
+        Parts of messages of its other errors that mean full memory.
     """
 
     name: str
@@ -32,6 +38,9 @@ class FrameworkEntry:
     nccl_fix: str
     preloaded: tuple[str, ...] = ()
     withheld: tuple[str, ...] = ()
+    can_divide: bool = False
+    out_of_memory: tuple[str, ...] = ()
+    full_memory: tuple[str, ...] = ()
 
 
 TENSORBOARD = (
@@ -48,6 +57,7 @@ TENSORFLOW = FrameworkEntry(
     preloaded=TENSORBOARD,
     # For keras.wrappers and keras.visualization: with SciPy and more, a third of the time of TensorFlow.
     withheld=("sklearn", "matplotlib"),
+    out_of_memory=("ResourceExhaustedError",),
 )
 PYTORCH = FrameworkEntry(
     name="pytorch",
@@ -56,6 +66,12 @@ PYTORCH = FrameworkEntry(
     nccl_fix="install a PyTorch for these GPUs: torch.cuda.is_available() is false on the nodes",
     # The first optimizer imports torch._dynamo, which takes two seconds.
     preloaded=("torch._dynamo", *TENSORBOARD),
+    can_divide=True,
+    out_of_memory=("OutOfMemoryError",),
+    # Of the node's memory, for which it has no class.
+    full_memory=("DefaultCPUAllocator: can't allocate memory",),
 )
 FRAMEWORKS: dict[str, FrameworkEntry] = {entry.name: entry for entry in (TENSORFLOW, PYTORCH)}
 """Frameworks by name, in order of preference where a job may choose."""
+USUAL_FRAMEWORK = TENSORFLOW.name
+"""Framework of ensembles that name none."""

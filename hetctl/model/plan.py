@@ -9,6 +9,8 @@ from typing import Any
 from hetctl.model.pipelines import PipelineLayout
 
 DATA_PARALLEL, HOPPER, PIPELINE = "data-parallel", "hopper", "pipeline"
+USUAL_PLANNER = "fluid"
+"""Planner unless the user names another."""
 HOP_SCHEDULERS = ("best", "randomized", "milp", "approximate")
 """Schedulers of hops, as in `hetctl.methods.hopper.SCHEDULERS`."""
 PIPELINE_POLICIES = ("np", "ed", "hd", "best")

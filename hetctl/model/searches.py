@@ -10,6 +10,10 @@ from typing import Any
 TRIAL, REPORT, SEARCH_ENDED = "trial", "trial_report", "search_ended"
 """Kinds of the events of a search, which the driver writes: a trial is asked for, its result, the end."""
 OF_SEARCHES = frozenset({TRIAL, REPORT, SEARCH_ENDED})
+PROMOTION, STOPPING = "promotion", "stopping"
+ASHA_VARIANTS = (PROMOTION, STOPPING)
+"""Variants of ASHA: trials pause at a rung until they are among its best, or go on or end as soon as they
+report."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,10 @@ class NamedPart:
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+USUAL_SAMPLER = NamedPart("TPESampler")
+"""Sampler of the method ``optuna`` if the ensemble file names none."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,24 @@ class SearchSpec:
     def configs_are_known(self) -> bool:
         """True if the config of each trial is known before the run."""
         return self.sampler is None and self.method != "pbt"
+
+
+@dataclass(frozen=True)
+class SearchOutcome:
+    """Size of a simulated search.
+
+    Parameters
+    ----------
+    epochs : int
+        Epochs of all trials together.
+    finished : int
+        Trials that had all epochs.
+    """
+
+    method: str
+    trials: int
+    epochs: int
+    finished: int
 
 
 @dataclass(frozen=True)

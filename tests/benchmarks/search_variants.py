@@ -13,11 +13,12 @@ from search_bench import ETA, FIRST, LAST, TRIALS, WORKERS, Search, TrainedEpoch
 from search_trainable import epoch_seconds, loss_after
 from tables import Table
 
-from hetctl.methods.automl.asha import PROMOTION, STOPPING, VARIANTS, Asha
+from hetctl.methods.automl.asha import VARIANTS, Asha
 from hetctl.methods.automl.grid_random import RandomSource
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.space import Categorical, NumberRange
 from hetctl.methods.automl.trial_history import Report, Trial
+from hetctl.model.searches import PROMOTION, STOPPING
 
 SEEDS = 200
 SPACE = {"learning_rate": NumberRange(0.0001, 1.0, log=True), "width": Categorical((1, 2, 4))}

@@ -32,7 +32,7 @@ from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.stages.epoch_part import EpochPart
 from hetctl.runtime.stages.stage_worker import StageWorker
 from hetctl.runtime.worker.hardware import peak_of_process, reset_peak_memory
-from hetctl.runtime.worker.measuring.layer_memory import ProcessMemory, memory_gauge
+from hetctl.runtime.worker.measuring.layer_memory import ProcessMemory
 from hetctl.runtime.worker.measuring.measure_layers import measured_layers
 from hetctl.runtime.worker.user_functions import UserFunctions
 
@@ -167,7 +167,7 @@ def _samples() -> tuple[np.ndarray, np.ndarray]:
 
 def _measured(framework: str, optimizer: str) -> list[MeasuredLayer]:
     chain, (x, y) = _chain(framework, optimizer), _samples()
-    gauge = memory_gauge(None)
+    gauge = load_framework(framework).memory_gauge(None)
     return list(measured_layers(chain, (x, y), (x[:1], y[:1]), gauge, gc.collect, lambda: None))
 
 
@@ -201,7 +201,7 @@ def _peaks(framework: str, optimizer: str, layout: PipelineLayout, pool: bool = 
         chain, (x, y) = _chain(framework, optimizer), _samples()
         worker, stage_number = layout.place_of(rank.mail.rank)
         plan = layout.workers[worker][stage_number]
-        before = ProcessMemory(None).used()
+        before = ProcessMemory().used()
         stage = StageWorker(chain.build(range(plan.first, plan.last + 1), (x[:1], y[:1])), layout, rank.mail)
         reset_peak_memory()
         stage.waves.begin()

@@ -15,6 +15,7 @@ from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import GLOO
 from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.worker.group import Group, WiredGroup
+from hetctl.runtime.worker.measuring.layer_memory import ProcessMemory
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
 
 Array = npt.NDArray[Any]
@@ -174,6 +175,21 @@ class Linear:
     def unreached(self, device: int, devices: int) -> tuple[int, ...]:  # noqa: ARG002
         """Return no devices: none is used."""
         return ()
+
+    def gpu_memory(self) -> int:
+        """Return 0: no GPU is used."""
+        return 0
+
+    def peak_gpu_memory(self) -> int:
+        """Return 0: no GPU is used."""
+        return 0
+
+    def reset_peak_memory(self) -> None:
+        """Do nothing: no GPU is used."""
+
+    def memory_gauge(self, device: int | None) -> ProcessMemory:  # noqa: ARG002
+        """Return a gauge of the process."""
+        return ProcessMemory()
 
 
 FRAMEWORK = Linear()

@@ -22,17 +22,12 @@ from hetctl.app.project import Project
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain, first_failure
 from hetctl.model.errors import BadInputError, BatchSystemError, HetctlError
+from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.registry import load_entry
 from hetctl.model.site import Site
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce
 
 MOUNTS = Path("/proc/self/mountinfo")
-PACKAGES = {
-    "hetctl": "nothing runs without it",
-    "tensorflow": "members need it, unless their ensemble names another framework",
-    "horovod": "TensorFlow members with more than one GPU need it",
-    "mpi4py": "lockstep on several nodes needs it",
-}
 # find_spec imports nothing, which for TensorFlow would take seconds.
 IMPORTABLE = """
 import importlib.util, json, platform
@@ -107,6 +102,17 @@ def examine(
     return Examination(site.name, (*findings, *found.findings), found.all_reduce)
 
 
+def packages_of_nodes() -> dict[str, str]:
+    """Return the packages that compute nodes may need, each with its use."""
+    uses = {"hetctl": "nothing runs without it"}
+    for entry in FRAMEWORKS.values():
+        own, *of_groups = entry.packages
+        uses.setdefault(own, f"members with framework {entry.name} need it")
+        for package in of_groups:
+            uses.setdefault(package, f"members with framework {entry.name} and more than one GPU need it")
+    return {**uses, "mpi4py": "lockstep on several nodes needs it"}
+
+
 def batch_findings(project: Project, site: Site) -> Iterator[CheckResult]:
     """Query the batch system as its entry says; yield nothing if it names no queries."""
     if checks := BATCH_SYSTEMS[site.batch_system].checks:
@@ -116,7 +122,8 @@ def batch_findings(project: Project, site: Site) -> Iterator[CheckResult]:
 def python_findings(site: Site) -> Iterator[CheckResult]:
     """Check that the compute nodes' Python imports what members need, as far as visible from this machine."""
     python = site.python or sys.executable
-    code = IMPORTABLE.format(names=list(PACKAGES))
+    packages = packages_of_nodes()
+    code = IMPORTABLE.format(names=list(packages))
     script = "\n".join([*site.setup, 'exec "$@"'])
     answer = run_command(site, ["bash", "-c", script, "hetctl", python, "-c", code])
     try:
@@ -128,7 +135,7 @@ def python_findings(site: Site) -> Iterator[CheckResult]:
         yield CheckResult("python", CheckStatus.WARNING, found, fix)
         return
     yield CheckResult("python", CheckStatus.OK, f"{python} is Python {seen['version']}")
-    for name, use in PACKAGES.items():
+    for name, use in packages.items():
         if seen["found"][name]:
             yield CheckResult(f"package {name}", CheckStatus.OK, "there")
         else:

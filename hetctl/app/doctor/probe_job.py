@@ -26,20 +26,12 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
-from hetctl.runtime.driver.probe import (
-    END_FILE,
-    LEADERS_LOG,
-    ORDER_FILE,
-    ProbeEnd,
-    ProbeOrder,
-    RankReport,
-    all_reduce_task,
-    log_file,
-)
+from hetctl.runtime.driver.probe import LEADERS_LOG, all_reduce_task, log_file
 from hetctl.runtime.frameworks import NCCL
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime, speed_of
 from hetctl.storage.atomic_io import make_private_folder, write_json, write_private
 from hetctl.storage.paths import Home
+from hetctl.storage.probe_files import END_FILE, ORDER_FILE, ProbeEnd, ProbeOrder, RankReport
 
 T = TypeVar("T")
 

@@ -18,6 +18,7 @@ from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_pr
 from hetctl.cluster.launchers.nodes import THIS_MACHINE
 from hetctl.cluster.render import JobScript, render_job
 from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.frameworks import USUAL_FRAMEWORK
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import MEMBERS, NODES, Node, Site
 from hetctl.storage.paths import Home
@@ -106,7 +107,7 @@ def steps_of(site: Site, case: Case) -> Iterator[LaunchSpec]:
     address = Home(HOME).run(RUN).job(case.job).agents.address
     placements = {allocation.member: allocation.placement for allocation in allocations_of(case, site)}
     for name, sets in sets_by_step(site, nodes_of(site, case), round_prefix(0), placements).items():
-        yield agents_step(site, name, sets, address, ("pytorch",), site.python or PYTHON)
+        yield agents_step(site, name, sets, address, (USUAL_FRAMEWORK,), site.python or PYTHON)
 
 
 def nodes_of(site: Site, case: Case) -> list[Node]:

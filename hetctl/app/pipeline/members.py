@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hetctl.app.pipeline.inputs import fitted, measured_profile, refuse_idle, refuse_large_layers, rows_of
+from hetctl.app.pipeline.inputs import fitted, measured_profile, refuse_idle, refuse_large_layers
+from hetctl.app.profile.measured_layers import rows_of
 from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import UNNAMED, LayerProfile

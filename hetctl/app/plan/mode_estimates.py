@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from hetctl.app.hopper import MOST_TIMES
 from hetctl.app.pipeline.members import MemberLayers, PipelineMember
 from hetctl.app.plan.plan_context import PlanContext
-from hetctl.methods.balance.cpu_manager import first_batches
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.phase_costs import PhaseRun, evaluation_times, hop_phase, pipeline_phase, unit_times
 from hetctl.methods.pipeline.layouts import LaidOut, allocation_of
@@ -167,6 +166,11 @@ def _balanced(
 ) -> tuple[Round, ...]:
     """Return rounds with batches for members that have GPUs of several types."""
     gpu_types = {node.name: node.gpu_type or "" for node in context.scenario.cluster.nodes}
+    if len(set(gpu_types.values())) < 2:
+        return tuple(rounds)
+    # Imported here since batches differ only between types of GPU.
+    from hetctl.methods.balance.cpu_manager import first_batches
+
     by_name = {member.name: member for member in members}
     chunk_of = {member.name: member.chunk for member in context.ensemble.members}
 

@@ -29,7 +29,7 @@ from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize
-from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, Plan
+from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan
 from hetctl.model.profile import LayerPoint, MemberProfile
 from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.registry import load_entry
@@ -86,7 +86,7 @@ class PlanRequest:
     ensemble: Ensemble
     site: Site
     size: JobSize
-    planner: str = "fluid"
+    planner: str = USUAL_PLANNER
     options: Mapping[str, Any] = field(default_factory=dict)
     explain: bool = False
     sharing: str = CACHED
@@ -179,7 +179,7 @@ def warnings_about(project: Project, request: PlanRequest) -> list[str]:
 
 def _with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
     # Imported here since only members that may become pipelines have layers and links.
-    from hetctl.app.pipeline.inputs import links_between
+    from hetctl.app.profile.measured_layers import links_between
 
     ensemble, site = request.ensemble, request.site
     layers = _by_shape(ensemble, catalog.layers(ensemble.name, site.name), site)

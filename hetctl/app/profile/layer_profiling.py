@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from hetctl.app.pipeline.inputs import rows_of
 from hetctl.app.plan.member_rules import refuse_commands
 from hetctl.app.profile.folder import Failure, layers_in, links_in
 from hetctl.app.profile.follow import ProfileMonitor
 from hetctl.app.profile.known import current_layers
+from hetctl.app.profile.measured_layers import rows_of
 from hetctl.app.profile.outcome import JobUnderWay, folders_of, jobs_under_way
 from hetctl.app.profile.session import ProfileCommand, ProfileSession, profiling
 from hetctl.app.project import Project

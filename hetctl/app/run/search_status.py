@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of
-from hetctl.app.run.status import run_status
+from hetctl.app.run.status import run_status, search_in
 from hetctl.methods.automl.importance import importance_of
 from hetctl.methods.automl.optuna_study import COMPLETE, FAIL, PRUNED, RUNNING, StudyTrial, update_study
 from hetctl.methods.automl.search_parts import space_of, study_space_of
@@ -22,6 +22,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.events import Event
 from hetctl.model.run_status import MemberStatus, RunStatus
 from hetctl.model.searches import REPORT, SEARCH_ENDED, TRIAL, SearchSpec, SearchStatus, TrialStatus
+from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
 
 
@@ -42,13 +43,10 @@ def search_status(project: Project, run: str | None) -> SearchStatus:
     return found
 
 
-def search_in(project: Project, status: RunStatus) -> SearchStatus | None:
-    """Return the trials of a run with this status, and what matters in them; None if it has no search."""
-    with project.reading() as catalog:
-        ensemble = record_of(catalog, status.run).spec.ensemble
-    if ensemble.search is None:
-        return None
-    found = trials_of(status, ensemble, events_in(project.home.run(status.run)))
+def explained(status: RunStatus, ensemble: Ensemble, folder: RunFolder) -> SearchStatus:
+    """Return the trials of a run with a search, the best first, and what matters in them."""
+    assert ensemble.search is not None
+    found = trials_of(status, ensemble, events_in(folder))
     sign = -1.0 if found.mode == "max" else 1.0
     losses = [(trial.config, sign * (trial.best or 0.0)) for trial in found.measured]
     varied = {key: of for key, of in space_of(ensemble.search).items() if key in found.varied_keys}

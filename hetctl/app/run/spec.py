@@ -19,14 +19,11 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import Job, JobState
-from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, Plan
+from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan
 from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.run_states import moved
 from hetctl.storage.kept_modules import modules_of
 from hetctl.storage.progress_fold import events_in
-
-USUAL_PLANNER = "fluid"
-"""Planner of a run whose plan has no rounds, by which one could have been chosen."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +176,7 @@ def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
         # Data-parallel members may be cached: ranks that read partitions share nothing in either case.
         refuse_without_hops(spec.ensemble, spec.site, spec.sharing, (NONE, CACHED))
     mixed = {"mix_types": True} if BALANCED in modes else {}
+    # A plan without rounds has none by which a planner could have been chosen.
     planner = USUAL_PLANNER if plan.planner == AUTO else plan.planner
     spec = replace(spec, planner=planner, phases=phases, options={**spec.options, **mixed})
     if not any(allocation.mode == PIPELINE for each in plan.rounds for allocation in each.allocations):

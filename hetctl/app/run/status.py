@@ -12,7 +12,6 @@ from hetctl.app.run.collect import current_jobs, ended_by_files
 from hetctl.app.run.method_status import balance_courses, hop_spans, hop_status, pipeline_statuses
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.view import RunView
-from hetctl.app.run.wave_checks import wave_checks
 from hetctl.catalog.catalog import RunRecord
 from hetctl.catalog.database import Stamp, stamp_of
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
@@ -24,6 +23,7 @@ from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
+from hetctl.model.searches import SearchStatus
 from hetctl.storage.run_files import read_heartbeats
 from hetctl.storage.run_state import without_collections
 from hetctl.storage.stage_fold import StageLog
@@ -52,8 +52,25 @@ def compared_status(project: Project, run: str | None) -> RunStatus:
     watch = RunWatch(project, run)
     status = watch.with_visits(watch.compared(watch.look()))
     folder = project.home.run(status.run)
-    checks = wave_checks(folder) if status.pipelines else ()
-    return replace(status, balances=balance_courses(folder), wave_checks=checks)
+    status = replace(status, balances=balance_courses(folder))
+    if not status.pipelines:
+        return status
+    # Imported here since most runs have no pipelines.
+    from hetctl.app.run.wave_checks import wave_checks
+
+    return replace(status, wave_checks=wave_checks(folder))
+
+
+def search_in(project: Project, status: RunStatus) -> SearchStatus | None:
+    """Return the trials of a run with this status, and what matters in them; None if it has no search."""
+    with project.reading() as catalog:
+        ensemble = record_of(catalog, status.run).spec.ensemble
+    if ensemble.search is None:
+        return None
+    # Imported here since most runs have no search.
+    from hetctl.app.run.search_status import explained
+
+    return explained(status, ensemble, project.home.run(status.run))
 
 
 class RunWatch:

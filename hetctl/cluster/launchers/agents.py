@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LAUNCHERS, LaunchSpec, ResourceSet
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Allocation, Placement
@@ -18,7 +19,6 @@ Placements = Mapping[str, tuple[Placement, ...]]
 
 AGENTS = "agents"
 """Name of the step that covers all nodes."""
-SLURM_JOB = "SLURM_JOB_ID"
 
 
 def gpus_of(placement: Iterable[Placement]) -> tuple[NodeGpu, ...]:
@@ -94,18 +94,20 @@ def agent_command(
     return (python, "-m", "hetctl.runtime.agent", str(address), *words)
 
 
-def cancel_command(environ: Mapping[str, str]) -> tuple[str, ...] | None:
-    """Return the command that ends a job without a script; None if the batch system ends it itself.
+def cancel_command(site: Site, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the command that ends a job without a script; empty if there is none, as on this machine.
 
-    A job of ``sbatch --no-kill`` continues after the node of its script has failed, and would hold the other
-    nodes until its limit.
+    A job of ``sbatch --no-kill`` continues after the node of its script has failed, and one of LSF after its
+    first node does not answer: it would hold the other nodes until its limit.
 
     Parameters
     ----------
     environ : mapping
         Environment of a process in the job.
     """
-    return ("scancel", environ[SLURM_JOB]) if SLURM_JOB in environ else None
+    entry = BATCH_SYSTEMS[site.batch_system]
+    job = environ.get(entry.job_variable) if entry.job_variable else None
+    return (*entry.cancel, job) if entry.cancel and job else ()
 
 
 def packing_lines(allocations: Sequence[Allocation], nodes: Sequence[Node]) -> Iterator[str]:

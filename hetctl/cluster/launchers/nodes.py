@@ -13,9 +13,13 @@ from hetctl.model.site import Site
 
 THIS_MACHINE = "localhost"
 """Node of jobs that run on the machine that submits them."""
-SLURM_NODE_VARIABLE = "SLURMD_NODENAME"
-NODE_VARIABLES = (NODE_VARIABLE, SLURM_NODE_VARIABLE, "PMIX_HOSTNAME")
+BATCH_NODE_VARIABLES = tuple(
+    entry.node_variable for entry in BATCH_SYSTEMS.values() if entry.node_variable is not None
+)
+NODE_VARIABLES = (NODE_VARIABLE, *BATCH_NODE_VARIABLES, "PMIX_HOSTNAME")
 """Variables that may contain the name of the node on which a process runs."""
+STEP_DEVICES = tuple(name for entry in BATCH_SYSTEMS.values() for name in entry.device_variables)
+"""Variables by which batch systems show which GPUs a step has."""
 
 
 def nodes_command(site: Site) -> tuple[str, ...] | None:
@@ -58,6 +62,11 @@ def parse_gpus(site: Site, environ: Mapping[str, str]) -> tuple[int, ...]:
     """
     given = environ.get(GIVEN_GPUS) if BATCH_SYSTEMS[site.batch_system].runs_here else None
     return tuple(map(int, given.split(","))) if given else tuple(range(site.gpus_per_node))
+
+
+def node_named(environ: Mapping[str, str]) -> str | None:
+    """Return the name of a process's node by the batch system; None if that gives none."""
+    return next((environ[name] for name in BATCH_NODE_VARIABLES if environ.get(name)), None)
 
 
 def node_of_agent(nodes: Sequence[str], environ: Mapping[str, str], host: str) -> str | None:

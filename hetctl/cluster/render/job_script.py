@@ -190,6 +190,7 @@ def _values(job: JobScript) -> dict[str, Any]:
         "after": job.after,
         "exclude": job.exclude,
         "chain": job.chain,
+        "whole_nodes": LAUNCHERS[job.site.launcher].whole_nodes,
     }
 
 

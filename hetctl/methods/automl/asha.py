@@ -12,9 +12,7 @@ from itertools import pairwise
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
 from hetctl.methods.automl.trial_history import Report, Trial, TrialHistory
 from hetctl.model.errors import BadInputError
-
-PROMOTION, STOPPING = "promotion", "stopping"
-"""Variants: trials pause at a rung until they are among its best, or go on or end as soon as they report."""
+from hetctl.model.searches import PROMOTION, STOPPING
 
 
 @dataclass(frozen=True)

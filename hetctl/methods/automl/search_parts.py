@@ -14,9 +14,7 @@ from hetctl.methods.automl.procedure import Method, TrialSource
 from hetctl.methods.automl.space import Categorical, NumberRange, Parameter, Space
 from hetctl.methods.automl.trial_history import Config
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import NamedPart, SearchSpec
-
-USUAL_SAMPLER = NamedPart("TPESampler")
+from hetctl.model.searches import SearchSpec
 
 
 def space_of(search: SearchSpec) -> dict[str, Parameter]:

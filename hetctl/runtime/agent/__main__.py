@@ -35,7 +35,7 @@ def main() -> int:
     # A member's step ends with its agent, whose exit code gives the cause.
     if (code := live(driver, arguments, is_first=True)) != RETURNS:
         return code
-    end_orphaned_job(driver.address.orphaned_s)
+    end_orphaned_job(driver.address.cancel, driver.address.orphaned_s)
     return 0
 
 
@@ -50,7 +50,8 @@ def live(driver: DriverFile, arguments: argparse.Namespace, *, is_first: bool) -
             serve=serve,
         )
     except OrphanedError as error:
-        end_orphaned_job(max(0.0, driver.address.orphaned_s - error.silent_s))
+        patience_s = max(0.0, driver.address.orphaned_s - error.silent_s)
+        end_orphaned_job(driver.address.cancel, patience_s)
         return 0
     except (ConnectionError, TimeoutError) as error:
         print(f"agent: cannot connect to the driver: {error}", file=sys.stderr)

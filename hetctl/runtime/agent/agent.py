@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,8 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from hetctl.cluster.launchers.agents import cancel_command
-from hetctl.cluster.launchers.nodes import NODE_VARIABLES
+from hetctl.cluster.launchers.nodes import NODE_VARIABLES, STEP_DEVICES
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import SIGN_EVERY_S
@@ -53,7 +53,7 @@ END_S = 10.0
 LOOK_S = 0.01
 CANCEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 20.0, *(30.0,) * 20)
 """Pauses after attempts to cancel a job; after ten minutes a success is unlikely."""
-DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), "SLURM_STEP_GPUS")
+DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), *STEP_DEVICES)
 """Variables that show which GPUs a batch system has given to a step."""
 MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
 """Prefixes of the variables by which MPI would mistake each rank for the agent."""
@@ -345,16 +345,23 @@ def _set_variables(threads: int) -> None:
         os.environ.setdefault(name, value)
 
 
-def end_orphaned_job(patience_s: float) -> None:
+def end_orphaned_job(cancel: Sequence[str], patience_s: float) -> None:
     """End the job if its script does not, which would end this process: the script's node may be lost.
 
     The batch system may be busy with the loss of the node: a refused command is given again.
+
+    Parameters
+    ----------
+    cancel : sequence of str
+        Command that ends the job; empty: it is not for agents to end.
     """
-    if command := cancel_command(os.environ):
-        # Agents ignore SIGTERM, but now it is how the batch system ends this process.
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(patience_s)
-        for pause_s in CANCEL_PAUSES_S:
-            if subprocess.run(command, check=False).returncode == 0:
-                return
-            time.sleep(pause_s)
+    # Compute nodes need not have the commands of the batch system.
+    if not cancel or shutil.which(cancel[0]) is None:
+        return
+    # Agents ignore SIGTERM, but now it is how the batch system ends this process.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(patience_s)
+    for pause_s in CANCEL_PAUSES_S:
+        if subprocess.run(cancel, check=False).returncode == 0:
+            return
+        time.sleep(pause_s)

@@ -51,9 +51,12 @@ class DriverAddress(Address):
     ----------
     orphaned_s : float
         Time of the site's `Timeouts`, in seconds.
+    cancel : tuple of str
+        Command by which agents end the job when the driver is dead; empty: none.
     """
 
     orphaned_s: float
+    cancel: tuple[str, ...] = ()
 
 
 class DriverFile:

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from hetctl.cluster.launchers.nodes import SLURM_NODE_VARIABLE
+from hetctl.cluster.launchers.nodes import node_named
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.plan import Allocation
@@ -97,9 +97,9 @@ def lead(lineup: Lineup) -> None:
 
 
 def node_here(nodes: Sequence[str], rank: int) -> str:
-    """Return the node of a leader; other launchers than Slurm's number ranks in the placement's order."""
-    named = os.environ.get(SLURM_NODE_VARIABLE, "")
-    return named if named in nodes else nodes[rank]
+    """Return the node of a leader; launchers number ranks in the placement's order if nothing names it."""
+    named = node_named(os.environ)
+    return named if named is not None and named in nodes else nodes[rank]
 
 
 def preprocessors_of_a_node(

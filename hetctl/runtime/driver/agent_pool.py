@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
-from hetctl.cluster.launchers.agents import NodeGpu, agents_step
+from hetctl.cluster.launchers.agents import NodeGpu, agents_step, cancel_command
 from hetctl.cluster.launchers.nodes import node_of_agent
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
@@ -245,7 +245,11 @@ class AgentPool:
         self._selector = selectors.DefaultSelector()
         self._listener = Listener(secrets.token_hex(32), control_address(site.network.control))
         address = self._listener.address
-        write_address(files.address, DriverAddress(**vars(address), orphaned_s=self._timeouts.orphaned_s))
+        cancel = cancel_command(site, os.environ)
+        write_address(
+            files.address,
+            DriverAddress(**vars(address), orphaned_s=self._timeouts.orphaned_s, cancel=cancel),
+        )
         self._next_touch = 0.0
 
     def start_step(

@@ -12,13 +12,13 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.cluster.launchers.nodes import SLURM_NODE_VARIABLE
+from hetctl.cluster.launchers.nodes import node_named
 from hetctl.model.plan import Placement
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode
 from hetctl.model.site import NODES, Node, Site
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.launched_steps import StepPool
@@ -28,103 +28,18 @@ from hetctl.runtime.worker.measuring.all_reduce import all_gpus, groups_on
 from hetctl.runtime.worker.messages import ALL_REDUCE, PROBE, TaskMessage
 from hetctl.storage.atomic_io import make_private_folder, write_json
 from hetctl.storage.paths import AgentFiles
+from hetctl.storage.probe_files import END_FILE, ORDER_FILE, GroupEnd, ProbeEnd, ProbeOrder, read_order
 
 NAME = "probe"
-ORDER_FILE, END_FILE = "order.json", "end.json"
 LEADERS_LOG = "logs/leaders.log"
 START_S, ALL_REDUCE_S, LEADERS_S = 240.0, 150.0, 120.0
 """Limits in seconds: start of the ranks with import of a framework, all-reduce of all groups, leaders."""
 POLL_S = 0.2
 
 
-@dataclass(frozen=True)
-class ProbeOrder:
-    """An order to test a site.
-
-    Parameters
-    ----------
-    site : Site
-        Site with the nodes of the job.
-    framework : str or None
-        Framework of the all-reduce; None: the first one that is installed, if any.
-    """
-
-    site: Site
-    framework: str | None = None
-
-
-@dataclass(frozen=True)
-class RankReport:
-    """Observations of one rank.
-
-    Parameters
-    ----------
-    gpu : int
-        Number of the rank's GPU or slot.
-    visible : str or None
-        Value of the site's variable of visible devices; None if it is not set.
-    """
-
-    node: str
-    gpu: int
-    visible: str | None
-    cores: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class GroupEnd:
-    """Result of a group's all-reduce.
-
-    Parameters
-    ----------
-    name : str
-        Name of the group's task.
-    exit_code : int or None
-        Exit code of the group; None if it hung.
-    """
-
-    name: str
-    nodes: tuple[str, ...]
-    exit_code: int | None
-
-
-@dataclass(frozen=True)
-class ProbeEnd:
-    """Result of the job.
-
-    Parameters
-    ----------
-    ranks : int
-        Number of ranks that were to start.
-    exit_code : int or None
-        Exit code of the group of all ranks; None if it hung.
-    leaders_exit_code : int or None
-        Exit code of the step of the leaders; None if it hung, or there are none.
-    mpi_sizes : tuple of int
-        Number of ranks in the MPI world of each leader; 0 if mpi4py cannot be imported.
-    framework : str or None
-        Framework of the all-reduce; None if the Python environment of the job has none.
-    groups : tuple of GroupEnd
-        Results in order; the first failure is the last one.
-    """
-
-    nodes: tuple[str, ...]
-    ranks: int
-    exit_code: int | None
-    leaders_exit_code: int | None = None
-    mpi_sizes: tuple[int, ...] = ()
-    framework: str | None = None
-    groups: tuple[GroupEnd, ...] = ()
-
-
 def log_file(folder: Path, launch: str) -> Path:
     """Return the log file of the agents and their launcher, which depends on the site's launch."""
     return AgentFiles.within(folder).log if launch == NODES else folder / "logs" / f"{NAME}.log"
-
-
-def read_order(folder: Path) -> ProbeOrder:
-    """Read the order of a test."""
-    return decode(ProbeOrder, json.loads((folder / ORDER_FILE).read_text(encoding="utf-8")))
 
 
 def all_reduce_task(folder: Path, group: str) -> TaskMessage:
@@ -212,7 +127,7 @@ def _start_leaders(site: Site, nodes: Sequence[Node], folder: Path) -> int | Non
 
 def lead(folder: Path) -> None:
     """Write the size of this leader's MPI world to a file."""
-    node = os.environ.get(SLURM_NODE_VARIABLE) or os.uname().nodename
+    node = node_named(os.environ) or os.uname().nodename
     write_json(folder / f"leader-{node}-{os.getpid()}.json", _mpi_size())
 
 

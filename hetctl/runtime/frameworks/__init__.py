@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
 from types import ModuleType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy.typing as npt
 
@@ -21,6 +21,9 @@ from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import UserFunctions
+
+if TYPE_CHECKING:
+    from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 
 NCCL, GLOO = "nccl", "gloo"
 """Libraries that exchange the gradients of groups: between GPUs directly, and through the nodes' memory."""
@@ -147,6 +150,24 @@ class Framework(CollectiveBackend, Protocol):
             Index of the rank's device, as in `prepare`.
         devices : int
             Number of devices of the node.
+        """
+
+    def gpu_memory(self) -> int:
+        """Return the bytes of the rank's GPU; 0 if it uses none."""
+
+    def peak_gpu_memory(self) -> int:
+        """Return the peak of the bytes on the rank's GPU since `reset_peak_memory`; 0 without a GPU."""
+
+    def reset_peak_memory(self) -> None:
+        """Restart the measurement of that peak."""
+
+    def memory_gauge(self, device: int | None) -> MemoryGauge:
+        """Return the gauge of layers' memory on the rank's device.
+
+        Parameters
+        ----------
+        device : int or None
+            Index of the rank's GPU among the visible ones; None for a slot.
         """
 
     def build(

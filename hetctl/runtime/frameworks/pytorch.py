@@ -29,6 +29,7 @@ from hetctl.runtime.frameworks.torch_batches import (
     present_device,
 )
 from hetctl.runtime.frameworks.torch_chain import TorchChain
+from hetctl.runtime.frameworks.torch_memory import memory_gauge
 from hetctl.runtime.frameworks.torch_optimizer import Accumulation, RateFactor
 from hetctl.runtime.frameworks.torch_parts import Parts, Score, make_parameters, options_kept, parts_of
 from hetctl.runtime.frameworks.torch_ranks import add_up, average, gather, make_equal, meet
@@ -41,6 +42,7 @@ from hetctl.runtime.frameworks.torch_state import (
     without_functions,
 )
 from hetctl.runtime.worker.group import Group, WiredGroup
+from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.training_context import TrainingContext
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
@@ -398,6 +400,25 @@ class PyTorch:
         seen = torch.cuda.device_count()
         others = (other for other in range(devices) if other != device)
         return tuple(o for o in others if o >= seen or not torch.cuda.can_device_access_peer(device, o))
+
+    def gpu_memory(self) -> int:
+        """Return the bytes of the current device."""
+        if not torch.cuda.is_available():
+            return 0
+        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
+
+    def peak_gpu_memory(self) -> int:
+        """Return the peak of the bytes of all tensors."""
+        return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else 0
+
+    def reset_peak_memory(self) -> None:
+        """Restart the allocator's measurement of the peak."""
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+
+    def memory_gauge(self, device: int | None) -> MemoryGauge:
+        """Return a gauge of its allocator, or of the process."""
+        return memory_gauge(device)
 
     def clear(self) -> None:
         """Release unused memory of the GPU."""

@@ -20,6 +20,7 @@ from tensorflow.python.framework.config import disable_op_determinism
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
+from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.named_arrays import fields_of
@@ -27,8 +28,10 @@ from hetctl.runtime.frameworks import GLOO, NCCL, packed_state
 from hetctl.runtime.frameworks.keras_chain import KerasChain
 from hetctl.runtime.frameworks.keras_model import array_of, compiled_model, first_samples, ignore_padding
 from hetctl.runtime.frameworks.keras_optimizer import KerasAccumulation, KerasRate
+from hetctl.runtime.frameworks.tensorflow_memory import GPU, memory_gauge
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import Group, WiredGroup
+from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.training_context import TrainingContext
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
 from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
@@ -414,6 +417,27 @@ class TensorFlow:
     def unreached(self, device: int, devices: int) -> tuple[int, ...]:  # noqa: ARG002
         """Return no devices: TensorFlow does not report peer access."""
         return ()
+
+    def gpu_memory(self) -> int:
+        """Return the bytes of the first visible GPU as the node tells them: TensorFlow does not."""
+        if not self.peak_gpu_memory():
+            return 0
+        return next((gpu.memory or 0 for gpu in visible_gpus(gpus_of_node(), os.environ)), 0)
+
+    def peak_gpu_memory(self) -> int:
+        """Return the peak of the bytes of all tensors."""
+        if not tf.config.list_physical_devices("GPU"):
+            return 0
+        return int(tf.config.experimental.get_memory_info(GPU)["peak"])
+
+    def reset_peak_memory(self) -> None:
+        """Restart the allocator's measurement of the peak."""
+        if tf.config.list_physical_devices("GPU"):
+            tf.config.experimental.reset_memory_stats(GPU)
+
+    def memory_gauge(self, device: int | None) -> MemoryGauge:
+        """Return a gauge of its allocator, or of the process."""
+        return memory_gauge(device)
 
     def clear(self) -> None:
         """Delete graphs and names, and collect their garbage."""

@@ -7,12 +7,18 @@ import platform
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
+from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
+
+if TYPE_CHECKING:
+    from hetctl.runtime.frameworks import Framework
 
 KIBIBYTE = 1024
 LOOK_EVERY_S = 0.5
@@ -36,12 +42,8 @@ def reset_peak_memory() -> None:
     with suppress(OSError):
         # 5 resets VmHWM, the peak of resident memory (proc(5)).
         Path("/proc/self/clear_refs").write_text("5")
-    # Only a framework that is loaded: an import would take seconds.
-    tensorflow, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
-    if tensorflow is not None and tensorflow.config.list_physical_devices("GPU"):
-        tensorflow.config.experimental.reset_memory_stats("GPU:0")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
+    for framework in loaded_frameworks():
+        framework.reset_peak_memory()
 
 
 def peak_of_process() -> int:
@@ -55,13 +57,14 @@ def peak_of_process() -> int:
 
 def peak_gpu_memory() -> int:
     """Return the framework's peak of memory on its GPU in bytes; 0 without a GPU."""
-    tensorflow, torch = sys.modules.get("tensorflow"), sys.modules.get("torch")
-    if tensorflow is not None and tensorflow.config.list_physical_devices("GPU"):
-        # The only GPU that set_visible_devices() has left is number 0, whichever it is on the node.
-        return int(tensorflow.config.experimental.get_memory_info("GPU:0")["peak"])
-    if torch is not None and torch.cuda.is_available():
-        return int(torch.cuda.max_memory_allocated())
-    return 0
+    return max((framework.peak_gpu_memory() for framework in loaded_frameworks()), default=0)
+
+
+def loaded_frameworks() -> Iterator[Framework]:
+    """Yield the frameworks that this process has loaded: an import would take seconds."""
+    for entry in FRAMEWORKS.values():
+        if module := sys.modules.get(entry.module):
+            yield module.FRAMEWORK
 
 
 class NodeLoad:
@@ -69,7 +72,7 @@ class NodeLoad:
 
     def __init__(self) -> None:
         self._cores = psutil.cpu_count() or 1
-        self._gpu_bytes = _gpu_memory()
+        self._gpu_bytes = max((framework.gpu_memory() for framework in loaded_frameworks()), default=0)
         self._looked_at = (0.0, 0.0)
         self._available = 1.0
         self._used = 0.0
@@ -91,16 +94,6 @@ class NodeLoad:
         self._available = min(1.0, max(0.0, 1.0 - psutil.cpu_percent(None) / 100 + own_share))
         self._used = float(psutil.virtual_memory().percent) / 100
         self._looked_at = now, own
-
-
-def _gpu_memory() -> int:
-    """Return the bytes of this process's GPU; 0 if it uses none."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    if not peak_gpu_memory():
-        return 0
-    return next((gpu.memory or 0 for gpu in visible_gpus(gpus_of_node(), os.environ)), 0)
 
 
 def _processor() -> str:

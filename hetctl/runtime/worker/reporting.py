@@ -10,17 +10,18 @@ from typing import Any
 
 from hetctl.model.errors import HetctlError
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
+from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.runtime.job_logs import DISK_FULL_ERRORS
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.storage.event_files import EventWriter
 
-OUT_OF_MEMORY_ERRORS = frozenset({"MemoryError", "ResourceExhaustedError", "OutOfMemoryError"})
-"""Classes of Python and NumPy, TensorFlow, and PyTorch; by name, since only one framework is ever loaded."""
-
-FULL_MEMORY = "DefaultCPUAllocator: can't allocate memory"
-"""PyTorch's message if the node's memory is full; it has no class for this error."""
+OUT_OF_MEMORY_ERRORS = frozenset(
+    {"MemoryError", *(name for entry in FRAMEWORKS.values() for name in entry.out_of_memory)}
+)
+"""Classes of Python and NumPy, and of frameworks; by name, since only one framework is ever loaded."""
+FULL_MEMORY = tuple(message for entry in FRAMEWORKS.values() for message in entry.full_memory)
 
 
 class _Silent:
@@ -69,7 +70,7 @@ def why_failed(error: BaseException) -> ExitReason:
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
         return ExitReason.DISK_FULL
     names = {kind.__name__ for kind in type(error).__mro__}
-    if names & OUT_OF_MEMORY_ERRORS or FULL_MEMORY in str(error):
+    if names & OUT_OF_MEMORY_ERRORS or any(message in str(error) for message in FULL_MEMORY):
         return ExitReason.OUT_OF_MEMORY
     return ExitReason.PROGRAM_ERROR if error.__cause__ is None else why_failed(error.__cause__)
 

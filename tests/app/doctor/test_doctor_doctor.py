@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from workbench import new_project
 
-from hetctl.app.doctor.doctor import Examination
+from hetctl.app.doctor.doctor import Examination, packages_of_nodes
 from hetctl.app.doctor.probe_job import job_findings, link_findings
 from hetctl.app.doctor.site_checks import (
     ability_finding,
@@ -26,12 +26,19 @@ from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.registry import load_entry
 from hetctl.model.site import Queue, Site
-from hetctl.runtime.driver.probe import GroupEnd, ProbeEnd, RankReport
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime
+from hetctl.storage.probe_files import GroupEnd, ProbeEnd, RankReport
 
 OK, WARNING, FAILED = CheckStatus.OK, CheckStatus.WARNING, CheckStatus.FAILED
 SITE = Site("lab", "slurm", "srun", 4, 2, 8, 6000 * 2**20, (Queue("main", 4, 3600), Queue("long", 2, None)))
 END = ProbeEnd(("n1", "n2"), 4, 0, 0, (2, 2))
+
+
+def test_packages_of_all_frameworks_are_looked_for() -> None:
+    uses = packages_of_nodes()
+    assert uses.keys() >= {"hetctl", "tensorflow", "horovod", "torch", "mpi4py"}
+    assert uses["torch"] == "members with framework pytorch need it"
+    assert uses["horovod"] == "members with framework tensorflow and more than one GPU need it"
 
 
 def test_every_batch_system_has_its_queries():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,9 +66,13 @@ def test_a_member_has_one_step_per_number_of_gpus_on_a_node() -> None:
     assert ["--gpus-per-node=4" in commands[0], "--gpus-per-node=2" in commands[1]] == [True, True]
 
 
-def test_an_agent_ends_a_job_of_slurm_alone() -> None:
-    assert cancel_command({"SLURM_JOB_ID": "17"}) == ("scancel", "17")
-    assert cancel_command({"LSB_JOBID": "17"}) is None
+def test_a_job_is_ended_by_its_own_batch_system_alone() -> None:
+    both = {"SLURM_JOB_ID": "17", "LSB_JOBID": "18"}
+    assert cancel_command(site(NODES), both) == ("scancel", "17")
+    assert cancel_command(replace(site(NODES), batch_system="lsf"), both) == ("bkill", "18")
+    # A local run within an allocation, which is not its own.
+    assert cancel_command(replace(site(NODES), batch_system="local"), both) == ()
+    assert cancel_command(site(NODES), {}) == ()
 
 
 def test_packing_lists_members_by_node_and_marks_spread_ones() -> None:

@@ -288,6 +288,7 @@ def test_a_projects_template_comes_first_and_extends_hetctls(tmp_path: Path) -> 
         ("{% if %}", "Expected an expression"),
         ("{{ site.__class__.__mro__ }}", "unsafe"),
         ("{% extends 'gone.j2' %}", "'gone.j2'"),
+        ("{% extends 'base.sh.j2' %}", "Required block 'batch_id'"),
     ],
 )
 def test_a_wrong_template_is_bad_input(tmp_path: Path, template: str, message: str) -> None:

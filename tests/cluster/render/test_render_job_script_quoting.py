@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import subprocess
 from pathlib import Path
@@ -147,6 +148,7 @@ def test_bash_runs_none_of_it(name: str, word: str, tmp_path: Path) -> None:
         done = subprocess.run(
             ["bash", "-c", "\n".join(lines) + '\nprintf %s "$NASTY"'],
             cwd=tmp_path,
+            env={**os.environ, "SLURM_JOB_ID": "7", "LSB_JOBID": "7"},
             capture_output=True,
             text=True,
         )

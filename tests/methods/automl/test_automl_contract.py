@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.automl.asha import STOPPING, Asha
+from hetctl.methods.automl.asha import Asha
 from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
 from hetctl.methods.automl.hyperband import Hyperband
 from hetctl.methods.automl.optuna_search import OptunaSource
@@ -22,6 +22,7 @@ from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.space import Categorical, NumberRange
 from hetctl.methods.automl.trial_history import Report, Trial
 from hetctl.model.errors import BadInputError
+from hetctl.model.searches import STOPPING
 
 Begin = Callable[..., Procedure]
 

@@ -22,7 +22,7 @@ from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.frameworks.stage_network import Chain, StageNetwork, Tensor
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.hardware import gpu_and_driver
-from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge, memory_gauge
+from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.storage.profile_request import read_measurements
@@ -49,7 +49,7 @@ def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
     site = measurements.site
     # Before the samples are loaded, which may take long.
     framework, chain = context.chain(measurements.ensemble.of(member), member)
-    gauge = memory_gauge(context.binding.device)
+    gauge = framework.memory_gauge(context.binding.device)
     context_bytes = gauge.context_bytes()
     sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
     with ExitStack() as stack:

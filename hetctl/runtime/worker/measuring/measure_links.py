@@ -26,7 +26,6 @@ from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.transport import Address, Connection, Listener, connect
 from hetctl.runtime.worker.context import DATA_SEED, WorkerContext
 from hetctl.runtime.worker.group import Group, NoCollectives, SingleRank, all_gather, join_group
-from hetctl.runtime.worker.measuring.layer_memory import memory_gauge
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.storage.profile_request import Measurements, read_measurements
@@ -136,8 +135,9 @@ def _copy_s(measurements: Measurements, context: WorkerContext) -> Callable[[Byt
     binding = context.binding
     if binding.device is None:
         return lambda _data: 0.0
-    load_framework(measurements.ensemble.framework).prepare(binding.cores, binding.device, DATA_SEED)
-    return memory_gauge(binding.device).copy_s
+    framework = load_framework(measurements.ensemble.framework)
+    framework.prepare(binding.cores, binding.device, DATA_SEED)
+    return framework.memory_gauge(binding.device).copy_s
 
 
 @contextmanager

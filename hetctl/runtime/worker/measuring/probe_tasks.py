@@ -11,13 +11,13 @@ from pathlib import Path
 from hetctl.model.serialization import encode
 from hetctl.runtime.agent.binding import GPU, Binding
 from hetctl.runtime.agent.gpus import active_links, gpus_of_node, visible_gpus
-from hetctl.runtime.driver.probe import RankReport, read_order
 from hetctl.runtime.frameworks import NCCL, Framework, load_framework
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import NoCollectives, SingleRank, join_group
 from hetctl.runtime.worker.measuring.all_reduce import SIZE_BYTES, RankTime
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.storage.atomic_io import write_json
+from hetctl.storage.probe_files import RankReport, read_order
 
 BYTES_PER_NUMBER = 4
 WARM_UPS, TIMED = 2, 9

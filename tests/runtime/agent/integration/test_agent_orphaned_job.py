@@ -11,7 +11,7 @@ echo "$@" >> {folder}/calls
 [ "$(wc -l < {folder}/calls)" -ge 3 ]
 """
 FROM = "from hetctl.runtime.agent.agent import end_orphaned_job; "
-END = f"{FROM}end_orphaned_job(0.0)"
+END = f"{FROM}end_orphaned_job(('scancel', '17'), 0.0)"
 
 
 def test_a_refused_command_is_given_again(tmp_path):
@@ -19,16 +19,15 @@ def test_a_refused_command_is_given_again(tmp_path):
     command.write_text(SCANCEL.format(folder=tmp_path))
     command.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "SLURM_JOB_ID": "17"}
+    environment = {**os.environ, "PATH": path}
     subprocess.run([sys.executable, "-c", END], env=environment, check=True, timeout=60)
     assert (tmp_path / "calls").read_text().split() == ["17"] * 3
 
 
-def test_sigterm_of_the_batch_system_ends_the_wait(tmp_path):
-    environment = {**os.environ, "PATH": str(tmp_path), "SLURM_JOB_ID": "17"}
+def test_sigterm_of_the_batch_system_ends_the_wait():
     ignore = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "
-    code = f"{ignore}{FROM}end_orphaned_job(60.0)"
-    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as agent:
+    code = f"{ignore}{FROM}end_orphaned_job(('false',), 60.0)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as agent:
         assert agent.stdout.readline() == b"up\n"
         while agent.poll() is None:  # Until the agent has stopped to ignore it.
             agent.send_signal(signal.SIGTERM)
@@ -37,3 +36,8 @@ def test_sigterm_of_the_batch_system_ends_the_wait(tmp_path):
             except subprocess.TimeoutExpired:
                 continue
     assert agent.returncode == -signal.SIGTERM
+
+
+def test_nodes_without_the_command_leave_the_job_alone(tmp_path):
+    environment = {**os.environ, "PATH": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", END], env=environment, check=True, timeout=60)

@@ -102,5 +102,5 @@ PYTHONUNBUFFERED=1 \
     --threads \
     1 \
     --framework \
-    pytorch
+    tensorflow
 # localhost: member-1 on 0

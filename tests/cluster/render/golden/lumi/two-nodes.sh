@@ -26,7 +26,7 @@ folder=/shared/ann/digits/.hetctl/runs/digits-001
 stop=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.stop
 claim=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.claim
 next=/shared/ann/digits/.hetctl/runs/digits-001/job-0001.sh
-batch_id=${SLURM_JOB_ID:-${LSB_JOBID:-$$}}
+batch_id=$SLURM_JOB_ID
 
 # Of several scripts with this number, the first one to make the link is the job (ln is atomic). A requeued
 # job finds its own number.
@@ -135,6 +135,6 @@ PYTHONUNBUFFERED=1 \
     --threads \
     7 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0, 1, 2, 3, 4, 5, 6, 7 (2 nodes x 8 GPUs)
 # node-2: member-1 on 0, 1, 2, 3, 4, 5, 6, 7 (2 nodes x 8 GPUs)

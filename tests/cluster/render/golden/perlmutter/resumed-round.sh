@@ -25,7 +25,7 @@ folder=/shared/ann/digits/.hetctl/runs/digits-001
 stop=/shared/ann/digits/.hetctl/runs/digits-001/job-0003.stop
 claim=/shared/ann/digits/.hetctl/runs/digits-001/job-0003.claim
 next=/shared/ann/digits/.hetctl/runs/digits-001/job-0004.sh
-batch_id=${SLURM_JOB_ID:-${LSB_JOBID:-$$}}
+batch_id=$SLURM_JOB_ID
 
 # Of several scripts with this number, the first one to make the link is the job (ln is atomic). A requeued
 # job finds its own number.
@@ -133,6 +133,6 @@ PYTHONUNBUFFERED=1 \
     --threads \
     32 \
     --framework \
-    pytorch
+    tensorflow
 # node-1: member-1 on 0, 1, 2, 3
 # node-2: member-2 on 0, 1, 2, 3

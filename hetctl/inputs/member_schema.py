@@ -1,0 +1,344 @@
+"""Keys of members in the ensemble file, and of the settings that an ensemble has for all of them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+)
+
+from hetctl.inputs.input_errors import shown
+from hetctl.inputs.names import MemberName, SafeName
+from hetctl.inputs.quantities import parse_interval
+from hetctl.inputs.validation import Matching, Strict
+from hetctl.model.errors import BadInputError
+from hetctl.model.frameworks import FRAMEWORKS
+
+FUNCTION_RULE = "must be module:function"
+Value = str | int | float
+VariableName = Annotated[
+    str, Matching(r"[A-Za-z_][A-Za-z0-9_]*", "must be letters, digits and _, not starting with a digit")
+]
+FunctionName = Annotated[
+    str, Matching(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*", FUNCTION_RULE)
+]
+
+
+def distinct(values: list[Any]) -> list[Any]:
+    """Return values of which no two are equal; ValueError otherwise."""
+    seen: set[str] = set()
+    for value in values:
+        # Compared as JSON: 1 and 1.0 or true are equal in Python, but different values in a config.
+        text = json.dumps(value)
+        if text in seen:
+            raise ValueError(f"must not hold {shown(value)} twice")
+        seen.add(text)
+    return values
+
+
+def _rising(bounds: list[Any]) -> list[Any]:
+    if bounds[0] >= bounds[1]:
+        raise ValueError("must be [lower, upper] with lower < upper")
+    return bounds
+
+
+def _words(command: str | list[str]) -> str | list[str]:
+    """Split a command as a shell would; no shell is involved, so nothing else is expanded."""
+    words = shlex.split(command) if isinstance(command, str) else command
+    if not words or not words[0]:
+        raise ValueError("must name a program")
+    return words
+
+
+def _interval(value: Any) -> str:
+    # As text even if YAML has a number, for the message that says which unit is missing.
+    try:
+        parse_interval(str(value))
+    except BadInputError as error:
+        raise ValueError(f"{error.message}; {error.hint}".rstrip("; ")) from None
+    return str(value)
+
+
+Interval = Annotated[
+    str,
+    BeforeValidator(_interval),
+    WithJsonSchema({"type": "string", "examples": ["10m", "500 steps", "2 epochs"]}),
+]
+Command = Annotated[str | list[str], AfterValidator(_words)]
+Values = Annotated[list[Any], Field(min_length=1), AfterValidator(distinct)]
+ConfigKey = Annotated[str, Field(min_length=1)]
+Config = Annotated[dict[str, Any], Field(description="Passed to model_fn and train_fn unchanged.")]
+
+# A type checker cannot evaluate a Literal that is built from a table.
+if TYPE_CHECKING:
+    FrameworkName = str
+else:
+    FrameworkName = Literal[tuple(FRAMEWORKS)]
+
+
+class FunctionsModel(Strict):
+    """The user's functions, each as module:function; modules lie in the folder of the ensemble file."""
+
+    input_fn: FunctionName = Field(
+        description="input_fn(data), or input_fn(data, path), returns the training and validation samples."
+    )
+    model_fn: FunctionName = Field(description="model_fn(config) returns the network and its optimizer.")
+    train_fn: FunctionName | None = Field(
+        default=None,
+        description="train_fn(data, model, optimizer, config), or with a fifth argument, context, trains an "
+        "epoch; null: the default.",
+    )
+    evaluate_fn: FunctionName | None = Field(
+        default=None,
+        description="evaluate_fn(outputs, targets, config) returns metrics of all validation samples.",
+    )
+
+
+class StopModel(Strict):
+    """Conditions under which a member has converged."""
+
+    metric: str = Field(
+        default="val_loss", min_length=1, description="Key of the metric in the results of an epoch."
+    )
+    mode: Literal["max", "min"] | None = Field(
+        default=None,
+        description="Direction of improvement; null: max for metrics whose name contains acc, auc, f1, "
+        "precision or recall, else min.",
+    )
+    patience: int = Field(
+        default=5,
+        ge=1,
+        description="Number of epochs without an improvement of more than min_delta after which it stops.",
+    )
+    min_delta: float = Field(
+        default=0.0, ge=0, description="Change of the metric that an improvement must exceed."
+    )
+    target: float | None = Field(default=None, description="Value of the metric at which training stops.")
+    max_epochs: int = Field(default=100, ge=1, description="Maximum number of epochs.")
+    expected_epochs: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of epochs assumed in predictions, at most max_epochs; null: max_epochs.",
+    )
+
+
+class CheckpointModel(Strict):
+    """Times of checkpoints in training; a member that stops or converges always writes one."""
+
+    every: Interval = Field(
+        default="1 epoch",
+        description="Training after which the next checkpoint is written: a time such as 10m, 500 steps, or"
+        " 2 epochs. Times and steps also end in the middle of an epoch.",
+    )
+
+
+class Settings(Strict):
+    """Settings of an ensemble for all its members, and of a member for itself."""
+
+    batch_size: int = Field(
+        default=32,
+        ge=1,
+        description="Samples per GPU and step; with global_batch_size, the most that a GPU takes at once.",
+    )
+    global_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Samples of a step on any number of GPUs, which share them; null: batch_size times GPUs.",
+    )
+    min_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Lower limit for halving the batch size of members out of memory; null: they fail.",
+    )
+    validation_batch_size: int | None = Field(
+        default=None,
+        ge=1,
+        description="Samples per GPU and step of an evaluation; null: as in training.",
+    )
+    seed: int = Field(
+        default=0, ge=0, description="Random seed; each member's own is a hash of it and the member's name."
+    )
+    gpus: int | None = Field(
+        default=None,
+        ge=1,
+        description="Exact number of GPUs of a member, in place of min_gpus and max_gpus; null: those.",
+    )
+    min_gpus: int = Field(default=1, ge=1, description="Minimum number of GPUs of a member while it trains.")
+    max_gpus: int | None = Field(
+        default=None, ge=1, description="Maximum number of GPUs of a member; null: no limit."
+    )
+    rescale_learning_rate: bool = Field(
+        default=True,
+        description="Scale the learning rate with the number of GPUs (Capes et al., Equation 7). Never done"
+        " with global_batch_size.",
+    )
+    deterministic: bool = Field(
+        default=False,
+        description="Use deterministic algorithms only, so that training on GPUs is the same each time.",
+    )
+    shard: bool = Field(
+        default=False,
+        description="Divide parameters, gradients and optimizer state among a member's GPUs (FSDP of"
+        " PyTorch).",
+    )
+    stop: StopModel = Field(
+        default_factory=StopModel,
+        description="Conditions under which a member has converged. Keys of a member override those of the "
+        "ensemble; a member with its own metric does not inherit mode and target.",
+    )
+    checkpoint: CheckpointModel = Field(
+        default_factory=CheckpointModel, description="Times of checkpoints in training."
+    )
+    command: Command | None = Field(
+        default=None,
+        description="Command that trains a member, in place of functions: text that is split into words, or"
+        " a list of words, with placeholders {key} for values of config.",
+    )
+    environment: dict[VariableName, Value] = Field(
+        default_factory=dict,
+        description="Variables of the command; those of a member are added to the ensemble's.",
+    )
+
+
+def _without_inherited_defaults(schema: dict[str, Any]) -> None:
+    """Drop defaults: a member's default is the value of its ensemble, which the schema does not contain."""
+    for name in Settings.model_fields:
+        schema["properties"][name].pop("default", None)
+
+
+class MemberSettings(Settings):
+    """Settings whose defaults are the ensemble's."""
+
+    model_config = ConfigDict(json_schema_extra=_without_inherited_defaults)
+
+
+class EntrySettings(MemberSettings):
+    """Settings of an entry of members that an ensemble does not have."""
+
+    profile_as: MemberName | None = Field(
+        default=None,
+        description="Name of the member whose measured rates it has, whatever its own config; null: those of"
+        " its own shape.",
+    )
+    layers: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None,
+        description="File with a profile of its layers, for pipelines, relative to the ensemble file.",
+    )
+    framework: FrameworkName | None = Field(
+        default=None, description="Framework of its network; null: the ensemble's."
+    )
+    functions: FunctionsModel | None = Field(
+        default=None, description="Functions of its own, in place of all of the ensemble's; null: those."
+    )
+    data: Annotated[str, Field(min_length=1)] | None = Field(
+        default=None, description="Argument of input_fn; null: the ensemble's."
+    )
+
+
+class MemberModel(EntrySettings):
+    """Single member."""
+
+    name: MemberName = Field(description="Name, unique in the ensemble and valid as a file name.")
+    config: Config = Field(default_factory=dict)
+
+
+class GridModel(EntrySettings):
+    """Members for all combinations of the values in `over`."""
+
+    name: SafeName = Field(
+        description="Prefix of the names NAME-KEY-VALUE-..., with keys in the order of over."
+    )
+    config: Config = Field(default_factory=dict)
+    over: dict[str, Values] = Field(min_length=1, description="Keys of config, each with its list of values.")
+
+    @field_validator("over")
+    @classmethod
+    def _not_in_config(cls, over: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        return _apart_from_config(over, info)
+
+
+class DrawModel(Strict):
+    """Distribution of a random value: exactly one of these keys."""
+
+    model_config = ConfigDict(json_schema_extra={"minProperties": 1, "maxProperties": 1})
+
+    uniform: Annotated[list[float], Field(min_length=2, max_length=2), AfterValidator(_rising)] = Field(
+        default_factory=list, description="[lower, upper]: a float, uniform between the bounds."
+    )
+    log_uniform: Annotated[
+        list[Annotated[float, Field(gt=0)]], Field(min_length=2, max_length=2), AfterValidator(_rising)
+    ] = Field(
+        default_factory=list, description="[lower, upper], both above 0: a float, uniform in the logarithm."
+    )
+    integer: Annotated[list[int], Field(min_length=2, max_length=2), AfterValidator(_rising)] = Field(
+        default_factory=list, description="[lower, upper]: a whole number, bounds included."
+    )
+    choice: Values = Field(default_factory=list, description="List of values, of which one is drawn.")
+
+
+def one_way(draw: DrawModel) -> DrawModel:
+    """Return a distribution with one key; ValueError otherwise."""
+    if len(draw.model_fields_set) != 1:
+        raise ValueError("must have exactly one of choice, integer, log_uniform, uniform")
+    return draw
+
+
+class RandomModel(EntrySettings):
+    """Members with values of `over` that are drawn at random."""
+
+    name: SafeName = Field(description="Prefix of the names NAME-000, NAME-001, ...")
+    count: int = Field(ge=1, description="Number of members; raising it does not change those that exist.")
+    config: Config = Field(default_factory=dict)
+    over: dict[str, Annotated[DrawModel, AfterValidator(one_way)]] = Field(
+        min_length=1,
+        description="Keys of config, each with its distribution; values depend on seed, number and key only.",
+    )
+
+    @field_validator("over")
+    @classmethod
+    def _not_in_config(cls, over: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        return _apart_from_config(over, info)
+
+
+def _apart_from_config(over: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    for key in info.data.get("config", {}):
+        if key in over:
+            raise ValueError(f"key '{key}' must be in config or in over, not in both")
+    return over
+
+
+class GridEntry(Strict):
+    """Entry of members that expands to a grid."""
+
+    grid: GridModel = Field(description="Members for all combinations of values.")
+
+
+class RandomEntry(Strict):
+    """Entry of members that expands to a random sample."""
+
+    random: RandomModel = Field(description="Members with values that are drawn at random.")
+
+
+def _kind_of(entry: Any) -> str:
+    # The choice by key gives errors of one kind only; a plain union would report those of all three kinds.
+    written = entry if isinstance(entry, dict) else {}
+    return next((f"<{kind}>" for kind in ("grid", "random") if kind in written), "<member>")
+
+
+Entry: TypeAlias = Annotated[
+    Annotated[MemberModel, Tag("<member>")]
+    | Annotated[GridEntry, Tag("<grid>")]
+    | Annotated[RandomEntry, Tag("<random>")],
+    Discriminator(_kind_of),
+]

@@ -1,0 +1,97 @@
+"""Files of a job that tests a site: its order, the reports of its ranks, and its result."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from hetctl.model.serialization import decode
+from hetctl.model.site import Site
+
+ORDER_FILE, END_FILE = "order.json", "end.json"
+
+
+@dataclass(frozen=True)
+class ProbeOrder:
+    """An order to test a site.
+
+    Parameters
+    ----------
+    site : Site
+        Site with the nodes of the job.
+    framework : str or None
+        Framework of the all-reduce; None: the first one that is installed, if any.
+    """
+
+    site: Site
+    framework: str | None = None
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """Observations of one rank.
+
+    Parameters
+    ----------
+    gpu : int
+        Number of the rank's GPU or slot.
+    visible : str or None
+        Value of the site's variable of visible devices; None if it is not set.
+    """
+
+    node: str
+    gpu: int
+    visible: str | None
+    cores: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class GroupEnd:
+    """Result of a group's all-reduce.
+
+    Parameters
+    ----------
+    name : str
+        Name of the group's task.
+    exit_code : int or None
+        Exit code of the group; None if it hung.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class ProbeEnd:
+    """Result of the job.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks that were to start.
+    exit_code : int or None
+        Exit code of the group of all ranks; None if it hung.
+    leaders_exit_code : int or None
+        Exit code of the step of the leaders; None if it hung, or there are none.
+    mpi_sizes : tuple of int
+        Number of ranks in the MPI world of each leader; 0 if mpi4py cannot be imported.
+    framework : str or None
+        Framework of the all-reduce; None if the Python environment of the job has none.
+    groups : tuple of GroupEnd
+        Results in order; the first failure is the last one.
+    """
+
+    nodes: tuple[str, ...]
+    ranks: int
+    exit_code: int | None
+    leaders_exit_code: int | None = None
+    mpi_sizes: tuple[int, ...] = ()
+    framework: str | None = None
+    groups: tuple[GroupEnd, ...] = ()
+
+
+def read_order(folder: Path) -> ProbeOrder:
+    """Read the order of a test."""
+    return decode(ProbeOrder, json.loads((folder / ORDER_FILE).read_text(encoding="utf-8")))
