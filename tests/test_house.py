@@ -98,7 +98,7 @@ def imported(path):
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_downstairs(path):
+def test_a_module_imports_only_what_its_room_may(path):
     room = room_of(path.relative_to(PACKAGE).with_suffix("").parts)
     for name in imported(path):
         top, *rest = name.split(".")

@@ -256,7 +256,7 @@ def small_disk(tmp_path):
     ("left", "words"),
     [(0, "No space left on device"), (8192, "catalog.db cannot be written: the disk is full")],
 )
-def test_a_full_disk(project, small_disk, left, words):
+def test_a_submit_to_a_full_disk_is_refused_and_leaves_no_run(project, small_disk, left, words):
     home = {"HETCTL_HOME": str(small_disk / "home"), "HETCTL_SITE": "local"}
     assert project.hetctl("profile", "import", "rates.csv", **home).code == 0
     (small_disk / "filler").write_bytes(b"x" * left)

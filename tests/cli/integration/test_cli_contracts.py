@@ -81,7 +81,7 @@ def test_every_result_is_one_json_object_with_its_schema(project, arguments):
 
 
 @pytest.mark.parametrize("arguments", [["submit", "--dry-run"], ["render"], ["profile", "show"], ["sites"]])
-def test_looking_writes_nothing(project, arguments):
+def test_commands_that_only_show_write_nothing(project, arguments):
     before = project.tree()
     assert project.here(*arguments, **LOCAL).code == 0
     assert project.tree() == before
@@ -212,7 +212,7 @@ def test_every_command_has_help_with_an_example(tmp_path, name):
 @pytest.mark.parametrize(
     ("shell", "said"), [("bash", "complete -o"), ("zsh", "compdef"), ("fish", "complete")]
 )
-def test_shell_completion(tmp_path, shell, said):
+def test_each_shell_gets_a_script_for_its_completion(tmp_path, shell, said):
     project = new_project(tmp_path / "project")
     printed = project.hetctl(_HETCTL_COMPLETE=f"{shell}_source")
     assert printed.code == 0

@@ -66,7 +66,7 @@ def test_times_as_slurm_writes_them(text, seconds):
         ("9", "30:00", "DRAIN", QueueFacts(False, 4, 1800)),
     ],
 )
-def test_a_partition(nodes, time, state, facts):
+def test_limits_of_a_partition_are_parsed_from_scontrol(nodes, time, state, facts):
     assert parse_partition(PARTITION.format(nodes=nodes, time=time, state=state), "main") == facts
 
 
@@ -75,7 +75,7 @@ def test_a_partition_that_is_not_there(text):
     assert parse_partition(text, "mian") is None
 
 
-def test_a_qos():
+def test_limits_of_a_qos_are_parsed_from_sacctmgr():
     text = "normal||\nregular|2-00:00:00|cpu=8,node=3072\n"
     assert parse_qos(text, "regular") == QueueFacts(True, 3072, 172800)
     assert parse_qos(text, "normal") == QueueFacts(True)

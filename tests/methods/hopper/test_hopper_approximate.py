@@ -76,7 +76,7 @@ def test_greed_is_not_always_enough(monkeypatch):
     assert makespan_s == pytest.approx(matrix.sum(axis=0).max())
 
 
-def test_replicas_are_refused():
+def test_partitions_on_several_workers_are_refused():
     units = UnitTimes(("a",), ("p",), ("x", "y"), np.ones((1, 1, 2)))
     with pytest.raises(BadInputError, match="several workers"):
         approximate(units, SearchOptions())

@@ -52,7 +52,7 @@ def check(name, units):
 @pytest.mark.parametrize("name", FAST)
 @settings(max_examples=60, deadline=None)
 @given(units=open_shops(most=7))
-def test_open_shops(name, units):
+def test_schedules_of_open_shops_obey_the_rules_of_hops(name, units):
     check(name, units)
 
 
@@ -66,14 +66,14 @@ def test_open_shops_are_searched(name, units):
 
 @settings(max_examples=60, deadline=None)
 @given(units=replicated(most=6))
-def test_replicas(units):
+def test_random_schedules_with_replicas_obey_the_rules_of_hops(units):
     check("randomized", units)
 
 
 @pytest.mark.parametrize("name", SEARCHING)
 @settings(max_examples=12, deadline=None)
 @given(units=replicated())
-def test_replicas_are_searched(name, units):
+def test_searches_with_replicas_obey_the_rules_of_hops(name, units):
     check(name, units)
 
 
@@ -83,7 +83,7 @@ def test_the_same_question_has_the_same_answer(name):
     assert SCHEDULERS[name](units, SOON) == SCHEDULERS[name](units, SOON)
 
 
-def test_randomized_draws():
+def test_random_schedules_differ_by_their_seeds():
     units = random_shop(8, 5)
     assert len({randomized(units, SearchOptions(seed=seed)) for seed in range(10)}) == 10
 
@@ -120,7 +120,7 @@ def test_searches_come_to_the_optimum_of_small_shops(name, shape):
         assert schedule.makespan_s == pytest.approx(least_makespan(units))
 
 
-def test_searches_use_replicas():
+def test_searches_spread_visits_over_the_replicas():
     seconds = np.full((4, 2, 3), 6.0)
     seconds[:, 0, 2] = np.inf
     units = UnitTimes(("a", "b", "c", "d"), ("p", "q"), ("x", "y", "z"), seconds)

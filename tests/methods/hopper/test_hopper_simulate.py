@@ -215,7 +215,7 @@ def first_come(units: UnitTimes) -> Schedule:
 
 
 @pytest.mark.parametrize(("efficiency", "cheapest"), [(1.0, DATA_PARALLEL), (0.3, HOPPER)])
-def test_ways_are_priced(efficiency, cheapest):
+def test_the_cheapest_mode_depends_on_the_efficiency(efficiency, cheapest):
     """One configuration on four workers: 4 x 10 s alone, 10 s / efficiency together."""
     units = UnitTimes.from_matrix([[10.0] * 4])
     share = {1: 1.0, 2: 0.8 * efficiency, 4: 0.5 * efficiency}

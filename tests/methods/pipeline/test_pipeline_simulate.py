@@ -134,7 +134,9 @@ def test_too_few_waves_are_refused() -> None:
 
 @given(st.lists(PIPELINES, min_size=1, max_size=3), BOUNDS)
 @settings(max_examples=40, deadline=None)
-def test_the_conditions_hold(pipelines: list[Pipeline], bounds: Bounds) -> None:
+def test_passes_obey_the_conditions_of_partition_scheduling(
+    pipelines: list[Pipeline], bounds: Bounds
+) -> None:
     run = simulate_pipelines(pipelines, bounds, 3)
     for tasks in by_gpu(run):
         assert all(one.end_s <= other.start_s for one, other in pairwise(tasks))

@@ -105,6 +105,6 @@ def test_other_mappings_are_refused(data, said):
         as_sources((data, data))
 
 
-def test_pipelines_refuse_them():
+def test_a_pipeline_refuses_named_inputs_by_their_names():
     with pytest.raises(BadInputError, match="the inputs image, age, sex, and a pipeline takes one array"):
         refuse_named(NamedArrays(INPUTS, "x")[[0]], "a pipeline")
