@@ -56,6 +56,9 @@ MAY_IMPORT = {
     "adapters": set(),
     "examples": {"adapters"},
 }
+BESIDE = ""
+MAY_IMPORT_IN = MAY_IMPORT | {BESIDE: {"model", "runtime", "cli"}}
+"""The same with the modules beside the packages, which users' code imports or starts."""
 ONLY_IN = {
     "sqlalchemy": {"catalog"},
     "alembic": {"catalog"},
@@ -82,11 +85,11 @@ ONLY_IN = {
 def room_of(parts):
     """Return the innermost room that a module, or a package, lies in."""
     named = [".".join(parts[:depth]) for depth in (2, 1)]
-    return next(name for name in named if name in MAY_IMPORT)
+    return next((name for name in named if name in MAY_IMPORT), BESIDE)
 
 
 def modules():
-    return sorted(path for path in PACKAGE.glob("*/**/*.py") if "versions" not in path.parts)
+    return sorted(path for path in PACKAGE.glob("**/*.py") if "versions" not in path.parts)
 
 
 def imported(path):
@@ -103,7 +106,7 @@ def test_a_module_imports_only_what_its_room_may(path):
     for name in imported(path):
         top, *rest = name.split(".")
         if top == "hetctl" and rest:
-            assert room_of(rest) in MAY_IMPORT[room] | {room}, f"{room} imports {name}"
+            assert room_of(rest) in MAY_IMPORT_IN[room] | {room}, f"{room} imports {name}"
         elif top in ONLY_IN:
             assert room in ONLY_IN[top], f"{room} imports {name}"
 
@@ -199,14 +202,17 @@ SUITES = {"contract", "fuzz", "golden"}
 """Last words of the names of suites that run over all modules, or entries, of a room."""
 
 
+APART = {"slurm", "slurm-docker"}
+"""Folders of tests on real clusters, which run all packages; CONTRIBUTING names them."""
+
+
 def test_tests_lie_as_the_package_does():
     """Files of tests are named for a module, perhaps with a topic, are suites, or lie in `integration`."""
     tests = ROOT / "tests"
-    apart = {"slurm", "slurm-docker", "benchmarks", "ensembles", "fakes"}
-    for path in tests.glob("*/**/test_*.py"):
+    files = [path for path in tests.glob("*/**/test_*.py") if path.relative_to(tests).parts[0] not in APART]
+    assert len(files) > 200
+    for path in files:
         folder = path.parent.relative_to(tests)
-        if folder.parts[0] in apart:
-            continue
         over_several = folder.name == "integration"
         room = folder.parent if over_several else folder
         assert (PACKAGE / room / "__init__.py").exists(), path
@@ -299,16 +305,22 @@ def test_waits_and_clocks_are_injected_and_not_patched():
     assert {name for name, _ in patched} == VIRTUAL_TIME
 
 
-LONGEST_NAME = 60
+LONGEST_NAME, LEAST_WORDS = 60, 4
 
 
-def test_names_of_tests_are_short():
+def test_names_of_tests_are_short_but_have_four_words():
+    """In a class of tests the words of its name count as well."""
     trees = {path: ast.parse(path.read_text()) for path in (ROOT / "tests").rglob("*.py")}
-    names = [
-        (path.name, node.name)
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    ]
+    names = [(path.name, *name) for path, tree in trees.items() for name in _names_of_tests(tree.body)]
     assert len(names) > 1000
-    assert [one for one in names if len(one[1]) > LONGEST_NAME] == []
+    assert [(file, name) for file, _, name in names if len(name) > LONGEST_NAME] == []
+    assert [(file, name) for file, words, name in names if words < LEAST_WORDS] == []
+
+
+def _names_of_tests(body, words_around=0):
+    """Yield the number of words, without ``test``, and the name of each test."""
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from _names_of_tests(node.body, len(re.findall("[A-Z]", node.name.removeprefix("Test"))))
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield words_around + node.name.count("_"), node.name

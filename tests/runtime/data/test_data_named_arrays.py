@@ -8,7 +8,7 @@ from hetctl.partitions import read
 from hetctl.runtime.data.make_parts import DividedSamples
 from hetctl.runtime.data.named_arrays import NamedArrays, fields_of, refuse_named
 from hetctl.runtime.data.part_files import ARRAYS, described, write
-from hetctl.runtime.data.partitions import joined
+from hetctl.runtime.data.partitioned_data import joined
 from hetctl.runtime.data.sources import as_source, as_sources
 from hetctl.runtime.worker.hop_resources import _bytes_of
 
