@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetctl import OF_SCRIPTS
+from hetctl.model.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hetctl"
@@ -324,3 +325,75 @@ def _names_of_tests(body, words_around=0):
             yield from _names_of_tests(node.body, len(re.findall("[A-Z]", node.name.removeprefix("Test"))))
         elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
             yield words_around + node.name.count("_"), node.name
+
+
+USED_BY_OTHERS = {
+    ("hetctl.cluster.batch.lsf_executor", "LsfExecutor"): "an entry point of submitit",
+    ("hetctl.cluster.batch.lsf_executor", "LsfJobEnvironment"): "an entry point of submitit",
+    ("hetctl.examples.digits.digits", "input_fn"): "named in the example's ensemble file",
+    ("hetctl.examples.digits.digits", "model_fn"): "named in the example's ensemble file",
+    ("hetctl.images", "ImageFolder"): "for users' code",
+    ("hetctl.images", "in_turn"): "for users' code",
+    ("hetctl.images", "random_crop_and_flip"): "for users' code",
+    ("hetctl.images", "scale"): "for users' code",
+    ("hetctl.script", "last_checkpoint"): "for users' code",
+}
+"""Names that no code of hetctl uses, each with the reason."""
+NAMED_IN_A_TABLE = re.compile(r"(hetctl(?:\.\w+)+):(\w+)")
+
+
+def test_every_name_of_a_module_is_used_or_has_a_reason():
+    """Used by its own module outside of its definition, by another one, or by a table of names."""
+    trees = {_dotted(path): ast.parse(path.read_text()) for path in modules()}
+    used = {name for tree in trees.values() for name in _used_of_others(tree, trees.keys())}
+    used |= {(entry.module, "FRAMEWORK") for entry in FRAMEWORKS.values()}
+    names = [(module, *one) for module, tree in trees.items() for one in _defined_in(tree)]
+    assert len(names) > 3000
+    unused = {
+        (module, name)
+        for module, name, definition in names
+        if (module, name) not in used and not _is_used_beside(definition, name, trees[module])
+    }
+    assert unused == USED_BY_OTHERS.keys()
+
+
+def _dotted(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _defined_in(tree):
+    """Yield the names of functions, classes and constants with their definitions, without commands."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            is_command = any(re.search(r"\bcommand\(", ast.unparse(one)) for one in node.decorator_list)
+            if not is_command and not node.name.startswith("__"):
+                yield node.name, node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found = [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+            yield from ((name, node) for name in found if not name.startswith("__"))
+
+
+def _used_of_others(tree, known):
+    """Yield module and name of what a module imports, takes from imported modules, or names in a table."""
+    own = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module, alias.name) for alias in node.names)
+            dotted = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            own |= {name: module for name, module in dotted.items() if module in known}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from NAMED_IN_A_TABLE.findall(node.value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in own:
+            yield own[node.value.id], node.attr
+
+
+def _is_used_beside(definition, name, tree):
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        for statement in tree.body
+        if statement is not definition
+        for node in ast.walk(statement)
+    )
