@@ -106,6 +106,7 @@ def test_the_maximum_of_an_lsf_queue_counts():
 
 @given(st.text(alphabet="PartionName=mxTe MaxNodes0123456789|:-,.()gpu\n\0é²", max_size=200))
 @example("-0")
+@example("4|8|8000|gpu:2\n4|8|8000|gpu:-2\n1|2|900|")
 def test_any_text_is_read_without_a_traceback(text):
     for parse in (parse_partition, parse_qos, parse_lsf_queue):
         assert parse(text, "main") is None or "main" in text
