@@ -226,7 +226,7 @@ def test_the_house_is_described_as_it_is():
 
 
 @every_page
-def test_links_lead_somewhere(page):
+def test_links_of_a_page_lead_to_existing_files(page):
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     targets = [target.partition("#")[0] for target in re.findall(r"\]\(([^)\s]+)\)", text)]
     local = [target for target in targets if target and "://" not in target]

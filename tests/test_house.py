@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetctl import OF_SCRIPTS
+from hetctl.model.frameworks import FRAMEWORKS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hetctl"
@@ -56,6 +57,9 @@ MAY_IMPORT = {
     "adapters": set(),
     "examples": {"adapters"},
 }
+BESIDE = ""
+MAY_IMPORT_IN = MAY_IMPORT | {BESIDE: {"model", "runtime", "cli"}}
+"""The same with the modules beside the packages, which users' code imports or starts."""
 ONLY_IN = {
     "sqlalchemy": {"catalog"},
     "alembic": {"catalog"},
@@ -82,11 +86,11 @@ ONLY_IN = {
 def room_of(parts):
     """Return the innermost room that a module, or a package, lies in."""
     named = [".".join(parts[:depth]) for depth in (2, 1)]
-    return next(name for name in named if name in MAY_IMPORT)
+    return next((name for name in named if name in MAY_IMPORT), BESIDE)
 
 
 def modules():
-    return sorted(path for path in PACKAGE.glob("*/**/*.py") if "versions" not in path.parts)
+    return sorted(path for path in PACKAGE.glob("**/*.py") if "versions" not in path.parts)
 
 
 def imported(path):
@@ -98,12 +102,12 @@ def imported(path):
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_imports_go_downstairs(path):
+def test_a_module_imports_only_what_its_room_may(path):
     room = room_of(path.relative_to(PACKAGE).with_suffix("").parts)
     for name in imported(path):
         top, *rest = name.split(".")
         if top == "hetctl" and rest:
-            assert room_of(rest) in MAY_IMPORT[room] | {room}, f"{room} imports {name}"
+            assert room_of(rest) in MAY_IMPORT_IN[room] | {room}, f"{room} imports {name}"
         elif top in ONLY_IN:
             assert room in ONLY_IN[top], f"{room} imports {name}"
 
@@ -207,14 +211,17 @@ SUITES = {"contract", "fuzz", "golden"}
 """Last words of the names of suites that run over all modules, or entries, of a room."""
 
 
+APART = {"slurm", "slurm-docker"}
+"""Folders of tests on real clusters, which run all packages; CONTRIBUTING names them."""
+
+
 def test_tests_lie_as_the_package_does():
     """Files of tests are named for a module, perhaps with a topic, are suites, or lie in `integration`."""
     tests = ROOT / "tests"
-    apart = {"slurm", "slurm-docker", "benchmarks", "ensembles", "fakes"}
-    for path in tests.glob("*/**/test_*.py"):
+    files = [path for path in tests.glob("*/**/test_*.py") if path.relative_to(tests).parts[0] not in APART]
+    assert len(files) > 200
+    for path in files:
         folder = path.parent.relative_to(tests)
-        if folder.parts[0] in apart:
-            continue
         over_several = folder.name == "integration"
         room = folder.parent if over_several else folder
         assert (PACKAGE / room / "__init__.py").exists(), path
@@ -292,28 +299,109 @@ def _has_unit(name):
 
 
 PATCHED_WAIT = re.compile(
-    r"""(?:setattr|patch(?:\.object)?)\([^()]*[A-Z]_S['"]|\w\.[A-Z_]+_S\s*=[^=]""",
+    r"""(?:setattr|patch(?:\.object)?)\([^()]*(?:[A-Z]_S|DUTY|\b(?:time|monotonic|perf_counter|sleep))['"]"""
+    r"""|\w\.(?:[A-Z_]+_S|DUTY)\s*=[^=]|\btime\.(?:time|monotonic|perf_counter|sleep)\s*=[^=]""",
 )
+VIRTUAL_TIME = {"virtual_job.py"}
+"""Modules that run a whole driver in virtual time: each clock in it is the virtual one."""
 
 
-def test_waits_are_injected_and_not_patched():
+def test_waits_and_clocks_are_injected_and_not_patched():
     """Neither by a fixture nor by an assignment, also in the programs that tests write."""
     texts = {path: path.read_text() for path in (ROOT / "tests").rglob("*.py")}
     patched = [(path.name, found) for path, text in texts.items() for found in PATCHED_WAIT.findall(text)]
     assert len(texts) > 200
-    assert patched == []
+    assert {name for name, _ in patched} == VIRTUAL_TIME
 
 
-LONGEST_NAME = 60
+LONGEST_NAME, LEAST_WORDS = 60, 4
 
 
-def test_names_of_tests_are_short():
+def test_names_of_tests_are_short_but_have_four_words():
+    """In a class of tests the words of its name count as well."""
     trees = {path: ast.parse(path.read_text()) for path in (ROOT / "tests").rglob("*.py")}
-    names = [
-        (path.name, node.name)
-        for path, tree in trees.items()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
-    ]
+    names = [(path.name, *name) for path, tree in trees.items() for name in _names_of_tests(tree.body)]
     assert len(names) > 1000
-    assert [one for one in names if len(one[1]) > LONGEST_NAME] == []
+    assert [(file, name) for file, _, name in names if len(name) > LONGEST_NAME] == []
+    assert [(file, name) for file, words, name in names if words < LEAST_WORDS] == []
+
+
+def _names_of_tests(body, words_around=0):
+    """Yield the number of words, without ``test``, and the name of each test."""
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            yield from _names_of_tests(node.body, len(re.findall("[A-Z]", node.name.removeprefix("Test"))))
+        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            yield words_around + node.name.count("_"), node.name
+
+
+USED_BY_OTHERS = {
+    ("hetctl.cluster.batch.lsf_executor", "LsfExecutor"): "an entry point of submitit",
+    ("hetctl.cluster.batch.lsf_executor", "LsfJobEnvironment"): "an entry point of submitit",
+    ("hetctl.examples.digits.digits", "input_fn"): "named in the example's ensemble file",
+    ("hetctl.examples.digits.digits", "model_fn"): "named in the example's ensemble file",
+    ("hetctl.images", "ImageFolder"): "for users' code",
+    ("hetctl.images", "in_turn"): "for users' code",
+    ("hetctl.images", "random_crop_and_flip"): "for users' code",
+    ("hetctl.images", "scale"): "for users' code",
+    ("hetctl.script", "last_checkpoint"): "for users' code",
+}
+"""Names that no code of hetctl uses, each with the reason."""
+NAMED_IN_A_TABLE = re.compile(r"(hetctl(?:\.\w+)+):(\w+)")
+
+
+def test_every_name_of_a_module_is_used_or_has_a_reason():
+    """Used by its own module outside of its definition, by another one, or by a table of names."""
+    trees = {_dotted(path): ast.parse(path.read_text()) for path in modules()}
+    used = {name for tree in trees.values() for name in _used_of_others(tree, trees.keys())}
+    used |= {(entry.module, "FRAMEWORK") for entry in FRAMEWORKS.values()}
+    names = [(module, *one) for module, tree in trees.items() for one in _defined_in(tree)]
+    assert len(names) > 3000
+    unused = {
+        (module, name)
+        for module, name, definition in names
+        if (module, name) not in used and not _is_used_beside(definition, name, trees[module])
+    }
+    assert unused == USED_BY_OTHERS.keys()
+
+
+def _dotted(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _defined_in(tree):
+    """Yield the names of functions, classes and constants with their definitions, without commands."""
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            is_command = any(re.search(r"\bcommand\(", ast.unparse(one)) for one in node.decorator_list)
+            if not is_command and not node.name.startswith("__"):
+                yield node.name, node
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found = [one.id for target in targets for one in ast.walk(target) if isinstance(one, ast.Name)]
+            yield from ((name, node) for name in found if not name.startswith("__"))
+
+
+def _used_of_others(tree, known):
+    """Yield module and name of what a module imports, takes from imported modules, or names in a table."""
+    own = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module, alias.name) for alias in node.names)
+            dotted = {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            own |= {name: module for name, module in dotted.items() if module in known}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from NAMED_IN_A_TABLE.findall(node.value)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in own:
+            yield own[node.value.id], node.attr
+
+
+def _is_used_beside(definition, name, tree):
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
+        for statement in tree.body
+        if statement is not definition
+        for node in ast.walk(statement)
+    )

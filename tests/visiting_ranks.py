@@ -197,11 +197,18 @@ class VisitedRank:
 
     def wait_for(self, key):
         """Wait for a message with a key; return it."""
+        return self._wait_for(lambda message: key in message)
+
+    def sign(self):
+        """Wait for a sign of life."""
+        self._wait_for(lambda message: not message)
+
+    def _wait_for(self, is_wanted):
         while True:
             message = self._arrived.get(timeout=PATIENCE_S)
             assert message is not None, f"the rank has ended with {self.end()}"
             self.messages.append(message)
-            if key in message:
+            if is_wanted(message):
                 return message
 
     def saved(self, number):

@@ -44,12 +44,6 @@ class RunReason(enum.Enum):
     NO_JOB = "its jobs have ended, and the next one is not submitted yet"
 
 
-SHOWN = frozenset(
-    {RunReason.DRIVER_STARTED, RunReason.JOB_WAITS, RunReason.JOB_IN_SUBMISSION, RunReason.NO_JOB}
-)
-"""Reasons by which `hetctl status` shows a run that is under way; they are not stored."""
-
-
 @dataclass(frozen=True)
 class RunRule:
     """Transition of a run for a reason; None stands for a run that is not in the catalog."""

@@ -95,12 +95,6 @@ def allotment_bound(members: Sequence[Allotments], gpus: int) -> float:
     return low
 
 
-def constant_bound(workloads: Sequence[Workload], gpus: int) -> float:
-    """Return a lower bound in seconds of schedules of these members without resizing."""
-    allowed = range(1, gpus + 1)
-    return allotment_bound([allotments_of(workload, allowed) for workload in workloads], gpus)
-
-
 def _fits(members: Sequence[Allotments], limit_s: float, gpus: int) -> bool:
     area = math.fsum(member.area(member.within(limit_s)) for member in members)
     return area <= gpus * limit_s * (1 + PRECISION)

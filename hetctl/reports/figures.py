@@ -17,6 +17,8 @@ from matplotlib.path import Path
 from hetctl.reports.palette import GREY, INK, RULE
 
 WIDTH = 11.2  # inches
+LABEL_SIZE = 8
+"""Font size of the labels of bars in points."""
 STYLE: dict[Any, Any] = {
     # Text stays text: smaller than outlines, and readable for search and screen readers.
     "svg.fonttype": "none",
@@ -119,9 +121,9 @@ def rectangles(boxes: Sequence[tuple[float, float, float, float]]) -> Path:
     return Path(np.reshape(vertices, (-1, 2)), codes)
 
 
-def fits(text: str, points: float, size: float = 8) -> bool:
-    """Return true if a text of a font size fits a width, both in points."""
-    return len(text) * size * 0.62 + 4 <= points
+def fits(text: str, points: float) -> bool:
+    """Return true if a label fits a width in points."""
+    return len(text) * LABEL_SIZE * 0.62 + 4 <= points
 
 
 def time_unit(span: float) -> tuple[str, float]:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 
 from hetctl.model.run_status import StepSpan
-from hetctl.reports.figures import WIDTH, Tips, draw_svg, fits, rectangles, time_unit
+from hetctl.reports.figures import LABEL_SIZE, WIDTH, Tips, draw_svg, fits, rectangles, time_unit
 from hetctl.reports.palette import GREY, IDLE, INK, RULE, ink_on
 from hetctl.reports.summary import Spans, end_of, job_spans, now_s
 from hetctl.reports.units import device_word, format_seconds
@@ -218,7 +218,7 @@ def _label_bar(axes: Axes, labels: Iterable[str], box: Box, layout: ChartLayout,
     label = next((label for label in labels if fits(label, width)), "")
     if not label or (y1 - y0) * layout.row_height < 9:
         return
-    text = axes.text((x0 + x1) / 2, (y0 + y1) / 2, label, size=8, ha="center", va="center_baseline")
+    text = axes.text((x0 + x1) / 2, (y0 + y1) / 2, label, size=LABEL_SIZE, ha="center", va="center_baseline")
     text.set_color(INK if look.failed else ink_on(look.colour))
     if look.failed:
         text.set_bbox({"facecolor": "white", "linewidth": 0, "pad": 1.2})

@@ -7,24 +7,18 @@ from typing import Any
 
 from hetctl.model.plan import Allocation
 
-TRAIN = "train"
-"""Kind of the task that trains a member until it has converged or gets a stop command."""
-
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Work of a group of ranks on its GPUs.
+    """Training of a member by a group of ranks, until it has converged or gets a stop command.
 
     Parameters
     ----------
     allocation : Allocation
         Member of the task and its GPUs.
-    kind : str
-        `TRAIN`; tasks of other kinds are started, stopped and ended by the same commands and events.
     """
 
     allocation: Allocation
-    kind: str = TRAIN
 
     @property
     def name(self) -> str:

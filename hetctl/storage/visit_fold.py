@@ -1,16 +1,13 @@
-"""Visits of a run whose members hop, derived from its events, and the rules that they must obey."""
+"""Visits of a run whose members hop, derived from its events."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import pairwise
-from operator import attrgetter
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event, Order
-from hetctl.model.hops import DONE, LOST, UNDONE, RunHopPlan, RunVisit, slots_in
+from hetctl.model.hops import DONE, LOST, UNDONE, RunHopPlan, RunVisit
 from hetctl.storage.event_log import EventFile
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import Row, row_of
@@ -130,89 +127,3 @@ def _plan(event: Event) -> RunHopPlan:
         workers={worker: tuple(partitions) for worker, partitions in data["workers"].items()},
         reason=data["reason"],
     )
-
-
-def violations(
-    visits: Sequence[RunVisit], partitions: int, epochs: Mapping[str, int], slack_s: float = 0.0
-) -> list[str]:
-    """Return messages on the violated invariants of CEREBRO, section 2; empty if there are none.
-
-    Parameters
-    ----------
-    visits : sequence of RunVisit
-        All visits of a run.
-    partitions : int
-        Number of partitions.
-    epochs : mapping of str to int
-        Finished epochs by member. A later epoch has each of its visits at most once.
-    slack_s : float
-        Largest difference of the clocks of two nodes, in seconds.
-    """
-    done = [visit for visit in visits if visit.state == DONE]
-    return [
-        *_incomplete(done, partitions, epochs),
-        *_in_wrong_order(done, slack_s),
-        *_overlaps("isolation", ((visit.member, visit) for visit in visits), slack_s),
-        *_overlaps("exclusive access", on_each_gpu(visits), slack_s),
-        *_preempted(done),
-    ]
-
-
-def _incomplete(done: Sequence[RunVisit], partitions: int, epochs: Mapping[str, int]) -> list[str]:
-    """Return violations of the rule that a member visits each partition once in each pass."""
-    times = Counter((visit.member, visit.hopper_epoch, visit.partition) for visit in done)
-    wanted = {
-        (member, epoch, partition): 1
-        for member, count in epochs.items()
-        for epoch in range(2 * count)
-        for partition in range(partitions)
-    }
-    return [
-        f"completeness: {member} visits partition {partition} {times[member, epoch, partition]} times in"
-        f" {'evaluation' if epoch % 2 else 'training'} of epoch {epoch // 2 + 1}"
-        for member, epoch, partition in sorted(wanted.keys() | times.keys())
-        if times[member, epoch, partition] > 1 or (member, epoch, partition) in wanted.keys() - times.keys()
-    ]
-
-
-def _in_wrong_order(done: Sequence[RunVisit], slack_s: float) -> list[str]:
-    """Return violations of the rule that a member ends each pass before the next one begins."""
-    return [
-        f"completeness: visit {later.number} of {member} belongs to an earlier pass than visit {visit.number}"
-        for member, own in grouped((visit.member, visit) for visit in done).items()
-        for visit, later in pairwise(sorted(own, key=attrgetter("began_at")))
-        if later.hopper_epoch < visit.hopper_epoch and later.began_at >= visit.began_at + slack_s
-    ]
-
-
-def on_each_gpu(visits: Iterable[RunVisit]) -> Iterator[tuple[str, RunVisit]]:
-    """Yield each visit with the name of each of its GPUs, as a worker: one of a group has several."""
-    for visit in visits:
-        yield from ((slot, visit) for slot in slots_in(visit.worker))
-
-
-def _overlaps(rule: str, visits: Iterable[tuple[str, RunVisit]], slack_s: float) -> list[str]:
-    """Return violations of the rule that a member or a GPU has one visit at a time."""
-    return [
-        f"{rule}: visit {later.number} of {name} begins before visit {visit.number} has ended"
-        for name, own in grouped(visits).items()
-        for visit, later in pairwise(sorted(own, key=lambda one: (one.began_at, one.ended_at)))
-        if later.began_at < visit.ended_at - slack_s
-    ]
-
-
-def _preempted(done: Sequence[RunVisit]) -> list[str]:
-    """Return violations of the rule that a visit is one interval at one worker."""
-    numbers = Counter(visit.number for visit in done)
-    twice = [f"no preemption: visit {number} is {n} intervals" for number, n in numbers.items() if n > 1]
-    # Written with `not`, so that a NaN time counts as a violation.
-    wrong = [v for v in done if not v.ended_at >= v.began_at]
-    return [*twice, *(f"no preemption: visit {visit.number} ends before it begins" for visit in wrong)]
-
-
-def grouped(pairs: Iterable[tuple[str, RunVisit]]) -> Mapping[str, list[RunVisit]]:
-    """Return the visits of each name."""
-    found: defaultdict[str, list[RunVisit]] = defaultdict(list)
-    for name, visit in pairs:
-        found[name].append(visit)
-    return found

@@ -99,7 +99,7 @@ def test_a_trial_that_goes_on_restarts(tmp_path):
     assert result.restarts == len(result.intervals) - outcome.trials > 0
 
 
-def test_budgets_end_it(tmp_path):
+def test_a_used_up_budget_ends_a_simulated_search(tmp_path):
     budget = {"epochs": 5}
     _, outcome = simulated(ensemble_of(tmp_path, {**METHODS["asha"], "budget": budget}), 2)
     assert 5 <= outcome.epochs < 10

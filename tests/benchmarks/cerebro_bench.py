@@ -16,12 +16,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 from tables import Figure, Table
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from hop_rules import broken_by_schedule
+
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
-from hetctl.methods.hopper.schedule import violations
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 
 COSTS = (
@@ -74,7 +77,7 @@ def run(setting: str, configs: int, workers: int, seed: int, seconds: float) -> 
         schedule = scheduler(units, SearchOptions(seed=seed, seconds=seconds))
         took_s[name] = time.perf_counter() - began_s
         makespans[name] = schedule.makespan_s
-        assert not violations(schedule, units)
+        assert not broken_by_schedule(schedule, units)
     base_s = makespans["randomized"]
     ratios = {name: makespan_s / base_s for name, makespan_s in makespans.items()}
     return Run(setting, configs, workers, ratios, took_s, lower_bound(units) / base_s)

@@ -16,10 +16,13 @@ from pathlib import Path
 import numpy as np
 from tables import Figure, Table
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from hop_rules import broken_by_schedule
+
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.list_schedule import dense
 from hetctl.methods.hopper.portfolio import refine
-from hetctl.methods.hopper.schedule import Schedule, violations
+from hetctl.methods.hopper.schedule import Schedule
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 
 SIZES = (4, 5, 7, 10, 15, 20)
@@ -71,7 +74,7 @@ def scheduled(name: str, units: UnitTimes, seconds: float, seed: int = 0) -> tup
     began_s = time.perf_counter()
     schedule = SCHEDULERS[name](units, SearchOptions(seed=seed, seconds=seconds))
     took_s = time.perf_counter() - began_s
-    assert not violations(schedule, units)
+    assert not broken_by_schedule(schedule, units)
     return schedule, took_s
 
 

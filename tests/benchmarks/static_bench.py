@@ -21,7 +21,7 @@ from pathlib import Path
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
-from hetctl.perf.allotments import constant_bound
+from hetctl.perf.allotments import allotment_bound, allotments_of
 from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
@@ -107,7 +107,7 @@ def planned(
 def measured(data: str, members: list[Workload], gpus_per_node: int, seed: int, plan_seconds: float) -> Row:
     """Measure one instance, also without nodes."""
     result = planned(members, gpus_per_node, seed, plan_seconds)
-    bound_s = constant_bound(members, GPUS)
+    bound_s = allotment_bound([allotments_of(one, range(1, GPUS + 1)) for one in members], GPUS)
     alone_s = max(m.samples_left / max(m.rates.values()) for m in members)
     return Row(
         data=data,

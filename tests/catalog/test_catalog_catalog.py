@@ -105,7 +105,7 @@ def test_a_new_catalog_is_empty(catalog: Catalog) -> None:
     assert catalog.epochs("digits-1") == {}
 
 
-def test_values_survive_reopening(tmp_path: Path) -> None:
+def test_values_are_equal_in_a_catalog_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     job = replace(JOB, batch_id="4711", state=JobState.FAILED, exit_code=137, failed_nodes=("n1", "n2"))
     with Catalog.open(path) as catalog:

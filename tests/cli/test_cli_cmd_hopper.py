@@ -161,7 +161,7 @@ def test_wrong_replays_are_refused(folder, arguments, said):
     assert set(folder.path.iterdir()) == before
 
 
-def test_copies_of_partitions(folder):
+def test_copies_of_partitions_are_used_until_the_last_is_lost(folder):
     wishes = ("--unit-times", "copies.csv", "--scheduler", "randomized")
     assert figures(folder, "plan", *wishes)["lower_bound_s"] == pytest.approx(8)
     assert figures(folder, "simulate", *wishes, "--outage", "w0@1")["makespan_s"] >= 16

@@ -12,7 +12,7 @@ from workbench import ProjectFolder
 
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.partitions import read
-from hetctl.runtime.data.partitions import load_partitions
+from hetctl.runtime.data.partitioned_data import load_partitions
 from hetctl.runtime.worker.user_functions import load_functions
 
 SAMPLES, HELD_OUT = 103, 11

@@ -475,7 +475,7 @@ def test_layers_that_take_no_time_are_refused(tmp_path):
 def test_a_network_larger_than_all_gpus_is_refused(tmp_path):
     done = Mini(tmp_path, GIANT, site=(SITE + LINKS).replace("16GB", "3GB")).plan("--mode", "auto")
     assert done.code == 3
-    assert "giant.csv: giant: a virtual worker of 8 GPUs" in done.stderr or "has no room" in done.stderr
+    assert "has no room" in done.stderr
 
 
 def test_a_network_larger_than_the_gpus_needs_a_layer_profile(tmp_path):

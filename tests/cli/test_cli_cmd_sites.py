@@ -18,7 +18,7 @@ def project(tmp_path):
     return project
 
 
-def test_alone_it_lists(project):
+def test_without_a_subcommand_the_sites_are_listed(project):
     alone, listed = project.here("sites", "--json"), project.here("sites", "list", "--json")
     assert alone.code == listed.code == 0
     assert alone.json == listed.json

@@ -34,7 +34,7 @@ def members(folder: Path, entries: str) -> dict[str, object]:
     return {member.name: member for member in read(folder, f"{HEAD}members:\n{entries}").members}
 
 
-def test_whole_file(tmp_path: Path):
+def test_every_key_of_an_ensemble_file_is_read(tmp_path: Path):
     ensemble = read(
         tmp_path,
         """\
@@ -295,7 +295,7 @@ REFUSALS = [
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSALS)
-def test_refusals(tmp_path: Path, text: str, message: str):
+def test_a_wrong_ensemble_file_is_refused_at_its_line(tmp_path: Path, text: str, message: str):
     assert message in refused(tmp_path, HEAD + text)
 
 
@@ -317,7 +317,7 @@ def functions_refused(folder: Path, function: str, module: str = MODULE) -> str:
     return refused(folder, text, module)
 
 
-def test_missing_functions(tmp_path: Path):
+def test_functions_that_do_not_exist_are_refused(tmp_path: Path):
     at = "e.yaml:4: functions.model_fn:"
     assert functions_refused(tmp_path, "digits:modle_fn") == (
         f"{at} digits.py defines no 'modle_fn'; did you mean 'model_fn'?"

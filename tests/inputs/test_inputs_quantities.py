@@ -31,12 +31,12 @@ from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInt
         ("100:00:01", 360001),
     ],
 )
-def test_durations(text: str, seconds: int):
+def test_durations_are_read_in_seconds(text: str, seconds: int):
     assert parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "h", "2", "-2h", "1.5h", "1:60", "1:2", "30m1h", "2d", "٣h", "inf"])
-def test_refused_durations(text: str):
+def test_texts_that_are_no_duration_are_refused(text: str):
     with pytest.raises(BadInputError, match="is not a duration such as 2h"):
         parse_duration(text)
 
@@ -61,14 +61,14 @@ def test_a_number_alone_is_ambiguous():
         ("12epochs", (12, EPOCHS)),
     ],
 )
-def test_intervals(text: str, interval: tuple[int, str]):
+def test_intervals_are_read_with_their_unit(text: str, interval: tuple[int, str]):
     assert parse_interval(text) == CheckpointInterval(*interval)
 
 
 @pytest.mark.parametrize(
     "text", ["", "10", "epoch", "1.5 epochs", "-3 steps", "2:00", "5 minutes", "3 EPOCHS"]
 )
-def test_refused_intervals(text: str):
+def test_texts_that_are_no_interval_are_refused(text: str):
     with pytest.raises(BadInputError, match="is not an interval such as 10m, 500 steps or 2 epochs"):
         parse_interval(text)
 
@@ -84,13 +84,13 @@ def test_what_is_formatted_is_parsed_as_the_same(seconds: int):
     assert parse_duration(format_duration(seconds)) == seconds
 
 
-def test_formats():
+def test_durations_are_written_in_their_largest_units():
     seconds = [0, 3.21, 45, 65.4, 60, 3600, 5400, 3605, 86400]
     texts = ["0s", "3.2s", "45s", "1m05s", "1m", "1h", "1h30m", "1h00m05s", "24h"]
     assert [format_duration(value) for value in seconds] == texts
 
 
-def test_bytes():
+def test_sizes_are_read_in_bytes_and_need_a_unit():
     texts = ["512GB", "480GiB", "1.5 kB", "7B", "2TiB", 5]
     assert [parse_bytes(text) for text in texts] == [512 * 10**9, 480 * 2**30, 1500, 7, 2**41, 5]
     for wrong in ("512", "512G", "0GB", "-1GB", "1e3GB", "", 0, -5, True, 1.5, None, [1]):

@@ -91,7 +91,7 @@ def test_optional_columns_are_written_where_used():
         ('member,gpus,rate\n"a,1,1\n', "r.csv:2: not CSV: unexpected end of data"),
     ],
 )
-def test_refusals(tmp_path: Path, data: bytes | str, message: str):
+def test_a_wrong_table_of_rates_is_refused_at_its_line(tmp_path: Path, data: bytes | str, message: str):
     assert refused(tmp_path, data).startswith(message)
 
 

@@ -54,7 +54,7 @@ def refused(folder: Path, text: str, name: str = "s") -> str:
     return caught.value.message.replace(f"{folder}/", "")
 
 
-def test_human_units(tmp_path: Path):
+def test_a_site_file_is_read_in_seconds_and_bytes(tmp_path: Path):
     site = read(tmp_path, TEXT + "  - {name: long, max_wall: 90m}\nqueue: long\nenvironment: {A: 'x y'}\n")
     assert (site.name, site.memory_per_node, site.gpus) == ("s", 512 * 10**9, 16)
     assert site.queues == (Queue("main", 4, 7200), Queue("long", None, 5400))
@@ -88,7 +88,7 @@ def test_human_units(tmp_path: Path):
         ("name: main", "name: -p", "s.yaml:8: queues[0].name: must be one word"),
     ],
 )
-def test_refusals(tmp_path: Path, old: str, new: str, message: str):
+def test_a_wrong_site_file_is_refused_at_its_line(tmp_path: Path, old: str, new: str, message: str):
     assert old in TEXT
     assert message in refused(tmp_path, TEXT.replace(old, new))
 
@@ -138,7 +138,7 @@ def test_bins_of_one_queue_rise(tmp_path: Path):
     )
 
 
-def test_unsafe_file_name(tmp_path: Path):
+def test_a_file_name_that_is_no_name_of_a_site_is_refused(tmp_path: Path):
     assert refused(tmp_path, TEXT, "a b") == (
         "a b.yaml: the file's name is the site's, which must be 1 to 64 of A-Z a-z 0-9 . _ - and "
         "start with a letter or digit"
@@ -159,7 +159,7 @@ def test_precedence_project_then_user_then_shipped(tmp_path: Path):
     assert sites["local"].name == "local.yaml"
 
 
-def test_unknown_site(tmp_path: Path):
+def test_an_unknown_site_is_refused_with_the_known_ones(tmp_path: Path):
     with pytest.raises(BadInputError, match="unknown site 'sumit'; did you mean 'summit'"):
         find_site("sumit", project=tmp_path, home=tmp_path)
     with pytest.raises(BadInputError, match=f"unknown site 'zzz'; known: {', '.join(SHIPPED)}"):
@@ -186,7 +186,7 @@ def test_problems_of_an_extended_file_name_that_file(tmp_path: Path):
     ]
 
 
-def test_loops_are_refused(tmp_path: Path):
+def test_site_files_that_extend_each_other_are_refused(tmp_path: Path):
     folder = tmp_path / "site-configs"
     write(folder, "a", "extends: b\n")
     write(folder, "b", "\nextends: a\n")
@@ -380,7 +380,7 @@ def test_timeouts_that_are_not_given_have_their_defaults(tmp_path: Path, text: s
         ("hangs", "1h", "timeouts.hangs: unknown key 'hangs'; did you mean 'hang'?"),
     ],
 )
-def test_refusals_of_timeouts(tmp_path: Path, key: str, value: str, message: str):
+def test_timeouts_that_contradict_each_other_are_refused(tmp_path: Path, key: str, value: str, message: str):
     assert f"s.yaml:10: {message}" in refused(tmp_path, f"{TEXT}timeouts:\n  {key}: {value}\n")
 
 

@@ -78,7 +78,7 @@ def test_scalars_of_the_core_schema(tmp_path: Path, text: str, value: object):
         ("a: " + "[" * 5000, "f.yaml:1: nested too deeply"),
     ],
 )
-def test_refusals(tmp_path: Path, data: bytes | str, message: str):
+def test_text_that_is_no_plain_yaml_is_refused_at_its_line(tmp_path: Path, data: bytes | str, message: str):
     assert refused(tmp_path, data).startswith(message)
 
 
@@ -88,7 +88,7 @@ def test_aliases_that_explode_are_refused(tmp_path: Path):
     assert "must have at most 200,000 values, with aliases expanded" in refused(tmp_path, "\n".join(lines))
 
 
-def test_unreadable_files(tmp_path: Path):
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path):
     with pytest.raises(BadInputError, match=r"none\.yaml: cannot be read: No such file or directory"):
         read_yaml(tmp_path / "none.yaml")
     with pytest.raises(BadInputError, match="cannot be read: Is a directory"):

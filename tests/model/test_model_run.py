@@ -23,7 +23,7 @@ def test_so_many_rounds_are_started_and_no_more(rounds, reason):
 
 
 @pytest.mark.parametrize(("hours", "over"), [(0.0, False), (1.49, False), (1.5, True), (9.0, True)])
-def test_gpu_hours(hours, over):
+def test_a_budget_ends_at_its_gpu_hours(hours, over):
     reason = Budget(gpu_hours=1.5).exceeded(Usage(0, hours * 3600))
     assert reason == (f"--gpu-hours 1.5 is used up ({hours:.2f})" if over else None)
 

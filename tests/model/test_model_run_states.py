@@ -18,7 +18,6 @@ from hetctl.model.run_states import (
     RESTING,
     RUN_AFTER,
     RUN_TRANSITIONS,
-    SHOWN,
     UNDER_WAY,
     RunReason,
     check_job_removal,
@@ -28,6 +27,8 @@ from hetctl.model.run_states import (
 )
 
 PAGE = Path(__file__).parents[2] / "docs" / "running.md"
+SHOWN = (RunReason.DRIVER_STARTED, RunReason.JOB_WAITS, RunReason.JOB_IN_SUBMISSION, RunReason.NO_JOB)
+"""Reasons by which `hetctl status` shows a run that is under way; they are not stored."""
 STATES = (*UNDER_WAY, *RESTING, *ENDED)
 run_states = st.sampled_from(STATES)
 job_states = st.sampled_from(JobState)

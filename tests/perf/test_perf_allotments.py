@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
 from hetctl.model.workload import Workload
-from hetctl.perf.allotments import Allotments, allotment_bound, allotments_of, constant_bound
+from hetctl.perf.allotments import Allotments, allotment_bound, allotments_of
 from hetctl.perf.bounds import fluid_bound
 from hetctl.perf.epoch_timeline import step_s
 
@@ -59,7 +59,8 @@ def test_no_bound_is_above_the_exact_optimum(seed: int) -> None:
     members = [
         Workload(f"m{i}", {m: 1e6 / t for m, t in member.items()}, 1e6) for i, member in enumerate(seconds)
     ]
-    assert constant_bound(members, gpus) == pytest.approx(bound)
+    own = [allotments_of(member, range(1, gpus + 1)) for member in members]
+    assert allotment_bound(own, gpus) == pytest.approx(bound)
     assert fluid_bound(members, gpus) <= best * (1 + 1e-9)
 
 
@@ -79,7 +80,6 @@ def test_the_bound_counts_the_gpus_needed_to_end_within_it() -> None:
 
 def test_the_bound_of_no_members_is_0() -> None:
     assert allotment_bound([], 4) == 0.0
-    assert constant_bound([], 4) == 0.0
 
 
 @given(times)

@@ -125,7 +125,7 @@ def test_no_gpu_is_without_a_sample_of_the_global_batch() -> None:
     assert workload.max_gpus == 3
 
 
-def test_overheads_are_copied() -> None:
+def test_a_workload_has_the_overheads_of_its_profile() -> None:
     measured = profile("a", startup_s=3.0, evaluate_s=2.0, checkpoint_s=1.0)
     (workload,) = active_workloads(ensemble(member("a")), {"a": measured}, {}, 4, 4)
     assert (workload.startup_s, workload.evaluate_s, workload.checkpoint_s) == (3.0, 2.0, 1.0)

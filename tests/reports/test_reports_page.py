@@ -65,7 +65,7 @@ def test_every_member_round_and_figure_appears(make_run: MakeRun) -> None:
     assert {str(r) for r in range(7)} <= set(outline.texts["td"])
 
 
-def test_key_figures(make_run: MakeRun) -> None:
+def test_the_page_opens_with_the_key_figures_of_the_run(make_run: MakeRun) -> None:
     outline = Outline(render_page(make_run(("mlp", "cnn"))))
     assert outline.texts["b"][:5] == ["5:00 min", "4:39 min", "80 %", "2 of 2", "0.91"]
     remarks = ["3 rounds in 1 job", "7 % too short", "every member", "best val_accuracy", "cnn"]

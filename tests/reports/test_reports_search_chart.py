@@ -58,6 +58,6 @@ def test_what_cannot_be_compared_is_not_drawn(nothing):
         ([3, 3, 3], [0.5, 0.5, 0.5]),
     ],
 )
-def test_heights_of_values(values, heights):
+def test_values_have_heights_by_size_logarithm_or_order(values, heights):
     scale = Scale("key", values)
     assert [scale.height(value) for value in values] == pytest.approx(heights)

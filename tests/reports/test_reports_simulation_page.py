@@ -66,7 +66,7 @@ def test_the_page_has_every_member_and_interval(simulation: Simulation) -> None:
     assert re.search(r"<script|<link|@import", page) is None
 
 
-def test_names_are_escaped(simulation: Simulation) -> None:
+def test_names_and_reasons_are_escaped_in_the_page(simulation: Simulation) -> None:
     page = render_simulation("<img src=x>", replace(simulation, reason="<b>"), arrivals_of(simulation))
     assert "<img" not in page
     assert "&lt;b&gt;" in page

@@ -86,7 +86,7 @@ def test_the_last_changes_of_a_global_batch_are_told(make_run: MakeRun) -> None:
     assert often.endswith(", after 2 earlier changes")
 
 
-def test_rounds_are_compact() -> None:
+def test_numbers_of_gpus_by_round_fit_their_width() -> None:
     assert gpus_by_round((1, 0, 2, 2), 15) == "1 · 2 2"
     assert gpus_by_round(tuple(range(1, 10)), 15) == "… 3 4 5 6 7 8 9"
     assert gpus_by_round((), 15) == ""

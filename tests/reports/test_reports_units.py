@@ -52,7 +52,7 @@ def test_rates_keep_three_digits(rate: float | None, text: str) -> None:
     ("size", "text"),
     [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (3 << 29, "1.5 GiB"), (512 << 30, "512 GiB")],
 )
-def test_bytes_are_binary(size: int, text: str) -> None:
+def test_sizes_are_written_in_binary_units(size: int, text: str) -> None:
     assert format_bytes(size) == text
 
 

@@ -87,7 +87,7 @@ def test_messages_sent_before_the_close_arrive(pair):
         other.receive()
 
 
-def test_nothing_in_time(pair):
+def test_receiving_nothing_in_time_raises_a_timeout(pair):
     with pytest.raises(TimeoutError):
         pair[0].receive(0.05)
 

@@ -24,14 +24,14 @@ def options(keyword: str) -> dict[str, str]:
     return dict(item.split("=", 1) for item in line.split())
 
 
-def test_nodes(site: Site) -> None:
+def test_nodes_have_the_sizes_that_the_site_file_says(site: Site) -> None:
     node = options("NodeName")
     assert node["NodeName"] == f"c[1-{site.nodes}]"
     assert int(node["CPUs"]) == site.cores_per_node
     assert int(node["RealMemory"]) * MIB == site.memory_per_node
 
 
-def test_partition(site: Site) -> None:
+def test_the_partition_has_the_limits_of_the_site_file(site: Site) -> None:
     partition = options("PartitionName")
     days, clock = partition["MaxTime"].split("-")
     assert clock == "00:00:00"

@@ -140,7 +140,7 @@ def nodes_of(cluster, job):
     return cluster.run("scontrol", "show", "hostnames", names).split()
 
 
-def test_the_time_limit(run):
+def test_a_job_at_its_time_limit_is_followed_by_the_next(run):
     """Slurm looks at its clocks every 30 s, so the members take longer than that."""
     run.train_for(3.0)
     run.submit()
@@ -157,7 +157,7 @@ def test_scancel_of_the_job(run):
     assert states == ["cancelled", "finished"]
 
 
-def test_a_killed_rank(run):
+def test_a_killed_rank_costs_its_member_alone_a_step(run):
     run.submit()
     run.in_training()
     os.kill(ranks_of(run.project.home.run(RUN).path)[0], signal.SIGKILL)
@@ -246,7 +246,7 @@ def test_a_controller_that_is_away_for_half_a_minute(run):
     run.finish()
 
 
-def test_a_drained_node(run):
+def test_a_job_on_a_drained_node_finishes(run):
     run.submit()
     job = run.in_training()
     node = nodes_of(run.cluster, job)[0]
@@ -257,7 +257,7 @@ def test_a_drained_node(run):
         run.cluster.run("scontrol", "update", f"nodename={node}", "state=resume")
 
 
-def test_preemption(run):
+def test_a_preempted_job_makes_way_and_is_followed_by_the_next(run):
     run.submit()
     run.in_training()
     urgent = run.cluster.run(

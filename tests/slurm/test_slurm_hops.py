@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 from hop_reference import digest_of
+from hop_rules import broken_by_visits
 from tiny_networks import ENSEMBLES, MODULES
 from workbench import ProjectFolder, processes_on, ranks_of, wait_for
 
@@ -21,7 +22,7 @@ from hetctl.model.hops import DONE
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.storage.paths import board_in, member_folder
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.visit_fold import VisitLog, violations
+from hetctl.storage.visit_fold import VisitLog
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 RUN = "hops-001"
@@ -154,7 +155,7 @@ def assert_complete(project, epochs=EPOCHS):
     """Assert that the run obeys the four invariants of CEREBRO, section 2."""
     members = {f"m{number}": epochs for number in range(len(CONFIGS))}
     visits = VisitLog(project.home.run(RUN), members).look().visits
-    assert violations(visits, 4, members) == []
+    assert broken_by_visits(visits, 4, members) == []
     assert sum(visit.state == DONE for visit in visits) == len(CONFIGS) * epochs * 2 * 4
 
 
@@ -220,7 +221,7 @@ def test_few_members_hop_from_group_to_group(slurm_cluster, tmp_path):
     events = events_of(project)
     assert [e.data["reason"] for e in events if e.kind == "visit_lost"] == ["killed"]
     visits = VisitLog(project.home.run(RUN), ["m0", "m1"]).look().visits
-    assert violations(visits, 4, {"m0": 1, "m1": 1}) == []
+    assert broken_by_visits(visits, 4, {"m0": 1, "m1": 1}) == []
     assert {visit.worker for visit in visits} == {"n1:0+1", "n2:0+1"}
     (epoch,) = [e.data for e in events if e.kind == "epoch" and e.source == "m0"]
     assert epoch["gpus"] == 2

@@ -77,7 +77,7 @@ def kills(project, kept, command):
         yield reached, jobs(project)
 
 
-def test_submit(slurm_cluster, project, tmp_path):
+def test_a_submit_killed_at_any_line_leaves_one_job(slurm_cluster, project, tmp_path):
     kept = shutil.copytree(project.home.path, tmp_path / "kept")
     reached = []
     for was_killed, stored in kills(project, kept, "submit"):
@@ -88,7 +88,7 @@ def test_submit(slurm_cluster, project, tmp_path):
     assert sum(reached) >= 0.8 * KILLS
 
 
-def test_advance(slurm_cluster, project, tmp_path):
+def test_an_advance_killed_at_any_line_submits_one_job(slurm_cluster, project, tmp_path):
     assert project.here("submit").code == 0
     (first,) = jobs(project)
     slurm_cluster.run("scancel", first.batch_id)

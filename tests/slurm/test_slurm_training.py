@@ -158,7 +158,7 @@ def wait_for_the_end(folder, environment):
     raise AssertionError(f"the run is still {status['state']}: {status['reason']}")
 
 
-def test_every_member_converges(story):
+def test_the_run_finishes_with_every_member_converged(story):
     assert story.status["state"] == "finished"
     assert {member["state"] for member in story.status["members"]} == {"converged"}
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
+from hop_rules import broken_by_visits
 from hopping_run import course_of, plan_event, visit_events, write_events, write_run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +16,7 @@ from hetctl.model.events import DRIVER, Event
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.event_schema import well_formed
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.visit_fold import VisitFold, VisitLog, violations
+from hetctl.storage.visit_fold import VisitFold, VisitLog
 
 MEMBERS = ("m0", "m1", "m2")
 COURSE = course_of(MEMBERS, lost=True)
@@ -48,7 +49,7 @@ def test_a_gpu_makes_one_visit_at_a_time_alone_or_in_a_group():
         "b:0+1": [],
     }
     for worker, expected in rules.items():
-        found = violations([replace(first, worker="a:0"), replace(other, worker=worker)], 2, {})
+        found = broken_by_visits([replace(first, worker="a:0"), replace(other, worker=worker)], 2, {})
         assert [rule.partition(":")[0] for rule in found] == expected
 
 
@@ -72,7 +73,7 @@ def test_visits_are_in_the_order_of_their_starts():
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_run_as_simulated_violates_nothing(lost):
-    assert violations(visits(lost=lost), 2, dict.fromkeys(MEMBERS, 2), slack_s=1e-6) == []
+    assert broken_by_visits(visits(lost=lost), 2, dict.fromkeys(MEMBERS, 2), slack_s=1e-6) == []
 
 
 def test_each_invariant_is_seen_to_be_violated():
@@ -92,7 +93,7 @@ def test_each_invariant_is_seen_to_be_violated():
         (tuple(moved(v, later, number=first.number) for v in good), f"visit {first.number} is 2 intervals"),
         (tuple(moved(v, first, evaluates=True) for v in good), "belongs to an earlier pass"),
     ):
-        found = violations(edited, 2, epochs, slack_s=1e-6)
+        found = broken_by_visits(edited, 2, epochs, slack_s=1e-6)
         assert any(words in line for line in found), (words, found)
 
 
@@ -107,12 +108,12 @@ def test_undone_visits_count_no_more():
     undone = Event(member, 99, "visits_undone", 9e9, {"numbers": numbers, "reason": "node lost"})
     found = folded([undone, *events]).visits
     assert [visit.number for visit in found if visit.state == "undone"] == numbers
-    assert violations(found, 2, dict.fromkeys(MEMBERS, 2), 1e-6)
+    assert broken_by_visits(found, 2, dict.fromkeys(MEMBERS, 2), 1e-6)
 
 
 def test_a_visit_of_an_unfinished_epoch_is_not_missing():
     found = [visit for visit in visits() if visit.epoch == 1 or visit.partition == 0]
-    assert violations(found, 2, dict.fromkeys(MEMBERS, 1), slack_s=1e-6) == []
+    assert broken_by_visits(found, 2, dict.fromkeys(MEMBERS, 1), slack_s=1e-6) == []
 
 
 def test_plans_are_in_the_order_of_their_times():

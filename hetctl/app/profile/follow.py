@@ -137,13 +137,19 @@ def follow(
         time.sleep(poll_s)
 
 
-def moments_to_ask() -> Iterator[bool]:
-    """Yield true at each poll of the files at which the batch system is to be queried as well."""
-    pause, asked_at = FIRST_PAUSE_S, time.monotonic()
+def moments_to_ask(clock: Callable[[], float] = time.monotonic) -> Iterator[bool]:
+    """Yield true at each poll of the files at which the batch system is to be queried as well.
+
+    Parameters
+    ----------
+    clock : callable
+        Clock that returns seconds.
+    """
+    pause, asked_at = FIRST_PAUSE_S, clock()
     while True:
-        due = time.monotonic() >= asked_at + pause
+        due = clock() >= asked_at + pause
         if due:
-            pause, asked_at = min(2 * pause, LONGEST_PAUSE_S), time.monotonic()
+            pause, asked_at = min(2 * pause, LONGEST_PAUSE_S), clock()
         yield due
 
 

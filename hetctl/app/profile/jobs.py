@@ -113,14 +113,20 @@ class ProfileJob:
         """True if its function has returned or raised."""
         return has_result(self.calls, self.id)
 
-    def is_over(self, status: JobStatus) -> bool:
-        """Return true if it measures nothing more, by its files if the batch system forgot it."""
+    def is_over(self, status: JobStatus, now: float | None = None) -> bool:
+        """Return true if it measures nothing more, by its files if the batch system forgot it.
+
+        Parameters
+        ----------
+        now : float or None
+            Time since the epoch in seconds, by default the present.
+        """
         if status.state is not JobState.UNKNOWN:
             return status.state.over
         last = last_sign_of(self.folder)
         # The batch system forgot the job: a job that has started may still measure until its limit.
         patience = START_PATIENCE_S if last is None else self.wall_s
-        return time.time() > (last or self.submitted_at) + patience
+        return (time.time() if now is None else now) > (last or self.submitted_at) + patience
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Schedules: hops of one epoch, their invariants, and the visits that carry them out, with their traces.
+"""Schedules: hops of one epoch, and the visits that carry them out, with their traces.
 
 A trace has one JSON object a line. Simulations and runs write one, and a replay repeats it.
 """
@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from itertools import pairwise
-from operator import attrgetter
 from typing import NamedTuple
 
 from hetctl.methods.hopper.unit_times import UnitTimes
@@ -84,51 +81,6 @@ def in_sequence(units: UnitTimes, sequence: Iterable[Place]) -> Schedule:
         configs[config] = workers[worker] = end_s
         hops.append(Hop(config, partition, worker, start_s, end_s))
     return Schedule(tuple(hops))
-
-
-def violations(schedule: Schedule, units: UnitTimes) -> list[str]:
-    """Return messages on the violated invariants of CEREBRO, section 2; empty if there are none."""
-    slack_s = PRECISION * schedule.makespan_s
-    return [
-        *_incomplete(schedule, units),
-        *_overlaps("isolation", schedule, attrgetter("config"), units.configs, slack_s),
-        *_overlaps("exclusive access", schedule, attrgetter("worker"), units.workers, slack_s),
-        *_preempted(schedule, units, slack_s),
-    ]
-
-
-def _incomplete(schedule: Schedule, units: UnitTimes) -> list[str]:
-    """Return violations of the rule that each configuration is trained on each partition exactly once."""
-    times = Counter((hop.config, hop.partition) for hop in schedule.hops)
-    return [
-        f"completeness: {config} visits {partition} {times[i, j]} times"
-        for i, config in enumerate(units.configs)
-        for j, partition in enumerate(units.partitions)
-        if times[i, j] != 1
-    ]
-
-
-def _overlaps(
-    rule: str, schedule: Schedule, of: Callable[[Hop], int], names: tuple[str, ...], slack_s: float
-) -> list[str]:
-    """Return violations of the rule that a configuration or worker has one hop at a time."""
-    hops = sorted(schedule.hops, key=lambda hop: (of(hop), hop.start_s, hop.end_s))
-    return [
-        f"{rule}: {names[of(hop)]} starts at {later.start_s:g} s, before it has ended at {hop.end_s:g} s"
-        for hop, later in pairwise(hops)
-        if of(hop) == of(later) and later.start_s < hop.end_s - slack_s
-    ]
-
-
-def _preempted(schedule: Schedule, units: UnitTimes, slack_s: float) -> list[str]:
-    """Return violations of the rule that a hop takes the time of its unit, on a worker with the partition."""
-    return [
-        f"no preemption: {units.configs[config]} takes {units.seconds[config, partition, worker]:g} s on"
-        f" {units.workers[worker]}, not from {start_s:g} to {end_s:g} s"
-        for config, partition, worker, start_s, end_s in schedule.hops
-        # Written with `not`, so that a NaN time counts as a violation.
-        if start_s < 0 or not abs(end_s - start_s - units.seconds[config, partition, worker]) <= slack_s
-    ]
 
 
 def visits_of(schedule: Schedule, units: UnitTimes, epochs: int = 1) -> tuple[Visit, ...]:

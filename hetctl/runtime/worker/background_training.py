@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hetctl.methods.balance.predictors.network_training import Training
 
 DUTY = 0.01
-"""Most of one core's time that trainings take."""
+"""Largest share of one core's time that trainings take."""
 COMMAND = (sys.executable, "-m", "hetctl.runtime.worker.background_training")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -33,9 +33,15 @@ class BackgroundTraining:
 
     No call waits, but `start` takes some milliseconds. Without a result, as after the death of the process,
     networks stay as they are.
+
+    Parameters
+    ----------
+    duty : float
+        Largest share of one core's time that trainings take.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, duty: float = DUTY) -> None:
+        self._duty = duty
         self._given: SimpleQueue[Training | None] = SimpleQueue()
         self._found: SimpleQueue[tuple[Values, float]] = SimpleQueue()
         self._is_free = False
@@ -47,7 +53,7 @@ class BackgroundTraining:
         self._is_free = True
 
     def offer(self, training: Training) -> None:
-        """Begin a training, unless one has no result yet or the last one was too recent for `DUTY`."""
+        """Begin a training, unless one has no result yet or the last one was too recent for `duty`."""
         if self._is_free and time.monotonic() >= self._rests_until:
             self._is_free = False
             self._given.put(training)
@@ -57,7 +63,7 @@ class BackgroundTraining:
         with suppress(Empty):
             found, cpu_s = self._found.get_nowait()
             self._is_free = True
-            self._rests_until = time.monotonic() + cpu_s / DUTY
+            self._rests_until = time.monotonic() + cpu_s / self._duty
             return found
         return None
 

@@ -15,7 +15,7 @@ from hetctl.model.training_progress import Heartbeat
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Loader, Lockstep, Samples
-from hetctl.runtime.data.partitions import PartitionedData, load_partitions
+from hetctl.runtime.data.partitioned_data import PartitionedData, load_partitions
 from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import Framework, TrainableNetwork, load_framework

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -21,6 +22,11 @@ def wait_for_device(loss: Any) -> None:
 class SteadyClock:
     """Clock that times runs of full batches until their rate is known.
 
+    Parameters
+    ----------
+    clock : callable
+        Clock that returns seconds.
+
     Attributes
     ----------
     first_step_s : float or None
@@ -29,8 +35,9 @@ class SteadyClock:
         Number of timed steps after the first.
     """
 
-    def __init__(self) -> None:
-        self._run_began = time.perf_counter()
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._run_began = clock()
         self._run_steps = 0
         self._runs: list[float] = []
         self._timed_s = 0.0
@@ -42,14 +49,14 @@ class SteadyClock:
         """Record the end of a step."""
         if self.first_step_s is None:
             wait_for_device(loss)
-            self.first_step_s = time.perf_counter() - self._run_began
-            self._run_began = time.perf_counter()
+            self.first_step_s = self._clock() - self._run_began
+            self._run_began = self._clock()
             return
         self.steps += 1
         self._run_steps += 1
-        if time.perf_counter() - self._run_began >= RUN_S:
+        if self._clock() - self._run_began >= RUN_S:
             wait_for_device(loss)
-            self._end_run(time.perf_counter() - self._run_began)
+            self._end_run(self._clock() - self._run_began)
 
     def result(self) -> StepTimes:
         """Return the times of steps; at least one after the first must have been recorded."""
@@ -60,7 +67,7 @@ class SteadyClock:
         self._timed_s += seconds
         self.done = is_known(self._runs, self._timed_s)
         self._run_steps = 0
-        self._run_began = time.perf_counter()
+        self._run_began = self._clock()
 
 
 class StepTimer(Protocol):
@@ -112,9 +119,12 @@ class EpochClock:
         Samples of the epoch.
     chunk : int
         Samples of a full batch of the whole group.
+    clock : callable
+        Clock that returns seconds.
     """
 
-    def __init__(self, samples: int, chunk: int) -> None:
+    def __init__(self, samples: int, chunk: int, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._samples = samples
         self._chunk = chunk
         self._began: tuple[float, int] | None = None
@@ -128,7 +138,7 @@ class EpochClock:
         # Twice in an epoch: each wait leaves the GPU without queued work.
         if self._ended is None:
             wait_for_device(loss)
-        mark = time.perf_counter(), position
+        mark = self._clock(), position
         if self._began is None:
             self._began = mark
         elif self._ended is None:

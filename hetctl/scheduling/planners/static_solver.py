@@ -32,13 +32,13 @@ def can_refine(problem: Problem) -> bool:
     return choices * len(problem.heads) <= MOST_INTERVALS
 
 
-def refine(problem: Problem, schedule: PlacedRuns, seconds: float, seed: int, workers: int = 1) -> PlacedRuns:
+def refine(problem: Problem, schedule: PlacedRuns, seconds: float, seed: int) -> PlacedRuns:
     """Return a schedule that is no worse, found in at most `seconds`.
 
     Members get the GPUs that `schedule` gives them, or numbers that pack well; on a single node any.
 
-    With one worker the solver uses its deterministic time, so that the same request gives the same
-    result unless a slow machine reaches the wall-clock limit first.
+    The solver uses its deterministic time, so that the same request gives the same result unless a slow
+    machine reaches the wall-clock limit first.
     """
     from ortools.sat.python import cp_model
 
@@ -47,9 +47,8 @@ def refine(problem: Problem, schedule: PlacedRuns, seconds: float, seed: int, wo
     solver.parameters.max_time_in_seconds = seconds
     # The parameter is a signed number of 32 bits.
     solver.parameters.random_seed = seed % (1 << 31)
-    solver.parameters.num_workers = workers
-    if workers == 1:
-        solver.parameters.max_deterministic_time = WORK_PER_SECOND * seconds
+    solver.parameters.num_workers = 1
+    solver.parameters.max_deterministic_time = WORK_PER_SECOND * seconds
     if solver.status_name(solver.solve(model.model)) not in ("OPTIMAL", "FEASIBLE"):
         return schedule
     return min(schedule, model.schedule(solver), key=problem.cost)

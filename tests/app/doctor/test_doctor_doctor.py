@@ -75,7 +75,7 @@ def test_missing_commands_are_blamed_on_the_batch_system():
         ("long", None, WARNING, "none of this name"),
     ],
 )
-def test_queues(name, facts, outcome, words):
+def test_a_queue_smaller_than_the_site_file_says_is_found(name, facts, outcome, words):
     finding = queue_finding(SITE, name, name == "main", facts)
     assert finding.outcome is outcome
     assert words in finding.found
@@ -94,7 +94,7 @@ def test_queues(name, facts, outcome, words):
         ((), WARNING),
     ],
 )
-def test_nodes(groups, outcome):
+def test_nodes_smaller_than_the_site_file_says_are_found(groups, outcome):
     assert node_finding(SITE, "main", groups).outcome is outcome
 
 
@@ -106,7 +106,7 @@ def test_a_site_with_slots_needs_no_gpus():
     ("account", "accounts", "outcome"),
     [(None, [], OK), ("ml", ["ml", "x"], OK), ("ml", ["x"], FAILED), ("ml", [], WARNING)],
 )
-def test_accounts(account, accounts, outcome):
+def test_an_account_that_the_user_lacks_is_found(account, accounts, outcome):
     assert account_finding(account, accounts).outcome is outcome
 
 

@@ -12,7 +12,6 @@ from kills import killed, lines_of, spread
 from profiles import MODULE, measurings, members, profiling_project
 from workbench import alive, wait_for
 
-from hetctl.app.profile import jobs as profile_jobs
 from hetctl.app.profile.jobs import (
     START_PATIENCE_S,
     MeasureRequest,
@@ -158,20 +157,16 @@ def test_a_crash_before_the_measurements_file_leaves_nothing(profiles, ensemble,
 
 
 @pytest.mark.parametrize(("started", "patience"), [(False, START_PATIENCE_S), (True, 600)])
-def test_a_forgotten_job_is_followed_until_its_limit_at_most(
-    profiles, ensemble, monkeypatch, started, patience
-):
+def test_a_forgotten_job_is_followed_until_its_limit_at_most(profiles, ensemble, started, patience):
     job = submit(Batch(), profiles, request(ensemble)).jobs[0]
     if started:
         (job.folder / "events").mkdir()
         EventWriter(job.folder / "events", "a-1").write("failed", error="x")
     now = time.time()
     unknown = JobStatus(JobState.UNKNOWN)
-    monkeypatch.setattr(profile_jobs.time, "time", lambda: now + patience - 5)
-    assert not job.is_over(unknown)
-    monkeypatch.setattr(profile_jobs.time, "time", lambda: now + patience + 5)
-    assert job.is_over(unknown)
-    assert not job.is_over(JobStatus(JobState.RUNNING))
+    assert not job.is_over(unknown, now + patience - 5)
+    assert job.is_over(unknown, now + patience + 5)
+    assert not job.is_over(JobStatus(JobState.RUNNING), now + patience + 5)
 
 
 def test_a_group_that_has_returned_is_closed_without_a_question(profiles, ensemble, catalog):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.app.profile import follow as profile_following
+from hetctl.app.profile.follow import moments_to_ask
 from hetctl.app.profile.session import split
 from hetctl.app.project import USUAL_WAITS
 from hetctl.storage.profile_request import ProfileTarget
@@ -30,11 +30,10 @@ def test_shares_differ_by_one_point_at_most(points, jobs):
     assert max(sums) - min(sums) <= max(point.gpus for point in points)
 
 
-def test_the_batch_system_is_asked_ever_less_often(monkeypatch):
+def test_the_batch_system_is_asked_ever_less_often():
     now = [0.0]
-    monkeypatch.setattr(profile_following.time, "monotonic", lambda: now[0])
     asked = []
-    for ask in profile_following.moments_to_ask():
+    for ask in moments_to_ask(lambda: now[0]):
         if ask:
             asked.append(now[0])
         now[0] += USUAL_WAITS.profile_poll_s

@@ -88,7 +88,7 @@ def test_what_may_change_is_said_with_what_it_was(now, words):
     assert [str(change) for change in changes_among(found)] == [words]
 
 
-def test_programs_get_values():
+def test_changes_for_programs_have_values_without_units():
     found = differences(SPEC, replace(SPEC, wall_s=5400))
     assert changes_among(found) == (Change("time", 5400, 3600),)
 

@@ -139,7 +139,7 @@ def test_the_same_command_again_changes_nothing(project):
         (["--max-jobs", "7"], ["max_jobs: 7 (was none)"], ""),
     ],
 )
-def test_options_take_effect(project, slurm, arguments, said, in_script):
+def test_changed_options_take_effect_in_the_next_job(project, slurm, arguments, said, in_script):
     assert changed(project, *arguments) == said
     assert in_script in scripts(slurm)[-1]
     assert in_script == "" or in_script not in scripts(slurm)[0]

@@ -252,8 +252,11 @@ def small_disk(tmp_path):
     subprocess.run(["umount", str(folder)], check=True)
 
 
-@pytest.mark.parametrize("left", [0, 8192])
-def test_a_full_disk(project, small_disk, left):
+@pytest.mark.parametrize(
+    ("left", "words"),
+    [(0, "No space left on device"), (8192, "catalog.db cannot be written: the disk is full")],
+)
+def test_a_submit_to_a_full_disk_is_refused_and_leaves_no_run(project, small_disk, left, words):
     home = {"HETCTL_HOME": str(small_disk / "home"), "HETCTL_SITE": "local"}
     assert project.hetctl("profile", "import", "rates.csv", **home).code == 0
     (small_disk / "filler").write_bytes(b"x" * left)
@@ -262,7 +265,7 @@ def test_a_full_disk(project, small_disk, left):
     (small_disk / "filler").unlink()
     done = project.hetctl("submit", "--json", **home)
     assert (done.code, done.error["kind"]) == (2, "bad-input"), done.error
-    assert "No space left" in done.error["message"] or "full" in done.error["message"]
+    assert words in done.error["message"]
     assert list((small_disk / "home" / "runs").glob("*")) == []
     (small_disk / "rest").unlink()
     assert project.hetctl("plan", **home).code == 0

@@ -293,7 +293,7 @@ def test_a_job_that_waits_for_slots_can_be_cancelled(batch, submit, tmp_path):
     wait_for(lambda: state_of(batch, running) is JobState.RUNNING)
     waiting = submit(f"touch {tmp_path}/ran", gpus=2)
     patient = submit("exit 0", gpus=3)
-    time.sleep(0.5)
+    wait_for(lambda: is_locked(tmp_path / "locks" / "slot-turn"))
     assert [state_of(batch, job) for job in (waiting, patient)] == [JobState.PENDING] * 2
     batch.cancel([waiting, running])
     end = end_of(batch, waiting)
@@ -319,7 +319,7 @@ def test_jobs_of_two_projects_share_the_machine(batch, submit, tmp_path):
     wait_for(lambda: state_of(batch, first) is JobState.RUNNING)
     other = LocalBatch(tmp_path / "other-project")
     second = other.submit(JobRequest("other", script_of(tmp_path, "exit 0"), (), 60, SITE, 1))
-    time.sleep(0.5)
+    wait_for(lambda: is_locked(tmp_path / "locks" / "slot-turn"))
     assert state_of(other, second) is JobState.PENDING
     batch.cancel([first])
     assert end_of(other, second).state is JobState.FINISHED
@@ -332,7 +332,7 @@ def test_slots_are_held_until_a_killed_supervisors_job_ends(batch, submit, tmp_p
     wait_for((tmp_path / "ready").exists)
     os.kill(read_claim(tmp_path / "jobs", job).supervisor.pid, signal.SIGKILL)
     after = submit("exit 0")
-    time.sleep(0.5)
+    wait_for(lambda: is_locked(tmp_path / "locks" / "slot-turn"))
     assert state_of(batch, after) is JobState.PENDING
     leave.touch()
     assert end_of(batch, after).state is JobState.FINISHED

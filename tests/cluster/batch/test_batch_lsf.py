@@ -118,7 +118,7 @@ def test_lines_before_the_answer_are_passed_over():
     assert parse_bjobs(text)["12"].state is JobState.FINISHED
 
 
-def test_commands():
+def test_commands_about_jobs_name_them_as_lsf_does():
     assert bjobs_command(["7", "12_1", "12_2"])[-2:] == ["7", "12"]
     assert bhist_command(["7", "12_2"]) == ["bhist", "-l", "7", "12[2]"]
     assert find_command(["hetctl-a-1"])[-2:] == ["-J", "hetctl-a-1"]

@@ -76,7 +76,7 @@ def test_a_script_is_read_from_stdin_where_files_are_not_parsed(start_lsf, batch
         (["-nnodes", "1", "true"], "CSM is not enabled"),
     ],
 )
-def test_what_bsub_refuses(cluster, arguments, words):
+def test_a_wrong_option_of_bsub_is_refused_and_submits_nothing(cluster, arguments, words):
     done = cluster.run("bsub", *arguments)
     assert (done.returncode, done.stdout) == (255, "")
     assert words in done.stderr

@@ -66,7 +66,7 @@ def test_times_as_slurm_writes_them(text, seconds):
         ("9", "30:00", "DRAIN", QueueFacts(False, 4, 1800)),
     ],
 )
-def test_a_partition(nodes, time, state, facts):
+def test_limits_of_a_partition_are_parsed_from_scontrol(nodes, time, state, facts):
     assert parse_partition(PARTITION.format(nodes=nodes, time=time, state=state), "main") == facts
 
 
@@ -75,7 +75,7 @@ def test_a_partition_that_is_not_there(text):
     assert parse_partition(text, "mian") is None
 
 
-def test_a_qos():
+def test_limits_of_a_qos_are_parsed_from_sacctmgr():
     text = "normal||\nregular|2-00:00:00|cpu=8,node=3072\n"
     assert parse_qos(text, "regular") == QueueFacts(True, 3072, 172800)
     assert parse_qos(text, "normal") == QueueFacts(True)
@@ -106,6 +106,7 @@ def test_the_maximum_of_an_lsf_queue_counts():
 
 @given(st.text(alphabet="PartionName=mxTe MaxNodes0123456789|:-,.()gpu\n\0é²", max_size=200))
 @example("-0")
+@example("4|8|8000|gpu:2\n4|8|8000|gpu:-2\n1|2|900|")
 def test_any_text_is_read_without_a_traceback(text):
     for parse in (parse_partition, parse_qos, parse_lsf_queue):
         assert parse(text, "main") is None or "main" in text

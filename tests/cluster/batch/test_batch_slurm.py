@@ -338,7 +338,7 @@ def test_each_state_of_slurm_is_read_as_itself():
     [("7:0", 7), ("0:9", 137), ("1:15", 143), ("1792", 7), ("15", 143), ("36608", 143), ("", None),
      ("4294967294", None), ("-1", None), ("7:", None), ("nonsense", None)],
 )  # fmt: skip
-def test_exit_codes(printed, code):
+def test_exit_codes_of_sacct_are_those_of_a_shell(printed, code):
     assert parse_sacct(f"1|FAILED|{printed}|n1")["1"].status.exit_code == code
 
 

@@ -57,7 +57,7 @@ def test_local_needs_no_command() -> None:
         (LSF, {"LSB_DJOB_HOSTFILE": "/f"}, ""),
     ],
 )
-def test_outside_a_job(where: Site, environment: dict[str, str], output: str) -> None:
+def test_outside_a_job_its_nodes_are_refused(where: Site, environment: dict[str, str], output: str) -> None:
     with pytest.raises(BatchSystemError, match="names no nodes"):
         parse_nodes(where, environment, output)
 

@@ -24,7 +24,7 @@ CHANGED = "changed on purpose? HETCTL_REGENERATE=1 pytest tests/cluster/render w
 
 
 @pytest.mark.parametrize(("site", "case"), CASES, ids=[f"{site.name}-{case.name}" for site, case in CASES])
-def test_golden(site, case):
+def test_scripts_are_equal_to_their_golden_files(site, case):
     text = case_text(site, case)
     golden = GOLDEN / site.name / f"{case.name}.sh"
     if os.environ.get("HETCTL_REGENERATE") == "1":

@@ -75,12 +75,14 @@ def job(site: Site, folder: str = "/home/ann/digits/.hetctl", **changes: Any) ->
         ("local", {}, ("bash",)),
     ],
 )
-def test_submit_by_file(name: str, changes: dict[str, Any], command: tuple[str, ...]) -> None:
+def test_by_file_the_script_is_named_to_the_batch_system(
+    name: str, changes: dict[str, Any], command: tuple[str, ...]
+) -> None:
     path = "/home/ann/digits/.hetctl/runs/digits-1/job-0002.sh"
     assert submit_command(job(SITES[name], **changes)) == (*command, path)
 
 
-def test_submit_by_stdin() -> None:
+def test_by_stdin_the_command_names_no_script() -> None:
     assert submit_command(job(dataclasses.replace(SITES["summit"], submit_by="stdin"))) == ("bsub",)
 
 

@@ -35,7 +35,7 @@ GRACE_S, WALL_S = 90, 5430
         ("true", WALL_S),
     ],
 )
-def test_what_bjobs_answers(tmp_path: Path, answer: str, left: int) -> None:
+def test_the_time_left_is_that_of_bjobs_if_it_is_usable(tmp_path: Path, answer: str, left: int) -> None:
     site = dataclasses.replace(SITES["summit"], setup=(), directives=())
     script = job(site, wall_s=WALL_S, grace_s=GRACE_S)
     records, _, environment = prepare(tmp_path, script, "true")

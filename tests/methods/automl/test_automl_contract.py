@@ -216,7 +216,7 @@ def test_the_order_of_reports_does_not_matter_behind_a_barrier(begin: Begin) -> 
 
 
 @every_procedure
-def test_the_seed_decides(begin: Begin) -> None:
+def test_equal_seeds_give_equal_trials_and_others_do_not(begin: Begin) -> None:
     runs = [story(begin(seed=seed), 1).history.trials for seed in (3, 3, 4)]
     assert runs[0] == runs[1]
     assert (runs[0] == runs[2]) is (begin is grid)

@@ -95,7 +95,7 @@ def test_a_mutation_keeps_its_bounds_and_the_type(
     assert isinstance(changed, int) or not isinstance(value, int)
 
 
-def test_a_factor_multiplies() -> None:
+def test_a_mutation_by_a_factor_multiplies_the_value() -> None:
     assert Mutation((0.8, 1.2), 0.0, 1.0, multiply=True).of(0.5, 0.6) == pytest.approx(0.6)
 
 

@@ -265,7 +265,7 @@ def test_each_worker_changes_for_itself():
 
 
 @pytest.mark.parametrize("true", [0.01, 0.03, 0.1])
-def test_noise_is_learnt(true):
+def test_the_noise_of_each_worker_is_learnt(true):
     noise, draw = Noise(4), np.random.default_rng(2)
     for _ in range(400):
         noise.observe(draw.normal(scale=true, size=4) / noise.deviation)

@@ -122,7 +122,7 @@ def test_equal_batches_leave_what_does_not_fit_to_others():
 
 
 @given(st.lists(st.none() | st.integers(1, 50), min_size=1, max_size=9), st.integers(0, 400))
-def test_equal_batches_fit(caps, total):
+def test_equal_batches_have_the_total_and_fit_their_caps(caps, total):
     most = sum(cap or 400 for cap in caps)
     if not len(caps) <= total <= most:
         with pytest.raises(InfeasibleError if total > most else BadInputError):

@@ -76,7 +76,7 @@ def test_a_cap_without_room_is_refused():
 
 
 @given(curves(), st.floats(0, 100), st.floats(0, 100))
-def test_time_never_falls(curve, one, other):
+def test_a_larger_batch_takes_no_less_time(curve, one, other):
     assert curve.seconds(min(one, other)) <= curve.seconds(max(one, other)) + NEAR
 
 
@@ -87,7 +87,7 @@ def test_a_batch_within_a_time_is_the_largest(curve, batch):
     assert curve.seconds(curve.batch(seconds)) <= seconds * (1 + NEAR)
 
 
-def test_balance_of_speeds():
+def test_a_worker_of_triple_speed_gets_the_triple_batch():
     slow, fast = TimeCurve(((1, 0.3),)), TimeCurve(((1, 0.1),))
     assert balance_time([slow, fast], 8) == pytest.approx(0.6)
     assert balanced([slow, fast], 8) == (2, 6)

@@ -4,12 +4,12 @@ import sys
 
 import numpy as np
 import pytest
+from hop_rules import broken_by_schedule
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.hopper.approximate import apart, approximate, greedy, rearranged
-from hetctl.methods.hopper.schedule import violations
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 from hetctl.model.errors import BadInputError
 
@@ -42,7 +42,7 @@ def test_the_schedule_is_optimal_if_is_optimal_holds(matrix):
     assume(is_optimal(matrix))
     units = UnitTimes.from_matrix(matrix)
     schedule = approximate(units, SearchOptions())
-    assert violations(schedule, units) == []
+    assert broken_by_schedule(schedule, units) == []
     assert schedule.makespan_s == pytest.approx(matrix.sum(axis=0).max())
 
 
@@ -76,7 +76,7 @@ def test_greed_is_not_always_enough(monkeypatch):
     assert makespan_s == pytest.approx(matrix.sum(axis=0).max())
 
 
-def test_replicas_are_refused():
+def test_partitions_on_several_workers_are_refused():
     units = UnitTimes(("a",), ("p",), ("x", "y"), np.ones((1, 1, 2)))
     with pytest.raises(BadInputError, match="several workers"):
         approximate(units, SearchOptions())

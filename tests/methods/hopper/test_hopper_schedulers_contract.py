@@ -5,13 +5,14 @@ import random
 
 import numpy as np
 import pytest
+from hop_rules import broken_by_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.list_schedule import dense, randomized
 from hetctl.methods.hopper.portfolio import on_single_workers, refine
-from hetctl.methods.hopper.schedule import in_sequence, violations
+from hetctl.methods.hopper.schedule import in_sequence
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 
 SOON = SearchOptions(seconds=0.05)
@@ -43,7 +44,7 @@ def replicated(draw, most=4):
 
 def check(name, units):
     schedule = SCHEDULERS[name](units, SOON)
-    assert violations(schedule, units) == []
+    assert broken_by_schedule(schedule, units) == []
     assert schedule.makespan_s >= lower_bound(units) * (1 - 1e-6)
     return schedule
 
@@ -51,7 +52,7 @@ def check(name, units):
 @pytest.mark.parametrize("name", FAST)
 @settings(max_examples=60, deadline=None)
 @given(units=open_shops(most=7))
-def test_open_shops(name, units):
+def test_schedules_of_open_shops_obey_the_rules_of_hops(name, units):
     check(name, units)
 
 
@@ -65,14 +66,14 @@ def test_open_shops_are_searched(name, units):
 
 @settings(max_examples=60, deadline=None)
 @given(units=replicated(most=6))
-def test_replicas(units):
+def test_random_schedules_with_replicas_obey_the_rules_of_hops(units):
     check("randomized", units)
 
 
 @pytest.mark.parametrize("name", SEARCHING)
 @settings(max_examples=12, deadline=None)
 @given(units=replicated())
-def test_replicas_are_searched(name, units):
+def test_searches_with_replicas_obey_the_rules_of_hops(name, units):
     check(name, units)
 
 
@@ -82,7 +83,7 @@ def test_the_same_question_has_the_same_answer(name):
     assert SCHEDULERS[name](units, SOON) == SCHEDULERS[name](units, SOON)
 
 
-def test_randomized_draws():
+def test_random_schedules_differ_by_their_seeds():
     units = random_shop(8, 5)
     assert len({randomized(units, SearchOptions(seed=seed)) for seed in range(10)}) == 10
 
@@ -91,7 +92,7 @@ def test_randomized_draws():
 @given(units=open_shops(most=7), noise=st.sampled_from([0.0, 0.3]))
 def test_no_worker_waits_in_a_dense_schedule(units, noise):
     schedule = dense(units, noise, seed=1)
-    assert violations(schedule, units) == []
+    assert broken_by_schedule(schedule, units) == []
     for hop in schedule.hops:
         before = [h.end_s for h in schedule.hops if h.end_s <= hop.start_s and hop[:3] != h[:3]]
         freed = [h.end_s for h in schedule.hops if (h.config == hop.config) != (h.worker == hop.worker)]
@@ -119,7 +120,7 @@ def test_searches_come_to_the_optimum_of_small_shops(name, shape):
         assert schedule.makespan_s == pytest.approx(least_makespan(units))
 
 
-def test_searches_use_replicas():
+def test_searches_spread_visits_over_the_replicas():
     seconds = np.full((4, 2, 3), 6.0)
     seconds[:, 0, 2] = np.inf
     units = UnitTimes(("a", "b", "c", "d"), ("p", "q"), ("x", "y", "z"), seconds)
@@ -154,7 +155,7 @@ def test_the_solver_never_returns_a_worse_schedule(scale):
     units = UnitTimes.from_matrix(random_shop(5, 5).matrix * scale)
     first = randomized(units, SOON)
     found = refine(units, first, lower_bound(units), SearchOptions(seconds=0.3))
-    assert violations(found, units) == []
+    assert broken_by_schedule(found, units) == []
     assert found.makespan_s <= first.makespan_s
 
 
@@ -162,10 +163,10 @@ def test_the_solver_never_returns_a_worse_schedule(scale):
 def test_too_large_a_problem_is_not_searched_for_long(name):
     units = random_shop(60, 12)
     schedule = SCHEDULERS[name](units, SOON)
-    assert violations(schedule, units) == []
+    assert broken_by_schedule(schedule, units) == []
 
 
 @pytest.mark.parametrize("name", SEARCHING)
 def test_without_time_there_is_a_schedule_still(name):
     units = random_shop(4, 4)
-    assert violations(SCHEDULERS[name](units, SearchOptions(seconds=0)), units) == []
+    assert broken_by_schedule(SCHEDULERS[name](units, SearchOptions(seconds=0)), units) == []

@@ -6,12 +6,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hop_rules import broken_by_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper.approximate import approximate
 from hetctl.methods.hopper.modes import DATA_PARALLEL, HOPPER, HYBRID, price
-from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions, in_sequence, violations, visits_of
+from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions, in_sequence, visits_of
 from hetctl.methods.hopper.simulate import HopTrace, Outage, simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 from hetctl.model.errors import InfeasibleError
@@ -53,7 +54,7 @@ def schedule_of(course: HopTrace, units: UnitTimes, epoch: int = 0) -> Schedule:
 @given(unit_times(), st.integers(0, 9))
 def test_a_random_run_keeps_the_invariants(units, seed):
     course = simulate_hops(units, seed=seed)
-    assert violations(schedule_of(course, units), units) == []
+    assert broken_by_schedule(schedule_of(course, units), units) == []
     assert simulate_hops(units, seed=seed) == course
 
 
@@ -83,7 +84,7 @@ def test_with_workers_that_fail_and_return_every_unit_is_done(units, away, drawn
     plan = () if drawn else visits_of(schedule_of(simulate_hops(units), units), units, epochs)
     course = simulate_hops(units, plan=plan, epochs=epochs, outages=outages, reschedule=reschedule)
     for epoch in range(epochs):
-        assert violations(schedule_of(course, units, epoch), units) == []
+        assert broken_by_schedule(schedule_of(course, units, epoch), units) == []
     for outage in outages:
         for record in course.records:
             during = record.start_s < outage.end_s and record.end_s > outage.start_s
@@ -214,7 +215,7 @@ def first_come(units: UnitTimes) -> Schedule:
 
 
 @pytest.mark.parametrize(("efficiency", "cheapest"), [(1.0, DATA_PARALLEL), (0.3, HOPPER)])
-def test_ways_are_priced(efficiency, cheapest):
+def test_the_cheapest_mode_depends_on_the_efficiency(efficiency, cheapest):
     """One configuration on four workers: 4 x 10 s alone, 10 s / efficiency together."""
     units = UnitTimes.from_matrix([[10.0] * 4])
     share = {1: 1.0, 2: 0.8 * efficiency, 4: 0.5 * efficiency}

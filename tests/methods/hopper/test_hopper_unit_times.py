@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
+from hop_rules import broken_by_schedule
 
-from hetctl.methods.hopper.schedule import Hop, Schedule, in_sequence, violations
+from hetctl.methods.hopper.schedule import Hop, Schedule, in_sequence
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 from hetctl.model.errors import BadInputError, InfeasibleError
 
@@ -107,4 +108,4 @@ def test_hops_in_sequence_start_as_early_as_they_can():
     ],
 )
 def test_violated_invariants_are_named(hops, broken):
-    assert violations(Schedule(hops), SHOP) == broken
+    assert broken_by_schedule(Schedule(hops), SHOP) == broken

@@ -134,7 +134,9 @@ def test_too_few_waves_are_refused() -> None:
 
 @given(st.lists(PIPELINES, min_size=1, max_size=3), BOUNDS)
 @settings(max_examples=40, deadline=None)
-def test_the_conditions_hold(pipelines: list[Pipeline], bounds: Bounds) -> None:
+def test_passes_obey_the_conditions_of_partition_scheduling(
+    pipelines: list[Pipeline], bounds: Bounds
+) -> None:
     run = simulate_pipelines(pipelines, bounds, 3)
     for tasks in by_gpu(run):
         assert all(one.end_s <= other.start_s for one, other in pairwise(tasks))
@@ -189,7 +191,8 @@ def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
 ) -> None:
     """Replay by `hetctl.methods.pipeline.wsp` of minibatches completed and sent at the time of each entry.
 
-    Times are quarters of seconds and sums of these, so that they are exact.
+    A minibatch enters at the start, when another one leaves, or at the end of a pull without unnecessary
+    delay. Times are quarters of seconds and sums of these, so that they are exact.
     """
     run = simulate_pipelines(pipelines, bounds, 5)
     waves_s = [times[bounds.in_flight - 1 :: bounds.in_flight] for times in run.completed_s]
@@ -199,6 +202,7 @@ def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
     ]
     for number, one in enumerate(pipelines):
         entries_s = [t.ready_s for t in run.tasks if (t.worker, t.stage) == (number, 0) and is_forward(t)]
+        pulls = {end_s: asked_s for asked_s, end_s in reversed(run.waits_s[number])}
         for minibatch, entry_s in enumerate(entries_s, start=1):
             completed = sum(at_s <= entry_s for at_s in run.completed_s[number])
             sent = GlobalClock(
@@ -208,7 +212,11 @@ def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
             assert clock.may_start
             before = sum(at_s < entry_s for at_s in run.completed_s[number])
             full = not WspClock(bounds, minibatch - 1, before, minibatch).may_start
-            assert entry_s == 0 or full or bounds.waves_needed(minibatch) > 0
+            if (asked_s := pulls.pop(entry_s, None)) is not None:
+                there_s = max(those[bounds.waves_needed(minibatch)] for those in sent_s)
+                assert entry_s == max(asked_s, there_s) + one.traffic.pull_s
+            elif minibatch > 1 and entry_s > entries_s[minibatch - 2]:
+                assert full
 
 
 def later_by(push_s: float) -> Callable[[float, float], float]:

@@ -75,8 +75,8 @@ def test_without_control_groups_nothing_is_counted(tmp_path):
     assert list(limited_groups(tmp_path / "cgroup", tmp_path)) == []
 
 
-def test_they_are_counted_on_this_machine():
-    assert oom_kills() >= 0
+def test_counting_kills_on_this_machine_raises_no_error():
+    assert isinstance(oom_kills(), int)
 
 
 @pytest.mark.parametrize(("membership", "files"), LIMITS.values(), ids=LIMITS)

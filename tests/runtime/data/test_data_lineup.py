@@ -73,7 +73,7 @@ rounds = st.lists(
 
 
 @given(rounds, st.sampled_from(["none", "cached", "lockstep"]), st.integers(1, 64))
-def test_any_layout(members, sharing, cores):
+def test_any_layout_gives_each_node_one_leader_and_fair_shares(members, sharing, cores):
     allocations = [
         allocation(f"m{index}", rate, **{node: range(count) for node, count in nodes.items()})
         for index, (rate, nodes) in enumerate(members)

@@ -8,7 +8,7 @@ from hetctl.partitions import read
 from hetctl.runtime.data.make_parts import DividedSamples
 from hetctl.runtime.data.named_arrays import NamedArrays, fields_of, refuse_named
 from hetctl.runtime.data.part_files import ARRAYS, described, write
-from hetctl.runtime.data.partitions import joined
+from hetctl.runtime.data.partitioned_data import joined
 from hetctl.runtime.data.sources import as_source, as_sources
 from hetctl.runtime.worker.hop_resources import _bytes_of
 
@@ -105,6 +105,6 @@ def test_other_mappings_are_refused(data, said):
         as_sources((data, data))
 
 
-def test_pipelines_refuse_them():
+def test_a_pipeline_refuses_named_inputs_by_their_names():
     with pytest.raises(BadInputError, match="the inputs image, age, sex, and a pipeline takes one array"):
         refuse_named(NamedArrays(INPUTS, "x")[[0]], "a pipeline")

@@ -136,7 +136,7 @@ def test_an_empty_dataset_is_refused():
         as_source(Dataset([]), "training")
 
 
-def test_a_pytorch_dataset():
+def test_a_pytorch_dataset_gives_its_samples_if_it_has_an_end():
     torch = pytest.importorskip("torch")
     x, y = torch.arange(12.0).reshape(6, 2), torch.arange(6)
     equal(as_source(torch.utils.data.TensorDataset(x, y), "training"), x.numpy(), y.numpy())
@@ -152,7 +152,7 @@ def test_a_pytorch_dataset():
         as_source(Endless(), "training")
 
 
-def test_a_tensorflow_dataset():
+def test_a_tensorflow_dataset_gives_its_samples_if_it_has_an_end():
     tf = pytest.importorskip("tensorflow")
     dataset = tf.data.Dataset.from_tensor_slices(ARRAYS).map(lambda x, y: (2 * x, y))
     source = as_source(dataset, "training")

@@ -15,7 +15,6 @@ import pytest
 from workbench import wait_for
 
 from hetctl.methods.balance.predictors.narx import narx
-from hetctl.runtime.worker import background_training
 from hetctl.runtime.worker.background_training import BackgroundTraining
 from hetctl.storage.processes import Process
 
@@ -46,8 +45,14 @@ def found_by(background):
 
 
 @pytest.fixture
-def background(processes):
-    with closing(BackgroundTraining()) as background:
+def duty():
+    """Share of a core's time at which a training need not wait for the one before it."""
+    return 1e9
+
+
+@pytest.fixture
+def background(processes, duty):
+    with closing(BackgroundTraining(duty)) as background:
         background.start()
         yield background
     wait_for(lambda: not processes())
@@ -68,8 +73,7 @@ def test_without_a_process_nothing_is_trained(processes):
         assert processes() == []
 
 
-def test_one_process_of_the_lowest_priority_trains_repeatedly(background, processes, monkeypatch):
-    monkeypatch.setattr(background_training, "DUTY", 1e9)
+def test_one_process_of_the_lowest_priority_trains_repeatedly(background, processes):
     numbers = set()
     for _ in range(3):
         background.offer(waiting())
@@ -81,9 +85,8 @@ def test_one_process_of_the_lowest_priority_trains_repeatedly(background, proces
     assert len(numbers) == 1
 
 
-@pytest.mark.parametrize("rests", [True, False])
-def test_after_a_training_the_process_rests(background, processes, monkeypatch, rests):
-    monkeypatch.setattr(background_training, "DUTY", 1e-9 if rests else 1e9)
+@pytest.mark.parametrize(("duty", "rests"), [(1e-9, True), (1e9, False)])
+def test_after_a_training_the_process_rests(background, processes, rests):
     background.offer(waiting())
     found_by(background)
     background.offer(waiting())
@@ -93,8 +96,7 @@ def test_after_a_training_the_process_rests(background, processes, monkeypatch, 
     assert (background.result() is None) == rests
 
 
-def test_a_training_that_is_under_way_keeps_others_out(background, processes, monkeypatch):
-    monkeypatch.setattr(background_training, "DUTY", 1e9)
+def test_a_training_that_is_under_way_keeps_others_out(background, processes):
     for _ in range(3):
         background.offer(waiting())
     found_by(background)
@@ -103,8 +105,7 @@ def test_a_training_that_is_under_way_keeps_others_out(background, processes, mo
     assert background.result() is None
 
 
-def test_signals_to_the_job_do_not_end_a_training(background, processes, monkeypatch):
-    monkeypatch.setattr(background_training, "DUTY", 1e9)
+def test_signals_to_the_job_do_not_end_a_training(background, processes):
     background.offer(waiting())
     found_by(background)
     (process,) = processes()
@@ -114,8 +115,7 @@ def test_signals_to_the_job_do_not_end_a_training(background, processes, monkeyp
     found_by(background)
 
 
-def test_after_the_death_of_its_process_nothing_is_learnt(background, processes, monkeypatch, capfd):
-    monkeypatch.setattr(background_training, "DUTY", 1e9)
+def test_after_the_death_of_its_process_nothing_is_learnt(background, processes, capfd):
     background.offer(waiting())
     found_by(background)
     (process,) = processes()
@@ -129,9 +129,8 @@ def test_after_the_death_of_its_process_nothing_is_learnt(background, processes,
 
 PARENT = """
 import pickle, psutil, sys, time
-from hetctl.runtime.worker import background_training
-background_training.DUTY = 1e9
-background = background_training.BackgroundTraining()
+from hetctl.runtime.worker.background_training import BackgroundTraining
+background = BackgroundTraining(1e9)
 background.start()
 training = pickle.load(sys.stdin.buffer)
 background.offer(training)

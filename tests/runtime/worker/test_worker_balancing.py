@@ -13,8 +13,7 @@ from hetctl.methods.balance.drift import LASTING, WINDOW
 from hetctl.methods.balance.observation_log import ManagerStart, line_of, records_in, replay
 from hetctl.methods.balance.predictors import learner
 from hetctl.model.training_settings import AUTO, ON, BalanceSettings
-from hetctl.runtime.worker import background_training
-from hetctl.runtime.worker.background_training import BackgroundTraining
+from hetctl.runtime.worker.background_training import DUTY, BackgroundTraining
 from hetctl.runtime.worker.balancing import WARM_UP, Balance, BalanceLeader, Balancer
 from hetctl.runtime.worker.group import SingleRank
 
@@ -71,6 +70,7 @@ def run(
     left=10**9,
     unlike=False,
     ends=lambda _: False,
+    duty=DUTY,
 ):
     """Run ranks whose times follow `speeds`, until enough is recorded or for a number of steps.
 
@@ -85,7 +85,7 @@ def run(
     )
     records, seen = Records(), [[] for _ in speeds]
     ranks = groups_of_threads(size)
-    background = BackgroundTraining()
+    background = BackgroundTraining(duty)
     leader = BalanceLeader(ranks[0], balance, records, background)
     leader.restore(state)
     average = threading.Barrier(size)
@@ -243,13 +243,12 @@ def test_a_log_of_networks_in_the_background_is_repeated(monkeypatch):
     """The second job goes on with a training that had no result in the first one."""
     monkeypatch.setattr(learner, "LEARNS_FROM", 20)
     monkeypatch.setattr(learner, "PREDICTS_FROM", 40)
-    monkeypatch.setattr(background_training, "DUTY", 1e9)
 
     def shaky(step, batch):
         time.sleep(0.002)
         return batch * (0.001 + 0.0005 * (step // 5 % 3))
 
-    narx = {"manager": "cpu", "predictor": "narx", "sizes": (640, 640)}
+    narx = {"manager": "cpu", "predictor": "narx", "sizes": (640, 640), "duty": 1e9}
     speeds = [shaky, speed(0.003)]
     _, first, leader = run(speeds, 10**5, **narx, ends=adoptions(3))
     _, second, _ = run(speeds, 10**5, **narx, state=leader.state(), ends=adoptions(2))

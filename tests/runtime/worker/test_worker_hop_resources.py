@@ -74,7 +74,7 @@ def test_a_network_that_is_too_large_is_not_kept() -> None:
     assert len(kept) == 0
 
 
-def test_all_are_released() -> None:
+def test_after_clear_no_network_is_kept() -> None:
     kept, _ = kept_of(25, A, B)
     kept.clear()
     assert len(kept) == 0

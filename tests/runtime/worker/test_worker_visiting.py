@@ -27,6 +27,7 @@ from visiting_ranks import (
     trained_alone,
     write_parts,
 )
+from workbench import wait_for
 
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.errors import BadInputError
@@ -195,7 +196,11 @@ def states_in(store):
     return sorted(entry.name for entry in store.iterdir() if entry.name != node_folder.USERS)
 
 
-SLOW = replace(DROPPING, config={**DROPPING.config, "pause_s": 0.5})
+def slow(pause_s, began):
+    """Return a member that rests after each step, and leaves a file after the first one."""
+    return replace(DROPPING, config={**DROPPING.config, "pause_s": pause_s, "began": str(began)})
+
+
 AT = {
     "while it waits": ("adam-99", False, 3600.0, "stop"),
     "in training": ("adam-0", False, 3600.0, "stop"),
@@ -209,22 +214,24 @@ AT = {
 def test_a_visit_that_is_stopped_leaves_no_trace(tmp_path, path, ranks, state, evaluates, deadline_s, how):
     tasks = Visits(tmp_path, ensemble_of("pytorch", path, "fit_train_fn"))
     rank = ranks(tasks)
-    assert rank.visit(replace(SLOW, config=DROPPING.config), VisitSpec(0, 1, 0, False))
+    assert rank.visit(DROPPING, VisitSpec(0, 1, 0, False))
     rank.saved(0)
-    files = states_in(rank.store), sorted(tasks.checkpoints(SLOW).iterdir())
+    files = states_in(rank.store), sorted(tasks.checkpoints(DROPPING).iterdir())
     one = VisitSpec(1, 1, 1, evaluates, state)
-    rank.start(SLOW, one, deadline_s=deadline_s)
-    if state is not None and how:
-        time.sleep(1.0)
+    rank.start(slow(0.5, tmp_path / "began"), one, deadline_s=deadline_s)
+    if state == "adam-99":
+        rank.sign()
+    elif how:
+        wait_for((tmp_path / "began").exists)
     if how == "stop":
         rank.stop()
     elif how == "signal":
         rank.process.terminate()
     assert rank.finish() is None
-    assert (states_in(rank.store), sorted(tasks.checkpoints(SLOW).iterdir())) == files
+    assert (states_in(rank.store), sorted(tasks.checkpoints(DROPPING).iterdir())) == files
     assert any("signalled" in message for message in rank.messages) is (how == "signal")
     # The rank goes on, and the same visit may come again.
-    assert rank.visit(replace(SLOW, config=DROPPING.config), replace(one, state="adam-0"))
+    assert rank.visit(DROPPING, replace(one, state="adam-0"))
 
 
 def test_a_visit_starts_once_its_state_arrives(tmp_path, path, ranks):
@@ -322,12 +329,15 @@ def test_a_killed_rank_costs_its_group_one_visit(tmp_path, path, ranks):
 @pytest.mark.parametrize("evaluates", [False, True])
 def test_a_group_that_is_told_to_stop_leaves_no_trace(tmp_path, path, ranks, evaluates):
     tasks = Visits(tmp_path, ensemble_of("pytorch", path, "fit_train_fn"))
-    slow = replace(DROPPING, config={**DROPPING.config, "pause_s": 0.2})
     group = VisitedGroup(ranks(tasks, 0), ranks(tasks, 1))
     assert group.visit(DROPPING, VisitSpec(0, 1, 0, False))
     files = states_in(group.ranks[0].store)
-    group.start(slow, VisitSpec(1, 1, 1, evaluates, "adam-9" if evaluates else "adam-0"))
-    time.sleep(0.5)
+    state = "adam-9" if evaluates else "adam-0"
+    group.start(slow(0.2, tmp_path / "began"), VisitSpec(1, 1, 1, evaluates, state))
+    if evaluates:
+        group.ranks[0].sign()
+    else:
+        wait_for((tmp_path / "began").exists)
     for rank in group.ranks:
         rank.stop()
     assert [rank.finish() for rank in group.ranks] == [None, None]

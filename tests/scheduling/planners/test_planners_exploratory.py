@@ -107,7 +107,7 @@ def test_the_kept_state_has_types_of_json(exploration: str) -> None:
     assert any(memory["kept"] for memory in remembered) is (exploration == "each")
 
 
-def test_reasons_name_explorers() -> None:
+def test_reasons_name_the_members_that_explore() -> None:
     request = asked((member("a"), member("b")))
     words = EXPLORATORY.reasons(request, EXPLORATORY.decide(request))
     assert words["a"] == "explores its rate on 1 GPU"

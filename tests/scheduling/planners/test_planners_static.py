@@ -15,7 +15,7 @@ from ortools.sat.python import cp_model
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
-from hetctl.perf.allotments import allotment_bound, allotments_of, constant_bound
+from hetctl.perf.allotments import allotment_bound, allotments_of
 from hetctl.scheduling.planners import planner_named, static_solver
 from hetctl.scheduling.planners.base import MAKESPAN, MEAN_JCT, Options, Request
 from hetctl.scheduling.planners.static import STATIC, decide, reasons
@@ -71,6 +71,12 @@ def assert_valid(result: Simulation, members: Sequence[Workload], gpus: int, per
 
 
 @settings(deadline=None, max_examples=40)
+def constant_bound(members: Sequence[Workload], gpus: int) -> float:
+    """Return a lower bound in seconds of schedules of these members without resizing."""
+    allowed = range(1, gpus + 1)
+    return allotment_bound([allotments_of(member, allowed) for member in members], gpus)
+
+
 @given(
     st.integers(0, 10**6),
     st.integers(1, 14),

@@ -68,7 +68,7 @@ def gpus_by_round(plan: Plan) -> list[dict[str, int]]:
     return [{a.member: a.gpus for a in round_.allocations} for round_ in plan.rounds]
 
 
-def test_flotillas_by_hand() -> None:
+def test_flotillas_are_those_worked_out_by_hand() -> None:
     """Three rounds on 4 GPUs, delta 20, alpha 0.8, worked out from FLEET's rules.
 
     Round 0: a is the reference at 100, b joins on 2 GPUs at 100, c would need 4 of the 1 left; the
@@ -123,7 +123,7 @@ def test_a_global_round_ends_with_its_last_step() -> None:
     assert [(r.start_s, r.predicted_s) for r in plan.rounds] == [(0, 20), (21, 10)]
 
 
-def test_local_rounds_overlap() -> None:
+def test_a_local_round_begins_before_the_other_has_ended() -> None:
     members = (member("a", [10], 100), member("b", [10], 200), member("c", [10], 100))
     plan = predict(LOCAL, members, 2)
     assert [(r.start_s, r.predicted_s) for r in plan.rounds] == [(0, 20), (11, 10)]

@@ -64,8 +64,6 @@ class Learner:
         Features of the networks.
     effort : Effort
         Amount of work in one training.
-    models : Models or None
-        Networks of an earlier run of these workers, used from the start.
 
     Attributes
     ----------
@@ -80,7 +78,6 @@ class Learner:
         network: SmallNetwork,
         lags: tuple[Lag, ...],
         effort: Effort,
-        models: Models | None = None,
     ) -> None:
         self._draw = np.random.default_rng(seed)
         self._network = network
@@ -90,10 +87,8 @@ class Learner:
         self._average = Ema(workers)
         self._range = ObservedRange(workers)
         self._history = SpeedHistory(workers)
-        self._trained = np.full(workers, models is not None)
-        reach = 1 + max(lag for _, lag in lags)
-        self._predicts_from = PREDICTS_FROM if models is None else reach
-        self.models = models or self._random(workers)
+        self._trained = np.zeros(workers, dtype=bool)
+        self.models = self._random(workers)
         self._forecasts = np.zeros((2, workers))
         self._errors = np.zeros((2, workers))
         self._next = 0
@@ -155,7 +150,7 @@ class Learner:
     def _ahead(self) -> Values:
         """Return the forecasts of the log speed by the networks and by the moving average."""
         average = np.log(self._average.predict())
-        if self._history.seen < self._predicts_from:
+        if self._history.seen < PREDICTS_FROM:
             return np.stack([average, average])
         models, all_workers = self.models, self._workers[:, None]
         kept = self._history.kept

@@ -13,7 +13,6 @@ from hetctl.methods.balance.predictors.network_training import (
     MEMORY,
     SPEED,
     Lag,
-    Models,
     joined,
     outer,
     split,
@@ -64,7 +63,7 @@ class FeedForward:
         return (hidden @ out + out_bias)[..., 0], derivatives
 
 
-def narx(workers: int, seed: int, models: Models | None = None) -> Learner:
-    """Return a predictor by Equation 4; `models` of an earlier run replace the average from the start."""
+def narx(workers: int, seed: int) -> Learner:
+    """Return a predictor by Equation 4."""
     network = FeedForward(len(LAGS), HIDDEN)
-    return Learner(workers, seed, network, LAGS, EFFORT, models)
+    return Learner(workers, seed, network, LAGS, EFFORT)

@@ -19,7 +19,7 @@ from hetctl.model.profile import PreprocessPoint
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.collated import CollatedSource
 from hetctl.runtime.data.part_files import path_on_node
-from hetctl.runtime.data.partitions import partition_paths
+from hetctl.runtime.data.partitioned_data import partition_paths
 from hetctl.runtime.data.sampler import sample_rng
 from hetctl.runtime.data.shards import ShardReader, ShardSource
 from hetctl.runtime.data.sources import ArraySource, Source, as_sources

@@ -73,7 +73,7 @@ def restore(project, kept):
     shutil.copytree(kept, project.home.path)
 
 
-def test_submit(project, tmp_path):
+def test_a_submit_killed_at_any_line_leaves_one_job(project, tmp_path):
     kept = shutil.copytree(project.home.path, tmp_path / "kept")
     lines = lines_of(project, "submit")
     reached = 0
@@ -88,7 +88,7 @@ def test_submit(project, tmp_path):
     assert reached >= KILLS - 2
 
 
-def test_advance(project, tmp_path):
+def test_an_advance_killed_at_any_line_submits_one_job(project, tmp_path):
     assert project.here("submit").code == 0
     wait_for(project.epochs)
     end_jobs(project)

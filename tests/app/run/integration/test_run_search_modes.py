@@ -8,6 +8,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from hop_rules import broken_by_visits
 from piped_run import LAYERS
 from tiny_networks import ENSEMBLES
 from workbench import kill_all, new_project, wait_for
@@ -15,7 +16,7 @@ from workbench import kill_all, new_project, wait_for
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.hops import DONE
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.visit_fold import VisitLog, violations
+from hetctl.storage.visit_fold import VisitLog
 
 pytestmark = pytest.mark.training
 RUN, PARTS = "found-001", 3
@@ -124,7 +125,7 @@ def assert_each_epoch_is_visited_once(project):
     assert done == Counter(wanted)
     # Those of a mutant's first epochs are its parent's.
     own = {name: epochs for name, epochs in most.items() if not begun[name]}
-    assert violations([visit for visit in visits if visit.member in own], PARTS, own) == []
+    assert broken_by_visits([visit for visit in visits if visit.member in own], PARTS, own) == []
 
 
 def promoted_trials_go_on(project):

@@ -274,7 +274,7 @@ STORIES = (
 
 @pytest.mark.parametrize("stored", ["queued", "running"])
 @pytest.mark.parametrize("tell", STORIES, ids=lambda tell: tell.__name__)
-def test_story(story, tell, stored):
+def test_a_run_goes_through_the_states_that_its_story_tells(story, tell, stored):
     story.first = stored
     tell(story)
 

@@ -150,7 +150,7 @@ def test_a_sample_prepared_before_the_claim_stays_as_it_is(path, monkeypatch):
         assert_whole(store, [3])
 
 
-def test_waiting_ends(path, tmp_path):
+def test_waiting_for_a_sample_ends_with_the_patience(path, tmp_path):
     notes = tmp_path / "notes"
     other = started(fill_all, path, range(4), counting(notes, 3600.0))
     with opened(path, samples=4) as store:

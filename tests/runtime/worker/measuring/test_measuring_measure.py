@@ -101,10 +101,9 @@ def test_only_full_batches_are_timed_epoch_after_epoch(samples, sizes):
     assert len(steps) == 9
 
 
-def test_clock_of_steps_is_done_when_their_rate_is_known(monkeypatch):
+def test_clock_of_steps_is_done_when_their_rate_is_known():
     now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    clock = SteadyClock()
+    clock = SteadyClock(lambda: now[0])
     for seconds in (9.0, *[0.25] * 50):
         if clock.done:
             break
@@ -115,10 +114,9 @@ def test_clock_of_steps_is_done_when_their_rate_is_known(monkeypatch):
     assert clock.result().mean_s == 0.25
 
 
-def test_the_rate_of_an_epoch_excludes_first_and_partial_batches(monkeypatch):
+def test_the_rate_of_an_epoch_excludes_first_and_partial_batches():
     now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    clock = EpochClock(samples=350, chunk=100)
+    clock = EpochClock(samples=350, chunk=100, clock=lambda: now[0])
     for seconds, position in ((5.0, 100), (1.0, 200), (1.0, 300), (7.0, 350)):
         now[0] += seconds
         clock.note(position, None)

@@ -72,7 +72,7 @@ def hour_rows() -> dict[str, dict[str, float]]:
     return table("mean hours from arrival to completion")
 
 
-def test_fleets_orders_hold() -> None:
+def test_planners_come_in_the_order_of_fleets_figures() -> None:
     rows = table(OWN)
     assert list(rows) == [str(gpus) for gpus in fleet.SIZES]
     assert all(row["fluid"] > row["flotilla"] > row["flotilla-local"] for row in rows.values())
