@@ -53,23 +53,23 @@ def run_ranks(layout: PipelineLayout, work: Callable[[Rank], Any], nodes=None, e
     nodes = nodes or ["node1"] * size
     results, addresses = FORK.SimpleQueue(), [FORK.SimpleQueue() for _ in range(size)]
 
-    def announce(address):
+    def publish_address(address):
         for place in addresses[1:]:
             place.put(address)
 
     def run(rank):
         try:
             master = addresses[rank].get() if rank else None
-            place = RankInfo(rank, size, "key", master)
-            group = join_group(place, NoCollectives(), announce, ANY_INTERFACES, USUAL_TIMEOUTS)
+            rank_info = RankInfo(rank, size, "key", master)
+            group = join_group(rank_info, NoCollectives(), publish_address, ANY_INTERFACES, USUAL_TIMEOUTS)
             box = queue.SimpleQueue()
             boxes = dict.fromkeys(TO_SERVER, box)
-            mail = TensorMail(group, place, nodes, ANY_INTERFACES, USUAL_TIMEOUTS, boxes)
+            mail = TensorMail(group, rank_info, nodes, ANY_INTERFACES, USUAL_TIMEOUTS, boxes)
             layers = [layer for layer, server in enumerate(layout.servers) if server == rank]
             server = WaveServer(mail, box, layers, [stages[0].rank for stages in layout.workers])
             value = work(Rank(group, mail, server))
             if not ends:
-                group.leave()
+                group.barrier_and_close()
                 server.close()
                 mail.close()
             results.put((rank, value, ""))

@@ -177,7 +177,7 @@ class VisitedRank:
     def start(self, member, visit, **how):
         """Assign a visit."""
         assignment = self.visits.assignment(member, visit, **{"gpus": (self.gpu,), **how})
-        self._key = assignment.place.key
+        self._key = assignment.rank_info.key
         self._connection.send({"task": encode(assignment)})
 
     def stop(self):

@@ -234,20 +234,20 @@ def led(pretend):
     def work(assignment, context):
         task = assignment.task
         context.group = SingleRank()
-        context.group = join_group(assignment.place, NoLink(), context.announce)
+        context.group = join_group(assignment.rank_info, NoBackend(), context.publish_address)
 
         def told():
-            return context.stop_reason(assignment.place.key)
+            return context.stop_reason(assignment.rank_info.key)
 
         events = reporter(task, context.group, context.send_written)
         if context.group.rank == 0 and (code := pretend(task, events, told)):
             os._exit(code)
-        context.group.leave()
+        context.group.barrier_and_close()
 
     return work
 
 
-class NoLink:
+class NoBackend:
     """Ranks that pretend exchange no gradients."""
 
     needs = "nothing"
@@ -255,10 +255,10 @@ class NoLink:
     def load(self):
         pass
 
-    def meet(self, group):
+    def initialize(self, group):
         pass
 
-    def part(self):
+    def shutdown(self):
         pass
 
 

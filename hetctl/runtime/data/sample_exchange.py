@@ -24,7 +24,7 @@ class SampleExchange:
 
     Parameters
     ----------
-    place : RankInfo
+    rank_info : RankInfo
         Place of this rank in the group, with the group's key.
     spec : SampleSpec
         Shapes and types of a sample, equal on all ranks.
@@ -37,15 +37,15 @@ class SampleExchange:
     def __init__(
         self,
         group: Group,
-        place: RankInfo,
+        rank_info: RankInfo,
         spec: SampleSpec,
         interfaces: NetworkInterfaces,
         timeouts: Timeouts,
     ) -> None:
-        self._listener = Listener(place.key, control_address(interfaces.control))
+        self._listener = Listener(rank_info.key, control_address(interfaces.control))
         own = self._listener.address
         addresses = all_gather(group, [own.host, own.port])
-        self._peers = [Address(host, port, place.key) for host, port in addresses]
+        self._peers = [Address(host, port, rank_info.key) for host, port in addresses]
         self._spec = spec
         self._timeouts = timeouts
         self._arrived: dict[int, Samples] = {}

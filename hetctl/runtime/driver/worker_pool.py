@@ -354,9 +354,9 @@ class WorkerPool:
             if rank in running.assigned or not slot.ready or (rank and running.master is None):
                 continue
             master = running.master if rank else None
-            place = RankInfo(rank, len(running.slots), running.key, master)
+            rank_info = RankInfo(rank, len(running.slots), running.key, master)
             running.assigned.add(rank)
-            assignment = encode(Assignment(running.task, place, running.started_at, bool(running.steps)))
+            assignment = encode(Assignment(running.task, rank_info, running.started_at, bool(running.steps)))
             self._agents.send(slot.step, slot.gpu, {"task": assignment})
             if running.stop is not None:
                 self._send_stop(running, slot)

@@ -40,12 +40,12 @@ SAMPLE = "sample"
 def train_stage(assignment: Assignment, context: WorkerContext) -> None:
     """Train the layers of this rank as its round specifies: until convergence, or until told to stop."""
     restarted_at = restarted_at_of(assignment, context)
-    spec, place = assignment.task.training, assignment.place
+    spec, rank_info = assignment.task.training, assignment.rank_info
     assert spec is not None
     layout = spec.allocation.pipeline
     assert layout is not None
     (member,) = spec.ensemble.members
-    group, chain = context.join_pipeline(spec.ensemble, member, place, spec.network, spec.timeouts)
+    group, chain = context.join_pipeline(spec.ensemble, member, rank_info, spec.network, spec.timeouts)
     _check_layers(member.name, layout.layers, chain)
     worker, stage = layout.place_of(group.rank)
     with ExitStack() as stack:
@@ -53,7 +53,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
         parts: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
         mail = TensorMail(
             group,
-            place,
+            rank_info,
             [part.node for part in spec.allocation.placement for _ in part.gpus],
             spec.network,
             spec.timeouts,
@@ -92,7 +92,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             worker_names=worker_names(spec),
         )
         _run(trainer, context)
-    group.leave()
+    group.barrier_and_close()
     server.close()
     mail.close()
 
@@ -144,8 +144,8 @@ def _loaders(
     sharing = sharing_of(spec, spec.shares[mail.rank], context.binding.node)
     data = context.load_resources(spec.ensemble, sharing).data
     assert isinstance(data, WholeData)
-    place = RankInfo(worker, len(layout.workers))
-    training, validation = data.open(place, member, spec.shares[mail.rank])
+    rank_info = RankInfo(worker, len(layout.workers))
+    training, validation = data.open(rank_info, member, spec.shares[mail.rank])
     stack.enter_context(closing(training))
     stack.enter_context(closing(validation))
     refuse_own_batches(training, "a pipeline")

@@ -88,7 +88,7 @@ class TensorMail:
     def __init__(
         self,
         group: Group,
-        place: RankInfo,
+        rank_info: RankInfo,
         nodes: Sequence[str],
         interfaces: NetworkInterfaces,
         timeouts: Timeouts,
@@ -101,10 +101,10 @@ class TensorMail:
         self._nodes = tuple(nodes)
         self._timeouts = timeouts
         self._closed = threading.Event()
-        self._listener = Listener(place.key, control_address(interfaces.control))
+        self._listener = Listener(rank_info.key, control_address(interfaces.control))
         own = self._listener.address
         addresses = all_gather(group, [own.host, own.port])
-        self._peers = [Address(host, port, place.key) for host, port in addresses]
+        self._peers = [Address(host, port, rank_info.key) for host, port in addresses]
         self._lines: dict[int, _Line] = {}
         self._connecting = threading.Lock()
         self._acceptor = threading.Thread(target=self._accept, name="mail-in", daemon=True)

@@ -79,9 +79,9 @@ class WholeData:
     held_out: int
     open_validation: OpenLoader
 
-    def open(self, place: RankInfo, member: Member, share: InputShare) -> tuple[Loader, Loader]:
+    def open(self, rank_info: RankInfo, member: Member, share: InputShare) -> tuple[Loader, Loader]:
         """Return loaders of the training and of the validation samples of a member."""
-        stream, held_out = streams_of(member, self.samples, self.held_out, place.rank, place.size)
+        stream, held_out = streams_of(member, self.samples, self.held_out, rank_info.rank, rank_info.size)
         # In lockstep a rank may have no preprocessor for training samples, but it needs one to evaluate.
         preprocessors = None if share.preprocessors is None else max(1, share.preprocessors)
         return (
@@ -148,7 +148,7 @@ class WorkerContext:
         Stack that releases the node's resources.
     stop_reason : callable
         Function that returns why the group with a key has to stop; None if it continues.
-    announce : callable
+    publish_address : callable
         Function called with the address at which this rank, if it leads, waits for the others of its group.
     send_sign : callable
         Function called every few seconds while there is progress.
@@ -174,7 +174,7 @@ class WorkerContext:
         binding: Binding,
         keep: ExitStack,
         stop_reason: Callable[[str], str | None] = lambda _: None,
-        announce: Callable[[Address], None] = lambda _: None,
+        publish_address: Callable[[Address], None] = lambda _: None,
         send_sign: Callable[[], None] = lambda: None,
         send_heartbeat: Callable[[Heartbeat], None] = lambda _: None,
         send_written: Callable[[int], None] = lambda _: None,
@@ -185,7 +185,7 @@ class WorkerContext:
         self.group: Group = SingleRank()
         self.binding = binding
         self.keep = keep
-        self.announce = announce
+        self.publish_address = publish_address
         self._send_sign = send_sign
         self.send_heartbeat = send_heartbeat
         self.send_written = send_written
@@ -213,7 +213,7 @@ class WorkerContext:
         self,
         ensemble: Ensemble,
         member: Member,
-        place: RankInfo,
+        rank_info: RankInfo,
         sharing: Sharing,
         share: InputShare,
         stack: ExitStack,
@@ -237,11 +237,11 @@ class WorkerContext:
         """
         self._release_kept()
         resources = self.load_resources(ensemble, sharing)
-        self.join(place, interfaces, timeouts)
+        self.join(rank_info, interfaces, timeouts)
         # Joining the group uses random numbers, too.
         self.prepare(member)
         training, validation = self._open(
-            resources.data, member, place, share, stack, interfaces, timeouts, partial=partial
+            resources.data, member, rank_info, share, stack, interfaces, timeouts, partial=partial
         )
         network = resources.framework.build(member, resources.functions, self.group, training.sample)
         self.sign()
@@ -257,7 +257,7 @@ class WorkerContext:
         self,
         ensemble: Ensemble,
         member: Member,
-        place: RankInfo,
+        rank_info: RankInfo,
         network: NetworkInterfaces,
         timeouts: Timeouts,
     ) -> tuple[Group, Chain]:
@@ -267,7 +267,7 @@ class WorkerContext:
         """
         self._release_kept()
         framework, functions = self._code or self.load_code(ensemble)
-        group = self.join(place, network, timeouts, NoCollectives())
+        group = self.join(rank_info, network, timeouts, NoCollectives())
         self.prepare(member)
         return group, framework.chain(member, functions)
 
@@ -279,7 +279,7 @@ class WorkerContext:
 
     def join(
         self,
-        place: RankInfo,
+        rank_info: RankInfo,
         interfaces: NetworkInterfaces,
         timeouts: Timeouts,
         backend: CollectiveBackend | None = None,
@@ -294,7 +294,7 @@ class WorkerContext:
         # An error while the group forms must not be blamed on the ranks of the last one.
         self.group = SingleRank()
         backend = backend or self._loaded_code()[0]
-        self.group = join_group(place, backend, self.announce, interfaces, timeouts)
+        self.group = join_group(rank_info, backend, self.publish_address, interfaces, timeouts)
         self.sign()
         return self.group
 
@@ -362,7 +362,7 @@ class WorkerContext:
         self,
         data: WholeData | PartitionedData,
         member: Member,
-        place: RankInfo,
+        rank_info: RankInfo,
         share: InputShare,
         stack: ExitStack,
         interfaces: NetworkInterfaces = ANY_INTERFACES,
@@ -372,9 +372,9 @@ class WorkerContext:
     ) -> tuple[Loader, Loader]:
         """Return loaders of the training and of the validation samples, which the stack closes."""
         if isinstance(data, PartitionedData):
-            loaders = data.open(self.group, place, member, interfaces, timeouts, partial=partial)
+            loaders = data.open(self.group, rank_info, member, interfaces, timeouts, partial=partial)
         else:
-            loaders = data.open(place, member, share)
+            loaders = data.open(rank_info, member, share)
         for loader in loaders:
             stack.callback(loader.close)
         return loaders

@@ -250,7 +250,7 @@ class Assignment:
     """
 
     task: TaskMessage
-    place: RankInfo
+    rank_info: RankInfo
     launched_at: float
     own_step: bool = False
 

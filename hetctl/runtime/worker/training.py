@@ -32,17 +32,17 @@ TRAINERS: dict[bool, Callable[..., Trainer]] = {False: Trainer, True: ShardedTra
 def train(assignment: Assignment, context: WorkerContext) -> None:
     """Train a member as its round specifies: until it has converged, or is told to stop."""
     restarted_at = restarted_at_of(assignment, context)
-    spec, place = assignment.task.training, assignment.place
+    spec, rank_info = assignment.task.training, assignment.rank_info
     assert spec is not None
     (member,) = spec.ensemble.members
-    share = spec.shares[place.rank]
+    share = spec.shares[rank_info.rank]
     sharing = sharing_of(spec, share, context.binding.node)
     with ExitStack() as stack:
         built = context.build(
-            *(spec.ensemble, member, place, sharing, share, stack, spec.network, spec.timeouts)
+            *(spec.ensemble, member, rank_info, sharing, share, stack, spec.network, spec.timeouts)
         )
         _run(spec, assignment, built, context, restarted_at, stack)
-    built.group.leave()
+    built.group.barrier_and_close()
 
 
 def restarted_at_of(assignment: Assignment, context: WorkerContext) -> float | None:
@@ -139,4 +139,4 @@ def stop_signal_of(context: WorkerContext, spec: TrainingSpec, assignment: Assig
     """Return the signal to stop of a member's group."""
     started_up_s = time.time() - assignment.launched_at
     longest_s = None if spec.longest_s is None else spec.longest_s - started_up_s
-    return StopSignal(lambda: context.stop_reason(assignment.place.key), spec.deadline, longest_s)
+    return StopSignal(lambda: context.stop_reason(assignment.rank_info.key), spec.deadline, longest_s)

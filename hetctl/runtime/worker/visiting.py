@@ -92,13 +92,13 @@ def visit(assignment: Assignment, context: WorkerContext) -> None:
     resources = open_hops(context, spec.run_key, spec.ensemble)
     resources.saver.check()
     laps = Laps()
-    group = context.join(assignment.place, spec.network, spec.timeouts)
+    group = context.join(assignment.rank_info, spec.network, spec.timeouts)
     meet_s = laps.lap()
-    stop = StopSignal(lambda: context.stop_reason(assignment.place.key), spec.deadline)
+    stop = StopSignal(lambda: context.stop_reason(assignment.rank_info.key), spec.deadline)
     report = Visitor(spec, context, resources, group, stop).run(began_at)
     if report is not None and group.rank == 0:
         _hand_over(replace(report, meet_s=meet_s), assignment, context, resources)
-    group.leave()
+    group.barrier_and_close()
 
 
 def _hand_over(

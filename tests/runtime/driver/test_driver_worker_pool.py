@@ -51,17 +51,17 @@ from hetctl.runtime.worker.group import SingleRank, join_group
 from hetctl.runtime.worker import worker
 from hetctl.runtime.worker.reporting import reporter
 
-class NoLink:
+class NoBackend:
     needs = "nothing"
     def load(self): pass
-    def meet(self, group): pass
-    def part(self): pass
+    def initialize(self, group): pass
+    def shutdown(self): pass
 
 def work(assignment, context):
     how = json.loads((Path(assignment.task.folder) / f"{assignment.task.name}.json").read_text())
-    if how.get("early") and assignment.place.rank == 0: os.kill(os.getpid(), how["early"])
+    if how.get("early") and assignment.rank_info.rank == 0: os.kill(os.getpid(), how["early"])
     context.group = SingleRank()
-    context.group = join_group(assignment.place, NoLink(), context.announce)
+    context.group = join_group(assignment.rank_info, NoBackend(), context.publish_address)
     ranks = context.group
     me = {"pid": os.getpid(), "rank": ranks.rank, "size": ranks.size, "device": context.binding.device}
     me |= {"gpu": context.binding.gpu, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
@@ -76,13 +76,14 @@ def work(assignment, context):
         if how.get("signal"): os.kill(os.getpid(), how["signal"])
         if how.get("hang"): time.sleep(1000)
     def goes_on():
-        told = context.stop_reason(assignment.place.key) or Path(assignment.task.folder, "enough").exists()
+        stopped = context.stop_reason(assignment.rank_info.key)
+        told = stopped or Path(assignment.task.folder, "enough").exists()
         return ranks.broadcast(how["steps"] > 0 and not (told and not how.get("deaf")))
     while goes_on():
         how["steps"] -= 1
         time.sleep(0.05)
         if not how.get("silent"): context.sign()
-    ranks.leave()
+    ranks.barrier_and_close()
 
 worker.WORK = {TRAIN: work}
 imported = []  # by the template of this process

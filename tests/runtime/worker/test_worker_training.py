@@ -358,5 +358,5 @@ def test_epochs_have_rates_and_evaluations_send_signs_of_life(tmp_path, framewor
 def test_horovod_refuses_ipv6_with_the_way_out():
     group = SimpleNamespace(rank=1, size=2, host="fd00::2", interface="eth0")
     with pytest.raises(BadInputError, match=r"over IPv4 only, but rank 0 .* is at fd00::2") as caught:
-        load_framework("tensorflow").meet(group)
+        load_framework("tensorflow").initialize(group)
     assert "network: {control:" in caught.value.hint

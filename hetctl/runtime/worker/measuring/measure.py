@@ -44,7 +44,7 @@ def measure(assignment: Assignment, context: WorkerContext) -> None:
     with ExitStack() as stack:
         result, built = _measure_point(measurements, point, assignment, context, stack)
     reporter(assignment.task, built.group, context.send_written).write("point", **encode(result))
-    built.group.leave()
+    built.group.barrier_and_close()
 
 
 def _measure_point(
@@ -62,7 +62,7 @@ def _measure_point(
     context.load_resources(ensemble, sharing)
     began = time.perf_counter()
     built = context.build(
-        *(ensemble, member, assignment.place, sharing, InputShare(), stack),
+        *(ensemble, member, assignment.rank_info, sharing, InputShare(), stack),
         *(site.network, site.timeouts),
         partial=True,
     )

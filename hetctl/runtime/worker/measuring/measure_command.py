@@ -53,10 +53,10 @@ def measure_command(assignment: Assignment, context: WorkerContext) -> None:
     measurements = read_measurements(Path(assignment.task.folder))
     point = measurements.target(assignment.task.name)
     site = measurements.site
-    group = context.join(assignment.place, site.network, site.timeouts, NoCollectives())
+    group = context.join(assignment.rank_info, site.network, site.timeouts, NoCollectives())
     began = assignment.launched_at if assignment.own_step else time.time()
     times = _run(measurements, point, assignment, group, context)
-    group.leave()
+    group.barrier_and_close()
     if group.rank == 0:
         result = _point(measurements, point, times, times.pace(began), assignment.task.gpu_type)
         reporter(assignment.task, group, context.send_written).write("point", **encode(result))

@@ -40,21 +40,23 @@ Bytes = npt.NDArray[np.uint8]
 
 def measure_links(assignment: Assignment, context: WorkerContext) -> None:
     """Measure the link between the two ranks of a group; rank 0 writes the result to its event file."""
-    folder, place = Path(assignment.task.folder), assignment.place
+    folder, rank_info = Path(assignment.task.folder), assignment.rank_info
     measurements = read_measurements(folder)
     kind, site = measurements.target(assignment.task.name).member, measurements.site
     context.group = SingleRank()
-    context.group = group = join_group(place, NoCollectives(), context.announce, site.network, site.timeouts)
+    context.group = group = join_group(
+        rank_info, NoCollectives(), context.publish_address, site.network, site.timeouts
+    )
     nodes = tuple(all_gather(group, context.binding.node))
     with ExitStack() as stack:
-        connection = stack.enter_context(_connected(group, place.key, site))
+        connection = stack.enter_context(_connected(group, rank_info.key, site))
         name = f"{folder.name}-{nodes[0]}-links"
         memory = stack.enter_context(_shared_memory(name, group)) if kind == INTRA_NODE else None
         end = LinkEnd(group.rank, connection, memory)
         points = tuple(measured_points(end, _copy_s(measurements, context), context.sign))
     result = LinkPoint(kind, nodes, time.time(), points)
     reporter(assignment.task, group, context.send_written).write("links", **encode(result))
-    group.leave()
+    group.barrier_and_close()
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,10 @@ class CommandHistory:
 
 def run_command(assignment: Assignment, context: WorkerContext) -> None:
     """Run a member's command until it ends, or is told to stop."""
-    spec, place = assignment.task.training, assignment.place
+    spec, rank_info = assignment.task.training, assignment.rank_info
     assert spec is not None
     (member,) = spec.ensemble.members
-    group = context.join(place, spec.network, spec.timeouts, NoCollectives())
+    group = context.join(rank_info, spec.network, spec.timeouts, NoCollectives())
     events = reporter(assignment.task, group, context.send_written)
     history = history_of(assignment.task) if group.rank == 0 else CommandHistory()
     done, resume_from = group.broadcast([len(history.epochs), history.checkpoint])
@@ -66,7 +66,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     events.write("started", epochs=max(history.epochs, default=0), part_samples=0)
     reports = EpochReports(spec, member, events, history.epochs)
     if reason := group.broadcast(reports.reason_to_stop()):
-        group.leave()
+        group.barrier_and_close()
         events.write("converged", reason=reason)
         return
     words, folder = member.command_line, Path(spec.ensemble.folder)
@@ -80,7 +80,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
         stop = stop_signal_of(context, spec, assignment)
         run = CommandRun(group, process, stop, reports, context)
         run.watch()
-    group.leave()
+    group.barrier_and_close()
     run.report_end(events)
 
 
