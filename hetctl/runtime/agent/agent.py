@@ -33,10 +33,10 @@ from hetctl.runtime.agent.messages import (
     START,
     STATES,
     TO,
+    AgentAssignment,
     AgentFacts,
     GpuFacts,
     Overuse,
-    Welcome,
 )
 from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills
 from hetctl.runtime.agent.rank_template import RankStart, Serve, Template, TemplateReady
@@ -76,7 +76,7 @@ def _values_of(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-Join = Callable[[AgentFacts], tuple[Connection, Welcome]]
+Join = Callable[[AgentFacts], tuple[Connection, AgentAssignment]]
 """Function that connects to the driver; it returns the connection and the driver's answer."""
 
 
@@ -118,7 +118,7 @@ class Agent:
         self._templates = {name: Template(partial(preload, name), serve) for name in frameworks or (None,)}
         self._importing = set(self._templates)
         self._facts = facts_of_this_node(step)
-        self._driver, self._welcome = join(self._facts)
+        self._driver, self._assignment = join(self._facts)
         self._ranks: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
@@ -126,13 +126,13 @@ class Agent:
         self._released = False
         # The counter covers the whole life of the control group, with kills before this agent.
         self._oom_kills = oom_kills()
-        self._memory = MemoryWatch(self._welcome.memory_per_gpu, len(self._welcome.gpus))
+        self._memory = MemoryWatch(self._assignment.memory_per_gpu, len(self._assignment.gpus))
         self._overuse: dict[int, Overuse] = {}
-        stage = self._welcome.stage
-        self._staging = Staging(self._welcome.node, stage) if stage else None
+        stage = self._assignment.stage
+        self._staging = Staging(self._assignment.node, stage) if stage else None
         self._bytes_staged = 0
-        order = self._welcome.store
-        folder = state_folder(order.run_key, self._welcome.node) if order else ""
+        order = self._assignment.store
+        folder = state_folder(order.run_key, self._assignment.node) if order else ""
         self._store = StateStore(folder, order.control) if order else None
         # GPUs of ranks that are forked when the parts are there, with their frameworks; None: they are there.
         self._to_start: dict[int, str | None] | None = {} if stage else None
@@ -170,7 +170,7 @@ class Agent:
         return self._released
 
     def _serve_driver(self) -> None:
-        # Messages may have arrived together with the welcome.
+        # Messages may have arrived together with the assignment.
         self._receive_from_driver()
         while not self._released:
             self._send_heartbeat()
@@ -246,7 +246,7 @@ class Agent:
         Not before ranks can begin: members would wait here for imports instead of visiting other nodes.
         """
         is_ready = not self._importing and self._to_start is None
-        if self._store and is_ready and (order := self._welcome.store):
+        if self._store and is_ready and (order := self._assignment.store):
             paths = list(map(path_on_node, order.partitions))
             # Others may lie where this user has no access, which is no error.
             here = [number for number, path in enumerate(paths) if os.access(path, os.R_OK)]
@@ -263,7 +263,7 @@ class Agent:
             return
         # A rank that loads no framework may be forked from any template.
         template = self._templates.get(framework) or next(iter(self._templates.values()))
-        binding = binding_of(self._welcome, gpu, self._facts)
+        binding = binding_of(self._assignment, gpu, self._facts)
         agent_end, rank_end = socket.socketpair()
         # The template gets a duplicate (unix(7), SCM_RIGHTS): with this
         # one open, the rank's end would not show.

@@ -43,13 +43,13 @@ from hetctl.runtime.agent.messages import (
     START,
     STATES,
     TO,
+    AgentAssignment,
     AgentFacts,
     Fetched,
     Overuse,
     StagedParts,
     StageOrder,
     StoreOrder,
-    Welcome,
 )
 from hetctl.runtime.driver.exit_causes import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
@@ -382,7 +382,7 @@ class AgentPool:
 
     def _read(self) -> None:
         for facts, connection in self._listener.accepted():
-            self._welcome(facts, connection)
+            self._answer_join(facts, connection)
         self.wait(0)
 
     def _agent_of(self, step: str, gpu: NodeGpu) -> _AgentLink | None:
@@ -463,7 +463,7 @@ class AgentPool:
             # One slow start must not cost the node for the whole job: it may connect late.
             self._continue_without(name, step, node, f"no agent of {name} connected from {node}")
 
-    def _welcome(self, facts: Any, connection: Connection) -> None:
+    def _answer_join(self, facts: Any, connection: Connection) -> None:
         """Send an agent its resource set, and have it fork the ranks that are requested."""
         found = decode(AgentFacts, facts)
         step = self._running.get(found.step)
@@ -531,13 +531,13 @@ class AgentPool:
         agent = step.agents[held.node] = _AgentLink(held, node, connection, lost_at)
         self._selector.register(connection, selectors.EVENT_READ, agent)
         site = self.site
-        welcome = Welcome(
+        assignment = AgentAssignment(
             *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
             *(site.timeouts.silence_s, self._stages.get(node), self.store),
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
         orders = [{START: gpu[1], "framework": step.to_start.pop(gpu)} for gpu in own]
-        self._send(agent, encode(welcome), *orders)
+        self._send(agent, encode(assignment), *orders)
 
     def _continue_without(self, name: str, step: _AgentStep, node: str, cause: str) -> None:
         """Continue without an agent: a member's step ends; in a step of all nodes the node is lost."""

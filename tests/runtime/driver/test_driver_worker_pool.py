@@ -24,7 +24,7 @@ from hetctl.model.partition_manifest import PartFile, PartitionManifest
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import MEMBERS, NODES, SIGN_EVERY_S, Node, Queue, Site, Timeouts
-from hetctl.runtime.agent.messages import PartToStage, StageOrder, Welcome
+from hetctl.runtime.agent.messages import AgentAssignment, PartToStage, StageOrder
 from hetctl.runtime.data.part_files import write_manifest
 from hetctl.runtime.driver.exit_causes import why_ended
 from hetctl.runtime.driver.worker_pool import WorkerPool
@@ -616,8 +616,8 @@ def test_a_launcher_that_chooses_nodes_may_use_another_node(start, tmp_path, mon
     job.start("m", 2, 3)
     agent = connect_as(job, f"{tmp_path.name}/m", "n2")
     wait_for(lambda: job.workers.reap() == [] and _has_word(agent))
-    welcome = decode(Welcome, agent.receive(PATIENCE_S))
-    assert (welcome.node, welcome.gpus) == ("n2", (2, 3))
+    assignment = decode(AgentAssignment, agent.receive(PATIENCE_S))
+    assert (assignment.node, assignment.gpus) == ("n2", (2, 3))
     assert agent.receive(PATIENCE_S) == {"start": 2, "framework": None}
 
 
