@@ -11,7 +11,7 @@ class ExitReason(enum.Enum):
     FINISHED: the member has converged. TOLD: it left with a checkpoint, because the driver or SIGTERM
     requested it, because no further epoch fitted, or because it was forced to leave. TIME, PREEMPTED,
     CANCELLED: the batch system ended it with its job. NOT_LAUNCHED: the batch system did not answer the
-    launcher, or started agents on other nodes. HUNG: no rank gave a sign of life.
+    launcher, or started agents on other nodes. HUNG: no rank sent a heartbeat.
     """
 
     FINISHED = "finished"

@@ -69,7 +69,7 @@ class Inbox(worker.Inbox):
 
 def sleep(assignment, context):
     while not told.wait(2.0):
-        context.sign()
+        context.heartbeat()
 
 worker.Inbox = Inbox
 worker.WORK[TRAIN] = sleep

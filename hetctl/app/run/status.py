@@ -24,7 +24,7 @@ from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
-from hetctl.storage.run_files import read_heartbeats
+from hetctl.storage.run_files import read_live_metrics
 from hetctl.storage.run_state import without_collections
 from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog
@@ -181,11 +181,11 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
     # A run that has ended does not take longer, even if its last job is still ending.
     goes_on = record.state in UNDER_WAY
     under_way = goes_on and bool(alive)
-    files = [view.folder.job(job.number).heartbeats for job in alive]
-    heartbeats = {name: heartbeat for file in files for name, heartbeat in read_heartbeats(file).items()}
+    files = [view.folder.job(job.number).live_metrics for job in alive]
+    live_metrics = {name: metrics for file in files for name, metrics in read_live_metrics(file).items()}
     states = view.states(under_way=under_way)
     chosen = foremost(states, len(states) if most is None else most)
-    shown = view.shown(chosen, start, heartbeats, under_way=under_way)
+    shown = view.shown(chosen, start, live_metrics, under_way=under_way)
     state, reason = _state(record, alive, events)
     return RunStatus(
         run=spec.run,

@@ -15,7 +15,7 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, StepSpan
 from hetctl.model.site import Site
-from hetctl.model.training_progress import EpochResult, Heartbeat, Progress
+from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.perf.seen_rates import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
 from hetctl.storage.paths import RunFolder
@@ -89,7 +89,12 @@ class RunView:
         }
 
     def shown(
-        self, states: Mapping[str, str], start: float, heartbeats: Mapping[str, Heartbeat], *, under_way: bool
+        self,
+        states: Mapping[str, str],
+        start: float,
+        live_metrics: Mapping[str, LiveMetrics],
+        *,
+        under_way: bool,
     ) -> Shown:
         """Return the lines of members, with their steps by round, and in a round by start.
 
@@ -99,13 +104,13 @@ class RunView:
             States by member, of some or all in the result of `states`.
         start : float
             Time from which seconds count, in seconds since the epoch.
-        heartbeats : mapping of str to Heartbeat
+        live_metrics : mapping of str to LiveMetrics
             Live metrics of members in training.
         """
         spans = {name: self._spans_of(name, start, under_way) for name in states}
         return Shown(
             members=tuple(
-                self._line(name, state, spans[name], heartbeats.get(name)) for name, state in states.items()
+                self._line(name, state, spans[name], live_metrics.get(name)) for name, state in states.items()
             ),
             steps=tuple(
                 sorted(chain.from_iterable(spans.values()), key=lambda s: (s.round, s.start_s, s.member))
@@ -158,7 +163,7 @@ class RunView:
         return max(at for at in heard if at is not None)
 
     def _line(
-        self, name: str, state: str, own: Sequence[StepSpan], heartbeat: Heartbeat | None
+        self, name: str, state: str, own: Sequence[StepSpan], live_metrics: LiveMetrics | None
     ) -> MemberStatus:
         member, progress = self._members[name], self.progress[name]
         held = _held(own)
@@ -177,7 +182,7 @@ class RunView:
             reason=progress.failed or progress.converged,
             log_tail=tail_of(self.folder.log_of(name)) if progress.failed else (),
             rates=self._rates(name),
-            heartbeat=heartbeat if state == TRAINING else None,
+            live_metrics=live_metrics if state == TRAINING else None,
             # Each minibatch of a pipeline is a step, whatever the number of GPUs.
             batch_changes=() if name in self.spec.pipelines else batch_changes(member, progress.epochs),
             mode=objective.mode,

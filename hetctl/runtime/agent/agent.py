@@ -17,7 +17,7 @@ from hetctl.cluster.launchers.agents import cancel_command
 from hetctl.cluster.launchers.nodes import NODE_VARIABLES
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
-from hetctl.model.site import SIGN_EVERY_S
+from hetctl.model.site import HEARTBEAT_EVERY_S
 from hetctl.runtime.agent.binding import THREAD_VARIABLES, VISIBLE_DEVICES, binding_of
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.agent.messages import (
@@ -193,13 +193,13 @@ class Agent:
     def _send_heartbeat(self) -> None:
         now = time.monotonic()
         if now >= self._next_heartbeat:
-            self._next_heartbeat = now + SIGN_EVERY_S
+            self._next_heartbeat = now + HEARTBEAT_EVERY_S
             self._driver.send({})
             self._sign_for_waiting()
             self._watch_memory()
 
     def _sign_for_waiting(self) -> None:
-        """Send signs of life of ranks that wait for parts, as long as these come: they do not hang."""
+        """Send heartbeats of ranks that wait for parts, as long as these come: they do not hang."""
         if self._staging and self._staging.bytes_read > self._bytes_staged:
             self._bytes_staged = self._staging.bytes_read
             for gpu in self._to_start or ():

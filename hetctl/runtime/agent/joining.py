@@ -35,11 +35,11 @@ class OrphanedError(ConnectionError):
     Parameters
     ----------
     silent_s : float
-        Seconds for which the driver has given no sign of life.
+        Seconds for which the driver has sent nothing.
     """
 
     def __init__(self, silent_s: float) -> None:
-        super().__init__(f"no sign of life of the driver for {silent_s:.0f} s")
+        super().__init__(f"no heartbeat of the driver for {silent_s:.0f} s")
         self.silent_s = silent_s
 
 

@@ -43,13 +43,13 @@ from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import BestEffortEventWriter
 from hetctl.storage.kept_modules import with_kept_modules
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_files import read_planner_state, read_spec, write_heartbeats
+from hetctl.storage.run_files import read_planner_state, read_spec, write_live_metrics
 
 SIGNAL_DELAY_S = 0.5
 RATES_EVERY_S = 2.0
 """Seconds between two checks of the rates of members in training, for planners that may resize them."""
-HEARTBEATS_EVERY_S = 2.0
-"""Seconds between two versions of the file of heartbeats."""
+LIVE_METRICS_EVERY_S = 2.0
+"""Seconds between two versions of the file of live metrics."""
 STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
 """Seconds between two snapshots of the run's state, and largest share of the driver's time spent on them."""
 TERMINATE_SHARE, KILL_SHARE = 0.6, 0.85
@@ -134,7 +134,7 @@ class Driver:
             self._executors.update(mode.executors)
         self._core = PhasedCore([mode.core for mode in self._modes])
         self._next_rates = 0.0
-        self._next_heartbeats = 0.0
+        self._next_live_metrics = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._ended_by: str | None = None
 
@@ -181,13 +181,13 @@ class Driver:
             self._report_staged()
             self._enforce_stops()
             self._report_rates()
-            self._write_heartbeats()
+            self._write_live_metrics()
             self._keep_state()
             self._schedule()
         self._workers.leave()
         self._exchanges.leave()
         # Files that are of use only while a job runs must not count against a quota of files later.
-        self._files.heartbeats.unlink(missing_ok=True)
+        self._files.live_metrics.unlink(missing_ok=True)
         self._events.write("job_ended", job=self._job, reason=reason)
         self._next_state = 0.0
         self._keep_state()
@@ -314,13 +314,13 @@ class Driver:
         for name, rate in self._members.rates_seen(self._open.values()).items():
             self._send(EpochDone(self._now_s(), name, rate))
 
-    def _write_heartbeats(self) -> None:
+    def _write_live_metrics(self) -> None:
         """Write the state of members in training for `hetctl status`; errors of a full disk are ignored."""
-        if time.monotonic() < self._next_heartbeats:
+        if time.monotonic() < self._next_live_metrics:
             return
-        self._next_heartbeats = time.monotonic() + HEARTBEATS_EVERY_S
+        self._next_live_metrics = time.monotonic() + LIVE_METRICS_EVERY_S
         with suppress(OSError):
-            write_heartbeats(self._files.heartbeats, self._workers.heartbeats())
+            write_live_metrics(self._files.live_metrics, self._workers.live_metrics())
 
     def _keep_state(self) -> None:
         """Save a snapshot, which spares readers work; without it they are only slower: errors are ignored."""

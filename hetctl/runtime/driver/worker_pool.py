@@ -20,7 +20,7 @@ from hetctl.model.ensemble import TrainingCode
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
-from hetctl.model.training_progress import Heartbeat
+from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.messages import Fetched, Overuse, StagedParts, StageOrder, StoreOrder
 from hetctl.runtime.driver.agent_pool import KILLED, LEAVE_S, NO_STAGES, AgentPool
 from hetctl.runtime.driver.running_task import EndedGroup, RunningTask, WorkerSlot
@@ -213,9 +213,9 @@ class WorkerPool:
         for rank in running.assigned:
             self._send_stop(running, running.slots[rank])
 
-    def heartbeats(self) -> dict[str, Heartbeat]:
+    def live_metrics(self) -> dict[str, LiveMetrics]:
         """Return the last metrics of the groups that have sent any, by the names of their tasks."""
-        return {name: group.heartbeat for name, group in self._running.items() if group.heartbeat}
+        return {name: group.live_metrics for name, group in self._running.items() if group.live_metrics}
 
     def note_written(self, name: str, length: int) -> None:
         """Note that the event file of a member has this length in bytes; ranks and driver may write to it."""
@@ -254,7 +254,7 @@ class WorkerPool:
         slot, group = self._slots.get(gpu), self._running_on.get(gpu)
         if slot is None:
             return
-        # Signs of life and heartbeats need no reaction, and come from all ranks all the time.
+        # Heartbeats and live metrics need no reaction, and come from all ranks all the time.
         self._is_urgent |= not URGENT.isdisjoint(message)
         if "visited" in message:
             self.stores.visited.append(decode(VisitReport, message["visited"]))
@@ -373,7 +373,7 @@ class WorkerPool:
         if running.ending is None and now - running.heard_at > self._timeouts.hang_s:
             running.hung = True
             running.end()
-            # Without a sign of life it will not end by itself: it gets no time for that.
+            # Without a heartbeat it will not end by itself: it gets no time for that.
             running.ending = now - ending_s
         if running.ending is not None and now - running.ending >= ending_s:
             running.killed = not running.hung

@@ -186,7 +186,7 @@ class PipelineTrainer(MemberTrainer):
     def _evaluate(self, number: int) -> dict[str, float]:
         feed = None
         if self.stage.is_first:
-            feed = held_out_batches(self.validation, number, self.sign)
+            feed = held_out_batches(self.validation, number, self.heartbeat)
         scores, count = self.stage.evaluate(feed)
         gathered = [one for one in all_gather(self.group, [scores, count]) if one[1]]
         total = sum(count for _, count in gathered)

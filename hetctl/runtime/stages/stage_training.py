@@ -25,7 +25,7 @@ from hetctl.runtime.stages.stage_worker import StageWorker
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import WholeData, WorkerContext
 from hetctl.runtime.worker.group import RankInfo
-from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
+from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.tensorboard import Board
@@ -63,7 +63,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
         context.prepare(member)
         plan = layout.workers[worker][stage]
         network = chain.build(range(plan.first, plan.last + 1), training.sample)
-        context.sign()
+        context.heartbeat()
         served = [layer for layer, rank in enumerate(layout.servers) if rank == group.rank]
         server = WaveServer(transport, to_server, served, [stages[0].rank for stages in layout.workers])
         recorder = WaveRecorder(assignment.task.wave_log(group.rank), spec.round)
@@ -86,8 +86,8 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             launched_at=assignment.launched_at,
             gpu_type=spec.gpu_type,
             restarted_at=restarted_at,
-            sign=context.sign,
-            stage=StageWorker(network, layout, transport, recorder.write, context.sign),
+            heartbeat=context.heartbeat,
+            stage=StageWorker(network, layout, transport, recorder.write, context.heartbeat),
             saver=saver,
             worker_names=worker_names(spec),
         )
@@ -120,7 +120,7 @@ def _run(trainer: PipelineTrainer, context: WorkerContext) -> None:
     samples = trainer.training.samples
     trainer.show = Board(board_in(trainer.checkpoints.path), samples, trainer.figures_of).show
     busy = busy_share(context.binding.device)
-    with heartbeats_to(context.send_heartbeat, samples, busy) as trainer.note:
+    with live_metrics_to(context.send_metrics, samples, busy) as trainer.note:
         trainer.run()
 
 
@@ -136,7 +136,7 @@ def _loaders(
     """Return the loaders of a first stage; the other stages get one sample, and the number of samples."""
     if stage > 0:
         while (message := receive(transport.inbox)) is None or message.kind != SAMPLE:
-            context.sign()
+            context.heartbeat()
         x, y = message.tensors
         nothing = NoBatches((x, y), message.fields["samples"])
         return nothing, nothing

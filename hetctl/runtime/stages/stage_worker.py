@@ -19,7 +19,7 @@ from hetctl.runtime.stages.parameter_server import CLOCK, END, SAVE, TRAIN, WEIG
 FORWARD, BACKWARD, INFER, SCORED = "forward", "backward", "infer", "scored"
 PULL, FREEZE, FROZEN, FINISH = "pull", "freeze", "frozen", "finish"
 LOOK_S = 0.1
-"""Longest wait for a message in seconds, after which a stage sends a sign of life, or looks for a stop."""
+"""Longest wait for a message in seconds, after which a stage sends a heartbeat, or looks for a stop."""
 
 Save = Callable[[int, dict[str, Tensor]], None]
 """Function called with the number of the minibatch after which a state is, and with its arrays."""
@@ -81,8 +81,8 @@ class StageWorker:
     ----------
     log : callable
         Function called with the weights that the minibatches of a wave have met.
-    sign : callable
-        Function called regularly as a sign of life.
+    heartbeat : callable
+        Function called regularly as a heartbeat.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class StageWorker:
         layout: PipelineLayout,
         transport: P2PTransport,
         log: Callable[[WaveRecord], None] = lambda _: None,
-        sign: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
         self.network, self.layout, self.transport = network, layout, transport
-        self.log, self.sign = log, sign
+        self.log, self.heartbeat = log, heartbeat
         self.worker, self.stage = layout.place_of(transport.rank)
         self.ranks = tuple(plan.rank for plan in layout.workers[self.worker])
         self.heads = tuple(stages[0].rank for stages in layout.workers)
@@ -158,7 +158,7 @@ class StageWorker:
             self._await(SCORED)
 
     def _infer(self, x: Tensor, y: Tensor) -> None:
-        self.sign()
+        self.heartbeat()
         if not self.is_last:
             self.transport.send(self.ranks[self.stage + 1], INFER, (self.network.infer(x), y))
             return
@@ -168,7 +168,7 @@ class StageWorker:
 
     def _await(self, kind: str) -> TensorMessage:
         while (message := receive(self.transport.inbox, LOOK_S)) is None or message.kind != kind:
-            self.sign()
+            self.heartbeat()
         return message
 
 
@@ -223,7 +223,7 @@ class _StageRun:
         began = time.perf_counter()
         message = receive(self._transport.inbox, LOOK_S)
         self._account_wait(time.perf_counter() - began)
-        self._stage.sign()
+        self._stage.heartbeat()
         if message is not None:
             self._take(message)
 
@@ -270,7 +270,7 @@ class _StageRun:
         else:
             self._forward(ready)
             self._times.forward_s += time.perf_counter() - began
-        self._stage.sign()
+        self._stage.heartbeat()
 
     def _forward(self, ready: ReadyPass) -> None:
         self._waves.adopt(ready.pulled)

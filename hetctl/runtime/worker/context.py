@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hetctl.model.ensemble import Ensemble, Member
-from hetctl.model.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
-from hetctl.model.training_progress import Heartbeat
+from hetctl.model.site import ANY_INTERFACES, HEARTBEAT_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
+from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Loader, Lockstep, Samples
@@ -150,9 +150,9 @@ class WorkerContext:
         Function that returns why the group with a key has to stop; None if it continues.
     publish_address : callable
         Function called with the address at which this rank, if it leads, waits for the others of its group.
-    send_sign : callable
-        Function called every few seconds while there is progress.
     send_heartbeat : callable
+        Function called every few seconds while there is progress.
+    send_metrics : callable
         Function called with the live metrics of the member in training.
     send_written : callable
         Function called with the length of the task's event file, in bytes, after each event.
@@ -175,8 +175,8 @@ class WorkerContext:
         keep: ExitStack,
         stop_reason: Callable[[str], str | None] = lambda _: None,
         publish_address: Callable[[Address], None] = lambda _: None,
-        send_sign: Callable[[], None] = lambda: None,
-        send_heartbeat: Callable[[Heartbeat], None] = lambda _: None,
+        send_heartbeat: Callable[[], None] = lambda: None,
+        send_metrics: Callable[[LiveMetrics], None] = lambda _: None,
         send_written: Callable[[int], None] = lambda _: None,
         send_visited: Callable[[VisitReport], None] = lambda _: None,
         send_saved: Callable[[StateSaved], None] = lambda _: None,
@@ -186,14 +186,14 @@ class WorkerContext:
         self.binding = binding
         self.keep = keep
         self.publish_address = publish_address
-        self._send_sign = send_sign
-        self.send_heartbeat = send_heartbeat
+        self._send_heartbeat = send_heartbeat
+        self.send_metrics = send_metrics
         self.send_written = send_written
         self.send_visited = send_visited
         self.send_saved = send_saved
         self.on_unsaved = on_unsaved
         self.stop_reason = stop_reason
-        self._next_sign = 0.0
+        self._next_heartbeat = 0.0
         self._code: tuple[Framework, UserFunctions] | None = None
         self._resources: WorkerResources | None = None
         self.kept: KeptResources | None = None
@@ -206,7 +206,7 @@ class WorkerContext:
     def load_resources(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
         """Return the resources of all members of the ensemble; load them at the first call."""
         self._resources = self._resources or self._load_resources(ensemble, sharing)
-        self.sign()
+        self.heartbeat()
         return self._resources
 
     def build(
@@ -244,7 +244,7 @@ class WorkerContext:
             resources.data, member, rank_info, share, stack, interfaces, timeouts, partial=partial
         )
         network = resources.framework.build(member, resources.functions, self.group, training.sample)
-        self.sign()
+        self.heartbeat()
         return BuiltMember(self.group, resources.framework, network, training, validation)
 
     def open_alone(self, ensemble: Ensemble, member: Member, sharing: Sharing, stack: ExitStack) -> Loader:
@@ -295,7 +295,7 @@ class WorkerContext:
         self.group = SingleRank()
         backend = backend or self._loaded_code()[0]
         self.group = join_group(rank_info, backend, self.publish_address, interfaces, timeouts)
-        self.sign()
+        self.heartbeat()
         return self.group
 
     def build_network(self, member: Member, sample: Samples) -> TrainableNetwork:
@@ -305,7 +305,7 @@ class WorkerContext:
         framework.clear()
         self.prepare(member)
         network = framework.build(member, functions, self.group, sample)
-        self.sign()
+        self.heartbeat()
         return network
 
     def chain(self, ensemble: Ensemble, member: Member) -> tuple[Framework, Chain]:
@@ -320,7 +320,7 @@ class WorkerContext:
         self.group = SingleRank()
         self.prepare(member)
         chain = framework.chain(member, functions)
-        self.sign()
+        self.heartbeat()
         return framework, chain
 
     def start_layer(self, member: Member) -> None:
@@ -346,12 +346,12 @@ class WorkerContext:
         """Wait until the states of all tasks are in checkpoints; return the first failure."""
         return None if self.kept is None else self.kept.finish_saving()
 
-    def sign(self) -> None:
-        """Send a sign of life if the last one was sent `SIGN_EVERY_S` ago or earlier."""
+    def heartbeat(self) -> None:
+        """Send a heartbeat if the last one was sent `HEARTBEAT_EVERY_S` ago or earlier."""
         now = time.monotonic()
-        if now >= self._next_sign:
-            self._next_sign = now + SIGN_EVERY_S
-            self._send_sign()
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_EVERY_S
+            self._send_heartbeat()
 
     def clear(self) -> None:
         """Release the resources of the last member, unless networks are kept for later tasks."""

@@ -122,8 +122,8 @@ class MemberTrainer:
         Type of the ranks' GPUs if the site has several types and these are of one; else None.
     restarted_at : float or None
         Start of this rank's work on the member, in seconds since the epoch; None if it had to load samples.
-    sign : callable
-        Function called after each step of training and of an evaluation as a sign of life.
+    heartbeat : callable
+        Function called after each step of training and of an evaluation as a heartbeat.
     note : callable
         Function called after each step with the epoch, its samples that are done, and the last loss.
     show : callable
@@ -143,7 +143,7 @@ class MemberTrainer:
     launched_at: float
     gpu_type: str | None = None
     restarted_at: float | None = None
-    sign: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
     note: Note = lambda *_: None
     show: Callable[[EpochResult], None] = lambda _: None
     state: TrainingState = field(default_factory=TrainingState)
@@ -255,7 +255,7 @@ class MemberTrainer:
         # A full disk must show before another epoch is trained in vain.
         self._saver.check()
         self._clock.count(STEPS)
-        self.sign()
+        self.heartbeat()
         self.note(epoch, position, loss)
         if self.launched_at:
             self._report_first_step(time.time())

@@ -16,7 +16,7 @@ from hetctl.runtime.data.sample_visits import Transfer
 from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
-from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
+from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
@@ -84,7 +84,7 @@ def _run(
         launched_at=assignment.launched_at,
         gpu_type=spec.gpu_type,
         restarted_at=restarted_at,
-        sign=context.sign,
+        heartbeat=context.heartbeat,
         balancer=balancer,
         visits=visits,
     )
@@ -95,7 +95,7 @@ def _run(
     path, samples = board_in(checkpoints.path), built.training.samples
     trainer.show = Board(path, samples, lambda _: figures_of_ranks(shares())).show
     busy = busy_share(context.binding.device)
-    with heartbeats_to(context.send_heartbeat, samples, busy, shares) as trainer.note:
+    with live_metrics_to(context.send_metrics, samples, busy, shares) as trainer.note:
         trainer.run()
 
 

@@ -25,8 +25,8 @@ from hetctl.runtime.frameworks import SumsMetrics, TrainableNetwork
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, all_gather
-from hetctl.runtime.worker.heartbeat import heartbeats_to
 from hetctl.runtime.worker.hop_resources import HopResources, UnsavedState, open_hops
+from hetctl.runtime.worker.live_metrics import live_metrics_to
 from hetctl.runtime.worker.member_trainer import Note, StopSignal, check_finite, check_metrics
 from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec, VisitReport, VisitSpec
 from hetctl.runtime.worker.random_state import random_state, set_random_state
@@ -116,7 +116,7 @@ def _hand_over(
     reporter = _reporter_of(report, folder, context)
     # No driver returns to a checkpoint before the one that it knew when it started this visit.
     since = spec.visit.checkpoint
-    resources.saver.save(UnsavedState(folder, arrays, state, since, reporter, events), context.sign)
+    resources.saver.save(UnsavedState(folder, arrays, state, since, reporter, events), context.heartbeat)
 
 
 def _reporter_of(
@@ -213,7 +213,7 @@ class Visitor:
     def _loaders(self) -> tuple[ArrayLoader, ArrayLoader]:
         """Return the training and the validation samples of the partition."""
         sources = self._resources.partitions.open(self._visit.partition, self._context.prepare_data)
-        self._context.sign()
+        self._context.heartbeat()
         place = self._group.rank, self._group.size
         streams = streams_of(self._member, len(sources[0]), len(sources[1]), *place)
         training, validation = map(ArrayLoader, sources, streams)
@@ -232,7 +232,7 @@ class Visitor:
         while not self._stop():
             if (self._resources.store / name).exists():
                 return True
-            self._context.sign()
+            self._context.heartbeat()
             time.sleep(LOOK_S)
         return False
 
@@ -259,7 +259,7 @@ class Visitor:
             set_random_state(state.random_state)
         if self._member.rescales and state.gpus != gpus:
             network.scale_learning_rate(gpus / state.gpus)
-        self._context.sign()
+        self._context.heartbeat()
         return network, replace(state, gpus=gpus)
 
     def _network(self, state: TrainingState, sample: Samples) -> TrainableNetwork:
@@ -286,7 +286,7 @@ class Visitor:
         def after_step(position: int) -> None:
             # A full disk must show before another visit is made in vain.
             self._resources.saver.check()
-            self._context.sign()
+            self._context.heartbeat()
             note(self._visit.epoch, state.part_samples + position, batches.loss)
 
         is_last = len(visited) == self._count
@@ -294,7 +294,7 @@ class Visitor:
         most = self._member.micro_batch_size
         batches = Batches(training, self._visit.epoch, 0, group, stop, after_step, is_last=is_last, most=most)
         laps = Laps()
-        with self._heartbeats(whole) as note:
+        with self._live_metrics(whole) as note:
             loss = network.train(batches)
         seconds = laps.lap()
         if not batches.complete:
@@ -310,10 +310,10 @@ class Visitor:
         )
         return Stretch(after, training.samples, seconds, loss)
 
-    def _heartbeats(self, samples: int) -> AbstractContextManager[Note]:
+    def _live_metrics(self, samples: int) -> AbstractContextManager[Note]:
         if self._group.rank != 0:
             return nullcontext(lambda *_: None)
-        return heartbeats_to(self._context.send_heartbeat, samples, self._resources.busy)
+        return live_metrics_to(self._context.send_metrics, samples, self._resources.busy)
 
     def _check_stopped(self, position: int, samples: int) -> None:
         """Raise a BadInputError if training has ended early without being told to stop."""
@@ -346,7 +346,7 @@ class Visitor:
 
     def _until_stopped(self, validation: ArrayLoader) -> Iterator[tuple[Samples, int]]:
         """Yield validation batches until told to stop, but at least one: no metric has a mean of nothing."""
-        batches = held_out_batches(validation, self._visit.epoch, self._context.sign)
+        batches = held_out_batches(validation, self._visit.epoch, self._context.heartbeat)
         for number, batch in enumerate(batches):
             if number and self._stop():
                 return

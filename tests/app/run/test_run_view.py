@@ -23,10 +23,10 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.run_status import MemberRate, StepSpan, foremost
 from hetctl.model.site import Queue, Site
-from hetctl.model.training_progress import EpochResult, Heartbeat, Progress
+from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home
-from hetctl.storage.run_files import write_heartbeats, write_spec
+from hetctl.storage.run_files import write_live_metrics, write_spec
 
 RUN = "trio-001"
 SITE = Site("local", "local", "local", 1, 4, 4, 2**30, (Queue("local"),), device="slot")
@@ -93,7 +93,7 @@ def course(project):
     yield
     write(0, "a", "first_step", startup_s=1.0)
     yield
-    write_heartbeats(run.job(0).heartbeats, {"a": Heartbeat(time.time(), 1, 10, 100, 9.0)})
+    write_live_metrics(run.job(0).live_metrics, {"a": LiveMetrics(time.time(), 1, 10, 100, 9.0)})
     yield
     epoch(0, "a", 1, 2.0)
     epoch(0, "b", 1, 10.0)

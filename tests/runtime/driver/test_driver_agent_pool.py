@@ -55,7 +55,7 @@ def work(assignment, context):
     context.send_visited(decode(VisitReport, reports["visited"]))
     (folder / "at_work").touch()
     while not (folder / "enough").exists():
-        context.sign()
+        context.heartbeat()
         time.sleep(0.05)
     context.send_saved(decode(StateSaved, reports["saved"]))
 

@@ -23,7 +23,7 @@ from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.partition_manifest import PartFile, PartitionManifest
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.serialization import decode
-from hetctl.model.site import MEMBERS, NODES, SIGN_EVERY_S, Node, Queue, Site, Timeouts
+from hetctl.model.site import HEARTBEAT_EVERY_S, MEMBERS, NODES, Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import AgentAssignment, PartToStage, StageOrder
 from hetctl.runtime.data.part_files import write_manifest
 from hetctl.runtime.driver.exit_causes import why_ended
@@ -82,7 +82,7 @@ def work(assignment, context):
     while goes_on():
         how["steps"] -= 1
         time.sleep(0.05)
-        if not how.get("silent"): context.sign()
+        if not how.get("silent"): context.heartbeat()
     ranks.barrier_and_close()
 
 worker.WORK = {TRAIN: work}
@@ -211,7 +211,7 @@ def test_ranks_stay_and_form_group_after_group(job):
     assert job.workers.free_nodes() == (NODE,)
 
 
-def test_waiting_ends_with_results_and_not_with_signs_of_life(job):
+def test_waiting_ends_with_results_and_not_with_heartbeats(job):
     job.start("first", 0, 1)
     job.end_of("first")
     began = time.monotonic()
@@ -220,8 +220,8 @@ def test_waiting_ends_with_results_and_not_with_signs_of_life(job):
         job.workers.wait(PATIENCE_S)
     assert ([step.name for step in over], time.monotonic() - began < PATIENCE_S) == (["second"], True)
     began = time.monotonic()
-    job.workers.wait(1.5 * SIGN_EVERY_S)
-    assert time.monotonic() - began >= 1.5 * SIGN_EVERY_S
+    job.workers.wait(1.5 * HEARTBEAT_EVERY_S)
+    assert time.monotonic() - began >= 1.5 * HEARTBEAT_EVERY_S
 
 
 @pytest.fixture
@@ -238,7 +238,9 @@ def slow_part(tmp_path):
 
 def test_ranks_wait_for_parts_and_their_agent_does_not(start, tmp_path, slow_part):
     source, order = slow_part
-    impatient = replace(SITE, timeouts=replace(TIMEOUTS, hang_s=6 * SIGN_EVERY_S, silence_s=3 * SIGN_EVERY_S))
+    impatient = replace(
+        SITE, timeouts=replace(TIMEOUTS, hang_s=6 * HEARTBEAT_EVERY_S, silence_s=3 * HEARTBEAT_EVERY_S)
+    )
     job = start(impatient, stages={"localhost": order})
     job.start("one", 0)
 
@@ -251,7 +253,7 @@ def test_ranks_wait_for_parts_and_their_agent_does_not(start, tmp_path, slow_par
     with wait_for(opened) as file:
         for byte in PART:
             file.write(bytes([byte]))
-            until = time.monotonic() + SIGN_EVERY_S
+            until = time.monotonic() + HEARTBEAT_EVERY_S
             while (left := until - time.monotonic()) > 0:
                 assert job.workers.reap() == []
                 job.workers.wait(left)

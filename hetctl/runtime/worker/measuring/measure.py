@@ -116,7 +116,7 @@ def _train_steadily(built: BuiltMember, member: Member, context: WorkerContext) 
 
     def after_step(_position: int) -> None:
         clock.note(batches.loss)
-        context.sign()
+        context.heartbeat()
 
     most = member.micro_batch_size
     batches = Batches(
@@ -149,7 +149,7 @@ def _epoch_ends(
             samples - left,
             built.group,
             lambda: False,
-            lambda _position: context.sign(),
+            lambda _position: context.heartbeat(),
             most=member.micro_batch_size,
             in_step=member.shard,
         )
@@ -178,7 +178,7 @@ def _save_beside(
     def after_step(_position: int) -> None:
         nonlocal steps
         steps += 1
-        context.sign()
+        context.heartbeat()
 
     loader = TimedLoader(FullBatches(built.training, member.chunk(built.group.size)))
     began = time.perf_counter()
@@ -253,7 +253,7 @@ def _timed_evaluation(
     built: BuiltMember, epoch: int, context: WorkerContext
 ) -> tuple[float, dict[str, float]]:
     began = time.perf_counter()
-    metrics = built.network.evaluate(held_out_batches(built.validation, epoch, context.sign))
+    metrics = built.network.evaluate(held_out_batches(built.validation, epoch, context.heartbeat))
     return time.perf_counter() - began, metrics
 
 

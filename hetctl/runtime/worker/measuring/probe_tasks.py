@@ -58,7 +58,7 @@ def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
     context.group = join_group(
         assignment.rank_info, framework, context.publish_address, site.network, site.timeouts
     )
-    context.sign()
+    context.heartbeat()
     backend = framework.backend()
     size = SIZE_BYTES[backend]
     seconds = _median_seconds(framework.all_reduce(size // BYTES_PER_NUMBER), context)
@@ -86,7 +86,7 @@ def _median_seconds(all_reduce: Callable[[], None], context: WorkerContext) -> f
         began = time.perf_counter()
         all_reduce()
         seconds.append(time.perf_counter() - began)
-        context.sign()
+        context.heartbeat()
     return statistics.median(seconds)
 
 

@@ -125,7 +125,7 @@ class CommandRun:
         while not self._is_over():
             lines = self._take_reports(LOOK_S)
             self._exchange()
-            self.context.sign()
+            self.context.heartbeat()
             self._stop_if_told()
             # After the stop: a script that looks for one right after its report must see it.
             self.process.answer(lines)

@@ -13,7 +13,7 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.perf.script_pace import Mark, add_mark, epoch_pace
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import NoCollectives
-from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
+from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Note, Reporter, check_metrics
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
@@ -76,7 +76,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
         if group.rank == 0:
             samples = spec.ensemble.samples_per_epoch or 0
             busy = busy_share(context.binding.device, process.cpu_seconds)
-            reports.note = stack.enter_context(heartbeats_to(context.send_heartbeat, samples, busy))
+            reports.note = stack.enter_context(live_metrics_to(context.send_metrics, samples, busy))
         stop = stop_signal_of(context, spec, assignment)
         run = CommandRun(group, process, stop, reports, context)
         run.watch()

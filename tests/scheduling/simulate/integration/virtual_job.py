@@ -22,7 +22,7 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Cluster, Node, Queue, Site
-from hetctl.model.training_progress import EpochResult, Heartbeat
+from hetctl.model.training_progress import EpochResult, LiveMetrics
 from hetctl.runtime.agent.messages import StagedParts
 from hetctl.runtime.driver.agent_pool import KILLED
 from hetctl.runtime.driver.driver import Driver
@@ -199,7 +199,7 @@ class VirtualPool:
             if group.task.name == name:
                 group.told = group.told or reason
 
-    def heartbeats(self) -> dict[str, Heartbeat]:
+    def live_metrics(self) -> dict[str, LiveMetrics]:
         return {}
 
     def wait(self, seconds: float) -> None:
