@@ -17,10 +17,10 @@ from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import has_room, least_step_s, step_s
 from hetctl.perf.seen_rates import is_noteworthy
 from hetctl.scheduling import events
-from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop, Task
+from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop, Task
 from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.observer import ObservedMembers, Observer
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
 from hetctl.scheduling.pool import Pool
 from hetctl.scheduling.rounds import DEADLINE, SIGNAL, OpenRound, Running, round_s, should_stop
 
@@ -51,7 +51,7 @@ class JobOptions:
     round_overhead_s: float = 0.0
 
 
-Ask = Callable[[Planner, Request, Callable[[Allocation], bool]], tuple[Decision, tuple[str, ...]]]
+PlanFunction = Callable[[Planner, Request, Callable[[Allocation], bool]], tuple[Decision, tuple[str, ...]]]
 
 
 class Core:
@@ -69,12 +69,17 @@ class Core:
     """
 
     def __init__(
-        self, planner: Planner, options: Options, job: JobOptions, observer: Observer, consult: Ask = ask
+        self,
+        planner: Planner,
+        options: Options,
+        job: JobOptions,
+        observer: Observer,
+        plan: PlanFunction = plan_fitting,
     ) -> None:
         self.running: dict[str, Running] = {}
         self.ending: str | None = None
         self._planner, self._options, self._job = planner, options, job
-        self._observer, self._ask = observer, consult
+        self._observer, self._plan_fitting = observer, plan
         self._alpha = planner.stop_share(options)
         self._pool = Pool()
         self._rounds: dict[int, OpenRound] = {}
@@ -106,7 +111,7 @@ class Core:
         if self.ending and not self._rounds:
             self._commands.append(EndJob(self.ending, self._refused))
         elif (at_s := self._next_s(now_s)) < math.inf:
-            self._commands.append(AskAgain(at_s))
+            self._commands.append(ScheduleTick(at_s))
         return self._take_commands()
 
     def _take_commands(self) -> list[Command]:
@@ -256,7 +261,9 @@ class Core:
             if not self._pool.nodes:
                 self._end(ExitReason.NODE_FAILURE.value)
             return
-        decision, left_out = self._ask(self._planner, request, lambda a: self._fits(seen.left, a, now_s))
+        decision, left_out = self._plan_fitting(
+            self._planner, request, lambda a: self._fits(seen.left, a, now_s)
+        )
         self._defer(left_out, now_s)
         # Stored with the next round's start, so that a later job continues from a decision in force.
         self._planner_state = decision.planner_state

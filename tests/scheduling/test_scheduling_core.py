@@ -16,7 +16,7 @@ from hetctl.model.exit_reason import ExitReason
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
+from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.core import LAUNCH_PAUSE_S, POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (
     EpochDone,
@@ -99,8 +99,8 @@ class Bench:
         return self.limit
 
     def at(self, now_s: float, *events: SchedulingEvent) -> list[Command]:
-        """Send the events of a time; return the commands except `AskAgain`."""
-        return [command for command in self.all_at(now_s, *events) if not isinstance(command, AskAgain)]
+        """Send the events of a time; return the commands except `ScheduleTick`."""
+        return [command for command in self.all_at(now_s, *events) if not isinstance(command, ScheduleTick)]
 
     def all_at(self, now_s: float, *events: SchedulingEvent) -> list[Command]:
         commands = self.core.handle(Tick(now_s))
@@ -217,9 +217,9 @@ def test_the_planner_is_called_at_its_time_but_not_too_often() -> None:
         return Decision(one_each(request).start if not request.held else (), replan_at_s=replan_at_s)
 
     bench = Bench(Planner("p", "elastic", decide), "a")
-    assert bench.all_at(0.0)[-1] == AskAgain(8.0)
+    assert bench.all_at(0.0)[-1] == ScheduleTick(8.0)
     assert bench.all_at(8.0, StepStarted(8.0, "a", 8.0)) == []
-    assert bench.all_at(8.01, MemberArrived(8.01, "b")) == [AskAgain(8.0 + POLL_S)]
+    assert bench.all_at(8.01, MemberArrived(8.01, "b")) == [ScheduleTick(8.0 + POLL_S)]
     bench.at(8.0 + POLL_S)
     assert asked == [0.0, 8.0, 8.0 + POLL_S]
 
@@ -300,7 +300,7 @@ def test_after_a_failed_launch_nothing_starts_during_the_pause() -> None:
     bench = Bench(LOCAL, "a")
     bench.at(0.0)
     commands = bench.all_at(1.0, StepEnded(1.0, "a", ExitReason.NOT_LAUNCHED))
-    assert commands == [EndRound(5, "failed"), AskAgain(1.0 + LAUNCH_PAUSE_S)]
+    assert commands == [EndRound(5, "failed"), ScheduleTick(1.0 + LAUNCH_PAUSE_S)]
     assert list(placed(bench.at(1.0 + LAUNCH_PAUSE_S))) == ["a"]
 
 
@@ -314,7 +314,7 @@ def test_a_used_up_budget_ends_the_job_before_the_next_round() -> None:
 
 def test_ranks_about_to_end_neither_end_the_job_nor_get_work() -> None:
     bench = Bench(LOCAL, "a", withheld=True)
-    assert bench.all_at(0.0) == [AskAgain(POLL_S)]
+    assert bench.all_at(0.0) == [ScheduleTick(POLL_S)]
     bench.withheld = False
     assert list(placed(bench.at(POLL_S))) == ["a"]
 

@@ -33,7 +33,7 @@ from hetctl.model.exit_reason import CLEAN_EXITS, JOB_FATAL, ExitReason
 from hetctl.model.hops import Unit, Visit, gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.scheduling import events
-from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Stop
+from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Stop
 from hetctl.scheduling.core import FINISHED, LAUNCH_PAUSE_S
 from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.observer import Observer
@@ -166,7 +166,7 @@ class HopCore:
         if self.ending and not self.running:
             self._end_job(now_s)
         else:
-            self._commands.append(AskAgain(now_s + PATIENCE_S))
+            self._commands.append(ScheduleTick(now_s + PATIENCE_S))
         return self._take_commands()
 
     def _take_commands(self) -> list[Command | HopCommand]:
@@ -469,7 +469,7 @@ class HopCore:
     def _end_job(self, now_s: float) -> None:
         writing = any(self._book.of(name).writer for name in self._members)
         if writing and now_s < self._ended_s + WRITE_S:
-            self._commands.append(AskAgain(self._ended_s + WRITE_S))
+            self._commands.append(ScheduleTick(self._ended_s + WRITE_S))
             return
         self._commands.append(EndRound(self._round, self.ending or FINISHED))
         self._commands.append(EndJob(self.ending or FINISHED))

@@ -25,7 +25,7 @@ from hetctl.runtime.driver.run_members import RunMembers, SearchTrials
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.runtime.job_logs import disk_error_reason, log_line
-from hetctl.scheduling.commands import AskAgain, EndJob, EndRound, Start, Stop
+from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.core import POLL_S
 from hetctl.scheduling.events import (
     EpochDone,
@@ -128,7 +128,7 @@ class Driver:
             Stop: self._stop,
             EndRound: self._end_round,
             EndJob: self._end_job,
-            AskAgain: self._poll,
+            ScheduleTick: self._schedule_tick,
         }
         for mode in self._modes:
             self._executors.update(mode.executors)
@@ -372,7 +372,7 @@ class Driver:
     def _end_job(self, command: EndJob) -> None:
         self._ended_by = command.reason
 
-    def _poll(self, _command: AskAgain) -> None:
+    def _schedule_tick(self, _command: ScheduleTick) -> None:
         """Do nothing: the main loop polls often enough."""
 
     def _enforce_stops(self) -> None:

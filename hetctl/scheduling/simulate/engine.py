@@ -15,7 +15,7 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
-from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
+from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.events import (
     JobOpened,
@@ -26,7 +26,7 @@ from hetctl.scheduling.events import (
     StepStarted,
     Tick,
 )
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario, Successors
 from hetctl.scheduling.simulate.simulated_members import SimulatedMembers
 from hetctl.scheduling.simulate.simulated_step import SimulatedStep, begin_at_pace, lost, paced, stopped
@@ -121,7 +121,7 @@ class Engine:
         self._opened = JobOpened(self.now, nodes, deadline_s, self._next_round, self._planner_state)
         self._fresh = True
         self._ended: EndJob | None = None
-        self._core = Core(self._planner, self._options, self._job, self._members, self._ask)
+        self._core = Core(self._planner, self._options, self._job, self._members, self._plan_fitting)
         self._send(self._opened)
 
     def _next_s(self) -> float:
@@ -184,7 +184,7 @@ class Engine:
     def _end_round(self, command: EndRound) -> None:
         del self._rounds[command.round]
 
-    def _ask_again(self, command: AskAgain) -> None:
+    def _schedule_tick(self, command: ScheduleTick) -> None:
         self._tick_at_s = command.at_s
 
     def _end_job(self, command: EndJob) -> None:
@@ -282,11 +282,11 @@ class Engine:
                 self.steps[index] = paced(step, self.now, rate, *self._limits)
                 self._expect(index)
 
-    def _ask(
+    def _plan_fitting(
         self, planner: Planner, request: Request, fits: Callable[[Allocation], bool]
     ) -> tuple[Decision, tuple[str, ...]]:
         began = time.perf_counter()
-        decision, left_out = ask(planner, request, fits)
+        decision, left_out = plan_fitting(planner, request, fits)
         self.planning_s.append(time.perf_counter() - began)
         if self._note:
             self._note(request, decision)
@@ -297,7 +297,7 @@ _CARRIED_OUT: Mapping[type, Callable[[Engine, Any], None]] = {
     Start: Engine._start,
     Stop: Engine._stop,
     EndRound: Engine._end_round,
-    AskAgain: Engine._ask_again,
+    ScheduleTick: Engine._schedule_tick,
     EndJob: Engine._end_job,
 }
 _WORLD_HANDLERS: Mapping[WorldEvent, Callable[[Engine, int, str], Iterator[SchedulingEvent]]] = {

@@ -25,7 +25,7 @@ from hetctl.model.hops import gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling import events
-from hetctl.scheduling.commands import AskAgain, EndJob, EndRound, Stop
+from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Stop
 
 SAVE_S, HOP_S = 0.3, 0.2
 QUICK_SHARE = 0.3
@@ -267,7 +267,7 @@ class Executor:
         do.Converge: converge,
         do.ReportPlan: lambda self, command: self.plans.append(command),
         Stop: stop,
-        AskAgain: lambda self, command: self.at(max(0.0, command.at_s - self.now), lambda: None),
+        ScheduleTick: lambda self, command: self.at(max(0.0, command.at_s - self.now), lambda: None),
         EndRound: lambda *_: None,
         EndJob: end,
     }

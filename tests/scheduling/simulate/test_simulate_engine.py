@@ -102,7 +102,7 @@ def test_an_elastic_planner_sees_the_progress_of_held_members() -> None:
 
 
 def test_a_stopped_member_waits_and_continues() -> None:
-    """The planner asks to be asked again after 4 s, stops a then, and lets b have the GPU."""
+    """The planner requests a tick after 4 s, stops a then, and lets b have the GPU."""
 
     def decide(request: Request) -> Decision:
         waiting = {c.name: c for c in request.workloads}

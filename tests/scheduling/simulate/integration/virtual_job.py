@@ -29,7 +29,7 @@ from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.running_task import EndedGroup
 from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.runtime.worker.reporting import writer_of
-from hetctl.scheduling.commands import AskAgain, Command
+from hetctl.scheduling.commands import Command, ScheduleTick
 from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.planners.base import Decision, Planner, Request
@@ -63,14 +63,16 @@ class Recorded(Core):
     def schedule(self, now_s: float) -> list[Command]:
         commands = super().schedule(now_s)
         self.log.append((None, commands))
-        type(self).replan_at_s = min((c.at_s for c in commands if isinstance(c, AskAgain)), default=math.inf)
+        type(self).replan_at_s = min(
+            (c.at_s for c in commands if isinstance(c, ScheduleTick)), default=math.inf
+        )
         return commands
 
 
 def told_once(planner: Planner, decisions: dict[str, Decision]) -> Planner:
     """Return a planner that decides on equal requests alike, though it may search until its time is up.
 
-    It wants to be asked again at times of the grid.
+    It requests ticks at times of the grid only.
     """
 
     def decide(request: Request) -> Decision:
@@ -98,7 +100,7 @@ def recorded(log: list[Conclusion], decisions: dict[str, Decision]) -> type[Reco
 BEGAN_AT = 0.0
 """Times on the virtual clock are those of the scheduling, without any rounding between them."""
 GRID_S = 2.0**-20
-"""To which times are rounded at which planners want to be asked: no member is a last bit short of its end."""
+"""Grid to which the times of ticks are rounded: no member is a last bit short of its end."""
 MOST_JOBS = 100
 
 
