@@ -54,7 +54,7 @@ def print_json(value: Any, failure: HetctlError | None = None) -> None:
     click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **error, **keys}, indent=2, allow_nan=False))
 
 
-def leave(failure: HetctlError | None, *, as_json: bool) -> None:
+def exit_on_failure(failure: HetctlError | None, *, as_json: bool) -> None:
     """Exit with a failure's exit code, if there is one; as JSON it was printed with the result."""
     if failure and as_json:
         raise click.exceptions.Exit(failure.exit_code)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hetctl.cli.output import console, fields_of, leave, print_json, print_table
+from hetctl.cli.output import console, exit_on_failure, fields_of, print_json, print_table
 from hetctl.model.errors import LockedError, MembersFailedError
 from hetctl.model.run_states import BETWEEN_JOBS, IN_DOUBT, UNDER_WAY
 from hetctl.model.run_status import MOST_MEMBERS
@@ -67,7 +67,7 @@ def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None =
         print_json({**fields_of(status), **more}, failure)
     else:
         print_table(_table(status))
-    leave(failure, as_json=as_json)
+    exit_on_failure(failure, as_json=as_json)
 
 
 def _failure(status: RunStatus) -> MembersFailedError | None:

@@ -245,7 +245,7 @@ def workers_on(
         try:
             yield workers, folder
         finally:
-            workers.leave()
+            workers.shutdown()
             os.environ["PATH"], sys.executable = path, executable
 
 

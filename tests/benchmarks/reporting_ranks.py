@@ -76,7 +76,7 @@ def reporting_ranks(
                 # Ranks wait for their own nodes' disks: here, that would leave the driver's caches cold.
                 yield ReportingRanks(workers, events)
         finally:
-            workers.leave()
+            workers.shutdown()
 
 
 @contextmanager

@@ -92,8 +92,10 @@ class Attending:
         # SIGTERM and SIGHUP come from a machine or a lost connection: nobody has decided to cancel.
         if interruption.number == signal.SIGINT and self._cancels(ids):
             self.batch.cancel(ids)
-            leave(interruption, naming(ids, "is cancelled", "are cancelled"), "measured points are kept")
-        leave(
+            raise_interrupted(
+                interruption, naming(ids, "is cancelled", "are cancelled"), "measured points are kept"
+            )
+        raise_interrupted(
             interruption,
             naming(ids, "goes on measuring", "go on measuring"),
             "`hetctl profile` follows it to its end, `hetctl profile show` shows what is measured so far",
@@ -147,7 +149,7 @@ def moments_to_ask() -> Iterator[bool]:
         yield due
 
 
-def leave(interruption: Interruption, what: str, hint: str) -> NoReturn:
+def raise_interrupted(interruption: Interruption, what: str, hint: str) -> NoReturn:
     """End the command because of a signal.
 
     Raises

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hetctl.app.profile.folder import Failure, failures_in, measured_in, measurements_in, wanted_of
-from hetctl.app.profile.follow import Attending, ProfileMonitor, leave
+from hetctl.app.profile.follow import Attending, ProfileMonitor, raise_interrupted
 from hetctl.app.profile.interruptions import Interruption, Interruptions
 from hetctl.app.profile.jobs import JobGroup, MeasureRequest, ingest_all
 from hetctl.app.project import Project
@@ -81,7 +81,7 @@ def profiling(
         try:
             yield attending
         except Interruption as interruption:
-            leave(interruption, "the command ended", "`hetctl profile` continues from here")
+            raise_interrupted(interruption, "the command ended", "`hetctl profile` continues from here")
 
 
 def _refuse_too_many(spread: ArraySpec, site: Site) -> None:

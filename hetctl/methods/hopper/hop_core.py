@@ -236,10 +236,10 @@ class HopCore:
         self._awaited = set(self._nodes)
         self._deadline_s, self._round = event.deadline_s, event.first_round
         self._commands.append(OpenHops(self._round, tuple(self._members)))
-        self._leave_at_once(self._progress)
+        self._end_finished_members(self._progress)
         self._on_tick(event)
 
-    def _leave_at_once(self, progress: Iterable[HopProgress]) -> None:
+    def _end_finished_members(self, progress: Iterable[HopProgress]) -> None:
         """Stop members that have met their stop rules before, and whole epochs of too few members."""
         for each in progress:
             name, is_whole = each.member.name, not each.visited and not each.evaluating
@@ -261,7 +261,7 @@ class HopCore:
 
     def _on_node_lost(self, event: events.NodeLost) -> None:
         """Continue on the remaining nodes; visits on the lost node have ended and are planned again."""
-        self._lose_workers(event.node, f"node {event.node} was lost")
+        self._remove_workers(event.node, f"node {event.node} was lost")
         del self._nodes[event.node]
         if not self._nodes:
             self._end(ExitReason.NODE_FAILURE.value, event.now_s)
@@ -269,14 +269,14 @@ class HopCore:
     def _on_store_lost(self, event: hop_events.StoreLost) -> None:
         """Wait with visits to a node until its next agent has opened a store."""
         if event.node in self._stores:
-            self._lose_workers(event.node, f"the agent on {event.node} was lost")
+            self._remove_workers(event.node, f"the agent on {event.node} was lost")
 
-    def _lose_workers(self, node: str, reason: str) -> None:
+    def _remove_workers(self, node: str, reason: str) -> None:
         self._stores.pop(node, None)
         self._awaited.discard(node)
         self._regrouping.pop(node, None)
         self._grouped_for = None
-        self._book.lose(node)
+        self._book.drop_node(node)
         self._change = "node lost"
         for worker in self._workers_on(node):
             self._hopper.worker_fails(worker)
@@ -295,16 +295,16 @@ class HopCore:
             return
         if event.node in self._stores:
             # Its workers are known, and may have been given visits that only wait for ranks.
-            self._lose_states(event.node)
+            self._drop_states(event.node)
             return
         self._stores[event.node] = tuple(self._names[number] for number in sorted(event.partitions))
         self._grouped_for = None
         if event.node not in self._awaited:
             self._change = "node joined"
 
-    def _lose_states(self, node: str) -> None:
+    def _drop_states(self, node: str) -> None:
         """Record that a node's agent was started again, and its store is empty."""
-        self._book.lose(node)
+        self._book.drop_node(node)
         for name, running in self.running.items():
             if node_of(running.visit.worker) == node and running.starts_from is not None:
                 self._stop(name, STATE_LOST)

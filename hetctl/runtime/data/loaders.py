@@ -230,7 +230,7 @@ class RingLoader:
     def close(self) -> None:
         """Leave the ring, which frees the preprocessors for another one."""
         if self._ring is not None:
-            self._ring.leave()
+            self._ring.unregister_reader()
             self._ring.close()
             self._ring = None
 
@@ -271,7 +271,7 @@ class RingLoader:
         name = f"{uuid.uuid4().hex}.ring"
         ring = self._pool.ring(name, 1, self._stream, self._stream.chunk)
         try:
-            ring.join(0)
+            ring.register_reader(0)
             self._pool.fill(name, self._stream)
         finally:
             with suppress(FileNotFoundError):
@@ -359,7 +359,7 @@ class LockstepLoader:
         """Leave the ring: no other process waits for this rank any more."""
         self._own_loader.close()
         if self._ring is not None:
-            self._ring.leave()
+            self._ring.unregister_reader()
             if self._ring.deserted:
                 # The folder stays for the next rounds of the job, and the ring would occupy its memory.
                 (self._pool.folder / self._lockstep.name).unlink(missing_ok=True)
@@ -371,7 +371,7 @@ class LockstepLoader:
             self._own_loader.close()
             name, readers = self._lockstep.name, self._lockstep.readers
             self._ring = self._pool.ring(name, readers, self._shared, self._lockstep.largest)
-            self._position = self._ring.join(self._lockstep.reader)
+            self._position = self._ring.register_reader(self._lockstep.reader)
             patience_s = self._pool.timeouts.lockstep_s
             self._led = self._lockstep.led and await_exchange(self._pool.folder / name, patience_s)
             if not self._led:

@@ -359,7 +359,7 @@ class AgentPool:
         # started again, must not cost the node.
         self._watch_steps(time.monotonic())
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """Release all agents and end their ranks; all have ended on return."""
         self._listener.close()
         for name, step in self._running.items():
@@ -447,9 +447,9 @@ class AgentPool:
                 self.release(name)
             else:
                 for agent in [agent for agent in step.agents.values() if now > agent.lost_at]:
-                    self._lose_node(agent.node)
+                    self._mark_node_lost(agent.node)
                 if now > step.join_until:
-                    self._lose_absent(name, step)
+                    self._continue_without_absent(name, step)
 
     def _force_end(self, name: str, step: _AgentStep, waited_s: float) -> None:
         """Signal a released step that has not ended: SIGTERM first, then SIGKILL."""
@@ -458,7 +458,7 @@ class AgentPool:
             self._steps.signal(number, name)
             step.signalled = number
 
-    def _lose_absent(self, name: str, step: _AgentStep) -> None:
+    def _continue_without_absent(self, name: str, step: _AgentStep) -> None:
         for node in [node for node in step.sets if node not in step.agents]:
             # One slow start must not cost the node for the whole job: it may connect late.
             self._continue_without(name, step, node, f"no agent of {name} connected from {node}")
@@ -484,7 +484,7 @@ class AgentPool:
         """Use a node again that was lost, or whose last agent has ended."""
         last = step.agent_on(name)
         if last and last.closed:
-            self._lose_node(name)
+            self._mark_node_lost(name)
         if step.may_return(name):
             node = step.lost.pop(name)
             self.nodes = (*self.nodes, node)
@@ -545,7 +545,7 @@ class AgentPool:
             self._fail_member(name, step, cause)
         else:
             log_line(cause)
-            self._lose_node(node)
+            self._mark_node_lost(node)
 
     def _fail_member(self, name: str, step: _AgentStep, cause: str) -> None:
         """End the step of a member that was not placed as planned, and its group; log the cause."""
@@ -555,7 +555,7 @@ class AgentPool:
         # The words in the log decide, by which the member is tried again free of charge.
         self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
 
-    def _lose_node(self, node: str) -> None:
+    def _mark_node_lost(self, node: str) -> None:
         """Record the loss of a node: its groups end, and nothing is placed on it unless it returns."""
         lost = {other.name: other for other in self.nodes if other.name == node}
         self.nodes = tuple(other for other in self.nodes if other.name != node)

@@ -184,8 +184,8 @@ class Driver:
             self._write_live_metrics()
             self._keep_state()
             self._schedule()
-        self._workers.leave()
-        self._exchanges.leave()
+        self._workers.shutdown()
+        self._exchanges.shutdown()
         # Files that are of use only while a job runs must not count against a quota of files later.
         self._files.live_metrics.unlink(missing_ok=True)
         self._events.write("job_ended", job=self._job, reason=reason)

@@ -172,7 +172,7 @@ def _start_ranks(
         can_go_on = exit_code == 0 and order.framework is not None
         groups = tuple(_all_reduce(workers, nodes, folder)) if can_go_on else ()
     finally:
-        workers.leave()
+        workers.shutdown()
     return exit_code, groups
 
 

@@ -79,7 +79,7 @@ class _ProfileDriver:
         try:
             self._measure_points()
         finally:
-            self._workers.leave()
+            self._workers.shutdown()
         if self._measurements.preprocess_cores:
             self._measure_preprocessing()
 

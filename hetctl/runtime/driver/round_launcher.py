@@ -259,7 +259,7 @@ class Exchanges:
         """Log the leaders that have failed since the last call."""
         _log_failures(self._steps.reap())
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """End the leaders that are left."""
         _log_failures(self._steps.end(LEAVE_S))
 

@@ -179,7 +179,9 @@ class RunningTask:
         with suppress(OSError):
             append(self.task.log, f"{rank} was ended: {_described(overuse)}\n")
 
-    def lose(self, slot: WorkerSlot, exit_code: int, output: str = "", lost_node: str | None = None) -> None:
+    def record_lost_rank(
+        self, slot: WorkerSlot, exit_code: int, output: str = "", lost_node: str | None = None
+    ) -> None:
         """Record the end of a rank; exit codes of ranks lost in consequence of another's loss do not count.
 
         Parameters

@@ -183,7 +183,7 @@ class WorkerPool:
     def reap(self) -> list[EndedGroup]:
         """Return the results of the groups that have ended since the last call; their GPUs are free."""
         self._agents.receive()
-        self._lose_killed_ranks(time.monotonic())
+        self._record_killed_ranks(time.monotonic())
         due = time.monotonic() >= self._next_watch
         for running in self._running.values():
             self._assign(running)
@@ -245,9 +245,9 @@ class WorkerPool:
         if running := self._running.get(name):
             self._signal(running, number)
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """Release all agents and end their ranks; all have ended on return."""
-        self._agents.leave()
+        self._agents.shutdown()
 
     def on_message(self, gpu: NodeGpu, message: Any) -> None:
         """Process a message of a rank."""
@@ -285,7 +285,7 @@ class WorkerPool:
             # An agent's death kills its ranks, and a rank's death may be reported first.
             self._killed[gpu] = time.monotonic() + KILL_DOUBT_S
         else:
-            self._lose_rank(gpu, exit_code)
+            self._record_lost_rank(gpu, exit_code)
 
     def on_staged(self, node: str, staged: StagedParts) -> None:
         """Record the end of the stage-in of a node."""
@@ -312,7 +312,7 @@ class WorkerPool:
         """Record the loss of the ranks of a step, on one of its nodes or on all."""
         of_step = [gpu for gpu, slot in self._slots.items() if slot.step == step]
         for gpu in [gpu for gpu in of_step if node in ("", gpu[0])]:
-            self._lose_rank(gpu, exit_code, output, lost_node)
+            self._record_lost_rank(gpu, exit_code, output, lost_node)
 
     def _rank_for(self, gpu: NodeGpu, step: str, code: TrainingCode | None) -> WorkerSlot:
         """Return the rank on a GPU, or a new one if there is none, or if it has loaded other code."""
@@ -329,22 +329,22 @@ class WorkerPool:
     def _start_rank(self, slot: WorkerSlot) -> None:
         self._agents.start_rank(slot.step, slot.gpu, slot.code.framework if slot.code else None)
 
-    def _lose_rank(
+    def _record_lost_rank(
         self, gpu: NodeGpu, exit_code: int, output: str = "", lost_node: str | None = None
     ) -> None:
         self._killed.pop(gpu, None)
         slot, group = self._slots.pop(gpu, None), self._running_on.get(gpu)
         if slot and group and slot in group.working:
-            group.lose(slot, exit_code, output, lost_node)
+            group.record_lost_rank(slot, exit_code, output, lost_node)
         elif slot:
             self.stores.ended.append(gpu)
 
-    def _lose_killed_ranks(self, now: float) -> None:
+    def _record_killed_ranks(self, now: float) -> None:
         """Record the loss of killed ranks whose agents have outlived them for `KILL_DOUBT_S`."""
         for gpu in [gpu for gpu, due in self._killed.items() if now >= due]:
             slot = self._slots.get(gpu)
             if slot is None or self._agents.serves(slot.step, gpu):
-                self._lose_rank(gpu, KILLED)
+                self._record_lost_rank(gpu, KILLED)
 
     def _assign(self, running: RunningTask) -> None:
         """Send assignments to ranks that are ready; the others need the address that rank 0 reports."""

@@ -223,9 +223,9 @@ class Engine:
         heapq.heappush(self._queue, (returns_s, WorldEvent.NODE_RETURNS, 0, node))
         self._schedule_failure(node, returns_s)
         self._down.add(node)
-        # A list, since `_lose` changes the running steps.
+        # A list, since `_fail_step` changes the running steps.
         for index in [i for i in self._members.running.values() if self._is_on(i, node)]:
-            yield self._lose(index)
+            yield self._fail_step(index)
         yield NodeLost(self.now, node)
 
     def _is_on(self, index: int, node: str) -> bool:
@@ -241,7 +241,7 @@ class Engine:
             fails_s = up_s + self._random.expovariate(1 / self._scenario.failures.node_mtbf_s)
             heapq.heappush(self._queue, (fails_s, WorldEvent.NODE_FAILS, 0, node))
 
-    def _lose(self, index: int) -> StepEnded:
+    def _fail_step(self, index: int) -> StepEnded:
         """End a step whose node has failed."""
         assert self._scenario.failures is not None
         self.steps[index] = lost(self.steps[index], self.now, self._scenario.failures.checkpoint_every_s)

@@ -105,7 +105,7 @@ class Job:
     def end(self) -> None:
         if not self._over:
             self._over = True
-            self.workers.leave()
+            self.workers.shutdown()
         wait_for(lambda: not alive(str(self.folder)))
 
     def wait_for(self, condition):

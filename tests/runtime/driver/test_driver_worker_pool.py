@@ -133,7 +133,7 @@ class Job:
         self.ended = {}
 
     def end(self) -> None:
-        self.workers.leave()
+        self.workers.shutdown()
         wait_for(lambda: not alive(str(self.folder)))
 
     def agents(self) -> list[int]:

@@ -245,7 +245,7 @@ class VirtualPool:
                     group.since = time.time()
                 group.rate = min(other.allocation.rate for other in together)
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         assert not self.groups
 
     def send_signal(self, *_: Any) -> None:
