@@ -87,17 +87,17 @@ def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunSta
 
     watch = RunWatch(project, run)
     quiet = as_json or not sys.stdout.isatty()
-    status = watch.look(_room(quiet))
+    status = watch.poll(_room(quiet))
     with Live(None if quiet else _table(status), console=console(), transient=True) as live:
         while status.state in UNDER_WAY:
             time.sleep(project.waits.run_poll_s)
             if advancing and status.state in ADVANCED and not watch.silent:
                 _advance(project, run)
-            status = watch.look(_room(quiet))
+            status = watch.poll(_room(quiet))
             if not quiet:
                 live.update(_table(status))
-    # The looks before were limited to what fits the terminal, or to nothing.
-    return watch.look(most_shown(as_json=as_json))
+    # The statuses before were limited to what fits the terminal, or to nothing.
+    return watch.poll(most_shown(as_json=as_json))
 
 
 def _room(quiet: bool) -> int:

@@ -127,12 +127,12 @@ def test_the_log_reads_what_was_appended(tmp_path):
     folder = RunFolder(tmp_path)
     write_run(folder.events, COURSE.records)
     log = VisitLog(folder, MEMBERS)
-    count = len(log.look().visits)
+    count = len(log.refresh().visits)
     assert count == len(COURSE.records)
     assert len(read_folder(folder.events)) == count + 5
     added = {**visit_events(COURSE.records)["m0"][0], "number": 99}
     write_events(folder.events, "m0", [added])
-    assert [visit.number for visit in log.look().visits][-2:] == [count - 1, 99]
+    assert [visit.number for visit in log.refresh().visits][-2:] == [count - 1, 99]
 
 
 @pytest.mark.parametrize("kind", ["visit", "visit_lost", "visits_undone", "hop_plan"])

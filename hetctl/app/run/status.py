@@ -40,7 +40,7 @@ def run_status(project: Project, run: str | None, most: int | None = None) -> Ru
         Largest number of members to show; None: all.
     """
     with without_collections():
-        return RunWatch(project, run).look(most)
+        return RunWatch(project, run).poll(most)
 
 
 def compared_status(project: Project, run: str | None) -> RunStatus:
@@ -50,7 +50,7 @@ def compared_status(project: Project, run: str | None) -> RunStatus:
     if the run has finished, simulations of it for comparison.
     """
     watch = RunWatch(project, run)
-    status = watch.with_visits(watch.compared(watch.look()))
+    status = watch.with_visits(watch.compared(watch.poll()))
     folder = project.home.run(status.run)
     checks = wave_checks(folder) if status.pipelines else ()
     return replace(status, balances=balance_courses(folder), wave_checks=checks)
@@ -81,11 +81,11 @@ class RunWatch:
         """True if the batch system did not answer the last query."""
         return bool(self._answer[1])
 
-    def look(self, most: int | None = None) -> RunStatus:
+    def poll(self, most: int | None = None) -> RunStatus:
         """Return the present status, of at most `most` members or, by default, of all."""
         record, jobs = self._stored()
         view = self._view_of(record)
-        view.look()
+        view.refresh()
         news = (jobs, len(view.facts.jobs))
         asking = (
             time.monotonic() - self._asked_at >= BATCH_SYSTEMS[record.spec.site.batch_system].asked_every_s
@@ -96,21 +96,21 @@ class RunWatch:
             self._answer = self._ask(record, jobs, view.facts.jobs)
         status = _status(record, *self._answer, view, most)
         if self._stages:
-            status = replace(status, pipelines=pipeline_statuses(self._stages.look(), status.history))
+            status = replace(status, pipelines=pipeline_statuses(self._stages.refresh(), status.history))
         return replace(status, hops=self._hops(status, record.spec, view)) if self._visits else status
 
     def with_visits(self, status: RunStatus) -> RunStatus:
         """Return a status with all visits of members that hop, if they do."""
         if self._visits is None or status.hops is None:
             return status
-        spans = hop_spans(self._visits.look().visits, self._start(self._stored()[0]))
+        spans = hop_spans(self._visits.refresh().visits, self._start(self._stored()[0]))
         return replace(status, hops=replace(status.hops, spans=spans))
 
     def _hops(self, status: RunStatus, spec: RunSpec, view: RunView) -> HopStatus:
         assert self._visits is not None
         assert spec.ensemble.partitions is not None
         # Each event is read once, unless visits were undone that the run's state has only counted.
-        totals = view.hops.totals if view.hops.is_exact else totals_of(self._visits.look().visits)
+        totals = view.hops.totals if view.hops.is_exact else totals_of(self._visits.refresh().visits)
         open_steps = [step for step in status.steps if step.end_s is None and step.gpus]
         return hop_status(
             totals,

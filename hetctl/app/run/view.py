@@ -67,9 +67,9 @@ class RunView:
         searches = self.spec.ensemble.search is not None and self.facts.search_ended is None
         return searches or any(member.active for member in self.progress.values())
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read new events from the disk."""
-        for name in self._state.look():
+        for name in self._state.refresh():
             self._wrong[name] = wrong_rates(name, self._rates(name))
 
     def states(self, *, under_way: bool) -> dict[str, str]:

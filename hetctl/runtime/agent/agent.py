@@ -50,7 +50,7 @@ from hetctl.storage.processes import Process
 
 END_S = 10.0
 """Seconds in which killed ranks end; one that waits for a disk or a GPU may take longer."""
-LOOK_S = 0.01
+POLL_S = 0.01
 CANCEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 20.0, *(30.0,) * 20)
 """Pauses after attempts to cancel a job; after ten minutes nobody is likely to answer."""
 DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), "SLURM_STEP_GPUS")
@@ -188,7 +188,7 @@ class Agent:
             self._store.close()
         limit = time.monotonic() + END_S
         while any(rank.alive for rank in ranks) and time.monotonic() < limit:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _send_heartbeat(self) -> None:
         now = time.monotonic()
@@ -207,7 +207,7 @@ class Agent:
 
     def _watch_memory(self) -> None:
         """End the rank that uses the memory of others; at most one at a time, until its memory is free."""
-        if not self._overuse and (found := self._memory.look(self._pids)):
+        if not self._overuse and (found := self._memory.check(self._pids)):
             gpu, overuse = found
             self._overuse[gpu] = overuse
             log_line(

@@ -15,7 +15,7 @@ from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.transport import Address, Listener, connect
 from hetctl.runtime.worker.group import Group, LostPeerError, RankInfo, all_gather
 
-LOOK_S = 0.2
+POLL_S = 0.2
 """Seconds between two checks of the receiving thread whether the exchange was closed."""
 
 
@@ -97,7 +97,7 @@ class SampleExchange:
     def _receive_all(self) -> None:
         while not self._closed.is_set():
             with suppress(TimeoutError):
-                transfer, connection = self._listener.wait(LOOK_S)
+                transfer, connection = self._listener.wait(POLL_S)
                 arrays = self._empty(transfer["samples"])
                 try:
                     for array in arrays:

@@ -57,7 +57,7 @@ from hetctl.scheduling.events import StepEnded, StepStarted
 from hetctl.storage.event_files import EventWriter
 
 TRIALS_EVERY_S = 1.0
-"""Seconds between two looks for trials that a search asks for while no visit ends."""
+"""Seconds between two checks for trials that a search asks for while no visit ends."""
 
 
 class HopJob(JobMode):

@@ -96,7 +96,7 @@ class RunMembers:
         self._state = RunState(folder, spec.ensemble, spec.retries)
         self._take_written = take_written
         self._workloads = Workloads(spec.ensemble, self._profiles, gpus, spec.site.gpus_per_node)
-        self._look()
+        self._refresh()
         self._began_at = time.time() if self._state.began_at is None else self._state.began_at
 
     @property
@@ -111,12 +111,12 @@ class RunMembers:
 
     def keep(self) -> None:
         """Save a snapshot from which later readers of the run's files start; OSError if the disk is full."""
-        self._look()
+        self._refresh()
         self._state.keep()
 
     def left(self) -> Mapping[str, Workload]:
         """Return the work left of all members, in training or not, after finished epochs and checkpoints."""
-        self._look()
+        self._refresh()
         return self._workloads.left
 
     def as_they_are(self, names: Iterable[str]) -> tuple[Member, ...]:
@@ -152,7 +152,7 @@ class RunMembers:
 
     def seen(self, rounds: Iterable[ActiveRound], now: float) -> RunObservation:
         """Return the state of all members; `now` is in seconds since the epoch."""
-        self._look()
+        self._refresh()
         left, rounds = self._workloads.left, tuple(rounds)
         busy = {name for open_round in rounds for name in open_round.active}
         waiting = tuple([workload for name, workload in left.items() if name not in busy])
@@ -161,7 +161,7 @@ class RunMembers:
 
     def rates_seen(self, rounds: Iterable[ActiveRound]) -> dict[str, float]:
         """Return the rates of members in training in their last epochs, in samples/s; some have none yet."""
-        self._look()
+        self._refresh()
         return {
             name: rate
             for opened in rounds
@@ -169,13 +169,13 @@ class RunMembers:
             if (rate := report.rate)
         }
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Read new events from the disk."""
         progress = self._state.progress
-        changed = self._state.look(self._take_written())
+        changed = self._state.refresh(self._take_written())
         # Requests and reports of the search are read back, so that all goes by what is on the disk.
         while self._trials and self._trials.advance(progress, self._state.used(time.time()), self._run_s):
-            changed |= self._state.look(self._trials.take_written())
+            changed |= self._state.refresh(self._trials.take_written())
         for name in changed:
             if self._trials and name in self._trials:
                 self._profiles[name] = self._trials.profile(name, self._planned)

@@ -24,7 +24,7 @@ from hetctl.runtime.stages.shared_slots import SharedSlots, SlotAddress, SlotRea
 from hetctl.runtime.transport import Address, Connection, Listener, connect
 from hetctl.runtime.worker.group import Group, LostPeerError, RankInfo, all_gather
 
-LOOK_S = 0.2
+POLL_S = 0.2
 """Seconds between two checks of the accepting thread whether the transport was closed."""
 LEAST_SHARED_BYTES = 4096
 """Size from which tensors go through shared memory: smaller ones fit into the message's packet."""
@@ -162,7 +162,7 @@ class P2PTransport:
     def _accept(self) -> None:
         while not self._closed.is_set():
             with suppress(TimeoutError):
-                sender, connection = self._listener.wait(LOOK_S)
+                sender, connection = self._listener.wait(POLL_S)
                 receiver = _Receiver(sender, connection, self._deliver, self.fail)
                 threading.Thread(target=receiver.run, name=f"p2p-from-{sender}", daemon=True).start()
 

@@ -18,7 +18,7 @@ from hetctl.runtime.stages.parameter_server import CLOCK, END, SAVE, TRAIN, WEIG
 
 FORWARD, BACKWARD, INFER, SCORED = "forward", "backward", "infer", "scored"
 PULL, FREEZE, FROZEN, FINISH = "pull", "freeze", "frozen", "finish"
-LOOK_S = 0.1
+POLL_S = 0.1
 """Longest wait for a message in seconds, after which a stage sends a heartbeat, or looks for a stop."""
 
 Save = Callable[[int, dict[str, Tensor]], None]
@@ -167,7 +167,7 @@ class StageWorker:
             self.transport.send(self.ranks[0], SCORED)
 
     def _await(self, kind: str) -> TensorMessage:
-        while (message := receive(self.transport.inbox, LOOK_S)) is None or message.kind != kind:
+        while (message := receive(self.transport.inbox, POLL_S)) is None or message.kind != kind:
             self.heartbeat()
         return message
 
@@ -221,7 +221,7 @@ class _StageRun:
 
     def _wait(self) -> None:
         began = time.perf_counter()
-        message = receive(self._transport.inbox, LOOK_S)
+        message = receive(self._transport.inbox, POLL_S)
         self._account_wait(time.perf_counter() - began)
         self._stage.heartbeat()
         if message is not None:

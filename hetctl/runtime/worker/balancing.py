@@ -157,7 +157,7 @@ class Balancer:
         taken = self._timer.taken()
         if not taken:
             return []
-        cpu, memory = self._load.look()
+        cpu, memory = self._load.sample()
         return [(step, seconds, cpu, memory) for step, seconds in taken]
 
 

@@ -40,7 +40,7 @@ OpenPartition = tuple[ArraySource, ArraySource]
 
 MOST_WAITING = 3
 """States that may wait: they occupy the node's memory until they are written."""
-LOOK_S = 0.1
+POLL_S = 0.1
 """Seconds between two heartbeats of a rank that waits until a state is written."""
 
 
@@ -307,7 +307,7 @@ class StateSaver:
         self.check()
         self._waiting.append(self._pool.submit(self._write, unsaved))
         while len(self._waiting) > MOST_WAITING:
-            if wait([self._waiting[0]], LOOK_S).done:
+            if wait([self._waiting[0]], POLL_S).done:
                 self._waiting.popleft()
             heartbeat()
 

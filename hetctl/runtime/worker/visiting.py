@@ -35,8 +35,8 @@ from hetctl.runtime.worker.tensorboard import Board
 from hetctl.runtime.worker.trainer import SCORES, own_arrays
 from hetctl.storage.paths import board_in
 
-LOOK_S = 0.001
-"""Seconds between two looks for a state that is on its way."""
+POLL_S = 0.001
+"""Seconds between two checks for a state that is on its way."""
 
 StartState = tuple[Arrays | None, TrainingState]
 """Arrays from which a visit starts, and the rest of the state; without arrays the network is a fresh one."""
@@ -233,7 +233,7 @@ class Visitor:
             if (self._resources.store / name).exists():
                 return True
             self._context.heartbeat()
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
         return False
 
     def _newest(self) -> StartState:

@@ -30,11 +30,11 @@ from hetctl.runtime.worker.scripts.command_environment import (
     search_path,
     visible_devices,
 )
-from hetctl.runtime.worker.scripts.command_process import CLOSED_LOOK_S, CommandProcess
+from hetctl.runtime.worker.scripts.command_process import CLOSED_POLL_S, CommandProcess
 from hetctl.runtime.worker.scripts.horovod_meeting import horovod_meeting
 
-LOOK_S = 0.25
-"""Longest wait in seconds for a report: a look takes time from the command, which has the same cores."""
+POLL_S = 0.25
+"""Longest wait in seconds for a report: a poll takes time from the command, which has the same cores."""
 SIGNAL_DELAY_S = 1.0
 """Seconds in which a rank gets the SIGTERM of a batch system that has ended its command already."""
 ENDED, FAILED, OVER, STOP = "ended", "failed", "over", "stop"
@@ -123,7 +123,7 @@ class CommandRun:
             If another rank's has.
         """
         while not self._is_over():
-            lines = self._take_reports(LOOK_S)
+            lines = self._take_reports(POLL_S)
             self._exchange()
             self.context.heartbeat()
             self._stop_if_told()
@@ -212,7 +212,7 @@ class CommandRun:
     def _await_own_signal(self) -> None:
         limit = time.monotonic() + SIGNAL_DELAY_S
         while not self.stop() and time.monotonic() < limit:
-            time.sleep(CLOSED_LOOK_S)
+            time.sleep(CLOSED_POLL_S)
         if self.stop():
             self.process.stop()
             self._ask()
