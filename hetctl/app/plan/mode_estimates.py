@@ -75,7 +75,7 @@ def pipelines(context: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDra
     """Return the phase of members that train as pipelines, one after another, each on all its GPUs."""
     found = _laid_out(context, pipes)
     seconds = {pipe.member.name: pipe.seconds(found[pipe.member.name].rate) for pipe in pipes}
-    run = pipeline_phase(seconds, context.scenario.clock)
+    run = pipeline_phase(seconds, context.scenario.timing)
     starts_s = [0.0, *run.done_s.values()]
     rounds = tuple(
         Round(index, seconds[name], (allocation_of(name, laid_out),), start_s)
@@ -125,7 +125,7 @@ def _hop_run(context: PlanContext, members: Sequence[Workload]) -> PhaseRun:
         times(members, context.partitions, cluster, context.homes) for times in (unit_times, evaluation_times)
     )
     search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
-    return hop_phase(members, train, evaluate, context.scenario.clock, search, options.hop_scheduler)
+    return hop_phase(members, train, evaluate, context.scenario.timing, search, options.hop_scheduler)
 
 
 def data_parallel(

@@ -251,7 +251,7 @@ def _hop_epochs(
 
 def _seconds(context: PlanContext, parts: Sequence[PhaseDraft]) -> float:
     """Return the length of phases that follow one another."""
-    overhead_s = context.scenario.clock.job_overhead_s * (len(parts) - 1)
+    overhead_s = context.scenario.timing.job_overhead_s * (len(parts) - 1)
     return sum(part.run.seconds for part in parts) + overhead_s
 
 
@@ -274,8 +274,8 @@ def _assembled(
     """Return the plan in which each phase begins at the end of the previous one."""
     starts_s = [0.0]
     for part in parts:
-        starts_s.append(starts_s[-1] + part.run.seconds + context.scenario.clock.job_overhead_s)
-    makespan_s = starts_s[-1] - context.scenario.clock.job_overhead_s if parts else 0.0
+        starts_s.append(starts_s[-1] + part.run.seconds + context.scenario.timing.job_overhead_s)
+    makespan_s = starts_s[-1] - context.scenario.timing.job_overhead_s if parts else 0.0
     begun = list(zip(parts, starts_s, strict=False))
     rounds = [
         replace(planned, start_s=planned.start_s + start_s)

@@ -65,8 +65,8 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
     with project.writing() as catalog:
         earlier = unfinished(catalog, request.plan.ensemble.name)
         # An interrupted submission is finished before another one begins, or two jobs would train the run.
-        if earlier and (settled := _settle(project, catalog, earlier)):
-            return settled
+        if earlier and (submitted := _finish_submission(project, catalog, earlier)):
+            return submitted
         if earlier and not request.new:
             raise LockedError(
                 f"run {earlier.spec.run} is under way: another process has just started it",
@@ -118,8 +118,8 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
         record = record_of(catalog, run)
         if record.state not in UNDER_WAY:
             return RunTransition(run, record.state, record.reason)
-        if settled := _settle(project, catalog, record):
-            return settled
+        if submitted := _finish_submission(project, catalog, record):
+            return submitted
         jobs = catalog.jobs(run)
         # A requeued job starts twice, and must queue its successor only once.
         if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
@@ -139,7 +139,7 @@ def cancel(project: Project, run: str | None) -> RunTransition:
             return RunTransition(spec.run, record.state, "there is nothing left to cancel")
         # Set the state first: a job that ends now must not submit the next one.
         cancelled = _note(catalog, spec.run, RunReason.CANCELLED, "by hetctl cancel")
-        _settle(project, catalog, record_of(catalog, spec.run))
+        _finish_submission(project, catalog, record_of(catalog, spec.run))
         alive = [job for job in refresh_jobs(catalog, batch, folder) if not job.state.over]
         batch.cancel([job.batch_id for job in alive])
         collect(catalog, folder)
@@ -161,8 +161,8 @@ def _go_on(
     jobs = catalog.jobs(run)
     next_job = next_job_of(spec, catalog.identity, jobs)
     rendered(project, spec, [*jobs[: next_job.number], next_job])
-    if settled := _settle(project, catalog, record, spec if changed else None):
-        return replace(settled, changed=changed)
+    if submitted := _finish_submission(project, catalog, record, spec if changed else None):
+        return replace(submitted, changed=changed)
     _refuse_under_way(project, catalog, spec)
     return replace(_advance(project, catalog, record, taken_up=spec), changed=changed)
 
@@ -229,8 +229,8 @@ def _advance(
     taken_up: RunSpec | None = None,
 ) -> RunTransition:
     spec = taken_up or record.spec
-    if settled := _settle(project, catalog, record):
-        return settled
+    if submitted := _finish_submission(project, catalog, record):
+        return submitted
     folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
     jobs = refresh_jobs(catalog, batch, folder, after_job)
     collect(catalog, folder)
@@ -277,7 +277,7 @@ def _submit_next(
         return _queued(catalog, spec, submit_last(project, catalog, spec, jobs, submission))
 
 
-def _settle(
+def _finish_submission(
     project: Project, catalog: Catalog, record: RunRecord, changed: RunSpec | None = None
 ) -> RunTransition | None:
     """Finish an interrupted submission; return None if there is none, or the run has been ended since.

@@ -30,7 +30,7 @@ class SimulatedMembers:
 
     Parameters
     ----------
-    seen : callable or None
+    work_estimator : callable or None
         The function in `Scenario`.
 
     Attributes
@@ -43,11 +43,11 @@ class SimulatedMembers:
         Numbers of the steps that have not ended, by member.
     """
 
-    def __init__(self, planner: Planner, options: Options, seen: WorkEstimate | None) -> None:
+    def __init__(self, planner: Planner, options: Options, work_estimator: WorkEstimate | None) -> None:
         self.unfinished: dict[str, Workload] = {}
         self.steps: list[SimulatedStep] = []
         self.running: dict[str, int] = {}
-        self._is_elastic, self._seen = planner.paradigm == "elastic", seen
+        self._is_elastic, self._work_estimator = planner.paradigm == "elastic", work_estimator
         self._waiting = WaitingQueue(planner, options)
 
     def add(self, workload: Workload) -> None:
@@ -80,8 +80,8 @@ class SimulatedMembers:
         """Return all members as a planner may know them; only an elastic one sees those in training."""
         waiting = self._waiting.without(deferred)
         held = self._held(now_s, running) if self._is_elastic else ()
-        if self._seen is not None:
-            known = self._seen([*waiting, *(h.workload for h in held)])
+        if self._work_estimator is not None:
+            known = self._work_estimator([*waiting, *(h.workload for h in held)])
             waiting, in_training = known[: len(waiting)], known[len(waiting) :]
             held = tuple(replace(h, workload=c) for h, c in zip(held, in_training, strict=True))
         return SimulatedObservation(self.left(now_s), waiting, held)

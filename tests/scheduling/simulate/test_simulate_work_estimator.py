@@ -88,7 +88,7 @@ def test_members_without_epochs_are_given_some() -> None:
 def test_a_run_ends_with_the_true_work_and_reports_the_errors() -> None:
     true = members(*range(10, 30))
     estimator = WorkEstimator(true, 2)
-    scenario = Scenario(Cluster.of(8, 4), seen=estimator)
+    scenario = Scenario(Cluster.of(8, 4), work_estimator=estimator)
     result = simulate(planner_named("fluid"), [Arrival(c) for c in true], scenario, Options())
     trained = {c.name: 0.0 for c in true}
     for interval in result.intervals:
