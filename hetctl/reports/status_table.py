@@ -160,8 +160,8 @@ def _trial_table(status: RunStatus) -> list[RenderableType]:
 
 def _batch_lines(status: RunStatus) -> list[Text]:
     """Return a line for each member whose global batch has changed."""
-    told = [(member.member, describe_batches(member, status.device)) for member in status.members]
-    return [Text(printable(f"{name}: {changes}"), "dim") for name, changes in told if changes]
+    described = [(member.member, describe_batches(member, status.device)) for member in status.members]
+    return [Text(printable(f"{name}: {changes}"), "dim") for name, changes in described if changes]
 
 
 def _live_table(status: RunStatus) -> list[RenderableType]:

@@ -168,11 +168,11 @@ class Core:
         ended_round.released = True
         ended_round.failed |= event.why not in CLEAN_EXITS
         # A member that was told to leave still needs training, so alpha counts its GPUs as active.
-        if event.why is not ExitReason.TOLD:
+        if event.why is not ExitReason.STOPPED:
             del ended_round.held[event.name]
         # The planner stopped this member itself: its exit is no new information for it.
         by_planner = ended_round.reasons.get(event.name) in (RESIZE, PREEMPTED)
-        self._changed |= event.why is not ExitReason.TOLD or not by_planner
+        self._changed |= event.why is not ExitReason.STOPPED or not by_planner
         if event.no_room:
             self._no_room[event.name] = ended.task.allocation.gpus
         self._react_to_end(event)

@@ -167,8 +167,10 @@ def test_too_few_active_gpus_stop_a_round_and_a_new_plan_follows() -> None:
     bench = Bench(GROUP, "abcdef")
     bench.at(0.0)
     assert bench.at(1.0, bench.done(1.0, "a")) == [Stop(5, "alpha")]
-    assert bench.at(2.0, StepEnded(2.0, "b", ExitReason.TOLD), StepEnded(2.0, "c", ExitReason.TOLD)) == []
-    ended, start = bench.at(3.0, StepEnded(3.0, "d", ExitReason.TOLD))
+    assert (
+        bench.at(2.0, StepEnded(2.0, "b", ExitReason.STOPPED), StepEnded(2.0, "c", ExitReason.STOPPED)) == []
+    )
+    ended, start = bench.at(3.0, StepEnded(3.0, "d", ExitReason.STOPPED))
     assert ended == EndRound(5, "alpha")
     assert list(placed([start])) == list("bcde")
 
@@ -186,8 +188,8 @@ def test_gpus_are_waited_for_that_others_are_about_to_leave() -> None:
     assert bench.all_at(1.0) == []
     bench.core.handle(EpochDone(1.0, "a", 20.0))
     assert bench.at(1.5) == [Stop(5, "preempted", "b"), Stop(5, "resize", "a")]
-    assert bench.at(2.0, EpochDone(2.0, "a", 50.0), StepEnded(2.0, "a", ExitReason.TOLD)) == []
-    ended, start = bench.at(3.0, StepEnded(3.0, "b", ExitReason.TOLD))
+    assert bench.at(2.0, EpochDone(2.0, "a", 50.0), StepEnded(2.0, "a", ExitReason.STOPPED)) == []
+    ended, start = bench.at(3.0, StepEnded(3.0, "b", ExitReason.STOPPED))
     assert ended == EndRound(5, "preempted")
     assert placed([start]) == {"a": on("a", "node-0", 0, 1)}
 
@@ -229,7 +231,7 @@ def test_a_member_that_got_a_signal_leaves_and_is_planned_anew(planner: Planner)
     bench = Bench(planner, "a")
     bench.at(0.0)
     assert bench.at(1.0, StepSignalled(1.0, "a"), StepSignalled(1.0, "a")) == [Stop(5, "signal", "a")]
-    ended, start = bench.at(2.0, StepEnded(2.0, "a", ExitReason.TOLD))
+    ended, start = bench.at(2.0, StepEnded(2.0, "a", ExitReason.STOPPED))
     assert ended == EndRound(5, "signal")
     assert list(placed([start])) == ["a"]
 
@@ -239,7 +241,7 @@ def test_a_signal_to_a_member_that_is_leaving_changes_nothing() -> None:
     bench.at(0.0)
     assert bench.at(1.0, JobEnding(1.0, "time")) == [Stop(5, "time", at_once=True)]
     assert bench.at(1.5, StepSignalled(1.5, "a")) == []
-    ends = [StepEnded(2.0, name, ExitReason.TOLD) for name in list(bench.core.running)]
+    ends = [StepEnded(2.0, name, ExitReason.STOPPED) for name in list(bench.core.running)]
     assert bench.at(2.0, *ends) == [EndRound(5, "time"), EndJob("time")]
 
 
@@ -292,7 +294,7 @@ def test_when_the_job_ends_all_leave_and_the_first_reason_stands(event: Scheduli
     bench.at(0.0)
     commands = bench.at(event.now_s, event, JobEnding(event.now_s, "later"))
     assert [c for c in commands if isinstance(c, Stop)] == [Stop(5, reason, at_once=True)]
-    ends = [StepEnded(60.0, name, ExitReason.TOLD) for name in list(bench.core.running)]
+    ends = [StepEnded(60.0, name, ExitReason.STOPPED) for name in list(bench.core.running)]
     assert bench.at(60.0, *ends)[-1] == EndJob(reason)
 
 
@@ -335,7 +337,7 @@ def test_a_member_without_room_restarts_on_more_gpus_only() -> None:
 
     bench = Bench(Planner("p", "elastic", all_to_the_first), "ab", Cluster.of(2, 2).nodes, 500.0)
     bench.at(0.0)
-    assert bench.at(1.0, StepEnded(1.0, "a", ExitReason.TOLD, no_room=True)) == []
+    assert bench.at(1.0, StepEnded(1.0, "a", ExitReason.STOPPED, no_room=True)) == []
     commands = bench.at(9.0, bench.done(9.0, "b"))
     assert placed(commands) == {"a": on("a", "node-0", 0, 1)}
 
@@ -383,4 +385,4 @@ def ended(
     del held[name]
     if what == "done":
         return [bench.done(now_s, name)]
-    return [StepEnded(now_s, name, ExitReason.TOLD if what == "told" else ExitReason.KILLED)]
+    return [StepEnded(now_s, name, ExitReason.STOPPED if what == "told" else ExitReason.KILLED)]

@@ -152,8 +152,8 @@ def test_a_report_has_the_last_values(told):
     assert report.last_at == max((event.time for event in events), default=None)
     assert len(report.stop_reasons) == sum(event.kind == "stopped" for event in events)
     left = [event.kind for event in events if event.kind in ("converged", "stopped")]
-    assert report.left_as == (
-        {"converged": ExitReason.FINISHED, "stopped": ExitReason.TOLD}[left[-1]] if left else None
+    assert report.exit_reason == (
+        {"converged": ExitReason.FINISHED, "stopped": ExitReason.STOPPED}[left[-1]] if left else None
     )
 
 

@@ -192,9 +192,9 @@ def _are_of(layout: PipelineLayout, stages: Iterable[StageReport]) -> bool:
     return planned == {(stage.virtual_worker, stage.stage, *stage.layers) for stage in stages}
 
 
-def _epoch(told: Stages, epochs: Iterable[EpochResult]) -> PipelineEpoch:
-    rate = next((result.rate for result in epochs if result.epoch == told.epoch), None)
-    return PipelineEpoch(told.epoch, told.duration_s, rate, pipeline_use(told.stages), told.stages)
+def _epoch(stages: Stages, epochs: Iterable[EpochResult]) -> PipelineEpoch:
+    rate = next((result.rate for result in epochs if result.epoch == stages.epoch), None)
+    return PipelineEpoch(stages.epoch, stages.duration_s, rate, pipeline_use(stages.stages), stages.stages)
 
 
 def balance_courses(folder: RunFolder) -> tuple[BalanceCourse, ...]:

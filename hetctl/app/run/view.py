@@ -140,7 +140,7 @@ class RunView:
 
     @property
     def _begun(self) -> list[int]:
-        return sorted(index for index, told in self.facts.rounds.items() if "round_started" in told)
+        return sorted(index for index, events in self.facts.rounds.items() if "round_started" in events)
 
     def _rates(self, name: str) -> tuple[MemberRate, ...]:
         profile = self._profiles.get(name)
@@ -270,8 +270,8 @@ def _rate(profile: MemberProfile | None, gpu_type: str, count: int, site: Site) 
     return rate_on(count, profile.rates_by_type.get(gpu_type, profile.rates), site.gpus_per_node)
 
 
-def _round_span(index: int, told: Mapping[str, Event], start: float) -> RoundSpan:
-    begun, ended = told["round_started"], told.get("round_ended")
+def _round_span(index: int, events: Mapping[str, Event], start: float) -> RoundSpan:
+    begun, ended = events["round_started"], events.get("round_ended")
     return RoundSpan(
         index=index,
         job=int(begun.data["job"]),

@@ -76,8 +76,8 @@ class SearchRun:
         """Take the result of a trial; return the fields of its event, or None if it does not count."""
         if not self._procedure.tell(Report(trial.number, trial.epochs, loss)):
             return None
-        told = self._procedure.history.events[-1]
-        return {"member": self.member_of(trial), **_fields(told)}
+        event = self._procedure.history.events[-1]
+        return {"member": self.member_of(trial), **_fields(event)}
 
     def requests(self, spent: Spent) -> Iterator[dict[str, Any]]:
         """Yield the fields of the event of each trial that is to be trained now."""

@@ -121,15 +121,15 @@ class ActiveRound:
             return ExitReason.HUNG
         # The signal was the driver's own: its exit code must not count as a failure of the member.
         if step.name in self.terminated:
-            return ExitReason.TOLD
-        if step.exit_code == 0 and (report.left_as or self.visits):
-            return report.left_as or ExitReason.TOLD
+            return ExitReason.STOPPED
+        if step.exit_code == 0 and (report.exit_reason or self.visits):
+            return report.exit_reason or ExitReason.STOPPED
         # srun and ranks may exit with 0 after a node is lost, so a clean exit counts
         # only with the trainer's last event.
         why = why_ended(step.exit_code, step.output, report.failed_by)
         if step.lost_nodes and why is ExitReason.KILLED:
             return ExitReason.NODE_FAILURE
-        return ExitReason.TOLD if why is ExitReason.KILLED and step.name in self.leaving else why
+        return ExitReason.STOPPED if why is ExitReason.KILLED and step.name in self.leaving else why
 
     def end(self, reason: str) -> None:
         """Record the end of the round."""

@@ -126,9 +126,9 @@ class TrialQueue:
         for trial in self._search.waiting:
             name = self._search.member_of(trial)
             if self._is_done(trial, progress[name]) and not self._is_busy(name):
-                told = self._search.report(trial, self._loss(name, trial, progress[name]))
-                if told is not None:
-                    events.write(REPORT, **told)
+                fields = self._search.report(trial, self._loss(name, trial, progress[name]))
+                if fields is not None:
+                    events.write(REPORT, **fields)
                     is_new = True
         for request in self._search.requests(spent):
             events.write(TRIAL, **request)

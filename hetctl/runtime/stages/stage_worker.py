@@ -386,7 +386,7 @@ class _FirstStageRun(_StageRun):
     def _admit(self) -> None:
         """Start the minibatches that may start, and request weights without which none will."""
         if self._decides and not self._asked_to_stop:
-            self._stop_if_told()
+            self._stop_if_requested()
         self._pull()
         while not self._is_open() and self._clock.started < self._count and self._clock.may_start:
             self._start()
@@ -439,7 +439,7 @@ class _FirstStageRun(_StageRun):
     def _on_clock(self, message: TensorMessage) -> None:
         self._global[message.sender] = max(self._global[message.sender], message.fields["waves"])
 
-    def _stop_if_told(self) -> None:
+    def _stop_if_requested(self) -> None:
         """Ask all first stages to admit no more; then all end after the last wave that one has begun."""
         if self._hooks.should_stop():
             self._asked_to_stop = True

@@ -213,7 +213,7 @@ class Engine:
             yield MemberArrived(self.now, workload.name)
 
     def _step_ends(self, index: int, _node: str) -> Iterator[SchedulingEvent]:
-        yield self._end(index, ExitReason.TOLD)
+        yield self._end(index, ExitReason.STOPPED)
 
     def _node_fails(self, _index: int, node: str) -> Iterator[SchedulingEvent]:
         """Let a node fail, and with it the steps that it has a part of."""
@@ -255,7 +255,7 @@ class Engine:
         if step.converged:
             self._follow(step.workload.name)
             return StepEnded(self.now, step.workload.name, ExitReason.FINISHED)
-        no_room = why is ExitReason.TOLD and not self._is_leaving(step)
+        no_room = why is ExitReason.STOPPED and not self._is_leaving(step)
         return StepEnded(self.now, step.workload.name, why, no_room)
 
     def _follow(self, member: str) -> None:

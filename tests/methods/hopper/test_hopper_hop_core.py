@@ -135,7 +135,7 @@ class Executor:
         node = node_of(visit.worker)
         if self.core.running[visit.config].leaving:
             self.lost.append(visit)
-            self.send(events.StepEnded(self.now, visit.config, ExitReason.TOLD))
+            self.send(events.StepEnded(self.now, visit.config, ExitReason.STOPPED))
         elif state is not None and state not in self.stores[node]:
             self.at(0.05, self.end_visit, visit, state, began)
         else:
@@ -155,7 +155,7 @@ class Executor:
         is_quick = self.draw.random() < QUICK_SHARE
         if is_quick:
             self.save(visit, node)
-        self.send(events.StepEnded(self.now, visit.config, ExitReason.TOLD))
+        self.send(events.StepEnded(self.now, visit.config, ExitReason.STOPPED))
         if not is_quick:
             self.at(SAVE_S, self.save, visit, node)
 

@@ -126,7 +126,7 @@ class CommandRun:
             lines = self._take_reports(POLL_S)
             self._exchange()
             self.context.heartbeat()
-            self._stop_if_told()
+            self._stop_if_requested()
             # After the stop: a script that looks for one right after its report must see it.
             self.process.answer(lines)
             self.process.press()
@@ -167,17 +167,17 @@ class CommandRun:
                 self.ended.add(rank)
             self._heard.setdefault(kind, reason)
 
-    def _stop_if_told(self) -> None:
+    def _stop_if_requested(self) -> None:
         """Stop the command once rank 0 says so, which stops its own first.
 
-        Otherwise the command of another rank, told earlier, could leave that of rank 0, which would end
-        without having been told to.
+        Otherwise the command of another rank, stopped earlier, could leave that of rank 0, which would end
+        without a request to stop.
         """
         if self.process.stopping:
             return
-        leads, told = self.group.rank == 0, STOP in self._heard
-        if told or (leads and self.converged) or self.stop():
-            if leads or told:
+        leads, stop_requested = self.group.rank == 0, STOP in self._heard
+        if stop_requested or (leads and self.converged) or self.stop():
+            if leads or stop_requested:
                 self.process.stop()
             self._ask()
 
