@@ -228,7 +228,7 @@ def processes_on(folder: Path, node: str) -> list[int]:
     return found
 
 
-def led(pretend):
+def on_leader(pretend):
     """Let rank 0 of a group pretend, while the others wait for it."""
 
     def work(assignment, context):

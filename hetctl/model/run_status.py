@@ -180,7 +180,7 @@ class BalancePoint:
 
 
 @dataclass(frozen=True)
-class BalanceCourse:
+class BalanceHistory:
     """Balancing of a member over the run.
 
     Parameters
@@ -258,7 +258,7 @@ class RunStatus:
         Messages about problems of the run.
     comparison : Comparison or None
         Comparison of a finished run, if requested.
-    balances : tuple of BalanceCourse
+    balances : tuple of BalanceHistory
         Courses of balanced batches, the largest gain first, if requested.
     hops : HopStatus or None
         Hops of its members; None if they do not hop.
@@ -287,7 +287,7 @@ class RunStatus:
     history: Mapping[str, tuple[EpochResult, ...]]
     warnings: tuple[str, ...] = ()
     comparison: Comparison | None = None
-    balances: tuple[BalanceCourse, ...] = ()
+    balances: tuple[BalanceHistory, ...] = ()
     hops: HopStatus | None = None
     pipelines: tuple[PipelineStatus, ...] = ()
     wave_checks: tuple[WaveCheck, ...] = ()

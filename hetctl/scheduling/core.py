@@ -122,7 +122,7 @@ class Core:
         self._pool.add(event.nodes)
         self._deadline_s = event.deadline_s
         self._defer_s = DEFER_SHARE * (event.deadline_s - event.now_s)
-        self._longest_s = event.longest_s
+        self._max_uninterrupted_s = event.max_uninterrupted_s
         self._next_round = event.first_round
         self._planner_state = event.planner_state
         self._on_tick(event)
@@ -297,9 +297,9 @@ class Core:
         start_s = now_s if self._fresh else now_s + self._job.round_overhead_s
         # It left by its own clock; on as many GPUs it would start, restore and leave again.
         more = allocation.gpus > self._no_room.get(workload.name, 0)
-        if more and has_room(workload, allocation.rate, start_s, self._deadline_s, self._longest_s):
+        if more and has_room(workload, allocation.rate, start_s, self._deadline_s, self._max_uninterrupted_s):
             return True
-        self._refused = workload.name, least_step_s(workload, allocation.rate, self._longest_s)
+        self._refused = workload.name, least_step_s(workload, allocation.rate, self._max_uninterrupted_s)
         return False
 
     def _defer(self, left_out: Iterable[str], now_s: float) -> None:

@@ -47,7 +47,7 @@ class ProfileMonitor:
 
 
 @dataclass(frozen=True)
-class Attending:
+class InterruptibleJobs:
     """Submission and monitoring of jobs that may be interrupted by a signal at any time."""
 
     batch: BatchSystem
@@ -73,7 +73,7 @@ class Attending:
                 self.batch, self.catalog, self.profiles, ensemble, site, self.waits.settle_s
             )
 
-    def attend(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget]) -> None:
+    def wait(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget]) -> None:
         """Wait for jobs until they end or a signal arrives; store what is measured by then."""
         jobs = [job for group in groups for job in group.jobs]
         try:

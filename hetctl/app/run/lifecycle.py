@@ -11,7 +11,7 @@ from pathlib import Path
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import at_work, collect, refresh_jobs
-from hetctl.app.run.continue_run import Asked, continued, is_done
+from hetctl.app.run.continue_run import RequestedOptions, continued, is_done
 from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.replay import keep_replay
 from hetctl.app.run.select_run import record_of, unfinished
@@ -76,7 +76,7 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
         return _begin(project, catalog, planned_run(project, catalog, request), request.replay)
 
 
-def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> RunTransition:
+def go_on(project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions) -> RunTransition:
     """Continue an unfinished run, with the new options that may change.
 
     Raises
@@ -89,7 +89,7 @@ def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> RunTr
         If the batch system cannot be reached or refuses; the run is then unchanged.
     """
     with project.writing() as catalog:
-        return _go_on(project, catalog, record_of(catalog, run), ensemble, asked)
+        return _go_on(project, catalog, record_of(catalog, run), ensemble, requested)
 
 
 def advance(
@@ -148,7 +148,7 @@ def cancel(project: Project, run: str | None) -> RunTransition:
 
 
 def _go_on(
-    project: Project, catalog: Catalog, record: RunRecord, ensemble: Ensemble, asked: Asked
+    project: Project, catalog: Catalog, record: RunRecord, ensemble: Ensemble, requested: RequestedOptions
 ) -> RunTransition:
     run, folder = record.spec.run, project.home.run(record.spec.run)
     if record.state in ENDED:
@@ -156,7 +156,7 @@ def _go_on(
     if is_done(folder, record.spec):
         _note(catalog, run, RunReason.CONTINUED, "to be ended")
         return _advance(project, catalog, record_of(catalog, run))
-    spec, changed = continued(project, record.spec, ensemble, asked)
+    spec, changed = continued(project, record.spec, ensemble, requested)
     # A template that cannot be rendered is refused before the states of earlier jobs are updated.
     jobs = catalog.jobs(run)
     next_job = next_job_of(spec, catalog.identity, jobs)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hetctl.app.project import Project
 from hetctl.app.run.collect import current_jobs, ended_by_files
-from hetctl.app.run.method_status import balance_courses, hop_spans, hop_status, pipeline_statuses
+from hetctl.app.run.method_status import balance_histories, hop_spans, hop_status, pipeline_statuses
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.view import RunView
 from hetctl.app.run.wave_checks import wave_checks
@@ -46,14 +46,14 @@ def run_status(project: Project, run: str | None, most: int | None = None) -> Ru
 def compared_status(project: Project, run: str | None) -> RunStatus:
     """Return the status of a run for its report.
 
-    It has the courses of balanced batches, the staleness of pipelines, the visits of members that hop and,
+    It has the histories of balanced batches, the staleness of pipelines, the visits of members that hop and,
     if the run has finished, simulations of it for comparison.
     """
     watch = RunWatch(project, run)
     status = watch.with_visits(watch.compared(watch.poll()))
     folder = project.home.run(status.run)
     checks = wave_checks(folder) if status.pipelines else ()
-    return replace(status, balances=balance_courses(folder), wave_checks=checks)
+    return replace(status, balances=balance_histories(folder), wave_checks=checks)
 
 
 class RunWatch:

@@ -27,7 +27,7 @@ TRAINING = "training"
 
 
 @dataclass(frozen=True)
-class Shown:
+class DisplayedMembers:
     """Parts of a `RunStatus` that belong to the displayed members."""
 
     members: tuple[MemberStatus, ...]
@@ -95,7 +95,7 @@ class RunView:
         live_metrics: Mapping[str, LiveMetrics],
         *,
         under_way: bool,
-    ) -> Shown:
+    ) -> DisplayedMembers:
         """Return the lines of members, with their steps by round, and in a round by start.
 
         Parameters
@@ -108,7 +108,7 @@ class RunView:
             Live metrics of members in training.
         """
         spans = {name: self._spans_of(name, start, under_way) for name in states}
-        return Shown(
+        return DisplayedMembers(
             members=tuple(
                 self._line(name, state, spans[name], live_metrics.get(name)) for name, state in states.items()
             ),

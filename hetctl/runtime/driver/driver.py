@@ -119,7 +119,7 @@ class Driver:
             planner_state=read_planner_state(folder),
         )
         self._launcher = RoundLauncher(
-            *(folder, self._spec, job, deadline, self._opened.longest_s),
+            *(folder, self._spec, job, deadline, self._opened.max_uninterrupted_s),
             *(self._workers, self._exchanges, self._end_by_disk),
         )
         self._modes = modes_of(self._context())

@@ -50,7 +50,7 @@ class RoundLauncher:
 
     Parameters
     ----------
-    deadline, longest_s
+    deadline, max_uninterrupted_s
         Deadlines of `TrainingSpec`.
     on_failure : callable
         Function called with the error if something cannot be written or launched.
@@ -60,7 +60,7 @@ class RoundLauncher:
     spec: RunSpec
     job: int
     deadline: float
-    longest_s: float
+    max_uninterrupted_s: float
     workers: WorkerPool
     exchanges: Exchanges
     on_failure: Callable[[OSError], None]
@@ -132,7 +132,7 @@ class RoundLauncher:
             sharing=self.spec.sharing,
             preprocess=self.spec.preprocess,
             cores=self.spec.site.cores_per_node,
-            led=self.exchanges.needed(self.spec.sharing, allocations),
+            has_leaders=self.exchanges.needed(self.spec.sharing, allocations),
             timeouts=self.spec.site.timeouts,
         )
 
@@ -187,7 +187,7 @@ class RoundLauncher:
             checkpoints=str(checkpoint_folder(self.spec, member.name)),
             deadline=self.deadline,
             shares=shares,
-            longest_s=self.longest_s,
+            max_uninterrupted_s=self.max_uninterrupted_s,
             sharing=self.spec.sharing,
             preprocessors=site.cores_per_node // site.gpus_per_node,
             gpu_type=self._gpu_type_of(allocation),
@@ -246,7 +246,7 @@ class Exchanges:
 
     def start(self, lineup: Lineup) -> None:
         """Start the leaders of a round, if it needs any; OSError if they cannot be started."""
-        if not lineup.led or self._start_leaders is None:
+        if not lineup.has_leaders or self._start_leaders is None:
             return
         write_lineup(self._files.lineups, lineup)
         arguments = (str(self._files.lineups), "--round", str(lineup.index))

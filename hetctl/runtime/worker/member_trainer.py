@@ -77,16 +77,16 @@ class StopSignal:
     ----------
     requested : callable
         Function that returns the reason of the driver for a stop; None if it has requested none.
-    longest_s : float or None
+    max_uninterrupted_s : float or None
         Longest time in seconds that fits into a job; work that takes longer is done in parts.
     """
 
     def __init__(
-        self, requested: Callable[[], str | None], deadline: float, longest_s: float | None = None
+        self, requested: Callable[[], str | None], deadline: float, max_uninterrupted_s: float | None = None
     ) -> None:
         self._requested = requested
         self._deadline = deadline
-        self._longest_s = longest_s
+        self._max_uninterrupted_s = max_uninterrupted_s
         self.reason: str | None = None
 
     def __call__(self) -> bool:
@@ -99,7 +99,11 @@ class StopSignal:
     def leaves_room_for(self, seconds: float) -> bool:
         """Return true if work of `seconds` ends before the deadline, or has to be done in parts anyway."""
         now = time.time()
-        in_parts = self._longest_s is not None and seconds > self._longest_s and now < self._deadline
+        in_parts = (
+            self._max_uninterrupted_s is not None
+            and seconds > self._max_uninterrupted_s
+            and now < self._deadline
+        )
         if in_parts or now + seconds <= self._deadline:
             return True
         self.reason = self.reason or "deadline"

@@ -138,5 +138,9 @@ def sharing_of(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
 def stop_signal_of(context: WorkerContext, spec: TrainingSpec, assignment: Assignment) -> StopSignal:
     """Return the signal to stop of a member's group."""
     started_up_s = time.time() - assignment.launched_at
-    longest_s = None if spec.longest_s is None else spec.longest_s - started_up_s
-    return StopSignal(lambda: context.stop_reason(assignment.rank_info.key), spec.deadline, longest_s)
+    max_uninterrupted_s = (
+        None if spec.max_uninterrupted_s is None else spec.max_uninterrupted_s - started_up_s
+    )
+    return StopSignal(
+        lambda: context.stop_reason(assignment.rank_info.key), spec.deadline, max_uninterrupted_s
+    )

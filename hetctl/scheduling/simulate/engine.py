@@ -173,7 +173,7 @@ class Engine:
 
     @property
     def _limits(self) -> tuple[float, float]:
-        return self._opened.deadline_s, self._opened.longest_s
+        return self._opened.deadline_s, self._opened.max_uninterrupted_s
 
     def _stop(self, command: Stop) -> None:
         one = command.member

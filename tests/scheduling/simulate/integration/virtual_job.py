@@ -132,7 +132,7 @@ class Group:
     since: float
     part: float
     deadline: float
-    longest_s: float
+    max_uninterrupted_s: float
     rate: float
     epochs: int = 0
     began: bool = False
@@ -188,10 +188,10 @@ class VirtualPool:
         training = task.training
         assert training is not None
         allocation = training.allocation
-        assert training.longest_s is not None
+        assert training.max_uninterrupted_s is not None
         ready = time.time() + self.profiles[task.name].startup_s
         part = self.trained[task.name].samples
-        limits = training.deadline, training.longest_s
+        limits = training.deadline, training.max_uninterrupted_s
         self.groups.append(Group(task, allocation, ready, ready, part, *limits, allocation.rate))
         if self.lockstep:
             self._set_pace({task.round})
@@ -282,7 +282,7 @@ class VirtualPool:
                 events.write("converged", reason="all epochs done")
                 return ()
             ends_at = self._epoch_ends(group)
-            in_parts = profile.startup_s + profile.samples_per_epoch / group.rate > group.longest_s
+            in_parts = profile.startup_s + profile.samples_per_epoch / group.rate > group.max_uninterrupted_s
             if group.epochs and ends_at > group.deadline and not group.part and not in_parts:
                 return self._stop(group, events, "deadline")
             if ends_at > now:
