@@ -262,7 +262,7 @@ class NoBackend:
         pass
 
 
-def measure(task: TaskMessage, events, _told) -> int:
+def measure(task: TaskMessage, events, _stop_requested) -> int:
     """Report a rate of 100 samples/s on each GPU after ``measure_s``, or once there is a file ``gate``.
 
     ``fail``: report an error.
@@ -286,7 +286,7 @@ def measure(task: TaskMessage, events, _told) -> int:
     return 0
 
 
-def measure_layers(task: TaskMessage, events, _told) -> int:
+def measure_layers(task: TaskMessage, events, _stop_requested) -> int:
     """Report so many `layers` of equal size; without any the network cannot be cut."""
     measurements = read_measurements(Path(task.folder))
     member = measurements.ensemble.member(measurements.target(task.name).member)
