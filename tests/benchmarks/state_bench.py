@@ -273,12 +273,12 @@ def decisions(
     run: Sample, ranks: ReportingRanks, rounds: list[ActiveRound], happenings: Iterable[list[str]]
 ) -> list[float]:
     """Return the seconds that a decision takes after each happening, all but the planner's part."""
-    members = RunMembers(run.folder, run.spec, run.spec.gpus, ranks.workers.take_written)
+    members = RunMembers(run.folder, run.spec, run.spec.gpus, ranks.pool.take_written)
     before = dict(members.seen(rounds, time.time()).left)
     seconds = []
     for names in happenings:
         began = time.process_time()
-        ranks.workers.reap()
+        ranks.pool.reap()
         seen = members.seen(rounds, time.time())
         members.left()
         members.used(time.time())

@@ -23,7 +23,7 @@ from hetctl.runtime.data.lineup import Lineup, nodes_of, shares_of, write_lineup
 from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
-from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.messages import (
@@ -61,7 +61,7 @@ class RoundLauncher:
     job: int
     deadline: float
     max_uninterrupted_s: float
-    workers: WorkerPool
+    rank_pool: RankPool
     exchanges: Exchanges
     on_failure: Callable[[OSError], None]
 
@@ -93,7 +93,7 @@ class RoundLauncher:
             "round_started", job=self.job, predicted_s=predicted_s, members=names
         )
         events = BestEffortEventWriter(self.folder.events, DRIVER, index, self.on_failure)
-        opened = ActiveRound(self.folder, index, events, time.time(), self.workers.stop)
+        opened = ActiveRound(self.folder, index, events, time.time(), self.rank_pool.stop)
         lineup = self._lineup(index, allocations, members)
         try:
             self.exchanges.start(lineup)
@@ -116,7 +116,7 @@ class RoundLauncher:
             "round_started", job=self.job, predicted_s=0.0, members=list(names)
         )
         events = BestEffortEventWriter(self.folder.events, DRIVER, index, self.on_failure)
-        return ActiveRound(self.folder, index, events, time.time(), self.workers.stop, visits=True)
+        return ActiveRound(self.folder, index, events, time.time(), self.rank_pool.stop, visits=True)
 
     def visit(self, opened: ActiveRound, allocation: Allocation, visit: VisitSpec, member: Member) -> None:
         """Start a visit of a member in the round of all visits."""
@@ -161,7 +161,7 @@ class RoundLauncher:
         # Before the ranks start: what the file gets from now on is this round's.
         opened.expect_events_of(member.name)
         try:
-            self.workers.start(
+            self.rank_pool.start(
                 TaskMessage(kind, str(self.folder.path), member.name, training),
                 allocation.placement,
                 training.ensemble.code,
@@ -208,7 +208,7 @@ class RoundLauncher:
         from hetctl.methods.balance.cpu_manager import first_batches
 
         profile = next((p for p in self.spec.profiles if p.member == member.name), None)
-        types = {node.name: node.gpu_type or "" for node in self.workers.nodes}
+        types = {node.name: node.gpu_type or "" for node in self.rank_pool.nodes}
         if profile is None:
             return ()
         found = {t: self._rate_on(allocation.gpus, t, profile) for t in types.values()}
@@ -221,7 +221,7 @@ class RoundLauncher:
 
     def _gpu_type_of(self, allocation: Allocation) -> str | None:
         """Return the type of a member's GPUs; None if they are of several types."""
-        types = {node.name: node.gpu_type for node in self.workers.nodes}
+        types = {node.name: node.gpu_type for node in self.rank_pool.nodes}
         held = {types.get(place.node) for place in allocation.placement}
         return next(iter(held)) or None if len(held) == 1 else None
 

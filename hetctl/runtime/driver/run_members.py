@@ -16,7 +16,7 @@ from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
 from hetctl.runtime.driver.active_round import ActiveRound
-from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.scheduling.planners.base import Held
 from hetctl.scheduling.rounds import Running
 from hetctl.storage.paths import RunFolder
@@ -226,7 +226,7 @@ class RunObserver:
 
     budget: Budget
     members: RunMembers
-    workers: WorkerPool
+    rank_pool: RankPool
     open_rounds: Mapping[int, ActiveRound]
     order: Any
     only: frozenset[str]
@@ -248,11 +248,11 @@ class RunObserver:
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return the nodes with their free GPUs; GPUs of ranks that are about to end are not free."""
         names = {node.name for node in nodes}
-        return tuple(node for node in self.workers.free_nodes() if node.name in names)
+        return tuple(node for node in self.rank_pool.free_nodes() if node.name in names)
 
     def can_use(self, allocation: Allocation) -> bool:
         """Return true if no rank holds any of these GPUs."""
-        return self.workers.can_hold(allocation)
+        return self.rank_pool.can_hold(allocation)
 
     def used_up(self) -> str | None:
         """Return the limit of the run's budget that is reached; None if none is."""

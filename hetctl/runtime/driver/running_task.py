@@ -23,7 +23,7 @@ from hetctl.runtime.worker.messages import TaskMessage
 
 
 @dataclass
-class WorkerSlot:
+class RankSlot:
     """The rank on one GPU.
 
     Parameters
@@ -98,7 +98,7 @@ class RunningTask:
 
     Parameters
     ----------
-    slots : list of WorkerSlot
+    slots : list of RankSlot
         Ranks by number.
     steps : tuple of str
         Names of the steps of agents that serve this group alone: they end with it, and it ends with them.
@@ -130,7 +130,7 @@ class RunningTask:
 
     task: TaskMessage
     placement: tuple[Placement, ...]
-    slots: list[WorkerSlot]
+    slots: list[RankSlot]
     steps: tuple[str, ...]
     key: str
     log_start: int
@@ -157,11 +157,11 @@ class RunningTask:
         return len(self.done | self.lost) == len(self.slots)
 
     @property
-    def working(self) -> Iterator[WorkerSlot]:
+    def working(self) -> Iterator[RankSlot]:
         """Ranks that are at work."""
         return (s for rank, s in enumerate(self.slots) if rank not in self.done | self.lost)
 
-    def on_message(self, slot: WorkerSlot, message: Any) -> None:
+    def on_message(self, slot: RankSlot, message: Any) -> None:
         """Process a message of a rank; any message counts as a heartbeat."""
         self.heard_at = time.monotonic()
         if "master" in message:
@@ -180,7 +180,7 @@ class RunningTask:
             append(self.task.log, f"{rank} was ended: {_described(overuse)}\n")
 
     def record_lost_rank(
-        self, slot: WorkerSlot, exit_code: int, output: str = "", lost_node: str | None = None
+        self, slot: RankSlot, exit_code: int, output: str = "", lost_node: str | None = None
     ) -> None:
         """Record the end of a rank; exit codes of ranks lost in consequence of another's loss do not count.
 

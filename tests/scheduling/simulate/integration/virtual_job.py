@@ -145,7 +145,7 @@ class Group:
 
 @dataclass
 class VirtualPool:
-    """The groups of one job, in place of `hetctl.runtime.driver.worker_pool.WorkerPool`.
+    """The groups of one job, in place of `hetctl.runtime.driver.rank_pool.RankPool`.
 
     Parameters
     ----------
@@ -379,18 +379,18 @@ class VirtualRun:
 
     def _sleep(self, seconds: float) -> None:
         """Sleep until there is something to see: no event is seen late, and none together with others."""
-        next_at = min(self._workers.next_at(), BEGAN_AT + self._core.replan_at_s)
+        next_at = min(self._rank_pool.next_at(), BEGAN_AT + self._core.replan_at_s)
         self._idle = self._idle + 1 if next_at == math.inf else 0
         assert self._idle < 3, "nothing is going to happen, and the driver goes on"
         self._now = self._now + seconds if self._idle else max(self._now, next_at)
 
     def _drive(self, job: int) -> None:
         nodes = tuple(n for n in self._cluster.nodes if self._failed_at.get(n.name, math.inf) > self._now)
-        self._workers = workers = VirtualPool(
+        self._rank_pool = rank_pool = VirtualPool(
             nodes, self._profiles, self._trained, self._failed_at, job, self._lockstep
         )
         self._monkeypatch.setattr("hetctl.runtime.driver.driver.nodes_of_this_job", lambda *_: nodes)
-        self._monkeypatch.setattr("hetctl.runtime.driver.driver.WorkerPool", lambda *_, **__: workers)
+        self._monkeypatch.setattr("hetctl.runtime.driver.driver.RankPool", lambda *_, **__: rank_pool)
         Driver(self._run, job, self._now + self._usable_s).run()
 
     def _read(self) -> Iterable[Round]:

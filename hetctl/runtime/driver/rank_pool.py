@@ -23,7 +23,7 @@ from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.messages import Fetched, Overuse, StagedParts, StageOrder, StoreOrder
 from hetctl.runtime.driver.agent_pool import KILLED, LEAVE_S, NO_STAGES, AgentPool
-from hetctl.runtime.driver.running_task import EndedGroup, RunningTask, WorkerSlot
+from hetctl.runtime.driver.running_task import EndedGroup, RankSlot, RunningTask
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import Assignment, StateSaved, StopMessage, TaskMessage, VisitReport
 from hetctl.storage.paths import AgentFiles
@@ -62,7 +62,7 @@ class StoreReports:
     ended: list[NodeGpu] = field(default_factory=list)
 
 
-class WorkerPool:
+class RankPool:
     """The ranks of one batch job, and the groups they form.
 
     It receives the reports of its agents (`RankEvents`).
@@ -89,7 +89,7 @@ class WorkerPool:
         self._timeouts = site.timeouts
         self._agents = AgentPool(site, nodes, files, frameworks, self, leave_s, stages)
         self.stores = StoreReports()
-        self._slots: dict[NodeGpu, WorkerSlot] = {}
+        self._slots: dict[NodeGpu, RankSlot] = {}
         self._running: dict[str, RunningTask] = {}
         self._running_on: dict[NodeGpu, RunningTask] = {}
         self._killed: dict[NodeGpu, float] = {}
@@ -314,19 +314,19 @@ class WorkerPool:
         for gpu in [gpu for gpu in of_step if node in ("", gpu[0])]:
             self._record_lost_rank(gpu, exit_code, output, lost_node)
 
-    def _rank_for(self, gpu: NodeGpu, step: str, code: TrainingCode | None) -> WorkerSlot:
+    def _rank_for(self, gpu: NodeGpu, step: str, code: TrainingCode | None) -> RankSlot:
         """Return the rank on a GPU, or a new one if there is none, or if it has loaded other code."""
         slot = self._slots.get(gpu)
         if slot is None:
-            slot = self._slots[gpu] = WorkerSlot(gpu, step, code=code)
+            slot = self._slots[gpu] = RankSlot(gpu, step, code=code)
             self._start_rank(slot)
         elif code and slot.code and slot.code != code:
-            slot = self._slots[gpu] = WorkerSlot(gpu, step, awaits_end=True)
+            slot = self._slots[gpu] = RankSlot(gpu, step, awaits_end=True)
             self._agents.send(step, gpu, {"leave": True})
         slot.code = code or slot.code
         return slot
 
-    def _start_rank(self, slot: WorkerSlot) -> None:
+    def _start_rank(self, slot: RankSlot) -> None:
         self._agents.start_rank(slot.step, slot.gpu, slot.code.framework if slot.code else None)
 
     def _record_lost_rank(
@@ -361,7 +361,7 @@ class WorkerPool:
             if running.stop is not None:
                 self._send_stop(running, slot)
 
-    def _send_stop(self, running: RunningTask, slot: WorkerSlot) -> None:
+    def _send_stop(self, running: RunningTask, slot: RankSlot) -> None:
         stop = StopMessage(running.key, running.stop or "")
         self._agents.send(slot.step, slot.gpu, {"stop": encode(stop)})
 
