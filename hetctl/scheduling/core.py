@@ -22,7 +22,7 @@ from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.observer import ObservedMembers, Observer
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
 from hetctl.scheduling.pool import Pool
-from hetctl.scheduling.rounds import DEADLINE, SIGNAL, OpenRound, Running, round_s, should_stop
+from hetctl.scheduling.rounds import DEADLINE, SIGNAL, OpenRound, RunningTask, round_s, should_stop
 
 POLL_S = 0.05
 """Least time between two calls of the planner, in seconds; changes meanwhile are handled together."""
@@ -62,7 +62,7 @@ class Core:
 
     Attributes
     ----------
-    running : dict of str to Running
+    running : dict of str to RunningTask
         Tasks by name.
     ending : str or None
         Reason for which the job ends; then no task is started any more.
@@ -76,7 +76,7 @@ class Core:
         observer: Observer,
         plan: PlanFunction = plan_fitting,
     ) -> None:
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, RunningTask] = {}
         self.ending: str | None = None
         self._planner, self._options, self._job = planner, options, job
         self._observer, self._plan_fitting = observer, plan
@@ -155,9 +155,9 @@ class Core:
         self.running[event.name].since_s = event.since_s
 
     def _on_step_signalled(self, event: events.StepSignalled) -> None:
-        """Stop the whole group, unless it is already leaving."""
+        """Stop the whole group, unless it is already stopping."""
         step = self.running[event.name]
-        if not step.leaving:
+        if not step.stopping:
             self._stop_member(event.name, SIGNAL)
 
     def _on_step_ended(self, event: events.StepEnded) -> None:
@@ -208,7 +208,7 @@ class Core:
         stopped = self._rounds[number]
         stopped.stopped_by = stopped.stopped_by or reason
         for name in stopped.running:
-            self.running[name].leaving = True
+            self.running[name].stopping = True
         self._commands.append(Stop(number, reason, at_once=at_once))
 
     def _stop_small_rounds(self, now_s: float) -> None:
@@ -327,7 +327,7 @@ class Core:
 
     def _stop_member(self, name: str, reason: str) -> None:
         step = self.running[name]
-        step.leaving = True
+        step.stopping = True
         self._rounds[step.round].reasons[name] = reason
         self._commands.append(Stop(step.round, reason, name))
 
@@ -362,7 +362,7 @@ class Core:
         tasks = tuple(Task(allocation) for allocation in allocations)
         for task in tasks:
             self._pool.take(task.allocation)
-            self.running[task.name] = Running(task, number, task.allocation.rate, now_s)
+            self.running[task.name] = RunningTask(task, number, task.allocation.rate, now_s)
         ends = [(step_s(left[a.member], a.rate), a.gpus) for a in allocations]
         self._commands.append(Start(number, tasks, round_s(ends, self._alpha), self._planner_state))
         self._fresh = False

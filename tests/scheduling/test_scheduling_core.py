@@ -32,7 +32,7 @@ from hetctl.scheduling.events import (
     Tick,
 )
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
-from hetctl.scheduling.rounds import Running
+from hetctl.scheduling.rounds import RunningTask
 
 
 def one_each(request: Request) -> Decision:
@@ -80,12 +80,12 @@ class Bench:
     def left(self, _now_s: float) -> Mapping[str, Workload]:
         return self.members
 
-    def seen(self, _now_s: float, running: Mapping[str, Running], deferred: AbstractSet[str]) -> Seen:
+    def seen(self, _now_s: float, running: Mapping[str, RunningTask], deferred: AbstractSet[str]) -> Seen:
         waiting = [c for name, c in self.members.items() if name not in running and name not in deferred]
         held = (
             Held(self.members[name], step.task.allocation, step.since_s)
             for name, step in running.items()
-            if not step.leaving
+            if not step.stopping
         )
         return Seen(self.members, waiting, tuple(held))
 

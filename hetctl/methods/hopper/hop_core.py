@@ -91,7 +91,7 @@ class RunningVisit:
     starts_from: str | None
     since_s: float
     done: bool = False
-    leaving: bool = False
+    stopping: bool = False
 
 
 class HopCore:
@@ -285,7 +285,7 @@ class HopCore:
         for name, running in self.running.items():
             states = self._book.of(name)
             # Its state was on the way from there; the copy would fail only after some time.
-            if states.is_lost and running.starts_from == states.state and not running.leaving:
+            if states.is_lost and running.starts_from == states.state and not running.stopping:
                 self._stop(name, STATE_LOST)
         for member in self._members:
             self._recover(member, reason)
@@ -330,7 +330,7 @@ class HopCore:
         self.running[event.name].since_s = event.since_s
 
     def _on_step_signalled(self, event: events.StepSignalled) -> None:
-        if not self.running[event.name].leaving:
+        if not self.running[event.name].stopping:
             self._stop(event.name, SIGNAL)
 
     def _on_step_ended(self, event: events.StepEnded) -> None:
@@ -407,7 +407,7 @@ class HopCore:
             self._recover(self._book.member_of(states), f"its state cannot be copied to {event.node}")
         for name, running in self.running.items():
             waits = running.starts_from == event.state and node_of(running.visit.worker) == event.node
-            if waits and not running.leaving:
+            if waits and not running.stopping:
                 self._stop(name, STATE_LOST)
 
     def _on_job_ending(self, event: events.JobEnding) -> None:
@@ -453,7 +453,7 @@ class HopCore:
 
     def _stop(self, member: str, reason: str) -> None:
         running = self.running[member]
-        running.leaving = True
+        running.stopping = True
         self._commands.append(Stop(running.round, reason, member))
 
     def _end(self, reason: str, now_s: float) -> None:
@@ -462,7 +462,7 @@ class HopCore:
             return
         self.ending, self._ended_s = reason, now_s
         for running in self.running.values():
-            running.leaving = True
+            running.stopping = True
         if self.running:
             self._commands.append(Stop(self._round, reason, at_once=True))
 

@@ -23,7 +23,7 @@ from hetctl.runtime.driver.phased_core import PhasedCore
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.driver.round_launcher import Exchanges, RoundLauncher
 from hetctl.runtime.driver.run_members import RunMembers, SearchTrials
-from hetctl.runtime.driver.running_task import EndedGroup
+from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.runtime.job_logs import disk_error_reason, log_line
 from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.core import POLL_S

@@ -17,7 +17,7 @@ from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.exit_causes import why_ended
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.rank_pool import RankPool
-from hetctl.runtime.driver.running_task import EndedGroup
+from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.runtime.job_logs import private_log
 from hetctl.runtime.worker.measuring.measure_preprocessing import PREPROCESS
 from hetctl.runtime.worker.messages import (

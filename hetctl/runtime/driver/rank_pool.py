@@ -23,7 +23,7 @@ from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.messages import Fetched, Overuse, StagedParts, StageOrder, StoreOrder
 from hetctl.runtime.driver.agent_pool import KILLED, LEAVE_S, NO_STAGES, AgentPool
-from hetctl.runtime.driver.running_task import EndedGroup, RankSlot, RunningTask
+from hetctl.runtime.driver.running_group import EndedGroup, RankSlot, RunningGroup
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import Assignment, StateSaved, StopMessage, TaskMessage, VisitReport
 from hetctl.storage.paths import AgentFiles
@@ -90,8 +90,8 @@ class RankPool:
         self._agents = AgentPool(site, nodes, files, frameworks, self, leave_s, stages)
         self.stores = StoreReports()
         self._slots: dict[NodeGpu, RankSlot] = {}
-        self._running: dict[str, RunningTask] = {}
-        self._running_on: dict[NodeGpu, RunningTask] = {}
+        self._running: dict[str, RunningGroup] = {}
+        self._running_on: dict[NodeGpu, RunningGroup] = {}
         self._killed: dict[NodeGpu, float] = {}
         self._written: dict[str, int] = {}
         self._staged: list[tuple[str, StagedParts]] = []
@@ -149,7 +149,7 @@ class RankPool:
             self._agents.start_step(name, held, task.log if own else None, frameworks)
         step_on = {each.node: name for name, held in sets.items() for each in held}
         slots = [self._rank_for(gpu, step_on[gpu[0]], code) for gpu in gpus_of(placement)]
-        running = RunningTask(
+        running = RunningGroup(
             *(task, placement, slots, own, secrets.token_hex(32)),
             *(log_start, time.time(), time.monotonic()),
         )
@@ -346,7 +346,7 @@ class RankPool:
             if slot is None or self._agents.serves(slot.step, gpu):
                 self._record_lost_rank(gpu, KILLED)
 
-    def _assign(self, running: RunningTask) -> None:
+    def _assign(self, running: RunningGroup) -> None:
         """Send assignments to ranks that are ready; the others need the address that rank 0 reports."""
         if running.ending is not None or len(running.assigned) == len(running.slots):
             return
@@ -361,11 +361,11 @@ class RankPool:
             if running.stop is not None:
                 self._send_stop(running, slot)
 
-    def _send_stop(self, running: RunningTask, slot: RankSlot) -> None:
+    def _send_stop(self, running: RunningGroup, slot: RankSlot) -> None:
         stop = StopMessage(running.key, running.stop or "")
         self._agents.send(slot.step, slot.gpu, {"stop": encode(stop)})
 
-    def _watch(self, running: RunningTask) -> None:
+    def _watch(self, running: RunningGroup) -> None:
         """Kill a group that hangs, and the rest of one that has failed: these can write no checkpoint."""
         now, ending_s = time.monotonic(), self._timeouts.ending_s
         if running.over:
@@ -379,11 +379,11 @@ class RankPool:
             running.killed = not running.hung
             self._signal(running, signal.SIGKILL)
 
-    def _signal(self, running: RunningTask, number: signal.Signals) -> None:
+    def _signal(self, running: RunningGroup, number: signal.Signals) -> None:
         for slot in running.working:
             self._agents.signal(slot.step, slot.gpu, number)
 
-    def _has_left(self, running: RunningTask) -> bool:
+    def _has_left(self, running: RunningGroup) -> bool:
         """Return true if a group and its own steps have ended: only then are its GPUs free."""
         if not running.over:
             return False

@@ -18,7 +18,7 @@ from hetctl.perf.workloads import Workloads
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.scheduling.planners.base import Held
-from hetctl.scheduling.rounds import Running
+from hetctl.scheduling.rounds import RunningTask
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
 from hetctl.storage.step_fold import StepReport
@@ -200,7 +200,7 @@ class RunMembers:
         left, progress = self._workloads.left, self._state.progress
         for name, report in self._reports(opened).items():
             workload = left.get(name)
-            if workload is None or name in opened.leaving:
+            if workload is None or name in opened.stopping_since:
                 continue
             allocation = opened.active[name]
             # With several types of GPU, the allocation's rate is that of its own type.
@@ -235,7 +235,7 @@ class RunObserver:
         """Return all members that need training, by their finished epochs and checkpoints."""
         return self._of_phase(self.members.left())
 
-    def seen(self, _now_s: float, _running: Mapping[str, Running], deferred: Set[str]) -> RunObservation:
+    def seen(self, _now_s: float, _running: Mapping[str, RunningTask], deferred: Set[str]) -> RunObservation:
         """Return all members; waiting ones are in the planner's order and exclude `deferred`."""
         seen = self.members.seen(self.open_rounds.values(), time.time())
         left = self._of_phase(seen.left)

@@ -255,7 +255,7 @@ class Engine:
         if step.converged:
             self._follow(step.workload.name)
             return StepEnded(self.now, step.workload.name, ExitReason.FINISHED)
-        no_room = why is ExitReason.STOPPED and not self._is_leaving(step)
+        no_room = why is ExitReason.STOPPED and not self._is_stopping(step)
         return StepEnded(self.now, step.workload.name, why, no_room)
 
     def _follow(self, member: str) -> None:
@@ -267,9 +267,9 @@ class Engine:
                 self.followed.append(workload)
                 self._arrivals.appendleft(Arrival(workload, self.now))
 
-    def _is_leaving(self, step: SimulatedStep) -> bool:
+    def _is_stopping(self, step: SimulatedStep) -> bool:
         """Return true if the member in training got a stop command."""
-        return self._core.running[step.workload.name].leaving
+        return self._core.running[step.workload.name].stopping
 
     def _set_pace(self, indices: Iterable[int]) -> None:
         """Set the rates of members that share their data to the slowest one's."""
@@ -278,7 +278,7 @@ class Engine:
         rate = min(self.steps[index].allocation.rate for index in indices)
         for index in indices:
             step = self.steps[index]
-            if step.rate != rate and not self._is_leaving(step):
+            if step.rate != rate and not self._is_stopping(step):
                 self.steps[index] = paced(step, self.now, rate, *self._limits)
                 self._expect(index)
 

@@ -133,7 +133,7 @@ class Executor:
         if not self.is_at_work(visit):
             return
         node = node_of(visit.worker)
-        if self.core.running[visit.config].leaving:
+        if self.core.running[visit.config].stopping:
             self.lost.append(visit)
             self.send(events.StepEnded(self.now, visit.config, ExitReason.STOPPED))
         elif state is not None and state not in self.stores[node]:

@@ -26,7 +26,7 @@ from hetctl.model.training_progress import EpochResult, LiveMetrics
 from hetctl.runtime.agent.messages import StagedParts
 from hetctl.runtime.driver.agent_pool import KILLED
 from hetctl.runtime.driver.driver import Driver
-from hetctl.runtime.driver.running_task import EndedGroup
+from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.scheduling.commands import Command, ScheduleTick

@@ -93,7 +93,7 @@ class EndedGroup:
 
 
 @dataclass
-class RunningTask:
+class RunningGroup:
     """A group at work.
 
     Parameters
