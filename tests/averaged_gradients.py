@@ -141,7 +141,7 @@ def compare(rank, folder):
         results |= differences(way, *ROWS[rank], x, y)
     results["statistics"] = statistics(rank)
     (folder / f"{rank}.json").write_text(json.dumps(results))
-    group.leave()
+    group.barrier_and_close()
 
 
 def blocking(net, weight):
@@ -185,7 +185,7 @@ def overlap(rank, folder):
     pairs = zip(net.parameters(), plain.parameters(), strict=True)
     results = {"equal": all(torch.equal(a, b) for a, b in pairs), "sent": [*sent], "error": error_of(net)}
     (folder / f"{rank}.json").write_text(json.dumps(results))
-    group.leave()
+    group.barrier_and_close()
 
 
 def meet_at(path, rank, timer):
@@ -207,5 +207,5 @@ def error_of(net):
 
 
 def joined(rank, folder, size):
-    place, announce = ranks.place_in(folder, rank, size)
-    return join_group(place, load_framework("pytorch"), announce)
+    rank_info, publish_address = ranks.rank_info_in(folder, rank, size)
+    return join_group(rank_info, load_framework("pytorch"), publish_address)

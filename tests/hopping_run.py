@@ -16,7 +16,7 @@ from hetctl.model.hops import Visit
 BEGAN_AT = 1_000_000.0
 
 
-def course_of(members, partitions=2, epochs=2, lost=False):
+def trace_of(members, partitions=2, epochs=2, lost=False):
     """Return the trace of members that hop over two nodes of two GPUs; with `lost`, one GPU fails."""
     has = np.array([[j % 2 == k // 2 for k in range(4)] for j in range(partitions)])
     shape = (len(members), partitions, 4)

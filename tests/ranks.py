@@ -59,7 +59,7 @@ def run_ranks(work: Callable[..., object], ranks: int, folder: Path, *arguments)
     assert [process.exitcode for process in processes] == [0] * ranks, printed
 
 
-def place_in(folder: Path | str, rank: int, size: int):
+def rank_info_in(folder: Path | str, rank: int, size: int):
     """Return a rank's place in a group, and what it announces its address with if it leads."""
     master = Path(folder) / f"master-of-{size}.json"
     if rank == 0:

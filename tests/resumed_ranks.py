@@ -58,9 +58,9 @@ def train_part(number, folder, framework, functions, member, gpus, batches, kill
 
     ensemble = Ensemble("t", framework, functions, (member,), str(ENSEMBLES))
     with ExitStack() as stack:
-        place, announce = ranks.place_in(folder, number, gpus)
-        context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, announce=announce)
-        rank = context.build(ensemble, member, place, Sharing(), InputShare(), stack)
+        rank_info, publish_address = ranks.rank_info_in(folder, number, gpus)
+        context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, publish_address=publish_address)
+        rank = context.build(ensemble, member, rank_info, Sharing(), InputShare(), stack)
         trainer = Trainer(
             member, rank.network, rank.training, rank.validation, CheckpointFolder(folder / "checkpoints"),
             rank.group, EventList(), StepLimit(batches), gpus, 1.0, time.time(),
@@ -69,7 +69,7 @@ def train_part(number, folder, framework, functions, member, gpus, batches, kill
         trainer.run()
         metrics = [epoch.metrics for epoch in trainer.state.epochs]
         (folder / f"metrics-{number}.json").write_text(json.dumps(metrics))
-        rank.group.leave()
+        rank.group.barrier_and_close()
 
 
 def is_saved_within_second_epoch(folder):

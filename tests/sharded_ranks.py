@@ -45,9 +45,9 @@ def train_rank(number, folder, member, gpus, train_fn, stop, kill, full):
     """Train; write what this rank sees, or be killed after so many steps."""
     ensemble = Ensemble("t", "pytorch", functions(train_fn), (member,), str(ENSEMBLES))
     with ExitStack() as stack:
-        place, announce = ranks.place_in(folder, number, gpus)
-        context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, announce=announce)
-        rank = context.build(ensemble, member, place, Sharing(), InputShare(), stack)
+        rank_info, publish_address = ranks.rank_info_in(folder, number, gpus)
+        context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, publish_address=publish_address)
+        rank = context.build(ensemble, member, rank_info, Sharing(), InputShare(), stack)
         events, done = EventList(), []
 
         def note(*_):
@@ -74,7 +74,7 @@ def train_rank(number, folder, member, gpus, train_fn, stop, kill, full):
             "divides": "hetctl.runtime.frameworks.torch_sharded" in sys.modules,
         }
         (folder / f"told-{number}.json").write_text(json.dumps(told))
-        rank.group.leave()
+        rank.group.barrier_and_close()
 
 
 def train(folder, member, gpus, *, train_fn=None, stop=TO_THE_END, kill=None, full=None):

@@ -11,8 +11,8 @@ from typing import Any
 
 from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
+from hetctl.runtime.stages.p2p_transport import P2PTransport
 from hetctl.runtime.stages.parameter_server import TO_SERVER, WaveServer
-from hetctl.runtime.stages.tensor_mail import TensorMail
 from hetctl.runtime.worker.group import NoCollectives, RankInfo, join_group
 
 FORK = multiprocessing.get_context("fork")
@@ -23,7 +23,7 @@ class Rank:
     """What a rank of a pipeline has when its group has formed."""
 
     group: Any
-    mail: TensorMail
+    transport: P2PTransport
     server: WaveServer
 
 
@@ -53,25 +53,25 @@ def run_ranks(layout: PipelineLayout, work: Callable[[Rank], Any], nodes=None, e
     nodes = nodes or ["node1"] * size
     results, addresses = FORK.SimpleQueue(), [FORK.SimpleQueue() for _ in range(size)]
 
-    def announce(address):
+    def publish_address(address):
         for place in addresses[1:]:
             place.put(address)
 
     def run(rank):
         try:
             master = addresses[rank].get() if rank else None
-            place = RankInfo(rank, size, "key", master)
-            group = join_group(place, NoCollectives(), announce, ANY_INTERFACES, USUAL_TIMEOUTS)
-            box = queue.SimpleQueue()
-            boxes = dict.fromkeys(TO_SERVER, box)
-            mail = TensorMail(group, place, nodes, ANY_INTERFACES, USUAL_TIMEOUTS, boxes)
+            rank_info = RankInfo(rank, size, "key", master)
+            group = join_group(rank_info, NoCollectives(), publish_address, ANY_INTERFACES, USUAL_TIMEOUTS)
+            messages = queue.SimpleQueue()
+            queues = dict.fromkeys(TO_SERVER, messages)
+            transport = P2PTransport(group, rank_info, nodes, ANY_INTERFACES, USUAL_TIMEOUTS, queues)
             layers = [layer for layer, server in enumerate(layout.servers) if server == rank]
-            server = WaveServer(mail, box, layers, [stages[0].rank for stages in layout.workers])
-            value = work(Rank(group, mail, server))
+            server = WaveServer(transport, messages, layers, [stages[0].rank for stages in layout.workers])
+            value = work(Rank(group, transport, server))
             if not ends:
-                group.leave()
+                group.barrier_and_close()
                 server.close()
-                mail.close()
+                transport.close()
             results.put((rank, value, ""))
         except BaseException:
             results.put((rank, None, traceback.format_exc()))

@@ -10,11 +10,11 @@ from hetctl.runtime.worker.group import ProcessGroup
 
 
 class NoCollectives:
-    """Link of ranks that exchange no gradients."""
+    """Collective backend of ranks that exchange no gradients."""
 
     needs = "nothing"
 
-    def part(self):
+    def shutdown(self):
         pass
 
 

@@ -76,9 +76,9 @@ def train_rank(number, framework, gpus, batch, config, folder, samples, train_fn
     member = Member("m", config, batch, seed, StopRule(), global_batch_size=chunk)
     ensemble = Ensemble("t", framework, functions_of(framework, train_fn), (member,), str(ENSEMBLES))
     stack = ExitStack()
-    place, announce = ranks.place_in(folder, number, gpus)
-    context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, announce=announce)
-    rank = context.build(ensemble, member, place, Sharing(), InputShare(), stack)
+    rank_info, publish_address = ranks.rank_info_in(folder, number, gpus)
+    context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, publish_address=publish_address)
+    rank = context.build(ensemble, member, rank_info, Sharing(), InputShare(), stack)
     (x, y), _ = load_functions(ensemble).input_fn(None)
     stream = Stream(
         samples,
@@ -98,7 +98,7 @@ def train_rank(number, framework, gpus, batch, config, folder, samples, train_fn
     metrics = rank.network.evaluate(held_out_batches(rank.validation, 1, lambda: None))
     np.savez(folder / f"{gpus}-{number}.npz", **rank.network.save())
     (folder / f"{gpus}-{number}.json").write_text(json.dumps([loss, metrics]))
-    rank.group.leave()
+    rank.group.barrier_and_close()
 
 
 def train_on(

@@ -31,7 +31,7 @@ def main(executable: str) -> None:
 
 def pretend() -> None:
     """Have the ranks of this agent pretend."""
-    from workbench import led, measure, measure_layers, train
+    from workbench import measure, measure_layers, on_leader, train
 
     from hetctl.runtime import frameworks
     from hetctl.runtime.worker import worker
@@ -39,7 +39,7 @@ def pretend() -> None:
 
     frameworks.preload_framework = lambda _name: None
     pretended = {TRAIN: train, MEASURE: measure, MEASURE_LAYERS: measure_layers}
-    worker.WORK |= {kind: led(one) for kind, one in pretended.items()}
+    worker.WORK |= {kind: on_leader(one) for kind, one in pretended.items()}
 
 
 def drive() -> None:

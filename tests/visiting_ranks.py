@@ -177,7 +177,7 @@ class VisitedRank:
     def start(self, member, visit, **how):
         """Assign a visit."""
         assignment = self.visits.assignment(member, visit, **{"gpus": (self.gpu,), **how})
-        self._key = assignment.place.key
+        self._key = assignment.rank_info.key
         self._connection.send({"task": encode(assignment)})
 
     def stop(self):
@@ -200,7 +200,7 @@ class VisitedRank:
         return self._wait_for(lambda message: key in message)
 
     def sign(self):
-        """Wait for a sign of life."""
+        """Wait for a heartbeat."""
         self._wait_for(lambda message: not message)
 
     def _wait_for(self, is_wanted):

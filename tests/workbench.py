@@ -228,26 +228,26 @@ def processes_on(folder: Path, node: str) -> list[int]:
     return found
 
 
-def led(pretend):
+def on_leader(pretend):
     """Let rank 0 of a group pretend, while the others wait for it."""
 
     def work(assignment, context):
         task = assignment.task
         context.group = SingleRank()
-        context.group = join_group(assignment.place, NoLink(), context.announce)
+        context.group = join_group(assignment.rank_info, NoBackend(), context.publish_address)
 
-        def told():
-            return context.stop_reason(assignment.place.key)
+        def stop_requested():
+            return context.stop_reason(assignment.rank_info.key)
 
         events = reporter(task, context.group, context.send_written)
-        if context.group.rank == 0 and (code := pretend(task, events, told)):
+        if context.group.rank == 0 and (code := pretend(task, events, stop_requested)):
             os._exit(code)
-        context.group.leave()
+        context.group.barrier_and_close()
 
     return work
 
 
-class NoLink:
+class NoBackend:
     """Ranks that pretend exchange no gradients."""
 
     needs = "nothing"
@@ -255,14 +255,14 @@ class NoLink:
     def load(self):
         pass
 
-    def meet(self, group):
+    def initialize(self, group):
         pass
 
-    def part(self):
+    def shutdown(self):
         pass
 
 
-def measure(task: TaskMessage, events, _told) -> int:
+def measure(task: TaskMessage, events, _stop_requested) -> int:
     """Report a rate of 100 samples/s on each GPU after ``measure_s``, or once there is a file ``gate``.
 
     ``fail``: report an error.
@@ -286,7 +286,7 @@ def measure(task: TaskMessage, events, _told) -> int:
     return 0
 
 
-def measure_layers(task: TaskMessage, events, _told) -> int:
+def measure_layers(task: TaskMessage, events, _stop_requested) -> int:
     """Report so many `layers` of equal size; without any the network cannot be cut."""
     measurements = read_measurements(Path(task.folder))
     member = measurements.ensemble.member(measurements.target(task.name).member)
@@ -303,7 +303,7 @@ def measure_layers(task: TaskMessage, events, _told) -> int:
     return 0
 
 
-def train(task: TaskMessage, events, told) -> int:
+def train(task: TaskMessage, events, stop_requested) -> int:
     """Do as a trainer does, as badly as the member's configuration says.
 
     ``epochs``, ``epoch_s``: what it takes to converge; ``fail``: exit with 1 at once; ``kill_after``: die of
@@ -334,7 +334,9 @@ def train(task: TaskMessage, events, told) -> int:
     hoard = b"x" * config.get("eat", 0)
     limit = member.stop.max_epochs if config.get("to_the_limit") else config.get("epochs", 3)
     while done < limit:
-        reason = "deadline" if config.get("no_room") else _wait(told, training.deadline, config, done)
+        reason = (
+            "deadline" if config.get("no_room") else _wait(stop_requested, training.deadline, config, done)
+        )
         if reason:
             time.sleep(config.get("leave_s", 0.0))
             events.write("stopped", reason=reason, part_samples=0)
@@ -360,14 +362,14 @@ def train(task: TaskMessage, events, told) -> int:
     return 0
 
 
-def _wait(told, deadline: float, config, done: int) -> str:
+def _wait(stop_requested, deadline: float, config, done: int) -> str:
     """Train one epoch; return why it was not finished."""
     held = "held_after" in config and done >= config["held_after"]
     end = time.time() + config.get("epoch_s", 0.1)
     if end > deadline:
         return "deadline"
     while time.time() < end or (held and not Path(config["until"]).exists()):
-        if reason := told():
+        if reason := stop_requested():
             return reason
         if time.time() > deadline:
             return "deadline"

@@ -20,16 +20,16 @@ class StopVote:
     def __init__(self) -> None:
         self._group: Any = None
         self._pending: tuple[Any, torch.Tensor] | None = None
-        self._told = False
+        self._stop_requested = False
 
     def __call__(self) -> bool:
         """Return true on all ranks, at the same call, once one of them has to stop."""
         if not _has_ranks():
             return script.should_stop()
-        self._told = self._told or self._counted()
-        if not self._told:
+        self._stop_requested = self._stop_requested or self._counted()
+        if not self._stop_requested:
             self._cast()
-        return self._told
+        return self._stop_requested
 
     def _counted(self) -> bool:
         if self._pending is None:

@@ -33,7 +33,7 @@ class HetctlKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
         names = checkpoint_folder() / NAMES
         self._saved: dict[str, Any] = json.loads(names.read_text()) if names.exists() else {}
         self._steps_before = int(self._saved.get("steps", 0))
-        self._told = False
+        self._stop_requested = False
         self._left = False
         self._cut = False
 
@@ -53,10 +53,10 @@ class HetctlKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
         """Leave the epoch if told to stop, and end the rest of one that was left before."""
         steps, last = self._steps_before + batch + 1, self.params["steps"]
-        self._told = self._told or script.should_stop()
+        self._stop_requested = self._stop_requested or script.should_stop()
         if last and steps >= last:
             self._cut = self.model.stop_training = batch + 1 < last
-        elif self._told:
+        elif self._stop_requested:
             self._save(self.initial_epoch, steps, self._saved.get("metrics", {}))
             self._left = self.model.stop_training = True
 
@@ -71,8 +71,8 @@ class HetctlKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._steps_before = 0
         self._save(epoch + 1, 0, {name: float(value) for name, value in (logs or {}).items()})
         self._report()
-        if self._cut or self._told:
-            self.model.stop_training = self._told
+        if self._cut or self._stop_requested:
+            self.model.stop_training = self._stop_requested
             self._cut = False
 
     def _save(self, epochs: int, steps: int, metrics: dict[str, float]) -> None:

@@ -157,7 +157,7 @@ def run_hops(request: HopperRequest, epochs: int = 1, outages: Iterable[OutageRe
     chosen = _choose(request)
     units = chosen.cheapest.units
     drawn = request.scheduler == RANDOMIZED
-    course = simulate_hops(
+    trace = simulate_hops(
         units,
         plan=() if drawn else visits_of(chosen.cheapest.schedule, units, epochs),
         seed=request.seed,
@@ -165,7 +165,7 @@ def run_hops(request: HopperRequest, epochs: int = 1, outages: Iterable[OutageRe
         outages=_outages(outages, chosen.groups),
         reschedule=None if drawn else request.search,
     )
-    return chosen.outcome(request, course.records, epochs)
+    return chosen.outcome(request, trace.records, epochs)
 
 
 def replay_hops(
@@ -198,7 +198,7 @@ def replay_hops(
     units = _units(unit_times, table)
     plan = read_visit_log(log, table)
     wanted = epochs or 1 + max(visit.epoch for visit in plan)
-    course = simulate_hops(
+    trace = simulate_hops(
         units,
         plan=plan,
         seed=seed,
@@ -210,7 +210,7 @@ def replay_hops(
         seed=seed,
         mode=HOPPER,
         units=units,
-        records=course.records,
+        records=trace.records,
         lower_bound_s=wanted * lower_bound(units),
         plan_seconds=0.0,
         makespans_s={},

@@ -39,7 +39,7 @@ class Waits:
     settle_s : float
         Time in which a request of a killed process may still reach the batch system.
     run_poll_s : float
-        Time between two looks at a run that is shown until it ends.
+        Time between two reads of a run that is shown until it ends.
     profile_poll_s : float
         Time between two reads of the files of a profiling job.
     """

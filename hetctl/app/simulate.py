@@ -130,10 +130,10 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     arrivals = _arrivals(members, request, options.seed)
     expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals
     choice = chosen(request.planner, expected, replace(scenario, failures=None), options)
-    seen = _estimator(arrivals, request, options.seed)
+    estimator = _estimator(arrivals, request, options.seed)
     search = _search(members, request, options.seed)
     if search is None:
-        result = simulate(choice.planner, arrivals, replace(scenario, seen=seen), options)
+        result = simulate(choice.planner, arrivals, replace(scenario, work_estimator=estimator), options)
     else:
         arrivals = _beside_search(arrivals, request.ensemble, search)
         result = simulate(choice.planner, arrivals, scenario, options, search.after)
@@ -141,7 +141,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
         simulation=replace(result, reason=choice.why),
         site=site,
         arrivals={arrival.workload.name: arrival.at_s for arrival in arrivals},
-        work_errors=getattr(seen, "errors", dict)(),
+        work_errors=getattr(estimator, "errors", dict)(),
         search=search.outcome if search else None,
     )
 
@@ -279,7 +279,7 @@ def _beside_search(arrivals: Sequence[Arrival], ensemble: Ensemble, search: Simu
 def _scenario(request: SimulateRequest, gpus_per_node: int, seed: int) -> Scenario:
     return Scenario(
         cluster=Cluster.of_types({name: (gpus, gpus_per_node) for name, gpus in request.gpus.items()}),
-        clock=JobTiming(request.round_limit_s),
+        timing=JobTiming(request.round_limit_s),
         lockstep=request.lockstep,
         failures=Failures(request.node_mtbf_s, seed=seed) if request.node_mtbf_s else None,
     )
@@ -295,8 +295,8 @@ def _estimator(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int)
 
 def _foreseen(arrivals: Sequence[Arrival], request: SimulateRequest, seed: int) -> Sequence[Arrival]:
     """Return the arrivals with their work as estimated at the start."""
-    seen = _estimator(arrivals, request, seed)
-    if seen is None:
+    estimator = _estimator(arrivals, request, seed)
+    if estimator is None:
         return arrivals
-    known = seen([arrival.workload for arrival in arrivals])
+    known = estimator([arrival.workload for arrival in arrivals])
     return [replace(arrival, workload=c) for arrival, c in zip(arrivals, known, strict=True)]

@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Iterator, Mapping
 
-from hetctl.methods.automl.search_run import SearchRun, Spent
+from hetctl.methods.automl.search_run import SearchRun, UsedResources
 from hetctl.methods.automl.trial_history import Trial
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
@@ -62,7 +62,7 @@ class SimulatedSearch:
 
     def first(self) -> list[Workload]:
         """Return the trials at the start."""
-        return list(self._asked(Spent(0.0, 0.0)))
+        return list(self._asked(UsedResources(0.0, 0.0)))
 
     def after(self, name: str, now_s: float, gpu_s: float) -> list[Workload]:
         """Return the trials that are asked for when one has had its epochs.
@@ -78,7 +78,7 @@ class SimulatedSearch:
             return []
         number = self._numbers[name]
         self._search.report(self._search.trials[number], random.Random(f"{self._seed}:{number}").random())
-        return list(self._asked(Spent(gpu_s / 3600, now_s)))
+        return list(self._asked(UsedResources(gpu_s / 3600, now_s)))
 
     @property
     def outcome(self) -> SearchOutcome:
@@ -87,9 +87,9 @@ class SimulatedSearch:
         finished = sum(trial.epochs >= self._last for trial in trials)
         return SearchOutcome(self._method, len(trials), self._epochs, finished)
 
-    def _asked(self, spent: Spent) -> Iterator[Workload]:
+    def _asked(self, resources: UsedResources) -> Iterator[Workload]:
         before = [trial.epochs for trial in self._search.trials]
-        for request in self._search.requests(spent):
+        for request in self._search.requests(resources):
             number = int(request["number"])
             yield self._workload(self._search.trials[number], before[number] if number < len(before) else 0)
 

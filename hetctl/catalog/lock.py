@@ -23,7 +23,7 @@ from hetctl.storage.processes import HostBoot, Process
 HEARTBEAT_S = 5.0
 """Seconds between two touches of a held lock."""
 POLL_S = 0.2
-TOLD_AFTER_S = 1.0
+LOGGED_AFTER_S = 1.0
 """Seconds of waiting for the lock after which the holder is named in a log message."""
 SILENT_S = 120.0
 """Seconds without a touch of the lock after which a holder on another host counts as dead."""
@@ -137,7 +137,7 @@ class ProjectLock:
             own.unlink(missing_ok=True)
 
     def _wait(self, own: Path) -> None:
-        start, told = time.monotonic(), False
+        start, is_logged = time.monotonic(), False
         while True:
             try:
                 while not (_link(own, self._path) or self._take_over(own)):
@@ -147,9 +147,9 @@ class ProjectLock:
                 waited_s = time.monotonic() - start
                 if waited_s >= self._patience_s:
                     raise
-                if not told and waited_s >= TOLD_AFTER_S:
+                if not is_logged and waited_s >= LOGGED_AFTER_S:
                     LOGGER.warning("%s; waiting up to %g s", error.message, self._patience_s)
-                    told = True
+                    is_logged = True
             time.sleep(POLL_S)
 
     def _take_over(self, own: Path) -> bool:

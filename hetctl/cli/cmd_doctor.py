@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from hetctl.cli.options import json_option, this_project
-from hetctl.cli.output import leave, print_json, print_table
+from hetctl.cli.output import exit_on_failure, print_json, print_table
 from hetctl.model.frameworks import FRAMEWORKS
 
 
@@ -47,4 +47,4 @@ def command(
         print_json(examination, examination.failure)
     else:
         print_table(findings_table(examination.site, examination.findings))
-    leave(examination.failure, as_json=as_json)
+    exit_on_failure(examination.failure, as_json=as_json)

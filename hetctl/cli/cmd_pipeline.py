@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from hetctl.cli.options import Seconds, json_option, this_project
-from hetctl.cli.output import leave, print_json, print_table
+from hetctl.cli.output import exit_on_failure, print_json, print_table
 from hetctl.model.errors import HetctlError
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def check(run: str | None, as_json: bool) -> None:
         print_json(checked, failure if count else None)
     else:
         print_table(wave_check_table(checked.checks))
-    leave(failure if count else None, as_json=as_json)
+    exit_on_failure(failure if count else None, as_json=as_json)
 
 
 def _slowest(outcome: PlanOutcome | SimulationOutcome) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from hetctl.cli.options import (
     site_options,
     this_project,
 )
-from hetctl.cli.output import leave, print_json, print_table
+from hetctl.cli.output import exit_on_failure, print_json, print_table
 from hetctl.model.errors import MembersFailedError
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def command(
             outcome = profile(project, asked, display)
     failure = _failure(outcome)
     _show(ensemble, site, outcome, failure, as_json=as_json)
-    leave(failure, as_json=as_json)
+    exit_on_failure(failure, as_json=as_json)
 
 
 @command.command("show")

@@ -26,7 +26,7 @@ from hetctl.cli.output import print_json
 
 if TYPE_CHECKING:
     from hetctl.app.project import Project
-    from hetctl.app.run.continue_run import Asked
+    from hetctl.app.run.continue_run import RequestedOptions
     from hetctl.app.run.lifecycle import RunTransition
     from hetctl.app.run.spec import SubmitRequest
     from hetctl.model.ensemble import Ensemble
@@ -104,25 +104,27 @@ def command(
     from hetctl.model.run import Budget
 
     project = this_project()
-    asked = replace(_asked(context, options, Budget(max_jobs, max_rounds, gpu_hours)), modules=modules)
+    requested = replace(
+        _requested(context, options, Budget(max_jobs, max_rounds, gpu_hours)), modules=modules
+    )
     ensemble = project.ensemble(options["ensemble"])
     run = None if new else unfinished_run(project, ensemble.name)
     if run is not None and dry_run:
-        _preview_next(project, run, ensemble, asked, as_json=as_json)
+        _preview_next(project, run, ensemble, requested, as_json=as_json)
     elif run is not None:
-        _tell(project, go_on(project, run, ensemble, asked), wait=wait, as_json=as_json)
+        _tell(project, go_on(project, run, ensemble, requested), wait=wait, as_json=as_json)
     else:
-        plan, _ = plan_request(project, budget=asked.budget, **options)
-        request = SubmitRequest(plan, asked.budget, retries, new, chain, asked.given, replay)
+        plan, _ = plan_request(project, budget=requested.budget, **options)
+        request = SubmitRequest(plan, requested.budget, retries, new, chain, requested.given, replay)
         _start(project, request, dry_run=dry_run, wait=wait, as_json=as_json)
 
 
-def _asked(context: click.Context, options: Mapping[str, Any], budget: Budget) -> Asked:
+def _requested(context: click.Context, options: Mapping[str, Any], budget: Budget) -> RequestedOptions:
     """Return the options given for a run, without the defaults."""
-    from hetctl.app.run.continue_run import Asked
+    from hetctl.app.run.continue_run import RequestedOptions
 
     said = {name: context.params[name] for name in said_options(context)}
-    return Asked(
+    return RequestedOptions(
         site=said.get("site"),
         account=said.get("account"),
         launch=said.get("launch"),
@@ -155,13 +157,15 @@ def _start(project: Project, request: SubmitRequest, *, dry_run: bool, wait: boo
         print_submission(preview(project, request))
 
 
-def _preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked, *, as_json: bool) -> None:
+def _preview_next(
+    project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions, *, as_json: bool
+) -> None:
     """Print the next job of an unfinished run; only its script goes to stdout."""
     from hetctl.app.run.spec import preview_next
     from hetctl.cli.cmd_render import print_submission, submission_fields
     from hetctl.model.serialization import encode
 
-    shown = preview_next(project, run, ensemble, asked)
+    shown = preview_next(project, run, ensemble, requested)
     if as_json:
         print_json({**submission_fields(shown.submission), "changed": encode(shown.changed)})
         return

@@ -102,8 +102,8 @@ def main(arguments: Sequence[str] | None = None, waits: Waits | None = None) -> 
     try:
         # Click would otherwise print its errors itself and exit, without a JSON object for --json.
         code = cli.main(given, prog_name="hetctl", standalone_mode=False, obj=waits)
-    except click.exceptions.Exit as leave:
-        code = leave.exit_code
+    except click.exceptions.Exit as exit_request:
+        code = exit_request.exit_code
     except click.ClickException as error:
         code = fail("bad-input", error.format_message(), _usage_hint(error), 2, as_json=wants_json(given))
     except InterruptedCommandError as error:

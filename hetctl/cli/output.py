@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 SCHEMA_VERSION = 1
-JSON_NAMES = {"Plan": {"why": "reason"}, "ModeChoice": {"why": "reason"}, "Job": {"detail": "reason"}}
-"""Names of stored fields in JSON, by the type of the value."""
+JSON_NAMES = {
+    "Plan": {"why": "reason"},
+    "ModeChoice": {"why": "reason"},
+    "Job": {"detail": "reason"},
+    "MemberStatus": {"live_metrics": "heartbeat"},
+}
+"""Names of fields in JSON, by the type of the value."""
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
@@ -29,10 +34,7 @@ def wants_json(arguments: Sequence[str]) -> bool:
 
 
 def fields_of(value: Any) -> Any:
-    """Return a value as JSON shows it: as encoded, but ``reason`` for every reason.
-
-    The catalog stores those of plans and jobs under names of their own.
-    """
+    """Return a value as JSON shows it: as encoded, but with the `JSON_NAMES` of fields."""
     if is_dataclass(value) and not isinstance(value, type):
         names = JSON_NAMES.get(type(value).__name__, {})
         return {names.get(f.name, f.name): fields_of(getattr(value, f.name)) for f in fields(value)}
@@ -52,7 +54,7 @@ def print_json(value: Any, failure: HetctlError | None = None) -> None:
     click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **error, **keys}, indent=2, allow_nan=False))
 
 
-def leave(failure: HetctlError | None, *, as_json: bool) -> None:
+def exit_on_failure(failure: HetctlError | None, *, as_json: bool) -> None:
     """Exit with a failure's exit code, if there is one; as JSON it was printed with the result."""
     if failure and as_json:
         raise click.exceptions.Exit(failure.exit_code)

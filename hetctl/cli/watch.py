@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hetctl.cli.output import console, fields_of, leave, print_json, print_table
+from hetctl.cli.output import console, exit_on_failure, fields_of, print_json, print_table
 from hetctl.model.errors import LockedError, MembersFailedError
 from hetctl.model.run_states import BETWEEN_JOBS, IN_DOUBT, UNDER_WAY
 from hetctl.model.run_status import MOST_MEMBERS
@@ -67,7 +67,7 @@ def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None =
         print_json({**fields_of(status), **more}, failure)
     else:
         print_table(_table(status))
-    leave(failure, as_json=as_json)
+    exit_on_failure(failure, as_json=as_json)
 
 
 def _failure(status: RunStatus) -> MembersFailedError | None:
@@ -87,17 +87,17 @@ def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunSta
 
     watch = RunWatch(project, run)
     quiet = as_json or not sys.stdout.isatty()
-    status = watch.look(_room(quiet))
+    status = watch.poll(_room(quiet))
     with Live(None if quiet else _table(status), console=console(), transient=True) as live:
         while status.state in UNDER_WAY:
             time.sleep(project.waits.run_poll_s)
             if advancing and status.state in ADVANCED and not watch.silent:
                 _advance(project, run)
-            status = watch.look(_room(quiet))
+            status = watch.poll(_room(quiet))
             if not quiet:
                 live.update(_table(status))
-    # The looks before were limited to what fits the terminal, or to nothing.
-    return watch.look(most_shown(as_json=as_json))
+    # The statuses before were limited to what fits the terminal, or to nothing.
+    return watch.poll(most_shown(as_json=as_json))
 
 
 def _room(quiet: bool) -> int:

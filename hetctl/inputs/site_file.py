@@ -17,13 +17,13 @@ from hetctl.inputs.site_schema import SiteModel, TimeoutsModel
 from hetctl.inputs.validation import validate
 from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
 from hetctl.model.errors import BadInputError
-from hetctl.model.site import SIGN_EVERY_S, NetworkInterfaces, NodeType, Queue, Site, SiteKey, Timeouts
+from hetctl.model.site import HEARTBEAT_EVERY_S, NetworkInterfaces, NodeType, Queue, Site, SiteKey, Timeouts
 
 FOLDER = "site-configs"
-LEAST_SILENCE_S = 5 * SIGN_EVERY_S
-"""Least value of `silence_s`: signs of life may be late, and some may be lost."""
-WITHOUT_A_SIGN = ("meeting", "samples", "lockstep")
-"""Time limits of waits during which ranks send no sign of life."""
+LEAST_SILENCE_S = 5 * HEARTBEAT_EVERY_S
+"""Least value of `silence_s`: heartbeats may be late, and some may be lost."""
+WITHOUT_HEARTBEATS = ("meeting", "samples", "lockstep")
+"""Time limits of waits during which ranks send no heartbeat."""
 
 
 def read_site(path: Path, *, project: Path | None = None, home: Path | None = None) -> Site:
@@ -190,12 +190,12 @@ def _timeouts_problems(timeouts: Timeouts) -> Iterator[tuple[Location, str]]:
     """Yield the time-outs that are too short for the operations that they have to cover."""
     values = {field.name.removesuffix("_s"): getattr(timeouts, field.name) for field in fields(timeouts)}
     texts = {key: format_duration(seconds) for key, seconds in values.items()}
-    least, often = format_duration(LEAST_SILENCE_S), format_duration(SIGN_EVERY_S)
+    least, often = format_duration(LEAST_SILENCE_S), format_duration(HEARTBEAT_EVERY_S)
     for key in ("hang", "silence"):
         if values[key] < LEAST_SILENCE_S:
-            rule = f"must be at least {least}, since a sign of life comes every {often}, got {texts[key]}"
+            rule = f"must be at least {least}, since a heartbeat comes every {often}, got {texts[key]}"
             yield ("timeouts", key), rule
-    for key in WITHOUT_A_SIGN:
+    for key in WITHOUT_HEARTBEATS:
         # In these waits ranks are silent, so a shorter `hang` would end them as hung while they only wait.
         if values[key] > values["hang"]:
             yield ("timeouts", key), f"must be at most hang, which is {texts['hang']}, got {texts[key]}"

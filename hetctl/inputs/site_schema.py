@@ -146,7 +146,7 @@ class TimeoutsModel(Strict):
     """Time limits of waits."""
 
     hang: Duration = _timeout(
-        "hang", "Time without a sign of life from any rank after which a group counts as hung"
+        "hang", "Time without a heartbeat from any rank after which a group counts as hung"
     )
     meeting: Duration = _timeout("meeting", "Time limit for the ranks of a group to connect to one another")
     join: Duration = _timeout(

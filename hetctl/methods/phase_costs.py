@@ -53,7 +53,7 @@ class JobTime:
         no further step, so each job loses one mean step time.
     """
 
-    clock: JobTiming
+    timing: JobTiming
     startup_s: float = 0.0
     longest_s: float = 0.0
     mean_s: float = 0.0
@@ -66,18 +66,18 @@ class JobTime:
         InfeasibleError
             If a job is too short for the longest step that is not interrupted.
         """
-        room_s = self.clock.usable_s - self.startup_s
+        room_s = self.timing.usable_s - self.startup_s
         if training_s <= room_s:
             return self.startup_s + training_s
         useful_s = room_s - self.mean_s
         if room_s < self.longest_s or useful_s <= 0:
             raise InfeasibleError(
-                f"a job has {self.clock.usable_s:.0f} s for training, but start-up and a visit to a partition"
-                f" take {self.startup_s + self.longest_s:.0f} s",
+                f"a job has {self.timing.usable_s:.0f} s for training, but start-up and a visit to a"
+                f" partition take {self.startup_s + self.longest_s:.0f} s",
                 "raise --time, or have more partitions",
             )
         jobs = math.ceil(training_s / useful_s)
-        between_s = self.mean_s + self.clock.job_overhead_s
+        between_s = self.mean_s + self.timing.job_overhead_s
         return training_s + jobs * self.startup_s + (jobs - 1) * between_s
 
 
@@ -153,7 +153,7 @@ def hop_phase(
     members: Sequence[Workload],
     train: UnitTimes,
     evaluate: UnitTimes,
-    clock: JobTiming,
+    timing: JobTiming,
     search: SearchOptions,
     scheduler: str = "best",
 ) -> PhaseRun:
@@ -186,7 +186,7 @@ def hop_phase(
     )
     visits_s = np.concatenate([units.seconds[np.isfinite(units.seconds)] for units in (train, evaluate)])
     startup_s = max(member.startup_s for member in members)
-    time = JobTime(clock, startup_s, float(visits_s.max()), float(visits_s.mean()))
+    time = JobTime(timing, startup_s, float(visits_s.max()), float(visits_s.mean()))
     ends: dict[str, float] = {}
     spent: dict[str, float] = dict.fromkeys(epochs, 0.0)
     for record in trace.records:
@@ -207,9 +207,9 @@ def _with_longer_epochs(
     return tuple(replace(units, seconds=units.seconds * factors[:, None, None]) for units in both), fewer
 
 
-def pipeline_phase(seconds: Mapping[str, float], clock: JobTiming) -> PhaseRun:
+def pipeline_phase(seconds: Mapping[str, float], timing: JobTiming) -> PhaseRun:
     """Return the result of members that train in turn, each as a pipeline on all GPUs for its seconds."""
-    time, end_s = JobTime(clock), 0.0
+    time, end_s = JobTime(timing), 0.0
     done_s = {}
     for member, training_s in seconds.items():
         end_s += training_s

@@ -8,14 +8,14 @@ import enum
 class ExitReason(enum.Enum):
     """Reason for which a step ended.
 
-    FINISHED: the member has converged. TOLD: it left with a checkpoint, because the driver or SIGTERM
+    FINISHED: the member has converged. STOPPED: it left with a checkpoint, because the driver or SIGTERM
     requested it, because no further epoch fitted, or because it was forced to leave. TIME, PREEMPTED,
     CANCELLED: the batch system ended it with its job. NOT_LAUNCHED: the batch system did not answer the
-    launcher, or started agents on other nodes. HUNG: no rank gave a sign of life.
+    launcher, or started agents on other nodes. HUNG: no rank sent a heartbeat.
     """
 
     FINISHED = "finished"
-    TOLD = "told"
+    STOPPED = "told"
     TIME = "time"
     PREEMPTED = "preempted"
     CANCELLED = "cancelled"
@@ -28,7 +28,7 @@ class ExitReason(enum.Enum):
     PROGRAM_ERROR = "program-error"
 
 
-CLEAN_EXITS = frozenset({ExitReason.FINISHED, ExitReason.TOLD})
+CLEAN_EXITS = frozenset({ExitReason.FINISHED, ExitReason.STOPPED})
 """Reasons for which the trainer exits regularly: by itself, or at the driver's request."""
 
 MEMBER_FAULTS = frozenset(

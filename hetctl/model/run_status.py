@@ -10,7 +10,7 @@ from typing import Any
 from hetctl.model.hops import HopStatus
 from hetctl.model.job import Job
 from hetctl.model.pipelines import PipelineStatus, WaveCheck
-from hetctl.model.training_progress import EpochResult, Heartbeat
+from hetctl.model.training_progress import EpochResult, LiveMetrics
 
 FOREMOST = ("failed", "training", "waiting", "converged", "stopped")
 """States of members, the most important to show first."""
@@ -115,7 +115,7 @@ class MemberStatus:
         Reason why the member converged or failed.
     log_tail : tuple of str
         Last lines of the log of a failed member.
-    heartbeat : Heartbeat or None
+    live_metrics : LiveMetrics or None
         Current metrics of a member in training.
     rates : tuple of MemberRate
         Rates on its least number of GPUs, and on every number of GPUs that it has trained on.
@@ -138,7 +138,7 @@ class MemberStatus:
     measured_s: float | None
     reason: str | None = None
     log_tail: tuple[str, ...] = ()
-    heartbeat: Heartbeat | None = None
+    live_metrics: LiveMetrics | None = None
     rates: tuple[MemberRate, ...] = ()
     batch_changes: tuple[BatchChange, ...] = ()
     config: Mapping[str, Any] | None = None
@@ -180,7 +180,7 @@ class BalancePoint:
 
 
 @dataclass(frozen=True)
-class BalanceCourse:
+class BalanceHistory:
     """Balancing of a member over the run.
 
     Parameters
@@ -258,7 +258,7 @@ class RunStatus:
         Messages about problems of the run.
     comparison : Comparison or None
         Comparison of a finished run, if requested.
-    balances : tuple of BalanceCourse
+    balances : tuple of BalanceHistory
         Courses of balanced batches, the largest gain first, if requested.
     hops : HopStatus or None
         Hops of its members; None if they do not hop.
@@ -287,7 +287,7 @@ class RunStatus:
     history: Mapping[str, tuple[EpochResult, ...]]
     warnings: tuple[str, ...] = ()
     comparison: Comparison | None = None
-    balances: tuple[BalanceCourse, ...] = ()
+    balances: tuple[BalanceHistory, ...] = ()
     hops: HopStatus | None = None
     pipelines: tuple[PipelineStatus, ...] = ()
     wave_checks: tuple[WaveCheck, ...] = ()

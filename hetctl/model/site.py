@@ -89,8 +89,8 @@ class NodeLinks:
     inter_node: InterNode
 
 
-SIGN_EVERY_S = 2.0
-"""Interval in seconds between signs of life of an agent, and of a rank at work."""
+HEARTBEAT_EVERY_S = 2.0
+"""Interval in seconds between heartbeats of an agent, and of a rank at work."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Timeouts:
     Parameters
     ----------
     hang_s : float
-        Time without a sign of life from any rank after which a group counts as hung; also the limit of each
+        Time without a heartbeat from any rank after which a group counts as hung; also the limit of each
         collective operation of its ranks.
     meeting_s : float
         Time for the ranks of a group to connect; it includes the start of a framework.

@@ -113,7 +113,7 @@ class RankShare:
 
 
 @dataclass(frozen=True)
-class Heartbeat:
+class LiveMetrics:
     """Live metrics of a member in training at one time.
 
     Parameters
@@ -125,11 +125,11 @@ class Heartbeat:
     position, samples : int
         Samples of the epoch that are done, and samples of the whole epoch; 0: not known.
     rate : float
-        Samples/s of the whole group since the previous heartbeat.
+        Samples/s of the whole group since the previous report.
     loss : float or None
         Loss of the last batch; None if ``train_fn`` does not report it.
     busy : float or None
-        Share of its GPU, or of its cores, that rank 0 used since the previous heartbeat.
+        Share of its GPU, or of its cores, that rank 0 used since the previous report.
     ranks : tuple of RankShare
         Parts of all ranks of a group whose times are compared; empty for others.
     """

@@ -57,7 +57,7 @@ class LossCurve:
 
 
 @dataclass(frozen=True)
-class Guess:
+class EpochPrior:
     """Prior estimate of a member's epochs, made without its own losses.
 
     Parameters
@@ -221,19 +221,19 @@ def _to_standstill(curve: LossCurve, stop: StopRule) -> float:
 
 
 def predict_epochs(
-    likelihood: Likelihood | None, stop: StopRule, done: int, guess: Guess | None
+    likelihood: Likelihood | None, stop: StopRule, done: int, prior: EpochPrior | None
 ) -> tuple[float, float]:
     """Return a member's total number of epochs, more than `done`, and the spread of its logarithm.
 
     Each curve of the likelihood has its number of epochs; the prediction is their mean logarithm, weighted by
-    likelihood and by closeness to the guess. Without a likelihood the prediction is the guess, conditional on
+    likelihood and by closeness to the prior. Without a likelihood the prediction is the prior, conditional on
     more than `done` epochs.
     """
     if likelihood is None:
-        start = guess or Guess(float(stop.planned_epochs), 0.5)
+        start = prior or EpochPrior(float(stop.planned_epochs), 0.5)
         return _beyond(start, done), start.spread
     logs = log_epochs(likelihood, stop).tolist()
-    return weighted_epochs(likelihood.logs.tolist(), logs, done, guess)
+    return weighted_epochs(likelihood.logs.tolist(), logs, done, prior)
 
 
 def log_epochs(likelihood: Likelihood, stop: StopRule) -> Array:
@@ -266,7 +266,7 @@ def _all_to_standstill(curves: Likelihood, stop: StopRule) -> Array:
 
 
 def weighted_epochs(
-    fits: Sequence[float], logs: Sequence[float], done: int, guess: Guess | None
+    fits: Sequence[float], logs: Sequence[float], done: int, prior: EpochPrior | None
 ) -> tuple[float, float]:
     """Return the weighted mean of the epochs of curves, as `predict_epochs` does.
 
@@ -275,7 +275,7 @@ def weighted_epochs(
     fits, logs : sequence of float
         Logarithms of the curves' likelihoods, and of their epochs to convergence.
     """
-    log_weights = [fit + _log_prior(log, guess) for fit, log in zip(fits, logs, strict=True)]
+    log_weights = [fit + _log_prior(log, prior) for fit, log in zip(fits, logs, strict=True)]
     # Subtracting the largest logarithm keeps exp() from underflowing for all curves at once.
     largest = max(log_weights)
     weights = [math.exp(log_weight - largest) for log_weight in log_weights]
@@ -288,17 +288,17 @@ def weighted_epochs(
     return max(math.exp(mean), done + 0.5), math.sqrt(variance)
 
 
-def _log_prior(log: float, guess: Guess | None) -> float:
-    return 0.0 if guess is None else -(((log - math.log(guess.epochs)) / guess.spread) ** 2) / 2
+def _log_prior(log: float, prior: EpochPrior | None) -> float:
+    return 0.0 if prior is None else -(((log - math.log(prior.epochs)) / prior.spread) ** 2) / 2
 
 
-def _beyond(guess: Guess, done: int) -> float:
-    """Return the median of a lognormal guess under the condition that it is more than `done`."""
+def _beyond(prior: EpochPrior, done: int) -> float:
+    """Return the median of a lognormal prior under the condition that it is more than `done`."""
     if done < 1:
-        return guess.epochs
+        return prior.epochs
     from statistics import NormalDist
 
-    normal = NormalDist(math.log(guess.epochs), guess.spread)
+    normal = NormalDist(math.log(prior.epochs), prior.spread)
     above = 1 - normal.cdf(math.log(done))
     # So far in the tail, 1 - cdf is mostly rounding error, and inv_cdf(1) would raise.
     if above < 1e-6:

@@ -18,25 +18,26 @@ def step_s(workload: Workload, rate: float) -> float:
     return workload.startup_s + timeline.end_of(timeline.count)
 
 
-def least_step_s(workload: Workload, rate: float, longest_s: float = math.inf) -> float:
+def least_step_s(workload: Workload, rate: float, max_uninterrupted_s: float = math.inf) -> float:
     """Return the least seconds of a useful step: its start-up and one epoch.
 
-    If that is longer than `longest_s`, any part of the epoch is useful: a part ends with a checkpoint, too.
+    If that is longer than `max_uninterrupted_s`, any part of the epoch is useful: a part ends with a
+    checkpoint, too.
     """
     first = EpochTimeline(workload, rate).end_of(1) if workload.samples_per_epoch else 0.0
     whole = workload.startup_s + max(first, workload.checkpoint_s)
-    return whole if whole <= longest_s else workload.startup_s + workload.checkpoint_s
+    return whole if whole <= max_uninterrupted_s else workload.startup_s + workload.checkpoint_s
 
 
 def has_room(
-    workload: Workload, rate: float, start_s: float, deadline_s: float, longest_s: float = math.inf
+    workload: Workload, rate: float, start_s: float, deadline_s: float, max_uninterrupted_s: float = math.inf
 ) -> bool:
     """Return true if a step that begins at `start_s` can be useful before the deadline (`least_step_s`)."""
     timeline = EpochTimeline(workload, rate)
     training_s = deadline_s - (start_s + workload.startup_s)
     if training_s >= 0 and (timeline.epochs_within(training_s) or not timeline.count):
         return True
-    in_parts = not workload.samples_per_epoch or workload.startup_s + timeline.end_of(1) > longest_s
+    in_parts = not workload.samples_per_epoch or workload.startup_s + timeline.end_of(1) > max_uninterrupted_s
     return in_parts and training_s > workload.checkpoint_s
 
 

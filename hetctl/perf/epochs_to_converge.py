@@ -13,7 +13,7 @@ from hetctl.model.training_progress import Progress
 from hetctl.perf.convergence import (
     FLOORS,
     LEAST_WEIGHT,
-    Guess,
+    EpochPrior,
     Likelihood,
     errors_as_losses,
     fit_histories,
@@ -31,7 +31,7 @@ LEAST_OTHERS = 3
 """Least number of known members for predicting one without results and without `expected_epochs`."""
 AUTHORS_SPREAD = 0.5
 """Spread of the logarithm of an author's `expected_epochs`, that is a factor of e^0.5."""
-GUESS_DIGITS = 2
+PRIOR_DIGITS = 2
 """Decimals of the logarithms of the others' epochs; rounding keeps one member's epoch from changing the
 predictions of all others."""
 UNIT = 2**40
@@ -51,7 +51,7 @@ class ConvergenceForecast:
         self._members = {member.name: member for member in members}
         self._own_logs: dict[str, float] = {}
         self._logs = _Logs()
-        self._others: Guess | None = None
+        self._others: EpochPrior | None = None
         self._by_author: dict[str, float] = {}
         self._fitted = CurveTable()
         self._unfitted: dict[str, int] = {}
@@ -68,7 +68,7 @@ class ConvergenceForecast:
         fits = _fits({name: self._members[name] for name in trying}, trying)
         for name, done in changed.items():
             self._store(name, done, *fits.get(name, (None, self._members[name].stop)))
-        others = self._logs.guess()
+        others = self._logs.prior()
         moved, self._others = others != self._others, others
         names = {*changed, *self._fitted, *self._unfitted} if moved else changed.keys()
         found = self._predicted(names)
@@ -95,8 +95,8 @@ class ConvergenceForecast:
         rows = fit.logs[None], logs[None], count
         self._record(name, float(weighted_rows(*rows, None)[0]))
         if done.active and rule.expected_epochs is not None:
-            guess = Guess(float(rule.expected_epochs), AUTHORS_SPREAD)
-            self._by_author[name] = float(weighted_rows(*rows, guess)[0])
+            prior = EpochPrior(float(rule.expected_epochs), AUTHORS_SPREAD)
+            self._by_author[name] = float(weighted_rows(*rows, prior)[0])
         elif done.active:
             self._fitted.put(name, fit.logs, logs, count)
 
@@ -172,7 +172,7 @@ class _Logs:
         self._sum -= value
         self._squares -= value * value
 
-    def guess(self) -> Guess | None:
+    def prior(self) -> EpochPrior | None:
         """Return the estimate for another member; None if too few are known."""
         count = len(self._sorted)
         if count < LEAST_OTHERS:
@@ -181,7 +181,7 @@ class _Logs:
         variance = (count * self._squares - self._sum**2) / (count * (count - 1))
         median, deviation = middle / 2 / UNIT, math.sqrt(variance) / UNIT
         # If all others took equally long the spread would be 0, by which the prior is divided.
-        return Guess(math.exp(round(median, GUESS_DIGITS)), max(round(deviation, GUESS_DIGITS), 0.1))
+        return EpochPrior(math.exp(round(median, PRIOR_DIGITS)), max(round(deviation, PRIOR_DIGITS), 0.1))
 
 
 BLOCK = 512
@@ -220,16 +220,16 @@ class CurveTable:
                 column[row] = column[len(self._names)]
             self._names[row], self._rows[last] = last, row
 
-    def epochs(self, names: Iterable[str], guess: Guess | None) -> dict[str, float]:
+    def epochs(self, names: Iterable[str], prior: EpochPrior | None) -> dict[str, float]:
         """Return the total epochs of those members that have a row, as `convergence.predict_epochs` does."""
         wanted = [name for name in names if name in self._rows]
         rows = [self._rows[name] for name in wanted]
-        blocks = [self._epochs(rows[at : at + BLOCK], guess) for at in range(0, len(rows), BLOCK)]
+        blocks = [self._epochs(rows[at : at + BLOCK], prior) for at in range(0, len(rows), BLOCK)]
         return dict(zip(wanted, itertools.chain.from_iterable(blocks), strict=True))
 
-    def _epochs(self, rows: list[int], guess: Guess | None) -> list[float]:
+    def _epochs(self, rows: list[int], prior: EpochPrior | None) -> list[float]:
         fits, logs, done = (column[rows] for column in self._with_room())
-        found: list[float] = weighted_rows(fits, logs, done, guess).tolist()
+        found: list[float] = weighted_rows(fits, logs, done, prior).tolist()
         return found
 
     def _with_room(self) -> tuple[Array, Array, Array]:
@@ -248,7 +248,7 @@ class CurveTable:
         return fits, logs, done
 
 
-def weighted_rows(fits: Array, logs: Array, done: Array | float, guess: Guess | None) -> Array:
+def weighted_rows(fits: Array, logs: Array, done: Array | float, prior: EpochPrior | None) -> Array:
     """Return the weighted epochs of each row, as `convergence.weighted_epochs` does for one member.
 
     Parameters
@@ -261,7 +261,7 @@ def weighted_rows(fits: Array, logs: Array, done: Array | float, guess: Guess | 
     import numpy as np
 
     done = np.broadcast_to(done, len(fits))
-    far = 0.0 if guess is None else ((logs - math.log(guess.epochs)) / guess.spread) ** 2 / 2
+    far = 0.0 if prior is None else ((logs - math.log(prior.epochs)) / prior.spread) ** 2 / 2
     weights = fits - far
     # As in `weighted_epochs`: exp() must not underflow for all curves of a row.
     weights -= weights.max(axis=1, keepdims=True)

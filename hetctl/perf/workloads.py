@@ -42,7 +42,7 @@ class Workloads:
     ) -> None:
         self._members = {member.name: member for member in ensemble.members}
         self._profiles, self._max_gpus, self._gpus_per_node = profiles, max_gpus, gpus_per_node
-        self._outlook = ConvergenceForecast(ensemble.members)
+        self._forecast = ConvergenceForecast(ensemble.members)
         self._progress: dict[str, Progress] = {}
         self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
         self._whole: dict[str, Workload] = {}
@@ -66,7 +66,7 @@ class Workloads:
         for name, progress in changed.items():
             self._note_restart(progress, self._progress.get(name))
         self._progress |= changed
-        outdated = {*changed, *self._outlook.update(changed)}
+        outdated = {*changed, *self._forecast.update(changed)}
         for name in changed:
             outdated.update(mate for mate in self._alike.get(name, ()) if mate in self._progress)
         for name in outdated.intersection(self._alike).union(changed):
@@ -102,7 +102,7 @@ class Workloads:
                 member, known, self._max_gpus, self._gpus_per_node, guessed=guessed
             )
         whole = self._whole[name]
-        left, remarks = _samples_left(member, profile, progress, self._outlook.epochs.get(name))
+        left, remarks = _samples_left(member, profile, progress, self._forecast.epochs.get(name))
         # For a member that was never restarted, the last restarts of other members are used.
         restarts_s = progress.restarts_s or self._restarts_s
         restart_s = statistics.median(restarts_s) if restarts_s else None
@@ -215,7 +215,7 @@ def _up_to_the_peak(rates: Mapping[int, float]) -> dict[int, float]:
 
 
 def _samples_left(
-    member: Member, profile: MemberProfile, progress: Progress, outlook: tuple[int, str] | None
+    member: Member, profile: MemberProfile, progress: Progress, forecast: tuple[int, str] | None
 ) -> tuple[float, tuple[str, ...]]:
     """Return the samples left, and notes on their source, or on an excess over the expected work."""
     epoch = profile.samples_per_epoch or 0
@@ -223,7 +223,7 @@ def _samples_left(
         # A search has said how many epochs a trial gets.
         rest = (progress.asked - progress.last_epoch) * epoch - progress.part_samples
         return max(float(rest), 0.0), ()
-    epochs, how = outlook or (member.stop.planned_epochs, "")
+    epochs, how = forecast or (member.stop.planned_epochs, "")
     expected = epochs * epoch if profile.samples is None else profile.samples
     notes = (how,) if how and profile.samples is None else ()
     left = expected - len(progress.epochs) * epoch

@@ -14,7 +14,7 @@ from hetctl.reports.page import fill
 from hetctl.reports.palette import colours_of
 from hetctl.reports.run_charts import (
     BOLD_MEMBERS,
-    MOST_COURSES,
+    MOST_HISTORIES,
     MOST_PIPELINES,
     PARTS,
     accuracy_svg,
@@ -346,7 +346,7 @@ def render_page(status: RunStatus, search: SearchStatus | None = None) -> str:
         search=search,
         trials=_trials(search),
         importance=_importance(search),
-        balance=Markup(balance_svg(status.balances[:MOST_COURSES])) if status.balances else None,
+        balance=Markup(balance_svg(status.balances[:MOST_HISTORIES])) if status.balances else None,
         gains=_gains(status),
         stage_charts=_stage_charts(status),
         stage_colours={part: colour for part, (colour, _) in PARTS.items() if part != "idle"},
@@ -395,9 +395,9 @@ def _gains(status: RunStatus) -> str:
     """Return a sentence about the gains of all members with balanced batches."""
     shown = ", ".join(
         f"{one.member} {one.gain:.2f} ({one.iteration_s:.3g} s instead of {one.equal_batches_s:.3g} s)"
-        for one in status.balances[:MOST_COURSES]
+        for one in status.balances[:MOST_HISTORIES]
     )
-    rest = len(status.balances) - MOST_COURSES
+    rest = len(status.balances) - MOST_HISTORIES
     return f" Gain over equal batches: {shown}{f' and {rest} more members' if rest > 0 else ''}."
 
 

@@ -13,7 +13,7 @@ from hetctl.model.hops import HopForecast, HopStatus
 from hetctl.model.job import Job, JobState
 from hetctl.model.run_status import MemberStatus, RunStatus
 from hetctl.model.searches import SearchStatus
-from hetctl.model.training_progress import Heartbeat, RankShare
+from hetctl.model.training_progress import LiveMetrics, RankShare
 from hetctl.reports.pipeline_tables import pipeline_tables
 from hetctl.reports.summary import (
     describe_batches,
@@ -160,13 +160,13 @@ def _trial_table(status: RunStatus) -> list[RenderableType]:
 
 def _batch_lines(status: RunStatus) -> list[Text]:
     """Return a line for each member whose global batch has changed."""
-    told = [(member.member, describe_batches(member, status.device)) for member in status.members]
-    return [Text(printable(f"{name}: {changes}"), "dim") for name, changes in told if changes]
+    described = [(member.member, describe_batches(member, status.device)) for member in status.members]
+    return [Text(printable(f"{name}: {changes}"), "dim") for name, changes in described if changes]
 
 
 def _live_table(status: RunStatus) -> list[RenderableType]:
     """Return a table of live metrics of members in training; empty if there are none."""
-    alive = [(member.member, member.heartbeat) for member in status.members if member.heartbeat]
+    alive = [(member.member, member.live_metrics) for member in status.members if member.live_metrics]
     if not alive:
         return []
     use = f">{device_word(status.device, 1)}\nin use"
@@ -179,21 +179,21 @@ def _live_table(status: RunStatus) -> list[RenderableType]:
         use,
         fold="in training\njust now",
     )
-    for name, heartbeat in alive:
+    for name, metrics in alive:
         table.add_row(
             Text(printable(name)),
-            format_rate(heartbeat.rate),
-            str(heartbeat.epoch),
-            format_percent(heartbeat.position / heartbeat.samples if heartbeat.samples else None),
-            format_metric(heartbeat.loss),
-            format_percent(heartbeat.busy),
+            format_rate(metrics.rate),
+            str(metrics.epoch),
+            format_percent(metrics.position / metrics.samples if metrics.samples else None),
+            format_metric(metrics.loss),
+            format_percent(metrics.busy),
         )
     return [Text(), table, *_rank_table(alive)]
 
 
-def _rank_table(alive: Sequence[tuple[str, Heartbeat]]) -> list[RenderableType]:
+def _rank_table(alive: Sequence[tuple[str, LiveMetrics]]) -> list[RenderableType]:
     """Return a table of the ranks of groups whose batches or times differ; empty if there are none."""
-    differing = [(name, heartbeat.ranks) for name, heartbeat in alive if _differ(heartbeat.ranks)]
+    differing = [(name, metrics.ranks) for name, metrics in alive if _differ(metrics.ranks)]
     if not differing:
         return []
     table = ruled_table(

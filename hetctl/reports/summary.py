@@ -12,7 +12,7 @@ from hetctl.reports.units import device_word, format_percent, format_seconds
 
 IDLE_MARK = "·"
 MOST_CHANGES = 3
-"""Largest number of changes of a member's global batch that are told, the last ones."""
+"""Largest number of changes of a member's global batch that are shown, the last ones."""
 STATES = ("converged", "training", "waiting", "stopped", "failed")
 
 
@@ -55,14 +55,14 @@ def describe_error(error: float) -> str:
 def describe_batches(member: MemberStatus, device: str) -> str:
     """Return the changes of a member's global batch in words; empty if there are none."""
     changes = member.batch_changes
-    told = [
+    shown = [
         f"{change.before:,} -> {change.after:,} at epoch {change.epoch}"
         f" ({change.gpus} {device_word(device, change.gpus)})"
         for change in changes[-MOST_CHANGES:]
     ]
     earlier = len(changes) - MOST_CHANGES
     before = f", after {earlier} earlier changes" if earlier > 0 else ""
-    return f"global batch {', '.join(told)}{before}" if told else ""
+    return f"global batch {', '.join(shown)}{before}" if shown else ""
 
 
 def describe_config(config: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 LOCALHOST = "127.0.0.1"
 HANDSHAKE_S = 30.0
-LONGEST_GREETING = 2**16
+MAX_HANDSHAKE_BYTES = 2**16
 UNANSWERED_MS = 60_000
 """Milliseconds without acknowledgement after which a connection breaks: a lost node cannot close its own."""
 RETRY_S = 0.2
@@ -140,7 +140,7 @@ class Listener:
         The only address of this machine to listen at, IPv4 or IPv6. Empty: all addresses; others then
         connect by the host name.
     handshake_s : float
-        Seconds within which a new connection must send its greeting with the key; it is closed otherwise.
+        Seconds within which a new connection must send its handshake with the key; it is closed otherwise.
     """
 
     def __init__(self, key: str, host: str = "", handshake_s: float = HANDSHAKE_S) -> None:
@@ -158,7 +158,7 @@ class Listener:
         return Address(self._host, self._socket.getsockname()[1], self._key)
 
     def accepted(self) -> Iterator[tuple[Any, Connection]]:
-        """Yield the connections accepted since the last call, each after the name in its greeting."""
+        """Yield the connections accepted since the last call, each after the peer's name in its handshake."""
         with suppress(queue.Empty):
             while True:
                 yield self._accepted.get_nowait()
@@ -187,23 +187,23 @@ class Listener:
                 time.sleep(ACCEPT_PAUSE_S)
                 continue
             try:
-                threading.Thread(target=self._greet, args=(end,), daemon=True).start()
+                threading.Thread(target=self._handshake, args=(end,), daemon=True).start()
             except RuntimeError:  # Too many threads: the caller tries again.
                 end.close()
 
-    def _greet(self, end: socket.socket) -> None:
-        """Check the greeting of one connection, in a thread of its own: a slow one delays no other."""
+    def _handshake(self, end: socket.socket) -> None:
+        """Check the handshake of one connection, in a thread of its own: a slow one delays no other."""
         try:
             end.settimeout(self._handshake_s)
-            greeting = json.loads(_line(end))
+            handshake = json.loads(_line(end))
             # Any process that reaches the port may try keys: == would take longer the more of one is right.
-            authorized = hmac.compare_digest(greeting["key"].encode(), self._key.encode())
+            authorized = hmac.compare_digest(handshake["key"].encode(), self._key.encode())
             # Timeouts stay with the socket, and would break later reads of the connection.
             end.settimeout(None)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             authorized = False
         if authorized:
-            self._accepted.put((greeting["who"], Connection(end)))
+            self._accepted.put((handshake["peer"], Connection(end)))
         else:
             end.close()
 
@@ -233,7 +233,7 @@ def connect(address: Address, name: Any, timeout_s: float) -> Connection:
         else:
             # create_connection() leaves its timeout on the socket, which would end later waits.
             connection._end.settimeout(None)
-            connection.send({"key": address.key, "who": name})
+            connection.send({"key": address.key, "peer": name})
             return connection
 
 
@@ -251,7 +251,7 @@ def _line(end: socket.socket) -> bytes:
     """Read a line and not a byte more: the bytes that follow belong to the `Connection`."""
     line = b""
     while not line.endswith(b"\n"):
-        if len(line) > LONGEST_GREETING or not (byte := end.recv(1)):
-            raise ValueError("no greeting")
+        if len(line) > MAX_HANDSHAKE_BYTES or not (byte := end.recv(1)):
+            raise ValueError("no handshake")
         line += byte
     return line

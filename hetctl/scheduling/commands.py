@@ -71,7 +71,7 @@ class EndRound:
 
 
 @dataclass(frozen=True, slots=True)
-class AskAgain:
+class ScheduleTick:
     """Command to send a `Tick` at time `at_s` if no other event comes before."""
 
     at_s: float
@@ -91,4 +91,4 @@ class EndJob:
     refused: tuple[str, float] | None = None
 
 
-Command = Start | Stop | EndRound | AskAgain | EndJob
+Command = Start | Stop | EndRound | ScheduleTick | EndJob

@@ -17,12 +17,12 @@ from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import has_room, least_step_s, step_s
 from hetctl.perf.seen_rates import is_noteworthy
 from hetctl.scheduling import events
-from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop, Task
+from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop, Task
 from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.observer import ObservedMembers, Observer
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
 from hetctl.scheduling.pool import Pool
-from hetctl.scheduling.rounds import DEADLINE, SIGNAL, OpenRound, Running, round_s, should_stop
+from hetctl.scheduling.rounds import DEADLINE, SIGNAL, OpenRound, RunningTask, round_s, should_stop
 
 POLL_S = 0.05
 """Least time between two calls of the planner, in seconds; changes meanwhile are handled together."""
@@ -51,7 +51,7 @@ class JobOptions:
     round_overhead_s: float = 0.0
 
 
-Ask = Callable[[Planner, Request, Callable[[Allocation], bool]], tuple[Decision, tuple[str, ...]]]
+PlanFunction = Callable[[Planner, Request, Callable[[Allocation], bool]], tuple[Decision, tuple[str, ...]]]
 
 
 class Core:
@@ -62,19 +62,24 @@ class Core:
 
     Attributes
     ----------
-    running : dict of str to Running
+    running : dict of str to RunningTask
         Tasks by name.
     ending : str or None
         Reason for which the job ends; then no task is started any more.
     """
 
     def __init__(
-        self, planner: Planner, options: Options, job: JobOptions, observer: Observer, consult: Ask = ask
+        self,
+        planner: Planner,
+        options: Options,
+        job: JobOptions,
+        observer: Observer,
+        plan: PlanFunction = plan_fitting,
     ) -> None:
-        self.running: dict[str, Running] = {}
+        self.running: dict[str, RunningTask] = {}
         self.ending: str | None = None
         self._planner, self._options, self._job = planner, options, job
-        self._observer, self._ask = observer, consult
+        self._observer, self._plan_fitting = observer, plan
         self._alpha = planner.stop_share(options)
         self._pool = Pool()
         self._rounds: dict[int, OpenRound] = {}
@@ -106,7 +111,7 @@ class Core:
         if self.ending and not self._rounds:
             self._commands.append(EndJob(self.ending, self._refused))
         elif (at_s := self._next_s(now_s)) < math.inf:
-            self._commands.append(AskAgain(at_s))
+            self._commands.append(ScheduleTick(at_s))
         return self._take_commands()
 
     def _take_commands(self) -> list[Command]:
@@ -117,7 +122,7 @@ class Core:
         self._pool.add(event.nodes)
         self._deadline_s = event.deadline_s
         self._defer_s = DEFER_SHARE * (event.deadline_s - event.now_s)
-        self._longest_s = event.longest_s
+        self._max_uninterrupted_s = event.max_uninterrupted_s
         self._next_round = event.first_round
         self._planner_state = event.planner_state
         self._on_tick(event)
@@ -150,9 +155,9 @@ class Core:
         self.running[event.name].since_s = event.since_s
 
     def _on_step_signalled(self, event: events.StepSignalled) -> None:
-        """Stop the whole group, unless it is already leaving."""
+        """Stop the whole group, unless it is already stopping."""
         step = self.running[event.name]
-        if not step.leaving:
+        if not step.stopping:
             self._stop_member(event.name, SIGNAL)
 
     def _on_step_ended(self, event: events.StepEnded) -> None:
@@ -163,11 +168,11 @@ class Core:
         ended_round.released = True
         ended_round.failed |= event.why not in CLEAN_EXITS
         # A member that was told to leave still needs training, so alpha counts its GPUs as active.
-        if event.why is not ExitReason.TOLD:
+        if event.why is not ExitReason.STOPPED:
             del ended_round.held[event.name]
         # The planner stopped this member itself: its exit is no new information for it.
         by_planner = ended_round.reasons.get(event.name) in (RESIZE, PREEMPTED)
-        self._changed |= event.why is not ExitReason.TOLD or not by_planner
+        self._changed |= event.why is not ExitReason.STOPPED or not by_planner
         if event.no_room:
             self._no_room[event.name] = ended.task.allocation.gpus
         self._react_to_end(event)
@@ -203,7 +208,7 @@ class Core:
         stopped = self._rounds[number]
         stopped.stopped_by = stopped.stopped_by or reason
         for name in stopped.running:
-            self.running[name].leaving = True
+            self.running[name].stopping = True
         self._commands.append(Stop(number, reason, at_once=at_once))
 
     def _stop_small_rounds(self, now_s: float) -> None:
@@ -256,7 +261,9 @@ class Core:
             if not self._pool.nodes:
                 self._end(ExitReason.NODE_FAILURE.value)
             return
-        decision, left_out = self._ask(self._planner, request, lambda a: self._fits(seen.left, a, now_s))
+        decision, left_out = self._plan_fitting(
+            self._planner, request, lambda a: self._fits(seen.left, a, now_s)
+        )
         self._defer(left_out, now_s)
         # Stored with the next round's start, so that a later job continues from a decision in force.
         self._planner_state = decision.planner_state
@@ -290,9 +297,9 @@ class Core:
         start_s = now_s if self._fresh else now_s + self._job.round_overhead_s
         # It left by its own clock; on as many GPUs it would start, restore and leave again.
         more = allocation.gpus > self._no_room.get(workload.name, 0)
-        if more and has_room(workload, allocation.rate, start_s, self._deadline_s, self._longest_s):
+        if more and has_room(workload, allocation.rate, start_s, self._deadline_s, self._max_uninterrupted_s):
             return True
-        self._refused = workload.name, least_step_s(workload, allocation.rate, self._longest_s)
+        self._refused = workload.name, least_step_s(workload, allocation.rate, self._max_uninterrupted_s)
         return False
 
     def _defer(self, left_out: Iterable[str], now_s: float) -> None:
@@ -320,7 +327,7 @@ class Core:
 
     def _stop_member(self, name: str, reason: str) -> None:
         step = self.running[name]
-        step.leaving = True
+        step.stopping = True
         self._rounds[step.round].reasons[name] = reason
         self._commands.append(Stop(step.round, reason, name))
 
@@ -355,7 +362,7 @@ class Core:
         tasks = tuple(Task(allocation) for allocation in allocations)
         for task in tasks:
             self._pool.take(task.allocation)
-            self.running[task.name] = Running(task, number, task.allocation.rate, now_s)
+            self.running[task.name] = RunningTask(task, number, task.allocation.rate, now_s)
         ends = [(step_s(left[a.member], a.rate), a.gpus) for a in allocations]
         self._commands.append(Start(number, tasks, round_s(ends, self._alpha), self._planner_state))
         self._fresh = False

@@ -34,7 +34,7 @@ class JobOpened:
     planner_state: Any = None
 
     @property
-    def longest_s(self) -> float:
+    def max_uninterrupted_s(self) -> float:
         """Longest epoch with its start-up, in seconds, that is not trained in parts."""
         return PART_SHARE * (self.deadline_s - self.now_s)
 

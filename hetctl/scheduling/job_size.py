@@ -77,10 +77,10 @@ def job_sizes(
         If no bin has a job long enough for a member to start.
     """
     found = [
-        prospect
+        option
         for b in bins
         for nodes in _node_counts(site, b, members, gpus)
-        if (prospect := _prospect(site, b, nodes, members, gpus, wall_s))
+        if (option := _option_of(site, b, nodes, members, gpus, wall_s))
     ]
     if not found:
         slowest = max(members, key=lambda member: member.startup_s)
@@ -106,10 +106,8 @@ def best_of(found: Sequence[JobSizeOption], budget: Budget) -> JobSizeOption:
     return next(p for p in efficient if p.makespan_s <= FAST_ENOUGH * least_s)
 
 
-def _keeps(prospect: JobSizeOption, budget: Budget) -> bool:
-    return prospect.gpu_hours <= (budget.gpu_hours or math.inf) and prospect.jobs <= (
-        budget.max_jobs or math.inf
-    )
+def _keeps(option: JobSizeOption, budget: Budget) -> bool:
+    return option.gpu_hours <= (budget.gpu_hours or math.inf) and option.jobs <= (budget.max_jobs or math.inf)
 
 
 def _node_counts(site: Site, b: Bin, members: Sequence[Workload], gpus: int | None) -> list[int]:
@@ -123,7 +121,7 @@ def _node_counts(site: Site, b: Bin, members: Sequence[Workload], gpus: int | No
     return sorted({*counts, b.least_nodes})
 
 
-def _prospect(
+def _option_of(
     site: Site, b: Bin, nodes: int, members: Sequence[Workload], gpus: int | None, wall_s: int | None
 ) -> JobSizeOption | None:
     """Return the predicted outcome of jobs of a number of nodes; None if no member can train in them."""

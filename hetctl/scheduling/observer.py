@@ -9,7 +9,7 @@ from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Held
-from hetctl.scheduling.rounds import Running
+from hetctl.scheduling.rounds import RunningTask
 
 
 class ObservedMembers(Protocol):
@@ -34,7 +34,7 @@ class Observer(Protocol):
     def left(self, now_s: float) -> Mapping[str, Workload]:
         """Return the members that need training, by name, as `ObservedMembers.left`."""
 
-    def seen(self, now_s: float, running: Mapping[str, Running], deferred: Set[str]) -> ObservedMembers:
+    def seen(self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]) -> ObservedMembers:
         """Return all members as the planner may see them, without the waiting ones in `deferred`."""
 
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:

@@ -13,7 +13,7 @@ SIGNAL = "signal"
 
 
 @dataclass
-class Running:
+class RunningTask:
     """Task in execution.
 
     Parameters
@@ -26,7 +26,7 @@ class Running:
     round: int
     rate: float
     since_s: float
-    leaving: bool = False
+    stopping: bool = False
 
 
 @dataclass

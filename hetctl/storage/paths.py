@@ -67,9 +67,9 @@ class JobFiles:
         return self._file("stop")
 
     @property
-    def heartbeats(self) -> Path:
-        """Heartbeats of the members in training; the file exists while the job runs."""
-        return self._file("pulses.json")
+    def live_metrics(self) -> Path:
+        """Live metrics of the members in training; the file exists while the job runs."""
+        return self._file("metrics.json")
 
     @property
     def lineups(self) -> Path:
@@ -83,7 +83,7 @@ class JobFiles:
 
     def clear(self) -> None:
         """Remove the files that are needed only while the job runs, those left by a killed job included."""
-        for path in (self.agents.address, self.heartbeats, self.stop):
+        for path in (self.agents.address, self.live_metrics, self.stop):
             path.unlink(missing_ok=True)
 
     def _file(self, ending: str) -> Path:

@@ -1,4 +1,4 @@
-"""Files of a run that are replaced as a whole: ``run.json``, ``planner.json``, and heartbeats of members."""
+"""Files of a run that are replaced as a whole: ``run.json``, ``planner.json``, and members' live metrics."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import decode, encode
-from hetctl.model.training_progress import Heartbeat
+from hetctl.model.training_progress import LiveMetrics
 from hetctl.storage.atomic_io import write_json, write_private
 from hetctl.storage.paths import RunFolder, member_folder
 
@@ -45,24 +45,24 @@ def read_planner_state(folder: RunFolder) -> Any:
 
 
 STALE_S = 30.0
-"""Age in seconds above which a heartbeat is ignored."""
+"""Age in seconds above which live metrics are ignored."""
 
 
-def write_heartbeats(path: Path, heartbeats: Mapping[str, Heartbeat]) -> None:
-    """Replace the file of a job's heartbeats atomically."""
-    write_private(path, json.dumps(encode(heartbeats)) + "\n")
+def write_live_metrics(path: Path, live_metrics: Mapping[str, LiveMetrics]) -> None:
+    """Replace the file of a job's live metrics atomically."""
+    write_private(path, json.dumps(encode(live_metrics)) + "\n")
 
 
-def read_heartbeats(path: Path, now: float | None = None) -> dict[str, Heartbeat]:
-    """Return the recent heartbeats of a job by member."""
+def read_live_metrics(path: Path, now: float | None = None) -> dict[str, LiveMetrics]:
+    """Return the recent live metrics of a job by member."""
     now = time.time() if now is None else now
     try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-        heartbeats = {member: decode(Heartbeat, value) for member, value in found.items()}
+        written: dict[str, Any] = json.loads(path.read_bytes())
+        found = {member: decode(LiveMetrics, value) for member, value in written.items()}
     except (OSError, ValueError, AttributeError):
         return {}
     return {
-        member: heartbeat
-        for member, heartbeat in heartbeats.items()
-        if now - heartbeat.time < STALE_S and math.isfinite(heartbeat.rate)
+        member: metrics
+        for member, metrics in found.items()
+        if now - metrics.time < STALE_S and math.isfinite(metrics.rate)
     }

@@ -119,7 +119,7 @@ class RunState:
         """Return the resources used by the run; `now` is in seconds since the epoch."""
         return self._usage.used(now)
 
-    def look(self, lengths: Mapping[str, int] | None = None) -> set[str]:
+    def refresh(self, lengths: Mapping[str, int] | None = None) -> set[str]:
         """Read and fold what was appended to the run's files since the last update.
 
         Parameters
@@ -133,12 +133,12 @@ class RunState:
             Members whose progress may have changed; all members in the first update.
         """
         try:
-            return self._look(lengths)
+            return self._refresh(lengths)
         except StaleSnapshotError:
             self._begin(None)
-            return self._look(lengths)
+            return self._refresh(lengths)
 
-    def _look(self, lengths: Mapping[str, int] | None) -> set[str]:
+    def _refresh(self, lengths: Mapping[str, int] | None) -> set[str]:
         if not self._unreported:
             return self._folded(self._log.fresh(lengths))
         with without_collections():

@@ -55,7 +55,7 @@ class StageLog:
         self._fold = StageFold()
         self._files = [EventFile(str(folder.events_of(name)), name) for name in (DRIVER, *members)]
 
-    def look(self) -> StageFold:
+    def refresh(self) -> StageFold:
         """Return the fold of all events so far."""
         for file in self._files:
             self._fold.add(file.fresh())

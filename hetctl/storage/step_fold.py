@@ -17,7 +17,7 @@ from hetctl.storage.snapshot import OrderedFold, Row, row_of
 StepKey = tuple[int, str]
 """Index of the round, and name of the member."""
 
-LAST_EVENTS = {"converged": ExitReason.FINISHED, "stopped": ExitReason.TOLD}
+LAST_EVENTS = {"converged": ExitReason.FINISHED, "stopped": ExitReason.STOPPED}
 """Last event of a trainer that exits regularly, with the reason that it means."""
 
 
@@ -121,7 +121,7 @@ class StepReport:
         Start of the epoch in training: the first step, or the report of the previous epoch.
     rate : float or None
         Samples/s of the last epoch that was trained, if measured.
-    left_as : ExitReason or None
+    exit_reason : ExitReason or None
         Reason for the end, according to the last event of the trainer.
     stop_reasons : tuple of str
         Reasons for which the trainer paused.
@@ -135,7 +135,7 @@ class StepReport:
 
     epoch_since: float | None = None
     rate: float | None = None
-    left_as: ExitReason | None = None
+    exit_reason: ExitReason | None = None
     stop_reasons: tuple[str, ...] = ()
     failed_by: str | None = None
     peak_memory_bytes: int | None = None
@@ -147,7 +147,7 @@ class StepReport:
         self.last_at = event.time if self.last_at is None else max(self.last_at, event.time)
         self.failed_by = data.get("why", self.failed_by)
         self.peak_memory_bytes = data.get("peak_memory_bytes", self.peak_memory_bytes)
-        self.left_as = LAST_EVENTS.get(kind, self.left_as)
+        self.exit_reason = LAST_EVENTS.get(kind, self.exit_reason)
         if kind == "stopped":
             self.stop_reasons += (data["reason"],)
         elif kind == "first_step":

@@ -90,7 +90,7 @@ class VisitLog:
         self.fold = VisitFold()
         self._files = [EventFile(str(folder.events_of(name)), name) for name in (DRIVER, *members)]
 
-    def look(self) -> VisitFold:
+    def refresh(self) -> VisitFold:
         """Return the fold of all events so far."""
         for file in self._files:
             self.fold.add(file.fresh())

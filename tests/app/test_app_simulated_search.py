@@ -9,7 +9,7 @@ import pytest
 
 from hetctl.app.simulated_search import SimulatedSearch
 from hetctl.inputs.ensemble_file import read_ensemble
-from hetctl.methods.automl.search_run import SearchRun, Spent
+from hetctl.methods.automl.search_run import SearchRun, UsedResources
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
@@ -56,7 +56,7 @@ def epochs_alone(ensemble, seed=0):
     """Return the epochs that a search asks for if trials come one after another."""
     search, asked = SearchRun(ensemble.search, 1), 0
     done = {}
-    while requests := list(search.requests(Spent(0.0, 0.0))):
+    while requests := list(search.requests(UsedResources(0.0, 0.0))):
         for request in requests:
             parent = request["parent"]
             before = done.get(request["number"], parent["epochs"] if parent else 0)

@@ -25,7 +25,7 @@ from hetctl.model.frameworks import TENSORBOARD
 from hetctl.model.plan import Placement
 from hetctl.model.site import Node, Queue, Site
 from hetctl.runtime.agent.messages import StoreOrder
-from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage
 from hetctl.storage.paths import AgentFiles
 
@@ -69,7 +69,7 @@ class Inbox(worker.Inbox):
 
 def sleep(assignment, context):
     while not told.wait(2.0):
-        context.sign()
+        context.heartbeat()
 
 worker.Inbox = Inbox
 worker.WORK[TRAIN] = sleep
@@ -110,19 +110,19 @@ def many_table(quick: bool = False) -> Table:
     """Drive a thousand ranks that report every two seconds."""
     nodes = MANY_NODES // 8 if quick else MANY_NODES
     ranks = nodes * MANY_RANKS
-    with _sleepers(nodes) as (workers, folder):
+    with _sleepers(nodes) as (pool, folder):
         began = time.monotonic()
-        for node in workers.nodes:
+        for node in pool.nodes:
             for gpu in node.gpus:
-                _engage(workers, folder, node.name, gpu)
-        until(workers, lambda: all(e.assigned for e in workers._running.values()))
-        _rest(workers, SETTLE_S)
+                _engage(pool, folder, node.name, gpu)
+        until(pool, lambda: all(e.assigned for e in pool._running.values()))
+        _rest(pool, SETTLE_S)
         start_s = time.monotonic() - began
         cpu, wall = time.process_time(), time.monotonic()
-        _rest(workers, WATCHED_S)
+        _rest(pool, WATCHED_S)
         share = (time.process_time() - cpu) / (time.monotonic() - wall)
-        known_s = statistics.median(_kill_one(workers) for _ in range(5))
-        stop_s = _stop_all(workers)
+        known_s = statistics.median(_kill_one(pool) for _ in range(5))
+        stop_s = _stop_all(pool)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     return Table(
         f"A driver of {ranks} ranks on {nodes} nodes",
@@ -140,59 +140,59 @@ def many_table(quick: bool = False) -> Table:
 
 def _start(framework: str, nodes: int) -> tuple[float, float]:
     """Return the seconds to the last rank ready, and from a killed rank to the next one."""
-    with workers_on(nodes, START_RANKS // nodes, framework, sys.executable) as (workers, _):
+    with ranks_on(nodes, START_RANKS // nodes, framework, sys.executable) as (pool, _):
         began = time.monotonic()
-        sets = [ResourceSet(node.name, node.gpus) for node in workers.nodes]
-        workers._agents.start_step(AGENTS, sets)
-        gpus = [(node.name, gpu) for node in workers.nodes for gpu in node.gpus]
+        sets = [ResourceSet(node.name, node.gpus) for node in pool.nodes]
+        pool._agents.start_step(AGENTS, sets)
+        gpus = [(node.name, gpu) for node in pool.nodes for gpu in node.gpus]
         for gpu in gpus:
-            workers._rank_for(gpu, AGENTS, None)
-        until(workers, lambda: all(workers._slots[gpu].ready for gpu in gpus))
+            pool._rank_for(gpu, AGENTS, None)
+        until(pool, lambda: all(pool._slots[gpu].ready for gpu in gpus))
         start_s = time.monotonic() - began
-        return start_s, statistics.median(_replace_one(workers, gpus[n]) for n in range(5))
+        return start_s, statistics.median(_replace_one(pool, gpus[n]) for n in range(5))
 
 
-def _replace_one(workers: WorkerPool, gpu: tuple[str, int]) -> float:
+def _replace_one(pool: RankPool, gpu: tuple[str, int]) -> float:
     victim = _rank_of(gpu)
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    until(workers, lambda: gpu not in workers._slots)
-    workers._rank_for(gpu, AGENTS, None)
-    until(workers, lambda: workers._slots[gpu].ready)
+    until(pool, lambda: gpu not in pool._slots)
+    pool._rank_for(gpu, AGENTS, None)
+    until(pool, lambda: pool._slots[gpu].ready)
     return time.monotonic() - began
 
 
-def _kill_one(workers: WorkerPool) -> float:
-    gpu = next(slot.gpu for group in workers._running.values() for slot in group.working)
+def _kill_one(pool: RankPool) -> float:
+    gpu = next(slot.gpu for group in pool._running.values() for slot in group.working)
     victim = _rank_of(gpu)
     began = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    until(workers, lambda: gpu not in workers._slots)
+    until(pool, lambda: gpu not in pool._slots)
     return time.monotonic() - began
 
 
-def _stop_all(workers: WorkerPool) -> float:
+def _stop_all(pool: RankPool) -> float:
     """Tell all groups to stop; return when the last of them has left."""
-    names = list(workers._running)
+    names = list(pool._running)
     began = time.monotonic()
     for name in names:
-        workers.stop(name, "deadline")
-    until(workers, lambda: not workers.busy)
+        pool.stop(name, "deadline")
+    until(pool, lambda: not pool.busy)
     return time.monotonic() - began
 
 
-def _rest(workers: WorkerPool, seconds: float) -> None:
+def _rest(pool: RankPool, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        workers.reap()
+        pool.reap()
         time.sleep(POLL_S)
 
 
-def until(workers: WorkerPool, condition: Callable[[], bool]) -> None:
+def until(pool: RankPool, condition: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < end, "waited in vain"
-        workers.reap()
+        pool.reap()
         time.sleep(POLL_S)
 
 
@@ -207,25 +207,25 @@ def _rank_of(gpu: tuple[str, int]) -> int:
     raise AssertionError(f"no rank on {gpu}")
 
 
-def _engage(workers: WorkerPool, folder: Path, node: str, gpu: int) -> None:
+def _engage(pool: RankPool, folder: Path, node: str, gpu: int) -> None:
     name = f"{node}-{gpu}"
-    workers.start(TaskMessage(TRAIN, str(folder), name), (Placement(node, (gpu,)),))
+    pool.start(TaskMessage(TRAIN, str(folder), name), (Placement(node, (gpu,)),))
 
 
 @contextmanager
-def _sleepers(nodes: int) -> Iterator[tuple[WorkerPool, Path]]:
+def _sleepers(nodes: int) -> Iterator[tuple[RankPool, Path]]:
     with tempfile.TemporaryDirectory() as name:
         python = Path(name) / "python"
         python.write_text(SLEEPER.format(python=sys.executable))
         python.chmod(0o755)
-        with workers_on(nodes, MANY_RANKS, None, str(python)) as found:
+        with ranks_on(nodes, MANY_RANKS, None, str(python)) as found:
             yield found
 
 
 @contextmanager
-def workers_on(
+def ranks_on(
     nodes: int, ranks: int, framework: str | None, python: str, store: StoreOrder | None = None
-) -> Iterator[tuple[WorkerPool, Path]]:
+) -> Iterator[tuple[RankPool, Path]]:
     """Yield a pool whose step starts its agents on this machine."""
     site = Site("s", "slurm", "srun", nodes, ranks, ranks, 2**36, (Queue("q"),), device="slot")
     path, executable = os.environ["PATH"], sys.executable
@@ -240,12 +240,12 @@ def workers_on(
         sys.executable = python
         files = AgentFiles.within(folder)
         places = [Node(f"n{n}", tuple(range(ranks))) for n in range(nodes)]
-        workers = WorkerPool(site, places, files, (framework,) if framework else ())
-        workers.open_stores(store)
+        pool = RankPool(site, places, files, (framework,) if framework else ())
+        pool.open_stores(store)
         try:
-            yield workers, folder
+            yield pool, folder
         finally:
-            workers.leave()
+            pool.shutdown()
             os.environ["PATH"], sys.executable = path, executable
 
 

@@ -134,7 +134,7 @@ def predicted_run(
     """Simulate one run in which losses are all that is seen; return errors by share of a run, too."""
     members = fleet.members(seed, gpus, epochs)
     sight = WorkEstimator(members, seed)
-    scenario = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE), seen=sight)
+    scenario = Scenario(Cluster.of(gpus, fleet.GPUS_PER_NODE), work_estimator=sight)
     options = Options(delta=replay.DELTA, seed=seed)
     result = simulate(planner_named(planner), [Arrival(member) for member in members], scenario, options)
     return result, sight.errors()

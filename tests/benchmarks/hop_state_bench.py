@@ -88,7 +88,7 @@ def table(quick: bool = False) -> Table:
         command = ("-m", "hetctl", "status", state_bench.RUN)
         anew_s = state_bench.seconds_of(*command, folder=folder)
         state = RunState(run, spec.ensemble, spec.retries)
-        state.look()
+        state.refresh()
         began = time.process_time()
         state.keep()
         keep_s = time.process_time() - began

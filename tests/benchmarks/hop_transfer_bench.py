@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
-from agent_bench import PATIENCE_S, until, workers_on
+from agent_bench import PATIENCE_S, ranks_on, until
 from tables import Figure, Table
 
 from hetctl.runtime.agent.messages import StoreOrder
 from hetctl.runtime.data.sharing.node_folder import node_folder, state_folder
-from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.transport import LOCALHOST
 
 SIZES = (1_000_000, 10_000_000, 100_000_000)
@@ -75,7 +75,7 @@ def _send_on_request(listener: socket.socket) -> None:
 class Hops:
     """Two nodes with their stores."""
 
-    workers: WorkerPool
+    pool: RankPool
     source: Path
     target: Path
 
@@ -84,15 +84,15 @@ class Hops:
         name = f"m-{number}"
         (self.source / name).write_bytes(os.urandom(size_bytes))
         began = time.perf_counter()
-        self.workers.fetch(TARGET, name, SOURCE)
-        while not self.workers.stores.fetched:
-            self.workers.wait(PATIENCE_S)
+        self.pool.fetch(TARGET, name, SOURCE)
+        while not self.pool.stores.fetched:
+            self.pool.wait(PATIENCE_S)
         seconds = time.perf_counter() - began
-        ((_, fetched),) = self.workers.stores.fetched
+        ((_, fetched),) = self.pool.stores.fetched
         assert fetched.size_bytes == size_bytes, fetched.error
-        self.workers.stores.fetched.clear()
-        self.workers.forget([name], [SOURCE, TARGET])
-        until(self.workers, lambda: not (self.source / name).exists() and not (self.target / name).exists())
+        self.pool.stores.fetched.clear()
+        self.pool.forget([name], [SOURCE, TARGET])
+        until(self.pool, lambda: not (self.source / name).exists() and not (self.target / name).exists())
         return seconds, fetched.duration_s
 
 
@@ -100,13 +100,13 @@ class Hops:
 def hops() -> Iterator[Hops]:
     """Start the agents of two nodes."""
     with (
-        workers_on(2, 1, None, sys.executable, StoreOrder(RUN, ())) as (workers, _),
+        ranks_on(2, 1, None, sys.executable, StoreOrder(RUN, ())) as (pool, _),
         node_folder(state_folder(RUN, SOURCE)) as source,
         node_folder(state_folder(RUN, TARGET)) as target,
     ):
-        workers.start_agents()
-        until(workers, lambda: len(workers.stores.opened) == 2)
-        yield Hops(workers, source, target)
+        pool.start_agents()
+        until(pool, lambda: len(pool.stores.opened) == 2)
+        yield Hops(pool, source, target)
 
 
 def table(quick: bool = False) -> Table:

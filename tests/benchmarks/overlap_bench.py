@@ -81,8 +81,8 @@ def train(rank: int, folder: Path, turns: int) -> None:
     framework = load_framework("pytorch")
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     framework.prepare((rank,), None, 0)
-    place, announce = ranks.place_in(folder, rank, 2)
-    group = join_group(place, framework, announce)
+    rank_info, publish_address = ranks.rank_info_in(folder, rank, 2)
+    group = join_group(rank_info, framework, publish_address)
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(CLASSES, (BATCH,))
     steps = {way: _step_of(make, x, y) for way, make in WAYS.items()}
     seconds: dict[str, list[float]] = {way: [] for way in steps}
@@ -97,7 +97,7 @@ def train(rank: int, folder: Path, turns: int) -> None:
     if rank == 0:
         size_bytes = sum(parameter.nbytes for parameter in _network().parameters())
         (folder / "found.json").write_text(json.dumps({"seconds": seconds, "bytes": size_bytes}))
-    group.leave()
+    group.barrier_and_close()
 
 
 def _network() -> Any:

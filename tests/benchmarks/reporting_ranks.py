@@ -1,4 +1,4 @@
-"""Ranks that only report, to a driver's pool of workers, through simulated agents."""
+"""Ranks that only report, to a driver's pool of ranks, through simulated agents."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Node, Timeouts
 from hetctl.runtime.agent.messages import FROM, AgentFacts
-from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.transport import Address, Connection, connect
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import writer_of
@@ -40,13 +40,13 @@ class ReportingRanks:
 
     Parameters
     ----------
-    workers : WorkerPool
+    pool : RankPool
         The driver's.
     events : mapping of str to EventWriter
         By member, as its trainer has it: each event is told to the driver.
     """
 
-    workers: WorkerPool
+    pool: RankPool
     events: dict[str, EventWriter]
 
 
@@ -63,20 +63,20 @@ def reporting_ranks(
     nodes = [Node(name, tuple(numbers)) for name, numbers in gpus.items()]
     with tempfile.TemporaryDirectory() as name, _srun_in(Path(name)):
         files = AgentFiles.within(Path(name))
-        workers = WorkerPool(site, nodes, files, ())
+        pool = RankPool(site, nodes, files, ())
         try:
             tasks = {a.member: _task(folder, spec, index, a) for a in allocations}
             for allocation in allocations:
-                workers.start(tasks[allocation.member], allocation.placement)
+                pool.start(tasks[allocation.member], allocation.placement)
             agents = {node.name: _agent(files, node.name) for node in nodes}
             events = {a.member: _writer(tasks[a.member], a, agents) for a in allocations}
             with output_to(files.log):
-                _until_all_train(workers, agents)
+                _until_all_train(pool, agents)
             with mock.patch("os.fsync"):
                 # Ranks wait for their own nodes' disks: here, that would leave the driver's caches cold.
-                yield ReportingRanks(workers, events)
+                yield ReportingRanks(pool, events)
         finally:
-            workers.leave()
+            pool.shutdown()
 
 
 @contextmanager
@@ -117,10 +117,10 @@ def _say(agent: Connection, gpu: int, message: Any) -> None:
     agent.send({FROM: gpu, "message": message})
 
 
-def _until_all_train(workers: WorkerPool, agents: dict[str, Connection]) -> None:
+def _until_all_train(pool: RankPool, agents: dict[str, Connection]) -> None:
     limit = time.monotonic() + PATIENCE_S
-    while not all(running.assigned for running in workers._running.values()):
+    while not all(running.assigned for running in pool._running.values()):
         assert time.monotonic() < limit, "not all ranks have begun"
-        workers.reap()
+        pool.reap()
         for agent in agents.values():
             list(agent.arrived())

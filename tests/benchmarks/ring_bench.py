@@ -75,14 +75,14 @@ def _through_ring(ring: Ring, sources: list[Bytes], batches: int, arrived: objec
 
 def _read(path: Path, batches: int, arrived: object) -> None:
     with Ring(path) as ring:
-        position = ring.join(0)
+        position = ring.register_reader(0)
         while (view := ring.take(position, TIMEOUT_S)) is not None:
             view[::4096].max()
             ring.release(position)
             position += 1
             if position % batches == 0:
                 arrived.release()
-        ring.leave()
+        ring.unregister_reader()
 
 
 def _copied(sources: list[Bytes], copies: list[Bytes], batches: int) -> float:

@@ -199,10 +199,11 @@ def _peaks(framework: str, optimizer: str, layout: PipelineLayout, pool: bool = 
 
     def work(rank: Any) -> int:
         chain, (x, y) = _chain(framework, optimizer), _samples()
-        worker, stage_number = layout.place_of(rank.mail.rank)
+        worker, stage_number = layout.place_of(rank.transport.rank)
         plan = layout.workers[worker][stage_number]
         before = ProcessMemory().used()
-        stage = StageWorker(chain.build(range(plan.first, plan.last + 1), (x[:1], y[:1])), layout, rank.mail)
+        network = chain.build(range(plan.first, plan.last + 1), (x[:1], y[:1]))
+        stage = StageWorker(network, layout, rank.transport)
         reset_peak_memory()
         stage.waves.begin()
         part = EpochPart(0, 1, 0, workers * MINIBATCHES * BATCH, workers * BATCH, 0)

@@ -51,7 +51,7 @@ IN_TRAINING = 1_000
 """Members of the last round whose steps have not ended."""
 GPUS_PER_NODE = 8
 NEWS = 10
-"""Members that finish an epoch between two decisions, or two looks."""
+"""Members that finish an epoch between two decisions, or two polls."""
 TIMES = 15
 ROUND_S = 1000.0
 EPOCH_SAMPLES = 10_000
@@ -126,7 +126,7 @@ def sample(folder: Path) -> Sample:
 def _keep_state(run: RunFolder, spec: RunSpec) -> None:
     """Write the snapshot that the driver does, before the last events of those in training."""
     state = RunState(run, spec.ensemble, spec.retries)
-    state.look()
+    state.refresh()
     state.keep()
     for number in range(IN_TRAINING):
         stopped = {"kind": "checkpoint", "time": time.time(), **_checkpoint(f"net-{number:05d}", ROUNDS, 500)}
@@ -273,12 +273,12 @@ def decisions(
     run: Sample, ranks: ReportingRanks, rounds: list[ActiveRound], happenings: Iterable[list[str]]
 ) -> list[float]:
     """Return the seconds that a decision takes after each happening, all but the planner's part."""
-    members = RunMembers(run.folder, run.spec, run.spec.gpus, ranks.workers.take_written)
+    members = RunMembers(run.folder, run.spec, run.spec.gpus, ranks.pool.take_written)
     before = dict(members.seen(rounds, time.time()).left)
     seconds = []
     for names in happenings:
         began = time.process_time()
-        ranks.workers.reap()
+        ranks.pool.reap()
         seen = members.seen(rounds, time.time())
         members.left()
         members.used(time.time())
@@ -289,14 +289,14 @@ def decisions(
     return seconds
 
 
-def looks(run: Sample) -> list[float]:
-    """Return the seconds of looks of ``status --watch`` but the first, shown in 40 lines."""
+def polls(run: Sample) -> list[float]:
+    """Return the seconds of polls of ``status --watch`` but the first, shown in 40 lines."""
     watch, console = RunWatch(run.project, RUN), Console(file=io.StringIO(), width=120, height=40)
-    watch.look(console.height)
+    watch.poll(console.height)
     seconds = []
     for _ in news(run, run.events(), ROUNDS + 1):
         began = time.process_time()
-        console.print(status_table(watch.look(console.height), console.width))
+        console.print(status_table(watch.poll(console.height), console.width))
         seconds.append(time.process_time() - began)
     return seconds
 
@@ -320,7 +320,7 @@ def table(quick: bool = False) -> Table:
         times = range(1 if quick else 3)
         restarts = [seconds_of("-c", RESTART, run.folder.path, folder=folder) for _ in times]
         statuses = [seconds_of("-m", "hetctl", "status", RUN, folder=folder) for _ in times]
-        watched = looks(run)
+        watched = polls(run)
         with reporting_ranks(run.folder.path, run.spec, LAST, run.in_training) as ranks:
             training = decisions(run, ranks, [run.open_round()], news(run, ranks.events, ROUNDS + 2))
             ending = decisions(run, ranks, [], last_to_leave(run, ranks.events))

@@ -23,7 +23,7 @@ from tables import Figure, Table
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from slurm_cluster import SlurmCluster, missing_programs
 
-from hetctl.app.run.method_status import balance_courses
+from hetctl.app.run.method_status import balance_histories
 from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.progress_fold import progress_in
 from hetctl.storage.run_files import read_spec
@@ -174,8 +174,8 @@ def _train(cluster: SlurmCluster, folder: Path, slower: int) -> Gains:
     equal = (*size, "--mix-types", "--balance", "off", "--planner", f"fixed-{GPUS}")
     hetctl(folder, environment, "submit", *equal, "--wait")
     balanced_run, equal_run = (Home(folder / ".hetctl").run(f"types-00{number}") for number in (1, 2))
-    (course,) = balance_courses(balanced_run)
-    return Gains(plan["balance_gains"]["m"], course.gain, _epoch_s(equal_run), _epoch_s(balanced_run))
+    (history,) = balance_histories(balanced_run)
+    return Gains(plan["balance_gains"]["m"], history.gain, _epoch_s(equal_run), _epoch_s(balanced_run))
 
 
 def _write_project(folder: Path, cluster: SlurmCluster, per_sample_s: Mapping[str, float]) -> None:

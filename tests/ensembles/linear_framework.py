@@ -14,7 +14,7 @@ from hetctl.runtime.data.batches import Batches, TrainingData
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import GLOO
 from hetctl.runtime.frameworks.stage_network import Chain
-from hetctl.runtime.worker.group import Group, WiredGroup
+from hetctl.runtime.worker.group import CollectiveGroup, Group
 from hetctl.runtime.worker.measuring.layer_memory import ProcessMemory
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
 
@@ -157,10 +157,10 @@ class Linear:
         """Refuse groups of several ranks."""
         raise ImportError("linear classifiers train on one rank")
 
-    def meet(self, group: WiredGroup) -> None:
+    def initialize(self, group: CollectiveGroup) -> None:
         """Do nothing: `load` has refused the group."""
 
-    def part(self) -> None:
+    def shutdown(self) -> None:
         """Do nothing: there is no group."""
 
     def backend(self) -> str:

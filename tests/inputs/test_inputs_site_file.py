@@ -368,11 +368,11 @@ def test_timeouts_that_are_not_given_have_their_defaults(tmp_path: Path, text: s
     [
         ("hang", "15", "timeouts.hang: '15' is not a duration such as 2h, 90m, 1h30m or 2:00:00; write 15s"),
         ("hang", "0s", "timeouts.hang: duration '0s' must be longer than 0 s"),
-        ("hang", "5s", "timeouts.hang: must be at least 10s, since a sign of life comes every 2s, got 5s"),
+        ("hang", "5s", "timeouts.hang: must be at least 10s, since a heartbeat comes every 2s, got 5s"),
         (
             "silence",
             "9s",
-            "timeouts.silence: must be at least 10s, since a sign of life comes every 2s, got 9s",
+            "timeouts.silence: must be at least 10s, since a heartbeat comes every 2s, got 9s",
         ),
         ("meeting", "20m", "timeouts.meeting: must be at most hang, which is 15m, got 20m"),
         ("samples", "16m", "timeouts.samples: must be at most hang, which is 15m, got 16m"),

@@ -11,7 +11,7 @@ from scipy.optimize import nnls
 
 from hetctl.model.ensemble import StopRule
 from hetctl.perf.convergence import (
-    Guess,
+    EpochPrior,
     LossCurve,
     _line,
     epochs_to_converge,
@@ -97,7 +97,7 @@ def test_the_reason_is_given_if_losses_cannot_be_fitted(losses: list[float], wor
     assert words in why
 
 
-guesses = st.none() | st.builds(Guess, st.floats(1.0, 500.0), st.floats(0.05, 1.0))
+priors = st.none() | st.builds(EpochPrior, st.floats(1.0, 500.0), st.floats(0.05, 1.0))
 rules = st.builds(
     StopRule,
     patience=st.integers(1, 9),
@@ -107,28 +107,28 @@ rules = st.builds(
 )
 
 
-@given(st.lists(st.floats(), max_size=30), rules, guesses)
+@given(st.lists(st.floats(), max_size=30), rules, priors)
 def test_any_history_predicts_finitely_many_further_epochs(
-    losses: list[float], rule: StopRule, guess: Guess | None
+    losses: list[float], rule: StopRule, prior: EpochPrior | None
 ) -> None:
     likelihood, _ = fit_losses(losses)
-    epochs, spread = predict_epochs(likelihood, rule, len(losses), guess)
+    epochs, spread = predict_epochs(likelihood, rule, len(losses), prior)
     assert math.isfinite(epochs)
     assert math.isfinite(spread)
-    assert epochs > len(losses) or (guess is None and likelihood is None and epochs > 0)
+    assert epochs > len(losses) or (prior is None and likelihood is None and epochs > 0)
 
 
 @pytest.mark.filterwarnings("error")
-@given(st.lists(st.floats(5e-324, 1.7e308), min_size=3, max_size=30), rules, guesses)
+@given(st.lists(st.floats(5e-324, 1.7e308), min_size=3, max_size=30), rules, priors)
 @example([1.7e308, 1.7e308, 1.0, 1.0], RULE, None)
 @example([1.0, 1.0, 9e307, 9e307], RULE, None)
 @example([1.0, 1e154, 1.0, 1.0], RULE, None)
 @example([1.0, 1.0, 0.5, 1e-231], StopRule(patience=5), None)
 def test_losses_of_any_size_are_borne_without_a_word(
-    losses: list[float], rule: StopRule, guess: Guess | None
+    losses: list[float], rule: StopRule, prior: EpochPrior | None
 ) -> None:
     likelihood, _ = fit_losses(losses)
-    epochs, _ = predict_epochs(likelihood, rule, len(losses), guess)
+    epochs, _ = predict_epochs(likelihood, rule, len(losses), prior)
     assert math.isfinite(epochs)
     assert epochs > 0
 
@@ -138,11 +138,11 @@ def test_a_guess_decides_while_the_losses_do_not() -> None:
     true = epochs_to_converge(curve, RULE)
     few, _ = fit_losses(history(curve, 4, noise=0.05, seed=1))
     many, _ = fit_losses(history(curve, 20, noise=0.01, seed=1))
-    guess = Guess(80.0, 0.1)
-    assert predict_epochs(few, RULE, 4, guess)[0] > predict_epochs(few, RULE, 4, None)[0]
-    assert predict_epochs(many, RULE, 20, guess)[0] == pytest.approx(true, rel=0.35)
-    assert predict_epochs(None, RULE, 0, guess)[0] == 80
-    assert predict_epochs(None, RULE, 90, guess)[0] > 90
+    prior = EpochPrior(80.0, 0.1)
+    assert predict_epochs(few, RULE, 4, prior)[0] > predict_epochs(few, RULE, 4, None)[0]
+    assert predict_epochs(many, RULE, 20, prior)[0] == pytest.approx(true, rel=0.35)
+    assert predict_epochs(None, RULE, 0, prior)[0] == 80
+    assert predict_epochs(None, RULE, 90, prior)[0] > 90
 
 
 def test_metrics_of_which_more_is_better_become_losses() -> None:
@@ -166,9 +166,9 @@ def test_epochs_of_all_curves_at_once_are_those_of_each(
     assert np.exp(log_epochs(likelihood, rule)) == pytest.approx([min(max(e, 1.0), 1e4) for e in each])
 
 
-@given(st.lists(st.tuples(curves, st.integers(0, 9)), max_size=9), rules, guesses)
+@given(st.lists(st.tuples(curves, st.integers(0, 9)), max_size=9), rules, priors)
 def test_members_fitted_and_predicted_at_once_are_as_each_alone(
-    members: list[tuple[LossCurve, int]], rule: StopRule, guess: Guess | None
+    members: list[tuple[LossCurve, int]], rule: StopRule, prior: EpochPrior | None
 ) -> None:
     histories = [history(curve, epochs) for curve, epochs in members]
     table, expected = CurveTable(), {}
@@ -178,9 +178,9 @@ def test_members_fitted_and_predicted_at_once_are_as_each_alone(
         if fit and alone:
             assert [*fit.logs, *fit.slopes, fit.noise] == [*alone.logs, *alone.slopes, alone.noise]
             table.put(str(number), fit.logs, log_epochs(fit, rule), len(losses))
-            expected[str(number)] = predict_epochs(alone, rule, len(losses), guess)[0]
+            expected[str(number)] = predict_epochs(alone, rule, len(losses), prior)[0]
     for number in list(expected)[::2]:
         table.drop(number)
         del expected[number]
-    assert table.epochs(expected, guess) == pytest.approx(expected)
+    assert table.epochs(expected, prior) == pytest.approx(expected)
     assert sorted(table) == sorted(expected)

@@ -10,7 +10,7 @@ import pytest
 from pipelined_run import status as pipeline
 
 from hetctl.model.run_status import (
-    BalanceCourse,
+    BalanceHistory,
     BalancePoint,
     BatchChange,
     Comparison,
@@ -201,22 +201,22 @@ def test_the_page_shows_both_rates_and_warns_of_a_wrong_plan(make_run: MakeRun) 
     assert {"593", "1,300"} <= set(outline.texts["td"])
 
 
-def course(member: str, points: int = 3) -> BalanceCourse:
+def history(member: str, points: int = 3) -> BalanceHistory:
     found = tuple(BalancePoint(100.0 + i, (32 + i, 32 - i), 0.3 - 0.01 * i, 0.25) for i in range(points))
-    return BalanceCourse(member, ("n1:0", "<n2>:0"), found, 0.29, 0.58)
+    return BalanceHistory(member, ("n1:0", "<n2>:0"), found, 0.29, 0.58)
 
 
 def test_balanced_batches_are_drawn_beside_t_star(make_run: MakeRun) -> None:
     run = make_run(("mlp", "cnn"))
     assert "Balanced batches" not in render_page(run)
-    page = render_page(replace(run, balances=(course("mlp"), course("cnn", 1))))
+    page = render_page(replace(run, balances=(history("mlp"), history("cnn", 1))))
     assert "mlp 2.00 (0.29 s instead of 0.58 s), cnn 2.00" in page
     assert "&lt;n2&gt;:0 · 32 samples at first, 30 at last" in page
     assert Outline(page).open == []
 
 
 def test_of_many_balanced_members_six_are_drawn(make_run: MakeRun) -> None:
-    page = render_page(replace(make_run(), balances=tuple(course(f"m{i}") for i in range(9))))
+    page = render_page(replace(make_run(), balances=tuple(history(f"m{i}") for i in range(9))))
     assert "and 3 more members" in page
     assert "m5: samples of each worker" in page
     assert "m6: samples of each worker" not in page

@@ -102,21 +102,21 @@ def test_connections_are_accepted_with_their_names():
 
 
 @pytest.mark.parametrize(
-    "greeting",
+    "handshake",
     [
         b"",
         b"no json\n",
         b"[]\n",
         b"{}\n",
-        json.dumps({"key": "wrong", "who": 1}).encode() + b"\n",
-        json.dumps({"key": 7, "who": 1}).encode() + b"\n",
+        json.dumps({"key": "wrong", "peer": 1}).encode() + b"\n",
+        json.dumps({"key": 7, "peer": 1}).encode() + b"\n",
         b"x" * 100_000,
     ],
 )
-def test_connections_without_the_key_are_rejected(greeting):
+def test_connections_without_the_key_are_rejected(handshake):
     listener = Listener("right")
     with socket.create_connection(("127.0.0.1", listener.address.port), PATIENCE_S) as stranger:
-        stranger.sendall(greeting)
+        stranger.sendall(handshake)
         stranger.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             assert stranger.recv(1) == b""
@@ -159,7 +159,7 @@ def test_a_listener_accepts_again_after_descriptors_ran_out():
     with descriptors_up_to(3):
         for who, caller in enumerate(callers):
             caller.connect(("127.0.0.1", listener.address.port))
-            caller.sendall(json.dumps({"key": "key", "who": who}).encode() + b"\n")
+            caller.sendall(json.dumps({"key": "key", "peer": who}).encode() + b"\n")
         time.sleep(0.3)
         came += [who for who, _ in listener.accepted()]
     # A call of accept() that was under way had taken its descriptor before it waited (accept4(2) in Linux).

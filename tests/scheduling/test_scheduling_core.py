@@ -16,7 +16,7 @@ from hetctl.model.exit_reason import ExitReason
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
+from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.core import LAUNCH_PAUSE_S, POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (
     EpochDone,
@@ -32,7 +32,7 @@ from hetctl.scheduling.events import (
     Tick,
 )
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
-from hetctl.scheduling.rounds import Running
+from hetctl.scheduling.rounds import RunningTask
 
 
 def one_each(request: Request) -> Decision:
@@ -80,12 +80,12 @@ class Bench:
     def left(self, _now_s: float) -> Mapping[str, Workload]:
         return self.members
 
-    def seen(self, _now_s: float, running: Mapping[str, Running], deferred: AbstractSet[str]) -> Seen:
+    def seen(self, _now_s: float, running: Mapping[str, RunningTask], deferred: AbstractSet[str]) -> Seen:
         waiting = [c for name, c in self.members.items() if name not in running and name not in deferred]
         held = (
             Held(self.members[name], step.task.allocation, step.since_s)
             for name, step in running.items()
-            if not step.leaving
+            if not step.stopping
         )
         return Seen(self.members, waiting, tuple(held))
 
@@ -99,8 +99,8 @@ class Bench:
         return self.limit
 
     def at(self, now_s: float, *events: SchedulingEvent) -> list[Command]:
-        """Send the events of a time; return the commands except `AskAgain`."""
-        return [command for command in self.all_at(now_s, *events) if not isinstance(command, AskAgain)]
+        """Send the events of a time; return the commands except `ScheduleTick`."""
+        return [command for command in self.all_at(now_s, *events) if not isinstance(command, ScheduleTick)]
 
     def all_at(self, now_s: float, *events: SchedulingEvent) -> list[Command]:
         commands = self.core.handle(Tick(now_s))
@@ -167,8 +167,10 @@ def test_too_few_active_gpus_stop_a_round_and_a_new_plan_follows() -> None:
     bench = Bench(GROUP, "abcdef")
     bench.at(0.0)
     assert bench.at(1.0, bench.done(1.0, "a")) == [Stop(5, "alpha")]
-    assert bench.at(2.0, StepEnded(2.0, "b", ExitReason.TOLD), StepEnded(2.0, "c", ExitReason.TOLD)) == []
-    ended, start = bench.at(3.0, StepEnded(3.0, "d", ExitReason.TOLD))
+    assert (
+        bench.at(2.0, StepEnded(2.0, "b", ExitReason.STOPPED), StepEnded(2.0, "c", ExitReason.STOPPED)) == []
+    )
+    ended, start = bench.at(3.0, StepEnded(3.0, "d", ExitReason.STOPPED))
     assert ended == EndRound(5, "alpha")
     assert list(placed([start])) == list("bcde")
 
@@ -186,8 +188,8 @@ def test_gpus_are_waited_for_that_others_are_about_to_leave() -> None:
     assert bench.all_at(1.0) == []
     bench.core.handle(EpochDone(1.0, "a", 20.0))
     assert bench.at(1.5) == [Stop(5, "preempted", "b"), Stop(5, "resize", "a")]
-    assert bench.at(2.0, EpochDone(2.0, "a", 50.0), StepEnded(2.0, "a", ExitReason.TOLD)) == []
-    ended, start = bench.at(3.0, StepEnded(3.0, "b", ExitReason.TOLD))
+    assert bench.at(2.0, EpochDone(2.0, "a", 50.0), StepEnded(2.0, "a", ExitReason.STOPPED)) == []
+    ended, start = bench.at(3.0, StepEnded(3.0, "b", ExitReason.STOPPED))
     assert ended == EndRound(5, "preempted")
     assert placed([start]) == {"a": on("a", "node-0", 0, 1)}
 
@@ -217,9 +219,9 @@ def test_the_planner_is_called_at_its_time_but_not_too_often() -> None:
         return Decision(one_each(request).start if not request.held else (), replan_at_s=replan_at_s)
 
     bench = Bench(Planner("p", "elastic", decide), "a")
-    assert bench.all_at(0.0)[-1] == AskAgain(8.0)
+    assert bench.all_at(0.0)[-1] == ScheduleTick(8.0)
     assert bench.all_at(8.0, StepStarted(8.0, "a", 8.0)) == []
-    assert bench.all_at(8.01, MemberArrived(8.01, "b")) == [AskAgain(8.0 + POLL_S)]
+    assert bench.all_at(8.01, MemberArrived(8.01, "b")) == [ScheduleTick(8.0 + POLL_S)]
     bench.at(8.0 + POLL_S)
     assert asked == [0.0, 8.0, 8.0 + POLL_S]
 
@@ -229,7 +231,7 @@ def test_a_member_that_got_a_signal_leaves_and_is_planned_anew(planner: Planner)
     bench = Bench(planner, "a")
     bench.at(0.0)
     assert bench.at(1.0, StepSignalled(1.0, "a"), StepSignalled(1.0, "a")) == [Stop(5, "signal", "a")]
-    ended, start = bench.at(2.0, StepEnded(2.0, "a", ExitReason.TOLD))
+    ended, start = bench.at(2.0, StepEnded(2.0, "a", ExitReason.STOPPED))
     assert ended == EndRound(5, "signal")
     assert list(placed([start])) == ["a"]
 
@@ -239,7 +241,7 @@ def test_a_signal_to_a_member_that_is_leaving_changes_nothing() -> None:
     bench.at(0.0)
     assert bench.at(1.0, JobEnding(1.0, "time")) == [Stop(5, "time", at_once=True)]
     assert bench.at(1.5, StepSignalled(1.5, "a")) == []
-    ends = [StepEnded(2.0, name, ExitReason.TOLD) for name in list(bench.core.running)]
+    ends = [StepEnded(2.0, name, ExitReason.STOPPED) for name in list(bench.core.running)]
     assert bench.at(2.0, *ends) == [EndRound(5, "time"), EndJob("time")]
 
 
@@ -292,7 +294,7 @@ def test_when_the_job_ends_all_leave_and_the_first_reason_stands(event: Scheduli
     bench.at(0.0)
     commands = bench.at(event.now_s, event, JobEnding(event.now_s, "later"))
     assert [c for c in commands if isinstance(c, Stop)] == [Stop(5, reason, at_once=True)]
-    ends = [StepEnded(60.0, name, ExitReason.TOLD) for name in list(bench.core.running)]
+    ends = [StepEnded(60.0, name, ExitReason.STOPPED) for name in list(bench.core.running)]
     assert bench.at(60.0, *ends)[-1] == EndJob(reason)
 
 
@@ -300,7 +302,7 @@ def test_after_a_failed_launch_nothing_starts_during_the_pause() -> None:
     bench = Bench(LOCAL, "a")
     bench.at(0.0)
     commands = bench.all_at(1.0, StepEnded(1.0, "a", ExitReason.NOT_LAUNCHED))
-    assert commands == [EndRound(5, "failed"), AskAgain(1.0 + LAUNCH_PAUSE_S)]
+    assert commands == [EndRound(5, "failed"), ScheduleTick(1.0 + LAUNCH_PAUSE_S)]
     assert list(placed(bench.at(1.0 + LAUNCH_PAUSE_S))) == ["a"]
 
 
@@ -314,7 +316,7 @@ def test_a_used_up_budget_ends_the_job_before_the_next_round() -> None:
 
 def test_ranks_about_to_end_neither_end_the_job_nor_get_work() -> None:
     bench = Bench(LOCAL, "a", withheld=True)
-    assert bench.all_at(0.0) == [AskAgain(POLL_S)]
+    assert bench.all_at(0.0) == [ScheduleTick(POLL_S)]
     bench.withheld = False
     assert list(placed(bench.at(POLL_S))) == ["a"]
 
@@ -335,7 +337,7 @@ def test_a_member_without_room_restarts_on_more_gpus_only() -> None:
 
     bench = Bench(Planner("p", "elastic", all_to_the_first), "ab", Cluster.of(2, 2).nodes, 500.0)
     bench.at(0.0)
-    assert bench.at(1.0, StepEnded(1.0, "a", ExitReason.TOLD, no_room=True)) == []
+    assert bench.at(1.0, StepEnded(1.0, "a", ExitReason.STOPPED, no_room=True)) == []
     commands = bench.at(9.0, bench.done(9.0, "b"))
     assert placed(commands) == {"a": on("a", "node-0", 0, 1)}
 
@@ -383,4 +385,4 @@ def ended(
     del held[name]
     if what == "done":
         return [bench.done(now_s, name)]
-    return [StepEnded(now_s, name, ExitReason.TOLD if what == "told" else ExitReason.KILLED)]
+    return [StepEnded(now_s, name, ExitReason.STOPPED if what == "told" else ExitReason.KILLED)]

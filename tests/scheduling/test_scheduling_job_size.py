@@ -58,15 +58,15 @@ def test_few_members_get_no_more_nodes_than_they_can_use():
 
 
 def test_a_short_run_asks_for_a_short_job():
-    prospect = chosen(site(), members(6, hours=0.1))
-    assert prospect.size.wall_s == LEAST_WALL_S
-    assert prospect.jobs == 1
+    option = chosen(site(), members(6, hours=0.1))
+    assert option.size.wall_s == LEAST_WALL_S
+    assert option.jobs == 1
 
 
 def test_a_long_run_takes_several_jobs_of_the_queues_limit():
-    prospect = chosen(site(nodes=1, queues=(Queue("q", 1, 2 * HOUR),)), members(6, hours=10))
-    assert prospect.size.wall_s == 2 * HOUR
-    assert prospect.jobs == 6
+    option = chosen(site(nodes=1, queues=(Queue("q", 1, 2 * HOUR),)), members(6, hours=10))
+    assert option.size.wall_s == 2 * HOUR
+    assert option.jobs == 6
 
 
 def test_more_nodes_are_not_taken_where_they_waste():
@@ -97,9 +97,9 @@ def test_a_budget_of_one_job_takes_nodes_enough_to_end_in_it():
 
 
 def test_gpus_and_time_set_by_the_user_are_kept():
-    prospect = chosen(site(), members(40), gpus=24, wall_s=HOUR)
-    assert (prospect.size.gpus, prospect.size.nodes, prospect.size.wall_s) == (24, 4, HOUR)
-    assert prospect.size.grace_s == grace_of(HOUR)
+    option = chosen(site(), members(40), gpus=24, wall_s=HOUR)
+    assert (option.size.gpus, option.size.nodes, option.size.wall_s) == (24, 4, HOUR)
+    assert option.size.grace_s == grace_of(HOUR)
 
 
 def test_a_limit_that_leaves_no_time_is_refused():
@@ -119,12 +119,12 @@ def test_every_size_fits_its_queue_and_its_jobs_hold_the_work(hours, count, most
     where = site(nodes=nodes, queues=(Queue("q", nodes, limit * HOUR),))
     work = members(count, hours=hours, most=most)
     found = job_sizes(where, bins_of(where, where.queues), work)
-    for prospect in found:
-        size = prospect.size
+    for option in found:
+        size = option.size
         assert 1 <= size.nodes <= nodes
         assert size.gpus == size.nodes * where.gpus_per_node
         assert 0 < size.grace_s < size.wall_s <= limit * HOUR
-        assert prospect.jobs * size.wall_s >= prospect.makespan_s
+        assert option.jobs * size.wall_s >= option.makespan_s
     assert best_of(found, Budget()) in found
 
 

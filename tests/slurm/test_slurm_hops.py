@@ -154,7 +154,7 @@ def visits_of(events):
 def assert_complete(project, epochs=EPOCHS):
     """Assert that the run obeys the four invariants of CEREBRO, section 2."""
     members = {f"m{number}": epochs for number in range(len(CONFIGS))}
-    visits = VisitLog(project.home.run(RUN), members).look().visits
+    visits = VisitLog(project.home.run(RUN), members).refresh().visits
     assert broken_by_visits(visits, 4, members) == []
     assert sum(visit.state == DONE for visit in visits) == len(CONFIGS) * epochs * 2 * 4
 
@@ -220,7 +220,7 @@ def test_few_members_hop_from_group_to_group(slurm_cluster, tmp_path):
     wait_for(lambda: is_over(project), 180)
     events = events_of(project)
     assert [e.data["reason"] for e in events if e.kind == "visit_lost"] == ["killed"]
-    visits = VisitLog(project.home.run(RUN), ["m0", "m1"]).look().visits
+    visits = VisitLog(project.home.run(RUN), ["m0", "m1"]).refresh().visits
     assert broken_by_visits(visits, 4, {"m0": 1, "m1": 1}) == []
     assert {visit.worker for visit in visits} == {"n1:0+1", "n2:0+1"}
     (epoch,) = [e.data for e in events if e.kind == "epoch" and e.source == "m0"]

@@ -152,8 +152,8 @@ def test_a_report_has_the_last_values(told):
     assert report.last_at == max((event.time for event in events), default=None)
     assert len(report.stop_reasons) == sum(event.kind == "stopped" for event in events)
     left = [event.kind for event in events if event.kind in ("converged", "stopped")]
-    assert report.left_as == (
-        {"converged": ExitReason.FINISHED, "stopped": ExitReason.TOLD}[left[-1]] if left else None
+    assert report.exit_reason == (
+        {"converged": ExitReason.FINISHED, "stopped": ExitReason.STOPPED}[left[-1]] if left else None
     )
 
 
@@ -167,8 +167,8 @@ def test_each_look_reads_what_was_written_since_the_last(tmp_path):
     driver.write("round_started", job=0, predicted_s=1.0, members=["a"])
     driver.write("step_started", member="a", gpus=2, placement=[])
     state = RunState(run, ENSEMBLE, RETRIES)
-    assert state.look() == set(NAMES)
-    assert state.look() == set()
+    assert state.refresh() == set(NAMES)
+    assert state.refresh() == set()
     trainer.write("first_step", startup_s=1.0)
     trainer.write(
         "epoch",
@@ -180,11 +180,11 @@ def test_each_look_reads_what_was_written_since_the_last(tmp_path):
         rate=7.0,
         evaluate_s=0.1,
     )
-    assert state.look() == {"a"}
+    assert state.refresh() == {"a"}
     assert len(state.progress["a"].epochs) == 1
     assert state.reports[0, "a"].rate == 7.0
     driver.write("step_ended", member="a", exit_code=1, why="killed", cause="killed by SIGKILL")
-    news = state.look()
+    news = state.refresh()
     assert (news, list(state.steps_of("a")), state.open_steps) == ({"a"}, [0], {})
     assert state.progress["a"].failures == 1
     assert state.progress == progress_in(run, ENSEMBLE, RETRIES)

@@ -25,7 +25,7 @@ def run(tmp_path):
 
 def state_of(run):
     state = RunState(run, ENSEMBLE, RETRIES)
-    return state, state.look()
+    return state, state.refresh()
 
 
 def told(state, news):
@@ -113,7 +113,7 @@ def test_without_news_no_snapshot_is_written(run):
     state, _ = state_of(run)
     state.keep()
     run.state.unlink()
-    state.look()
+    state.refresh()
     state.keep()
     assert not run.state.exists()
 
@@ -159,7 +159,7 @@ def test_all_events_are_read_again_if_an_earlier_one_appears(run):
     state, _ = state_of(run)
     with run.events_of("a").open("a") as events:
         events.write('{"kind": "converged", "time": 1.0, "round": 1, "reason": "early"}\n')
-    assert told(state, state.look()) == without_snapshot(run)
+    assert told(state, state.refresh()) == without_snapshot(run)
     assert state.progress["a"].converged == "early"
 
 

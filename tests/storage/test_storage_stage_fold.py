@@ -47,9 +47,9 @@ def test_a_log_reads_what_was_appended(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.create()
     log = StageLog(run, ["a"])
-    assert log.look().step_of("a") is None
+    assert log.refresh().step_of("a") is None
     EventWriter(run.events, DRIVER, 0).write("step_started", **step_started())
-    assert log.look().step_of("a").pipeline == LAYOUT
+    assert log.refresh().step_of("a").pipeline == LAYOUT
     for epoch in (1, 2):
         EventWriter(run.events, "a", 0).write("stages", **stages(epoch))
-        assert log.look().stages_of("a").epoch == epoch
+        assert log.refresh().stages_of("a").epoch == epoch

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from hop_rules import broken_by_visits
-from hopping_run import course_of, plan_event, visit_events, write_events, write_run
+from hopping_run import plan_event, trace_of, visit_events, write_events, write_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,13 +19,13 @@ from hetctl.storage.paths import RunFolder
 from hetctl.storage.visit_fold import VisitFold, VisitLog
 
 MEMBERS = ("m0", "m1", "m2")
-COURSE = course_of(MEMBERS, lost=True)
+TRACE = trace_of(MEMBERS, lost=True)
 
 
-def events_of(course=COURSE):
+def events_of(trace=TRACE):
     return [
         Event(member, seq, data["kind"], data["time"], data)
-        for member, events in visit_events(course.records).items()
+        for member, events in visit_events(trace.records).items()
         for seq, data in enumerate(events)
     ]
 
@@ -37,7 +37,7 @@ def folded(events):
 
 
 def visits(**options):
-    return folded(events_of(course_of(MEMBERS, **options))).visits
+    return folded(events_of(trace_of(MEMBERS, **options))).visits
 
 
 def test_a_gpu_makes_one_visit_at_a_time_alone_or_in_a_group():
@@ -126,19 +126,19 @@ def test_plans_are_in_the_order_of_their_times():
 
 def test_the_log_reads_what_was_appended(tmp_path):
     folder = RunFolder(tmp_path)
-    write_run(folder.events, COURSE.records)
+    write_run(folder.events, TRACE.records)
     log = VisitLog(folder, MEMBERS)
-    count = len(log.look().visits)
-    assert count == len(COURSE.records)
+    count = len(log.refresh().visits)
+    assert count == len(TRACE.records)
     assert len(read_folder(folder.events)) == count + 5
-    added = {**visit_events(COURSE.records)["m0"][0], "number": 99}
+    added = {**visit_events(TRACE.records)["m0"][0], "number": 99}
     write_events(folder.events, "m0", [added])
-    assert [visit.number for visit in log.look().visits][-2:] == [count - 1, 99]
+    assert [visit.number for visit in log.refresh().visits][-2:] == [count - 1, 99]
 
 
 @pytest.mark.parametrize("kind", ["visit", "visit_lost", "visits_undone", "hop_plan"])
 def test_an_event_without_its_fields_is_corrupt(kind):
-    records = visit_events(COURSE.records)
+    records = visit_events(TRACE.records)
     good = {event["kind"]: event for events in records.values() for event in events}
     good["visits_undone"] = {"numbers": [1, 2], "reason": "node lost"}
     good["hop_plan"] = plan_event()

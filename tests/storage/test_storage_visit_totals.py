@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from hopping_run import course_of, plan_event, visit_events
+from hopping_run import plan_event, trace_of, visit_events
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,12 +15,12 @@ from hetctl.storage.visit_fold import VisitFold
 from hetctl.storage.visit_totals import TotalsFold, totals_of
 
 MEMBERS = ("m0", "m1", "m2")
-COURSE = course_of(MEMBERS, partitions=3, epochs=3, lost=True)
+TRACE = trace_of(MEMBERS, partitions=3, epochs=3, lost=True)
 
 
 def file_of(member):
     """Return the events of a member: its visits, its epochs, and the undoing of a visit of the last one."""
-    lines = visit_events(COURSE.records)[member]
+    lines = visit_events(TRACE.records)[member]
     for epoch in (1, 2, 3):
         done = [i for i, line in enumerate(lines) if (line["kind"], line.get("epoch")) == ("visit", epoch)]
         last = done[-1]

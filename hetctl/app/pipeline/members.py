@@ -14,7 +14,7 @@ from hetctl.app.profile.measured_layers import rows_of
 from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import UNNAMED, LayerProfile
-from hetctl.methods.pipeline.layouts import LaidOut, PipelineProblem, lay_out
+from hetctl.methods.pipeline.layouts import PipelineProblem, PlacedPipeline, lay_out
 from hetctl.methods.pipeline.pipeline_plan import Waves
 from hetctl.methods.pipeline.stage_costs import bytes_alone
 from hetctl.model.ensemble import Member
@@ -201,7 +201,7 @@ class PipelineMember:
             seconds=options.plan_seconds,
         )
 
-    def laid_out(self, problem: PipelineProblem, cluster: Cluster) -> LaidOut:
+    def laid_out(self, problem: PipelineProblem, cluster: Cluster) -> PlacedPipeline:
         """Return its pipeline on the nodes of a job; InfeasibleError if GPUs or nodes have no room for it."""
         try:
             return lay_out(problem, cluster.nodes)

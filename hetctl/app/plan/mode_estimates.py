@@ -12,7 +12,7 @@ from hetctl.app.pipeline.members import MemberLayers, PipelineMember
 from hetctl.app.plan.plan_context import PlanContext
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.phase_costs import PhaseRun, evaluation_times, hop_phase, pipeline_phase, unit_times
-from hetctl.methods.pipeline.layouts import LaidOut, allocation_of
+from hetctl.methods.pipeline.layouts import PlacedPipeline, allocation_of
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, Allocation, Plan, Round
 from hetctl.model.serialization import encode
@@ -41,7 +41,7 @@ class PhaseDraft:
     plan: Plan | None = None
 
 
-def pipe_of(context: PlanContext, name: str, layers: MemberLayers) -> PipelineMember:
+def pipeline_member_of(context: PlanContext, name: str, layers: MemberLayers) -> PipelineMember:
     """Return a member as a pipeline.
 
     Raises
@@ -70,11 +70,11 @@ def pipe_of(context: PlanContext, name: str, layers: MemberLayers) -> PipelineMe
     return PipelineMember(member, layers, samples_per_epoch, context.profiles.get(name))
 
 
-def pipelines(context: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDraft:
+def pipelines(context: PlanContext, pipelined: Sequence[PipelineMember]) -> PhaseDraft:
     """Return the phase of members that train as pipelines, one after another, each on all its GPUs."""
-    found = _laid_out(context, pipes)
-    seconds = {pipe.member.name: pipe.seconds(found[pipe.member.name].rate) for pipe in pipes}
-    run = pipeline_phase(seconds, context.scenario.clock)
+    found = _laid_out(context, pipelined)
+    seconds = {each.member.name: each.seconds(found[each.member.name].rate) for each in pipelined}
+    run = pipeline_phase(seconds, context.scenario.timing)
     starts_s = [0.0, *run.done_s.values()]
     rounds = tuple(
         Round(index, seconds[name], (allocation_of(name, laid_out),), start_s)
@@ -83,17 +83,17 @@ def pipelines(context: PlanContext, pipes: Sequence[PipelineMember]) -> PhaseDra
     return PhaseDraft(PIPELINE, run, {PIPELINE: run.seconds}, rounds)
 
 
-def _laid_out(context: PlanContext, pipes: Sequence[PipelineMember]) -> dict[str, LaidOut]:
+def _laid_out(context: PlanContext, pipelined: Sequence[PipelineMember]) -> dict[str, PlacedPipeline]:
     """Return the pipeline of each member; equal ones, as of trials of one shape, are planned once."""
     cluster = context.scenario.cluster
-    problems = {pipe.member.name: pipe.problem(context.site, cluster, context.options) for pipe in pipes}
+    problems = {each.member.name: each.problem(context.site, cluster, context.options) for each in pipelined}
     texts = {name: json.dumps(encode(problem), sort_keys=True) for name, problem in problems.items()}
     seconds = context.options.plan_seconds / len(set(texts.values()))
-    found: dict[str, LaidOut] = {}
-    for pipe in pipes:
-        name = pipe.member.name
+    found: dict[str, PlacedPipeline] = {}
+    for each in pipelined:
+        name = each.member.name
         if texts[name] not in found:
-            found[texts[name]] = pipe.laid_out(replace(problems[name], seconds=seconds), cluster)
+            found[texts[name]] = each.laid_out(replace(problems[name], seconds=seconds), cluster)
     return {name: found[text] for name, text in texts.items()}
 
 
@@ -124,7 +124,7 @@ def _hop_run(context: PlanContext, members: Sequence[Workload]) -> PhaseRun:
         times(members, context.partitions, cluster, context.homes) for times in (unit_times, evaluation_times)
     )
     search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
-    return hop_phase(members, train, evaluate, context.scenario.clock, search, options.hop_scheduler)
+    return hop_phase(members, train, evaluate, context.scenario.timing, search, options.hop_scheduler)
 
 
 def data_parallel(
@@ -194,6 +194,6 @@ def _other_makespans(
             makespans_s[HOPPER] = _hop_run(context, rest).seconds
     if all(member.name in layers for member in rest):
         with suppress(BadInputError, InfeasibleError):
-            pipes = [pipe_of(context, member.name, layers[member.name]) for member in rest]
-            makespans_s[PIPELINE] = pipelines(context, pipes).run.seconds
+            pipelined = [pipeline_member_of(context, member.name, layers[member.name]) for member in rest]
+            makespans_s[PIPELINE] = pipelines(context, pipelined).run.seconds
     return makespans_s

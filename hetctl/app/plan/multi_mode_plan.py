@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 from hetctl.app.pipeline.members import MemberLayers, layers_of, memory_in
-from hetctl.app.plan.mode_estimates import PhaseDraft, data_parallel, hops, pipe_of, pipelines
+from hetctl.app.plan.mode_estimates import PhaseDraft, data_parallel, hops, pipeline_member_of, pipelines
 from hetctl.app.plan.plan_context import PlanContext
 from hetctl.methods.parallelism import (
     Demand,
@@ -52,9 +52,9 @@ def plan_modes(context: PlanContext) -> Plan:
     drafts = _drafts(context, members, layers)
     chosen = HopChoice({most: _seconds(context, parts) for most, parts in drafts.items()})
     choices = choose_modes([replace(d, epochs=epochs.get(d.member, 0)) for d in demands], room, chosen)
-    pipes = [pipe_of(context, name, layers[name]) for name in large]
-    parts = [*([pipelines(context, pipes)] if pipes else []), *drafts.get(chosen.epochs, [])]
-    bound_s = fluid_bound([*members, *(pipe.ideal(context.gpus) for pipe in pipes)], context.gpus)
+    pipelined = [pipeline_member_of(context, name, layers[name]) for name in large]
+    parts = [*([pipelines(context, pipelined)] if pipelined else []), *drafts.get(chosen.epochs, [])]
+    bound_s = fluid_bound([*members, *(each.ideal(context.gpus) for each in pipelined)], context.gpus)
     return _assembled(context, parts, choices, bound_s)
 
 
@@ -106,11 +106,11 @@ def plan_pipelined(context: PlanContext) -> Plan:
         for member in context.ensemble.members
         if context.progress.get(member.name, Progress(member.name)).active
     ]
-    pipes = [pipe_of(context, name, layers[name]) for name in unfinished]
+    pipelined = [pipeline_member_of(context, name, layers[name]) for name in unfinished]
     why = "the mode was given: its layers go to several GPUs"
     choices = tuple(ModeChoice(name, PIPELINE, why) for name in unfinished)
-    parts = [pipelines(context, pipes)] if pipes else []
-    bound_s = fluid_bound([pipe.ideal(context.gpus) for pipe in pipes], context.gpus)
+    parts = [pipelines(context, pipelined)] if pipelined else []
+    bound_s = fluid_bound([each.ideal(context.gpus) for each in pipelined], context.gpus)
     return _assembled(context, parts, choices, bound_s)
 
 
@@ -251,7 +251,7 @@ def _hop_epochs(
 
 def _seconds(context: PlanContext, parts: Sequence[PhaseDraft]) -> float:
     """Return the length of phases that follow one another."""
-    overhead_s = context.scenario.clock.job_overhead_s * (len(parts) - 1)
+    overhead_s = context.scenario.timing.job_overhead_s * (len(parts) - 1)
     return sum(part.run.seconds for part in parts) + overhead_s
 
 
@@ -274,8 +274,8 @@ def _assembled(
     """Return the plan in which each phase begins at the end of the previous one."""
     starts_s = [0.0]
     for part in parts:
-        starts_s.append(starts_s[-1] + part.run.seconds + context.scenario.clock.job_overhead_s)
-    makespan_s = starts_s[-1] - context.scenario.clock.job_overhead_s if parts else 0.0
+        starts_s.append(starts_s[-1] + part.run.seconds + context.scenario.timing.job_overhead_s)
+    makespan_s = starts_s[-1] - context.scenario.timing.job_overhead_s if parts else 0.0
     begun = list(zip(parts, starts_s, strict=False))
     rounds = [
         replace(planned, start_s=planned.start_s + start_s)

@@ -82,8 +82,8 @@ def _problem(spec: RunSpec, request: PlanRequest, name: str) -> Mapping[str, Any
     member = spec.ensemble.member(name)
     layers = layers_of(member, request.site, cluster, request.layers.get(name, ()))
     assert layers is not None
-    pipe = PipelineMember(member, layers, samples_per_epoch=0)
-    encoded: Mapping[str, Any] = encode(pipe.problem(request.site, cluster, options_from(spec.options)))
+    pipelined = PipelineMember(member, layers, samples_per_epoch=0)
+    encoded: Mapping[str, Any] = encode(pipelined.problem(request.site, cluster, options_from(spec.options)))
     return encoded
 
 

@@ -225,8 +225,8 @@ def plan_from(
     cluster = Cluster.at(site, size.gpus)
     refuse_wide_members(request.ensemble.members, cluster, mix_types=options.mix_types)
     _refuse_too_large(request.ensemble, site)
-    clock = JobTiming(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
-    scenario = Scenario(cluster, clock, lockstep=request.sharing == LOCKSTEP)
+    timing = JobTiming(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
+    scenario = Scenario(cluster, timing, lockstep=request.sharing == LOCKSTEP)
     data_parallel = partial(_data_parallel, request, scenario)
     context = PlanContext(request.ensemble, site, profiles, scenario, options, request.planner, data_parallel)
     if request.mode in PLANS_BY_MODE:

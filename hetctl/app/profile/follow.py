@@ -47,7 +47,7 @@ class ProfileMonitor:
 
 
 @dataclass(frozen=True)
-class Attending:
+class InterruptibleJobs:
     """Submission and monitoring of jobs that may be interrupted by a signal at any time."""
 
     batch: BatchSystem
@@ -73,7 +73,7 @@ class Attending:
                 self.batch, self.catalog, self.profiles, ensemble, site, self.waits.settle_s
             )
 
-    def attend(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget]) -> None:
+    def wait(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget]) -> None:
         """Wait for jobs until they end or a signal arrives; store what is measured by then."""
         jobs = [job for group in groups for job in group.jobs]
         try:
@@ -92,8 +92,10 @@ class Attending:
         # SIGTERM and SIGHUP come from a machine or a lost connection: the user has not decided to cancel.
         if interruption.number == signal.SIGINT and self._cancels(ids):
             self.batch.cancel(ids)
-            leave(interruption, naming(ids, "is cancelled", "are cancelled"), "measured points are kept")
-        leave(
+            raise_interrupted(
+                interruption, naming(ids, "is cancelled", "are cancelled"), "measured points are kept"
+            )
+        raise_interrupted(
             interruption,
             naming(ids, "goes on measuring", "go on measuring"),
             "`hetctl profile` follows it to its end, `hetctl profile show` shows what is measured so far",
@@ -153,7 +155,7 @@ def moments_to_ask(clock: Callable[[], float] = time.monotonic) -> Iterator[bool
         yield due
 
 
-def leave(interruption: Interruption, what: str, hint: str) -> NoReturn:
+def raise_interrupted(interruption: Interruption, what: str, hint: str) -> NoReturn:
     """End the command because of a signal.
 
     Raises

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from hetctl.app.profile.folder import Failure, failures_in, measured_in, measurements_in, wanted_of
-from hetctl.app.profile.follow import Attending, ProfileMonitor, leave
+from hetctl.app.profile.follow import InterruptibleJobs, ProfileMonitor, raise_interrupted
 from hetctl.app.profile.interruptions import Interruption, Interruptions
 from hetctl.app.profile.jobs import JobGroup, MeasureRequest, ingest_all
 from hetctl.app.project import Project
@@ -52,7 +52,7 @@ class ProfileCommand:
 @contextmanager
 def profiling(
     project: Project, command: ProfileCommand, observer: ProfileMonitor | None
-) -> Iterator[Attending]:
+) -> Iterator[InterruptibleJobs]:
     """Open the catalog for a profiling command; a signal within ends it, and measured points are kept.
 
     Raises
@@ -70,7 +70,7 @@ def profiling(
         catalog.save_site(command.site)
         # A command that was killed has left measured points on the disk.
         ingest_all(catalog, project.home.profiles)
-        attending = Attending(
+        jobs = InterruptibleJobs(
             project.batch_system(command.site),
             catalog,
             interruptions,
@@ -79,9 +79,9 @@ def profiling(
             project.waits,
         )
         try:
-            yield attending
+            yield jobs
         except Interruption as interruption:
-            leave(interruption, "the command ended", "`hetctl profile` continues from here")
+            raise_interrupted(interruption, "the command ended", "`hetctl profile` continues from here")
 
 
 def _refuse_too_many(spread: ArraySpec, site: Site) -> None:
@@ -121,12 +121,12 @@ class ProfileSession:
 
     def __init__(
         self,
-        attending: Attending,
+        jobs: InterruptibleJobs,
         command: ProfileCommand,
         known: Iterable[ProfileTarget],
         preprocess_cores: Callable[[Sequence[JobGroup]], tuple[int, ...]] = lambda _: (),
     ) -> None:
-        self._attending = attending
+        self._jobs = jobs
         self._command = command
         self._known = set() if command.force else set(known)
         self._preprocess_cores = preprocess_cores
@@ -149,8 +149,8 @@ class ProfileSession:
         self._adopt(missing)
         if not (left := self._untried(missing)):
             return
-        group = self._attending.submit(self._request(left))
-        self._attending.attend([group], left)
+        group = self._jobs.submit(self._request(left))
+        self._jobs.wait([group], left)
         self._take([group], left, lost=True)
 
     def _untried(self, points: Iterable[ProfileTarget]) -> list[ProfileTarget]:
@@ -161,15 +161,15 @@ class ProfileSession:
         """Wait for the jobs of earlier commands that measure some of the points."""
         if self._earlier is None:
             ensemble, site = self._command.ensemble, self._command.site
-            self._earlier = self._attending.under_way(ensemble.name, site.name)
+            self._earlier = self._jobs.under_way(ensemble.name, site.name)
         shared = {group: self._wanted_of(group).intersection(points) for group in self._earlier}
         adopted = [group for group in self._earlier if shared[group]]
         if not adopted:
             return
         for group in adopted:
-            self._attending.observer.adopted(group.ids, len(shared[group]))
+            self._jobs.observer.adopted(group.ids, len(shared[group]))
         wanted = [point for point in points if any(point in shared[group] for group in adopted)]
-        self._attending.attend(adopted, wanted)
+        self._jobs.wait(adopted, wanted)
         self._take(adopted, wanted, lost=False)
         self._earlier = [group for group in self._earlier if not shared[group]]
 

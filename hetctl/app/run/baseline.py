@@ -40,8 +40,8 @@ def comparison_of(
     members = _as_trained(spec, progress)
     if not members:
         return None
-    clock = JobTiming(spec.wall_s, spec.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
-    scenario = Scenario(Cluster.at(spec.site, spec.gpus), clock, lockstep=spec.sharing == LOCKSTEP)
+    timing = JobTiming(spec.wall_s, spec.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
+    scenario = Scenario(Cluster.at(spec.site, spec.gpus), timing, lockstep=spec.sharing == LOCKSTEP)
     options = options_from(spec.options)
     starting_s = _starting_s(spec, events)
     try:

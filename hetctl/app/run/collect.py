@@ -150,5 +150,5 @@ def _reported_end(events: Sequence[Event]) -> Event | None:
     events : sequence of Event
         Events about the job, in order of time.
     """
-    told = [event for event in events if event.kind in ("job_started", "job_ended")]
-    return told[-1] if told and told[-1].kind == "job_ended" else None
+    about_job = [event for event in events if event.kind in ("job_started", "job_ended")]
+    return about_job[-1] if about_job and about_job[-1].kind == "job_ended" else None

@@ -36,7 +36,7 @@ T = TypeVar("T", Ensemble, Site)
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedOptions:
     """Options given for a run; None means not given.
 
     Parameters
@@ -86,7 +86,7 @@ def _is_file(site: str) -> bool:
 
 
 def continued(
-    project: Project, spec: RunSpec, ensemble: Ensemble, asked: Asked
+    project: Project, spec: RunSpec, ensemble: Ensemble, requested: RequestedOptions
 ) -> tuple[RunSpec, tuple[Change, ...]]:
     """Return the run's specification from now on, and its changes; nothing is written.
 
@@ -103,29 +103,31 @@ def continued(
     InfeasibleError
         If no queue accepts the size of the jobs, or no progress is possible in them.
     """
-    site = _site_now(project, spec, asked)
+    site = _site_now(project, spec, requested)
     now = replace(
         spec,
         ensemble=_ensemble_now(spec.ensemble, ensemble),
         site=site,
-        planner=_planner_now(spec, asked),
-        options={**spec.options, **asked.options},
-        sharing=asked.sharing or spec.sharing,
-        mode=asked.mode or spec.mode,
-        replay=replay_now(spec.replay, asked.replay),
-        retries=spec.retries if asked.retries is None else asked.retries,
-        chain=spec.chain if asked.chain is None else asked.chain,
-        budget=asked.budget,
-        modules=spec.modules if asked.modules == KEPT else modules_of(ensemble),
-        given={**spec.given, **asked.given},
+        planner=_planner_now(spec, requested),
+        options={**spec.options, **requested.options},
+        sharing=requested.sharing or spec.sharing,
+        mode=requested.mode or spec.mode,
+        replay=replay_now(spec.replay, requested.replay),
+        retries=spec.retries if requested.retries is None else requested.retries,
+        chain=spec.chain if requested.chain is None else requested.chain,
+        budget=requested.budget,
+        modules=spec.modules if requested.modules == KEPT else modules_of(ensemble),
+        given={**spec.given, **requested.given},
     )
     # Before the size: a refused edit must not be hidden by an error about queues.
     refuse_what_is_kept(differences(spec, now), spec.run)
-    if asked.modules is None:
+    if requested.modules is None:
         refuse_edited_modules(differences(spec, now), spec.run)
     if HOPPER in spec.phases:
         refuse_without_hops(now.ensemble, site, now.sharing, (NONE, CACHED))
-    size = job_size(site, asked.gpus or spec.gpus, asked.wall_s or spec.wall_s, _queue_now(spec, site, asked))
+    size = job_size(
+        site, requested.gpus or spec.gpus, requested.wall_s or spec.wall_s, _queue_now(spec, site, requested)
+    )
     now = replace(now, gpus=size.gpus, queue=size.queue.name, wall_s=size.wall_s, grace_s=size.grace_s)
     changes = changes_among(differences(spec, now))
     # Planning takes time, and only these can make it impossible to get anything done.
@@ -142,25 +144,25 @@ def is_done(folder: RunFolder, spec: RunSpec) -> bool:
     return not goes_on and not any(member.active for member in progress.values())
 
 
-def _site_now(project: Project, spec: RunSpec, asked: Asked) -> Site:
+def _site_now(project: Project, spec: RunSpec, requested: RequestedOptions) -> Site:
     """Return the run's site from its present file; an account or a launch given by the user has priority."""
-    site = _as_stored(project.site(asked.site or spec.given.get("site") or spec.site.name))
+    site = _as_stored(project.site(requested.site or spec.given.get("site") or spec.site.name))
     return replace(
         site,
-        account=asked.account or spec.given.get("account") or site.account,
-        launch=asked.launch or spec.given.get("launch") or site.launch,
+        account=requested.account or spec.given.get("account") or site.account,
+        launch=requested.launch or spec.given.get("launch") or site.launch,
     )
 
 
-def _planner_now(spec: RunSpec, asked: Asked) -> str:
+def _planner_now(spec: RunSpec, requested: RequestedOptions) -> str:
     """Return the requested planner; if it is still ``auto``, the one that was chosen for the run."""
-    return spec.planner if asked.planner in (None, spec.given.get("planner")) else asked.planner
+    return spec.planner if requested.planner in (None, spec.given.get("planner")) else requested.planner
 
 
-def _queue_now(spec: RunSpec, site: Site, asked: Asked) -> str:
+def _queue_now(spec: RunSpec, site: Site, requested: RequestedOptions) -> str:
     """Return the given queue, or else the site file's if it was edited since, or else the run's."""
     edited = site.queue not in (None, spec.site.queue) and "queue" not in spec.given
-    return asked.queue or (site.queue if edited and site.queue else spec.queue)
+    return requested.queue or (site.queue if edited and site.queue else spec.queue)
 
 
 def _ensemble_now(then: Ensemble, now: Ensemble) -> Ensemble:

@@ -42,7 +42,7 @@ def trace_of_run(project: Project, run: str | None) -> RunTrace:
     with project.reading() as catalog:
         spec = record_of(catalog, run).spec
     names = [member.name for member in spec.ensemble.members]
-    visits = VisitLog(project.home.run(spec.run), names).look().visits
+    visits = VisitLog(project.home.run(spec.run), names).refresh().visits
     if not visits:
         raise BadInputError(
             f"no visit of run {spec.run} has ended: members hop with --mode hopper, or auto",

@@ -11,7 +11,7 @@ from pathlib import Path
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import at_work, collect, current_jobs, job_events, refresh_jobs, save_jobs
-from hetctl.app.run.continue_run import Asked, continued, is_done
+from hetctl.app.run.continue_run import RequestedOptions, continued, is_done
 from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.replay import keep_replay
 from hetctl.app.run.select_run import record_of, unfinished
@@ -82,8 +82,8 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
     with project.writing() as catalog:
         earlier = unfinished(catalog, request.plan.ensemble.name)
         # An interrupted submission is finished before another one begins, or two jobs would train the run.
-        if earlier and (settled := _settle(project, catalog, earlier)):
-            return settled
+        if earlier and (submitted := _finish_submission(project, catalog, earlier)):
+            return submitted
         if earlier and not request.new:
             raise LockedError(
                 f"run {earlier.spec.run} is under way: another process has just started it",
@@ -93,7 +93,7 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
         return _begin(project, catalog, planned_run(project, catalog, request), request.replay)
 
 
-def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> RunTransition:
+def go_on(project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions) -> RunTransition:
     """Continue an unfinished run, with the new options that may change.
 
     Raises
@@ -106,7 +106,7 @@ def go_on(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> RunTr
         If the batch system cannot be reached or refuses; the run is then unchanged.
     """
     with project.writing() as catalog:
-        return _go_on(project, catalog, record_of(catalog, run), ensemble, asked)
+        return _go_on(project, catalog, record_of(catalog, run), ensemble, requested)
 
 
 def advance(
@@ -135,8 +135,8 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
         record = record_of(catalog, run)
         if record.state not in UNDER_WAY:
             return RunTransition(run, record.state, record.reason)
-        if settled := _settle(project, catalog, record):
-            return settled
+        if submitted := _finish_submission(project, catalog, record):
+            return submitted
         jobs = catalog.jobs(run)
         # A requeued job starts twice, and must queue its successor only once.
         if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
@@ -156,7 +156,7 @@ def cancel(project: Project, run: str | None) -> RunTransition:
             return RunTransition(spec.run, record.state, "there is nothing left to cancel")
         # Set the state first: a job that ends now must not submit the next one.
         cancelled = _note(catalog, spec.run, RunReason.CANCELLED, "by hetctl cancel")
-        _settle(project, catalog, record_of(catalog, spec.run))
+        _finish_submission(project, catalog, record_of(catalog, spec.run))
         alive = [job for job in refresh_jobs(catalog, batch, folder) if not job.state.over]
         batch.cancel([job.batch_id for job in alive])
         collect(catalog, folder)
@@ -165,7 +165,7 @@ def cancel(project: Project, run: str | None) -> RunTransition:
 
 
 def _go_on(
-    project: Project, catalog: Catalog, record: RunRecord, ensemble: Ensemble, asked: Asked
+    project: Project, catalog: Catalog, record: RunRecord, ensemble: Ensemble, requested: RequestedOptions
 ) -> RunTransition:
     run, folder = record.spec.run, project.home.run(record.spec.run)
     if record.state in ENDED:
@@ -173,9 +173,9 @@ def _go_on(
     if is_done(folder, record.spec):
         _note(catalog, run, RunReason.CONTINUED, "to be ended")
         return _advance(project, catalog, record_of(catalog, run))
-    spec, changed = continued(project, record.spec, ensemble, asked)
-    if settled := _settle(project, catalog, record, spec if changed else None):
-        return replace(settled, changed=changed)
+    spec, changed = continued(project, record.spec, ensemble, requested)
+    if submitted := _finish_submission(project, catalog, record, spec if changed else None):
+        return replace(submitted, changed=changed)
     jobs = current_jobs(catalog.jobs(run), project.batch_system(spec.site), job_events(folder))
     # A job whose script is about to end does not keep the user from going on; the next job waits for it.
     _refuse_under_way(run, at_work(jobs, folder))
@@ -250,8 +250,8 @@ def _advance(
     after_job: int | None = None,
 ) -> RunTransition:
     spec = record.spec
-    if settled := _settle(project, catalog, record):
-        return settled
+    if submitted := _finish_submission(project, catalog, record):
+        return submitted
     folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
     jobs = refresh_jobs(catalog, batch, folder, after_job)
     collect(catalog, folder)
@@ -301,7 +301,7 @@ def _submit_next(
         return _queued(catalog, spec, submit_last(project, catalog, spec, new.jobs, new.submission))
 
 
-def _settle(
+def _finish_submission(
     project: Project, catalog: Catalog, record: RunRecord, changed: RunSpec | None = None
 ) -> RunTransition | None:
     """Finish an interrupted submission; return None if there is none, or the run has been ended since.

@@ -21,7 +21,7 @@ from hetctl.model.hops import (
     slots_in,
 )
 from hetctl.model.pipelines import PipelineEpoch, PipelineLayout, PipelineStatus, StageReport, pipeline_use
-from hetctl.model.run_status import BalanceCourse
+from hetctl.model.run_status import BalanceHistory
 from hetctl.model.training_progress import EpochResult
 from hetctl.storage.event_schema import Stages
 from hetctl.storage.paths import RunFolder
@@ -192,21 +192,21 @@ def _are_of(layout: PipelineLayout, stages: Iterable[StageReport]) -> bool:
     return planned == {(stage.virtual_worker, stage.stage, *stage.layers) for stage in stages}
 
 
-def _epoch(told: Stages, epochs: Iterable[EpochResult]) -> PipelineEpoch:
-    rate = next((result.rate for result in epochs if result.epoch == told.epoch), None)
-    return PipelineEpoch(told.epoch, told.duration_s, rate, pipeline_use(told.stages), told.stages)
+def _epoch(stages: Stages, epochs: Iterable[EpochResult]) -> PipelineEpoch:
+    rate = next((result.rate for result in epochs if result.epoch == stages.epoch), None)
+    return PipelineEpoch(stages.epoch, stages.duration_s, rate, pipeline_use(stages.stages), stages.stages)
 
 
-def balance_courses(folder: RunFolder) -> tuple[BalanceCourse, ...]:
-    """Return the courses of all members with balanced batches, the largest gain first."""
-    found = (_course(path) for path in sorted(folder.balance.glob("*.jsonl")))
-    return tuple(sorted(filter(None, found), key=lambda course: -course.gain))
+def balance_histories(folder: RunFolder) -> tuple[BalanceHistory, ...]:
+    """Return the histories of all members with balanced batches, the largest gain first."""
+    found = (_history(path) for path in sorted(folder.balance.glob("*.jsonl")))
+    return tuple(sorted(filter(None, found), key=lambda history: -history.gain))
 
 
-def _course(path: Path) -> BalanceCourse | None:
-    """Return the course of one member; None for a log without iterations, or damaged on disk."""
+def _history(path: Path) -> BalanceHistory | None:
+    """Return the history of one member; None for a log without iterations, or damaged on disk."""
     # Imported here, with NumPy, since most runs have no such log.
-    from hetctl.methods.balance.observation_log import ManagerStart, counted, course_of, records_in
+    from hetctl.methods.balance.observation_log import ManagerStart, balance_history, counted, records_in
 
     try:
         with path.open(encoding="utf-8") as lines:
@@ -215,6 +215,6 @@ def _course(path: Path) -> BalanceCourse | None:
         return None
     workers = [record.workers for record in records if isinstance(record, ManagerStart)]
     iterations = counted(records)
-    # A member may go on with another number of workers: the course is that of the last ones.
+    # A member may go on with another number of workers: the history is that of the last ones.
     same = [one for one in iterations if workers and len(one.batches) == len(workers[-1])]
-    return course_of(path.stem, workers[-1], same) if same else None
+    return balance_history(path.stem, workers[-1], same) if same else None

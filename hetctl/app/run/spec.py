@@ -11,7 +11,7 @@ from hetctl.app.plan.planning import AUTO, PlanInputs, PlanRequest, plan_inputs,
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import ended_by_files
-from hetctl.app.run.continue_run import Asked, continued, is_done
+from hetctl.app.run.continue_run import RequestedOptions, continued, is_done
 from hetctl.app.run.replay import check_replay
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.submission import Submission, new_job, next_job_of, rendered
@@ -100,7 +100,7 @@ def preview(project: Project, request: SubmitRequest) -> Submission:
         return planned_run(project, catalog, request).submission
 
 
-def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -> Preview:
+def preview_next(project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions) -> Preview:
     """Render the next job of an unfinished run; nothing is written or queried.
 
     Raises
@@ -115,7 +115,7 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, asked: Asked) -
             raise BadInputError(
                 f"run {run} has nothing left to train", "start another with `hetctl submit --new`"
             )
-        spec, changed = continued(project, record.spec, ensemble, asked)
+        spec, changed = continued(project, record.spec, ensemble, requested)
         jobs = ended_by_files(catalog.jobs(run), events_in(folder), done=False, silent=True)
         alive = [job for job in jobs if not job.state.over and job.batch_id]
         behind = f"job {alive[-1].batch_id}, last seen {alive[-1].state.value}," if alive else ""

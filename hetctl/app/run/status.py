@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from hetctl.app.project import Project
 from hetctl.app.run.collect import current_jobs, ended_by_files
-from hetctl.app.run.method_status import balance_courses, hop_spans, hop_status, pipeline_statuses
+from hetctl.app.run.method_status import balance_histories, hop_spans, hop_status, pipeline_statuses
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.view import RunView
 from hetctl.catalog.catalog import RunRecord
@@ -24,7 +24,7 @@ from hetctl.model.run import RunSpec
 from hetctl.model.run_states import UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.model.searches import SearchStatus
-from hetctl.storage.run_files import read_heartbeats
+from hetctl.storage.run_files import read_live_metrics
 from hetctl.storage.run_state import without_collections
 from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog
@@ -40,19 +40,19 @@ def run_status(project: Project, run: str | None, most: int | None = None) -> Ru
         Largest number of members to show; None: all.
     """
     with without_collections():
-        return RunWatch(project, run).look(most)
+        return RunWatch(project, run).poll(most)
 
 
 def compared_status(project: Project, run: str | None) -> RunStatus:
     """Return the status of a run for its report.
 
-    It has the courses of balanced batches, the staleness of pipelines, the visits of members that hop and,
+    It has the histories of balanced batches, the staleness of pipelines, the visits of members that hop and,
     if the run has finished, simulations of it for comparison.
     """
     watch = RunWatch(project, run)
-    status = watch.with_visits(watch.compared(watch.look()))
+    status = watch.with_visits(watch.compared(watch.poll()))
     folder = project.home.run(status.run)
-    status = replace(status, balances=balance_courses(folder))
+    status = replace(status, balances=balance_histories(folder))
     if not status.pipelines:
         return status
     # Imported here since most runs have no pipelines.
@@ -98,11 +98,11 @@ class RunWatch:
         """True if the batch system did not answer the last query."""
         return bool(self._answer[1])
 
-    def look(self, most: int | None = None) -> RunStatus:
+    def poll(self, most: int | None = None) -> RunStatus:
         """Return the present status, of at most `most` members or, by default, of all."""
         record, jobs = self._stored()
         view = self._view_of(record)
-        view.look()
+        view.refresh()
         news = (jobs, len(view.facts.jobs))
         asking = (
             time.monotonic() - self._asked_at >= BATCH_SYSTEMS[record.spec.site.batch_system].asked_every_s
@@ -113,21 +113,21 @@ class RunWatch:
             self._answer = self._ask(record, jobs, view.facts.jobs)
         status = _status(record, *self._answer, view, most)
         if self._stages:
-            status = replace(status, pipelines=pipeline_statuses(self._stages.look(), status.history))
+            status = replace(status, pipelines=pipeline_statuses(self._stages.refresh(), status.history))
         return replace(status, hops=self._hops(status, record.spec, view)) if self._visits else status
 
     def with_visits(self, status: RunStatus) -> RunStatus:
         """Return a status with all visits of members that hop, if they do."""
         if self._visits is None or status.hops is None:
             return status
-        spans = hop_spans(self._visits.look().visits, self._start(self._stored()[0]))
+        spans = hop_spans(self._visits.refresh().visits, self._start(self._stored()[0]))
         return replace(status, hops=replace(status.hops, spans=spans))
 
     def _hops(self, status: RunStatus, spec: RunSpec, view: RunView) -> HopStatus:
         assert self._visits is not None
         assert spec.ensemble.partitions is not None
         # Each event is read once, unless visits were undone that the run's state has only counted.
-        totals = view.hops.totals if view.hops.is_exact else totals_of(self._visits.look().visits)
+        totals = view.hops.totals if view.hops.is_exact else totals_of(self._visits.refresh().visits)
         open_steps = [step for step in status.steps if step.end_s is None and step.gpus]
         return hop_status(
             totals,
@@ -198,11 +198,11 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
     # A run that has ended does not take longer, even if its last job is still ending.
     goes_on = record.state in UNDER_WAY
     under_way = goes_on and bool(alive)
-    files = [view.folder.job(job.number).heartbeats for job in alive]
-    heartbeats = {name: heartbeat for file in files for name, heartbeat in read_heartbeats(file).items()}
+    files = [view.folder.job(job.number).live_metrics for job in alive]
+    live_metrics = {name: metrics for file in files for name, metrics in read_live_metrics(file).items()}
     states = view.states(under_way=under_way)
     chosen = foremost(states, len(states) if most is None else most)
-    shown = view.shown(chosen, start, heartbeats, under_way=under_way)
+    shown = view.shown(chosen, start, live_metrics, under_way=under_way)
     state, reason = _state(record, alive, events)
     return RunStatus(
         run=spec.run,

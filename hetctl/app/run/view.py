@@ -15,7 +15,7 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, StepSpan
 from hetctl.model.site import Site
-from hetctl.model.training_progress import EpochResult, Heartbeat, Progress
+from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.perf.seen_rates import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
 from hetctl.storage.paths import RunFolder
@@ -27,7 +27,7 @@ TRAINING = "training"
 
 
 @dataclass(frozen=True)
-class Shown:
+class DisplayedMembers:
     """Parts of a `RunStatus` that belong to the displayed members."""
 
     members: tuple[MemberStatus, ...]
@@ -67,9 +67,9 @@ class RunView:
         searches = self.spec.ensemble.search is not None and self.facts.search_ended is None
         return searches or any(member.active for member in self.progress.values())
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Read new events from the disk."""
-        for name in self._state.look():
+        for name in self._state.refresh():
             self._wrong[name] = wrong_rates(name, self._rates(name))
 
     def states(self, *, under_way: bool) -> dict[str, str]:
@@ -89,8 +89,13 @@ class RunView:
         }
 
     def shown(
-        self, states: Mapping[str, str], start: float, heartbeats: Mapping[str, Heartbeat], *, under_way: bool
-    ) -> Shown:
+        self,
+        states: Mapping[str, str],
+        start: float,
+        live_metrics: Mapping[str, LiveMetrics],
+        *,
+        under_way: bool,
+    ) -> DisplayedMembers:
         """Return the lines of members, with their steps by round, and in a round by start.
 
         Parameters
@@ -99,13 +104,13 @@ class RunView:
             States by member, of some or all in the result of `states`.
         start : float
             Time from which seconds count, in seconds since the epoch.
-        heartbeats : mapping of str to Heartbeat
+        live_metrics : mapping of str to LiveMetrics
             Live metrics of members in training.
         """
         spans = {name: self._spans_of(name, start, under_way) for name in states}
-        return Shown(
+        return DisplayedMembers(
             members=tuple(
-                self._line(name, state, spans[name], heartbeats.get(name)) for name, state in states.items()
+                self._line(name, state, spans[name], live_metrics.get(name)) for name, state in states.items()
             ),
             steps=tuple(
                 sorted(chain.from_iterable(spans.values()), key=lambda s: (s.round, s.start_s, s.member))
@@ -135,7 +140,7 @@ class RunView:
 
     @property
     def _begun(self) -> list[int]:
-        return sorted(index for index, told in self.facts.rounds.items() if "round_started" in told)
+        return sorted(index for index, events in self.facts.rounds.items() if "round_started" in events)
 
     def _rates(self, name: str) -> tuple[MemberRate, ...]:
         profile = self._profiles.get(name)
@@ -158,7 +163,7 @@ class RunView:
         return max(at for at in heard if at is not None)
 
     def _line(
-        self, name: str, state: str, own: Sequence[StepSpan], heartbeat: Heartbeat | None
+        self, name: str, state: str, own: Sequence[StepSpan], live_metrics: LiveMetrics | None
     ) -> MemberStatus:
         member, progress = self._members[name], self.progress[name]
         held = _held(own)
@@ -177,7 +182,7 @@ class RunView:
             reason=progress.failed or progress.converged,
             log_tail=tail_of(self.folder.log_of(name)) if progress.failed else (),
             rates=self._rates(name),
-            heartbeat=heartbeat if state == TRAINING else None,
+            live_metrics=live_metrics if state == TRAINING else None,
             # Each minibatch of a pipeline is a step, whatever the number of GPUs.
             batch_changes=() if name in self.spec.pipelines else batch_changes(member, progress.epochs),
             mode=objective.mode,
@@ -266,8 +271,8 @@ def _rate(profile: MemberProfile | None, gpu_type: str, count: int, site: Site) 
     return rate_on(count, profile.rates_by_type.get(gpu_type, profile.rates), site.gpus_per_node)
 
 
-def _round_span(index: int, told: Mapping[str, Event], start: float) -> RoundSpan:
-    begun, ended = told["round_started"], told.get("round_ended")
+def _round_span(index: int, events: Mapping[str, Event], start: float) -> RoundSpan:
+    begun, ended = events["round_started"], events.get("round_ended")
     return RoundSpan(
         index=index,
         job=int(begun.data["job"]),

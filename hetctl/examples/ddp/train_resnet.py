@@ -98,7 +98,7 @@ def main():
             hetctl.report(epoch=epoch - 1, samples=SAMPLES, **metrics)
     network = nn.parallel.DistributedDataParallel(plain)
     images, labels = (part.to(device) for part in images_of(1, SAMPLES))
-    told = StopVote()
+    stop_requested = StopVote()
     if rank == 0:
         print(f"start at sample {done} of epoch {epoch} on {size} ranks", flush=True)
 
@@ -110,7 +110,7 @@ def main():
             nn.functional.cross_entropy(network(images[own]), labels[own]).backward()
             optimizer.step()
             done += options.batch_size
-            if told():
+            if stop_requested():
                 if rank == 0:
                     save(network, optimizer, epoch, done, metrics)
                 dist.destroy_process_group()

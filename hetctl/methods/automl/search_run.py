@@ -20,7 +20,7 @@ DONE = "every trial that it asked for is reported"
 
 
 @dataclass(frozen=True)
-class Spent:
+class UsedResources:
     """Resources that a run has used: GPU-hours, and seconds since its start."""
 
     gpu_hours: float
@@ -76,31 +76,31 @@ class SearchRun:
         """Take the result of a trial; return the fields of its event, or None if it does not count."""
         if not self._procedure.tell(Report(trial.number, trial.epochs, loss)):
             return None
-        told = self._procedure.history.events[-1]
-        return {"member": self.member_of(trial), **_fields(told)}
+        event = self._procedure.history.events[-1]
+        return {"member": self.member_of(trial), **_fields(event)}
 
-    def requests(self, spent: Spent) -> Iterator[dict[str, Any]]:
+    def requests(self, resources: UsedResources) -> Iterator[dict[str, Any]]:
         """Yield the fields of the event of each trial that is to be trained now."""
-        while not self._limit(spent) and (self._most is None or len(self.waiting) < self._most):
+        while not self._limit(resources) and (self._most is None or len(self.waiting) < self._most):
             asked = self._procedure.ask(1)
             if not asked:
                 return
             yield {"member": self.member_of(asked[0]), **encode(asked[0])}
 
-    def reason_to_end(self, spent: Spent) -> str | None:
+    def reason_to_end(self, resources: UsedResources) -> str | None:
         """Return why no trial will come any more; None if some may."""
         if self.waiting:
             return None
-        return self._limit(spent) or (DONE if self._procedure.done else None)
+        return self._limit(resources) or (DONE if self._procedure.done else None)
 
-    def _limit(self, spent: Spent) -> str | None:
+    def _limit(self, resources: UsedResources) -> str | None:
         """Return the limit of the search's budget that is reached; None if none is."""
         budget: SearchBudget = self._search.budget
         epochs = self._epochs_asked() if budget.epochs is not None else 0
         reached = (
             (budget.epochs, epochs, "epochs"),
-            (budget.gpu_hours, spent.gpu_hours, "GPU-hours"),
-            (budget.time_s, spent.time_s, "seconds"),
+            (budget.gpu_hours, resources.gpu_hours, "GPU-hours"),
+            (budget.time_s, resources.time_s, "seconds"),
         )
         for limit, used, unit in reached:
             if limit is not None and used >= limit:

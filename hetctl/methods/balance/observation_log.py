@@ -1,4 +1,4 @@
-"""Log of what a manager was given in training: its decisions repeated, and the course of balancing."""
+"""Log of what a manager was given in training: its decisions repeated, and the history of balancing."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from hetctl.methods.balance.curve_manager import (
 from hetctl.methods.balance.manager import BatchSizeManager, Observation, equal_batches
 from hetctl.methods.balance.managers import manager_of
 from hetctl.model.errors import BadInputError
-from hetctl.model.run_status import BalanceCourse, BalancePoint
+from hetctl.model.run_status import BalanceHistory, BalancePoint
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_settings import BalanceSettings
 
 DOUBLE = "<f8"
 """Type of weights, the same on every machine."""
 POINTS = 200
-"""Most points of a course: means over as many iterations as needed."""
+"""Most points of a history: means over as many iterations as needed."""
 
 
 @dataclass(frozen=True)
@@ -249,8 +249,10 @@ def _record(number: int, line: str) -> ManagerStart | LoggedIteration:
         raise BadInputError(f"line {number}: no record of a balance log: {error}") from None
 
 
-def course_of(member: str, workers: tuple[str, ...], iterations: Sequence[LoggedIteration]) -> BalanceCourse:
-    """Return the course of a member's balancing; `iterations` must not be empty."""
+def balance_history(
+    member: str, workers: tuple[str, ...], iterations: Sequence[LoggedIteration]
+) -> BalanceHistory:
+    """Return the history of a member's balancing; `iterations` must not be empty."""
     stride = -(-len(iterations) // POINTS)
     curves = _LearntCurves(iterations[0])
     points = []
@@ -260,7 +262,7 @@ def course_of(member: str, workers: tuple[str, ...], iterations: Sequence[Logged
             curves.add(one)
         points.append(BalancePoint(part[-1].time, part[-1].batches, iteration_s(part), curves.t_star_s()))
     measured_s, equal_s = iteration_s(iterations), equal_batches_s(iterations)
-    return BalanceCourse(member, workers, tuple(points), measured_s, equal_s)
+    return BalanceHistory(member, workers, tuple(points), measured_s, equal_s)
 
 
 def iteration_s(iterations: Sequence[LoggedIteration]) -> float:

@@ -33,7 +33,7 @@ from hetctl.model.exit_reason import CLEAN_EXITS, JOB_FATAL, ExitReason
 from hetctl.model.hops import Unit, Visit, gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.scheduling import events
-from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Stop
+from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Stop
 from hetctl.scheduling.core import FINISHED, LAUNCH_PAUSE_S
 from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.observer import Observer
@@ -91,7 +91,7 @@ class RunningVisit:
     starts_from: str | None
     since_s: float
     done: bool = False
-    leaving: bool = False
+    stopping: bool = False
 
 
 class HopCore:
@@ -166,7 +166,7 @@ class HopCore:
         if self.ending and not self.running:
             self._end_job(now_s)
         else:
-            self._commands.append(AskAgain(now_s + PATIENCE_S))
+            self._commands.append(ScheduleTick(now_s + PATIENCE_S))
         return self._take_commands()
 
     def _take_commands(self) -> list[Command | HopCommand]:
@@ -236,10 +236,10 @@ class HopCore:
         self._awaited = set(self._nodes)
         self._deadline_s, self._round = event.deadline_s, event.first_round
         self._commands.append(OpenHops(self._round, tuple(self._members)))
-        self._leave_at_once(self._progress)
+        self._end_finished_members(self._progress)
         self._on_tick(event)
 
-    def _leave_at_once(self, progress: Iterable[HopProgress]) -> None:
+    def _end_finished_members(self, progress: Iterable[HopProgress]) -> None:
         """Stop members that have met their stop rules before, and whole epochs of too few members."""
         for each in progress:
             name, is_whole = each.member.name, not each.visited and not each.evaluating
@@ -261,7 +261,7 @@ class HopCore:
 
     def _on_node_lost(self, event: events.NodeLost) -> None:
         """Continue on the remaining nodes; visits on the lost node have ended and are planned again."""
-        self._lose_workers(event.node, f"node {event.node} was lost")
+        self._remove_workers(event.node, f"node {event.node} was lost")
         del self._nodes[event.node]
         if not self._nodes:
             self._end(ExitReason.NODE_FAILURE.value, event.now_s)
@@ -269,14 +269,14 @@ class HopCore:
     def _on_store_lost(self, event: hop_events.StoreLost) -> None:
         """Wait with visits to a node until its next agent has opened a store."""
         if event.node in self._stores:
-            self._lose_workers(event.node, f"the agent on {event.node} was lost")
+            self._remove_workers(event.node, f"the agent on {event.node} was lost")
 
-    def _lose_workers(self, node: str, reason: str) -> None:
+    def _remove_workers(self, node: str, reason: str) -> None:
         self._stores.pop(node, None)
         self._awaited.discard(node)
         self._regrouping.pop(node, None)
         self._grouped_for = None
-        self._book.lose(node)
+        self._book.drop_node(node)
         self._change = "node lost"
         for worker in self._workers_on(node):
             self._hopper.worker_fails(worker)
@@ -285,7 +285,7 @@ class HopCore:
         for name, running in self.running.items():
             states = self._book.of(name)
             # Its state was on the way from there; the copy would fail only after some time.
-            if states.is_lost and running.starts_from == states.state and not running.leaving:
+            if states.is_lost and running.starts_from == states.state and not running.stopping:
                 self._stop(name, STATE_LOST)
         for member in self._members:
             self._recover(member, reason)
@@ -295,16 +295,16 @@ class HopCore:
             return
         if event.node in self._stores:
             # Its workers are known, and may have been given visits that only wait for ranks.
-            self._lose_states(event.node)
+            self._drop_states(event.node)
             return
         self._stores[event.node] = tuple(self._names[number] for number in sorted(event.partitions))
         self._grouped_for = None
         if event.node not in self._awaited:
             self._change = "node joined"
 
-    def _lose_states(self, node: str) -> None:
+    def _drop_states(self, node: str) -> None:
         """Record that a node's agent was started again, and its store is empty."""
-        self._book.lose(node)
+        self._book.drop_node(node)
         for name, running in self.running.items():
             if node_of(running.visit.worker) == node and running.starts_from is not None:
                 self._stop(name, STATE_LOST)
@@ -330,7 +330,7 @@ class HopCore:
         self.running[event.name].since_s = event.since_s
 
     def _on_step_signalled(self, event: events.StepSignalled) -> None:
-        if not self.running[event.name].leaving:
+        if not self.running[event.name].stopping:
             self._stop(event.name, SIGNAL)
 
     def _on_step_ended(self, event: events.StepEnded) -> None:
@@ -407,7 +407,7 @@ class HopCore:
             self._recover(self._book.member_of(states), f"its state cannot be copied to {event.node}")
         for name, running in self.running.items():
             waits = running.starts_from == event.state and node_of(running.visit.worker) == event.node
-            if waits and not running.leaving:
+            if waits and not running.stopping:
                 self._stop(name, STATE_LOST)
 
     def _on_job_ending(self, event: events.JobEnding) -> None:
@@ -453,7 +453,7 @@ class HopCore:
 
     def _stop(self, member: str, reason: str) -> None:
         running = self.running[member]
-        running.leaving = True
+        running.stopping = True
         self._commands.append(Stop(running.round, reason, member))
 
     def _end(self, reason: str, now_s: float) -> None:
@@ -462,14 +462,14 @@ class HopCore:
             return
         self.ending, self._ended_s = reason, now_s
         for running in self.running.values():
-            running.leaving = True
+            running.stopping = True
         if self.running:
             self._commands.append(Stop(self._round, reason, at_once=True))
 
     def _end_job(self, now_s: float) -> None:
         writing = any(self._book.of(name).writer for name in self._members)
         if writing and now_s < self._ended_s + WRITE_S:
-            self._commands.append(AskAgain(self._ended_s + WRITE_S))
+            self._commands.append(ScheduleTick(self._ended_s + WRITE_S))
             return
         self._commands.append(EndRound(self._round, self.ending or FINISHED))
         self._commands.append(EndJob(self.ending or FINISHED))

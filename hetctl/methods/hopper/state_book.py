@@ -75,7 +75,7 @@ class MemberStates:
         self.nodes, self.coming, self.failures = set(), set(), 0
         return undone
 
-    def lose(self, node: str) -> None:
+    def drop_node(self, node: str) -> None:
         """Record the loss of a node with its store."""
         self.nodes.discard(node)
         self.coming.discard(node)
@@ -109,10 +109,10 @@ class StateBook:
         """Return the member with these states."""
         return next(name for name, own in self._members.items() if own is states)
 
-    def lose(self, node: str) -> None:
+    def drop_node(self, node: str) -> None:
         """Record the loss of a node with its store."""
         for states in self._members.values():
-            states.lose(node)
+            states.drop_node(node)
 
     def without_writer(self, worker: str) -> list[str]:
         """Return the members whose newest checkpoint was to be written by a rank that has ended."""

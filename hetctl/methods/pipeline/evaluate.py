@@ -41,13 +41,13 @@ class Evaluated:
 
     Parameters
     ----------
-    sending : WaveSync or None
+    wave_sync : WaveSync or None
         Synchronisation between virtual workers; None if waves are assumed to take no time.
     """
 
     grouping: Grouping
     virtual_workers: tuple[VirtualWorker, ...]
-    sending: WaveSync | None = None
+    wave_sync: WaveSync | None = None
 
     @property
     def in_flight(self) -> int:
@@ -67,9 +67,9 @@ class Evaluated:
     @cached_property
     def period_s(self) -> float:
         """Seconds between the minibatches of the slowest virtual worker."""
-        if self.sending is None:
+        if self.wave_sync is None:
             return max(period_s(passes, self.in_flight) for passes in self.passes)
-        return common_period_s(self._synced(self.sending), self.in_flight, self.sending.distance)
+        return common_period_s(self._synced(self.wave_sync), self.in_flight, self.wave_sync.distance)
 
     @property
     def throughput(self) -> float:
@@ -79,20 +79,20 @@ class Evaluated:
     @cached_property
     def ceiling(self) -> float:
         """Upper bound of the throughput, faster to compute than the throughput itself."""
-        if self.sending is None:
+        if self.wave_sync is None:
             least_s = max(
                 max(bottleneck_s(passes), wave_time_s(passes) / self.in_flight) for passes in self.passes
             )
         else:
-            least_s = least_period_s(self._synced(self.sending), self.in_flight, self.sending.distance)
+            least_s = least_period_s(self._synced(self.wave_sync), self.in_flight, self.wave_sync.distance)
         return len(self.virtual_workers) / least_s
 
-    def _synced(self, sending: WaveSync) -> tuple[Synced, ...]:
+    def _synced(self, wave_sync: WaveSync) -> tuple[Synced, ...]:
         passes = (worker.passes for worker in self.virtual_workers)
-        return tuple(zip(passes, sending.traffic, strict=True))
+        return tuple(zip(passes, wave_sync.traffic, strict=True))
 
 
-class Assembly:
+class GroupingEvaluator:
     """Builder of virtual workers from a network's layers; partitions are cached."""
 
     def __init__(self, layers: LayerProfile, cluster: PipelineCluster, waves: Waves | None) -> None:
@@ -110,7 +110,7 @@ class Assembly:
         """Return a function from a group to the seconds of the slowest stage of its best partition."""
         return self._partitioner(in_flight).bottleneck_s
 
-    def found(self, grouping: Grouping, in_flight: int) -> Evaluated:
+    def evaluate(self, grouping: Grouping, in_flight: int) -> Evaluated:
         """Return the best partitions for a number of minibatches in flight.
 
         Raises
@@ -120,46 +120,46 @@ class Assembly:
         """
         return self._of_cuts(grouping, [self._partition(group, in_flight) for group in grouping], in_flight)
 
-    def settled(self, found: Evaluated) -> Evaluated:
+    def with_best_depth(self, evaluated: Evaluated) -> Evaluated:
         """Return the same partitions with the fewest minibatches in flight that keep the throughput.
 
         With waves they may be more, within memory: then waves are longer, and fewer of them are sent.
         """
         if self._waves is not None:
-            return self._settled_with_waves(found)
-        needed = max(min_depth(passes, found.period_s) for passes in found.passes)
-        leaner = self._with(found, min(needed, found.in_flight))
+            return self._best_depth_with_waves(evaluated)
+        needed = max(min_depth(passes, evaluated.period_s) for passes in evaluated.passes)
+        leaner = self._with(evaluated, min(needed, evaluated.in_flight))
         # First come, first served has anomalies: the cyclic schedule's number may be slower there.
-        return leaner if leaner.throughput >= found.throughput * (1 - SAME) else found
+        return leaner if leaner.throughput >= evaluated.throughput * (1 - SAME) else evaluated
 
-    def _settled_with_waves(self, found: Evaluated) -> Evaluated:
+    def _best_depth_with_waves(self, evaluated: Evaluated) -> Evaluated:
         """Bisect the number in flight; with first come, first served, fewer may be faster than more."""
-        deepest = self._deepest(found)
-        sending = found.sending or WaveSync(())
-        needed = max(sufficient_depth(passes, sending) for passes in found.passes)
-        top = self._with(found, min(deepest, max(found.in_flight, needed)))
+        deepest = self._deepest(evaluated)
+        wave_sync = evaluated.wave_sync or WaveSync(())
+        needed = max(sufficient_depth(passes, wave_sync) for passes in evaluated.passes)
+        top = self._with(evaluated, min(deepest, max(evaluated.in_flight, needed)))
         if top.throughput < NEAR * len(top.grouping) / top.bottleneck_s:
-            top = max(top, self._with(found, deepest), key=lambda one: one.throughput)
+            top = max(top, self._with(evaluated, deepest), key=lambda one: one.throughput)
         low, wanted = 1, NEAR * top.throughput
         while top.in_flight - low > top.in_flight // DEPTH_PRECISION:
-            trial = self._with(found, (low + top.in_flight) // 2)
+            trial = self._with(evaluated, (low + top.in_flight) // 2)
             if trial.ceiling >= wanted and trial.throughput >= wanted:
                 top = trial
             else:
                 low = trial.in_flight + 1
         return top
 
-    def _with(self, found: Evaluated, in_flight: int) -> Evaluated:
+    def _with(self, evaluated: Evaluated, in_flight: int) -> Evaluated:
         """Return the same partitions with another number of minibatches in flight."""
-        if in_flight == found.in_flight:
-            return found
-        return self._of_cuts(found.grouping, _cuts_of(found), in_flight)
+        if in_flight == evaluated.in_flight:
+            return evaluated
+        return self._of_cuts(evaluated.grouping, _cuts_of(evaluated), in_flight)
 
-    def _deepest(self, found: Evaluated) -> int:
+    def _deepest(self, evaluated: Evaluated) -> int:
         """Return the most minibatches in flight that fit into memory, Max_m in section 4."""
-        cuts = _cuts_of(found)
-        most = max(found.in_flight, DEPTHS * max(map(len, cuts)))
-        numbers = range(found.in_flight + 1, most + 1)
+        cuts = _cuts_of(evaluated)
+        most = max(evaluated.in_flight, DEPTHS * max(map(len, cuts)))
+        numbers = range(evaluated.in_flight + 1, most + 1)
         return next((number - 1 for number in numbers if not self._fits(cuts, number)), most)
 
     def _fits(self, cuts: Sequence[Sequence[Cut]], in_flight: int) -> bool:
@@ -189,5 +189,5 @@ class Assembly:
         return self._partitioners[in_flight]
 
 
-def _cuts_of(found: Evaluated) -> list[list[Cut]]:
-    return [[Cut(s.first, s.last, (s.node, s.gpu)) for s in w.stages] for w in found.virtual_workers]
+def _cuts_of(evaluated: Evaluated) -> list[list[Cut]]:
+    return [[Cut(s.first, s.last, (s.node, s.gpu)) for s in w.stages] for w in evaluated.virtual_workers]

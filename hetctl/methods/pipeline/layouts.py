@@ -69,7 +69,7 @@ class PipelineProblem:
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class PlacedPipeline:
     """A pipeline on GPUs of a job.
 
     Parameters
@@ -85,7 +85,7 @@ class LaidOut:
     rate: float
 
 
-def lay_out(problem: PipelineProblem, nodes: Sequence[Node]) -> LaidOut:
+def lay_out(problem: PipelineProblem, nodes: Sequence[Node]) -> PlacedPipeline:
     """Plan the pipeline of a member on nodes.
 
     Raises
@@ -104,7 +104,7 @@ def lay_out(problem: PipelineProblem, nodes: Sequence[Node]) -> LaidOut:
     placement, ranks = _placed(planned, used)
     layout = layout_of(planned, problem, len(used), ranks)
     _refuse_large_waves(layout, placement, problem)
-    return LaidOut(layout, placement, run.throughput * problem.batch_size)
+    return PlacedPipeline(layout, placement, run.throughput * problem.batch_size)
 
 
 def _refuse_large_waves(
@@ -213,9 +213,9 @@ class Layouts:
     ) -> None:
         self._problems, self._planned_like = problems, planned_like
         self._texts = {name: json.dumps(problem, sort_keys=True) for name, problem in problems.items()}
-        self._found: dict[tuple[str, tuple[Node, ...]], LaidOut] = {}
+        self._found: dict[tuple[str, tuple[Node, ...]], PlacedPipeline] = {}
 
-    def find(self, member: str, nodes: tuple[Node, ...]) -> LaidOut:
+    def find(self, member: str, nodes: tuple[Node, ...]) -> PlacedPipeline:
         """Return the pipeline of a member; InfeasibleError if its layers do not fit the GPUs."""
         planned = self._planned_like(member)
         key = self._texts[planned], nodes
@@ -224,13 +224,13 @@ class Layouts:
         return self._found[key]
 
 
-def allocation_of(member: str, found: LaidOut) -> Allocation:
+def allocation_of(member: str, found: PlacedPipeline) -> Allocation:
     """Return the allocation of a member that trains as a pipeline."""
     gpus = sum(len(place.gpus) for place in found.placement)
     return Allocation(member, gpus, PIPELINE, found.rate, found.placement, pipeline=found.layout)
 
 
-LayOut = Callable[[str, tuple[Node, ...]], LaidOut]
+LayOut = Callable[[str, tuple[Node, ...]], PlacedPipeline]
 """Function that returns the pipeline of a member on nodes."""
 
 

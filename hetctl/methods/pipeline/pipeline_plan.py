@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.pipeline.evaluate import Assembly, Evaluated
+from hetctl.methods.pipeline.evaluate import Evaluated, GroupingEvaluator
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.grouping import (
     GROUPINGS,
@@ -105,7 +105,7 @@ def plan(
         bottleneck_s=found.bottleneck_s,
         lower_bound_s=search.lower_bound_s(found.grouping),
         throughput=found.throughput,
-        synchronisation_s=found.sending.seconds if found.sending else 0.0,
+        synchronisation_s=found.wave_sync.seconds if found.wave_sync else 0.0,
     )
 
 
@@ -134,9 +134,9 @@ class Search:
 
     def __init__(self, layers: LayerProfile, cluster: PipelineCluster, options: PipelineOptions) -> None:
         self._layers, self._cluster, self._options = layers, cluster, options
-        self._exact = self._rough = Assembly(layers, cluster, options.waves)
+        self._exact = self._rough = GroupingEvaluator(layers, cluster, options.waves)
         if len(layers.layers) > MOST_LAYERS:
-            self._rough = Assembly(coarse(layers, MOST_LAYERS), cluster, options.waves)
+            self._rough = GroupingEvaluator(coarse(layers, MOST_LAYERS), cluster, options.waves)
         self._stop_s = options.clock() + options.seconds
 
     def lower_bound_s(self, grouping: Grouping) -> float:
@@ -202,17 +202,17 @@ class Search:
             return self._on(self._rough, grouping)
         return self._on(self._exact, grouping)
 
-    def _on(self, assembly: Assembly, grouping: Grouping) -> Evaluated:
+    def _on(self, evaluator: GroupingEvaluator, grouping: Grouping) -> Evaluated:
         if self._options.in_flight is not None:
-            return assembly.found(grouping, self._options.in_flight)
-        return _fastest_number(assembly, grouping)
+            return evaluator.evaluate(grouping, self._options.in_flight)
+        return _fastest_number(evaluator, grouping)
 
     def _exactly(self, found: Evaluated) -> Evaluated:
         """Return the exact partitions of a grouping found on the coarse network."""
         if self._rough is self._exact:
             return found
-        exact = self._exact.found(found.grouping, found.in_flight)
-        return self._exact.settled(exact) if self._options.in_flight is None else exact
+        exact = self._exact.evaluate(found.grouping, found.in_flight)
+        return self._exact.with_best_depth(exact) if self._options.in_flight is None else exact
 
     def _other_groupings(self, known: Sequence[Evaluated]) -> Iterator[Evaluated]:
         """Yield other groupings than the paper's, those of small cells first, while time is left.
@@ -248,10 +248,10 @@ class Search:
                 limit = len(grouping) / max(map(bottleneck_s, grouping))
                 ceiling = max(ceiling, limit)
                 if limit > fastest:
-                    found = self._rough.found(grouping, number)
-                    settled = self._rough.settled(found) if given is None else found
-                    fastest = max(fastest, settled.throughput)
-                    yield settled
+                    found = self._rough.evaluate(grouping, number)
+                    deepened = self._rough.with_best_depth(found) if given is None else found
+                    fastest = max(fastest, deepened.throughput)
+                    yield deepened
             if (at and ceiling <= fastest * (1 + SAME)) or self._is_late():
                 return
 
@@ -261,7 +261,7 @@ class Search:
 
         def rate(grouping: Grouping) -> float:
             with suppress(InfeasibleError):
-                return self._rough.found(grouping, found.in_flight).ceiling
+                return self._rough.evaluate(grouping, found.in_flight).ceiling
             return 0.0
 
         with_waves = rate if self._options.waves else None
@@ -274,25 +274,25 @@ class Search:
         return self._options.clock() >= self._stop_s
 
 
-def _fastest_number(assembly: Assembly, grouping: Grouping) -> Evaluated:
+def _fastest_number(evaluator: GroupingEvaluator, grouping: Grouping) -> Evaluated:
     """Return the fastest result over all numbers of minibatches in flight, with the fewest possible.
 
     More minibatches leave less memory for layers. If the slowest stage is as fast with the most as with one,
     the most are sufficient. No more are tried than keep the slowest stage busy or fit into memory. Of
     high numbers only some are tried.
     """
-    fastest = assembly.settled(assembly.found(grouping, 1))
+    fastest = evaluator.with_best_depth(evaluator.evaluate(grouping, 1))
     alone_s = fastest.bottleneck_s
     most = most_in_flight(max(map(len, grouping)))
     for number in (most, *_numbers(most)):
         try:
-            found = assembly.found(grouping, number)
+            found = evaluator.evaluate(grouping, number)
         except InfeasibleError:
             if number < most:
                 break
             continue
         if found.bottleneck_s < fastest.period_s:
-            fastest = _fastest([fastest, assembly.settled(found)])
+            fastest = _fastest([fastest, evaluator.with_best_depth(found)])
         same = number == most and found.bottleneck_s <= alone_s * (1 + SAME)
         least_s = alone_s if number == most else found.bottleneck_s
         if same or fastest.period_s <= least_s * (1 + SAME):

@@ -17,7 +17,7 @@ from typing import Any
 from hetctl.cluster.launchers.nodes import NODE_VARIABLES, STEP_DEVICES
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
-from hetctl.model.site import SIGN_EVERY_S
+from hetctl.model.site import HEARTBEAT_EVERY_S
 from hetctl.runtime.agent.binding import THREAD_VARIABLES, VISIBLE_DEVICES, binding_of
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.agent.messages import (
@@ -33,10 +33,10 @@ from hetctl.runtime.agent.messages import (
     START,
     STATES,
     TO,
+    AgentAssignment,
     AgentFacts,
     GpuFacts,
     Overuse,
-    Welcome,
 )
 from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills
 from hetctl.runtime.agent.rank_template import RankStart, Serve, Template, TemplateReady
@@ -50,7 +50,7 @@ from hetctl.storage.processes import Process
 
 END_S = 10.0
 """Seconds in which killed ranks end; one that waits for a disk or a GPU may take longer."""
-LOOK_S = 0.01
+POLL_S = 0.01
 CANCEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 20.0, *(30.0,) * 20)
 """Pauses after attempts to cancel a job; after ten minutes a success is unlikely."""
 DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), *STEP_DEVICES)
@@ -76,7 +76,7 @@ def _values_of(names: Sequence[str]) -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-Join = Callable[[AgentFacts], tuple[Connection, Welcome]]
+Join = Callable[[AgentFacts], tuple[Connection, AgentAssignment]]
 """Function that connects to the driver; it returns the connection and the driver's answer."""
 
 
@@ -118,7 +118,7 @@ class Agent:
         self._templates = {name: Template(partial(preload, name), serve) for name in frameworks or (None,)}
         self._importing = set(self._templates)
         self._facts = facts_of_this_node(step)
-        self._driver, self._welcome = join(self._facts)
+        self._driver, self._assignment = join(self._facts)
         self._ranks: dict[int, Connection] = {}
         self._pids: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
@@ -126,13 +126,13 @@ class Agent:
         self._released = False
         # The counter covers the whole life of the control group, with kills before this agent.
         self._oom_kills = oom_kills()
-        self._memory = MemoryWatch(self._welcome.memory_per_gpu, len(self._welcome.gpus))
+        self._memory = MemoryWatch(self._assignment.memory_per_gpu, len(self._assignment.gpus))
         self._overuse: dict[int, Overuse] = {}
-        stage = self._welcome.stage
-        self._staging = Staging(self._welcome.node, stage) if stage else None
+        stage = self._assignment.stage
+        self._staging = Staging(self._assignment.node, stage) if stage else None
         self._bytes_staged = 0
-        order = self._welcome.store
-        folder = state_folder(order.run_key, self._welcome.node) if order else ""
+        order = self._assignment.store
+        folder = state_folder(order.run_key, self._assignment.node) if order else ""
         self._store = StateStore(folder, order.control) if order else None
         # GPUs of ranks that are forked when the parts are there, with their frameworks; None: they are there.
         self._to_start: dict[int, str | None] | None = {} if stage else None
@@ -170,7 +170,7 @@ class Agent:
         return self._released
 
     def _serve_driver(self) -> None:
-        # Messages may have arrived together with the welcome.
+        # Messages may have arrived together with the assignment.
         self._receive_from_driver()
         while not self._released:
             self._send_heartbeat()
@@ -188,18 +188,18 @@ class Agent:
             self._store.close()
         limit = time.monotonic() + END_S
         while any(rank.alive for rank in ranks) and time.monotonic() < limit:
-            time.sleep(LOOK_S)
+            time.sleep(POLL_S)
 
     def _send_heartbeat(self) -> None:
         now = time.monotonic()
         if now >= self._next_heartbeat:
-            self._next_heartbeat = now + SIGN_EVERY_S
+            self._next_heartbeat = now + HEARTBEAT_EVERY_S
             self._driver.send({})
             self._sign_for_waiting()
             self._watch_memory()
 
     def _sign_for_waiting(self) -> None:
-        """Send signs of life of ranks that wait for parts, as long as these come: they do not hang."""
+        """Send heartbeats of ranks that wait for parts, as long as these come: they do not hang."""
         if self._staging and self._staging.bytes_read > self._bytes_staged:
             self._bytes_staged = self._staging.bytes_read
             for gpu in self._to_start or ():
@@ -207,7 +207,7 @@ class Agent:
 
     def _watch_memory(self) -> None:
         """End the rank that uses the memory of others; at most one at a time, until its memory is free."""
-        if not self._overuse and (found := self._memory.look(self._pids)):
+        if not self._overuse and (found := self._memory.check(self._pids)):
             gpu, overuse = found
             self._overuse[gpu] = overuse
             log_line(
@@ -246,7 +246,7 @@ class Agent:
         Not before ranks can begin: members would wait here for imports instead of visiting other nodes.
         """
         is_ready = not self._importing and self._to_start is None
-        if self._store and is_ready and (order := self._welcome.store):
+        if self._store and is_ready and (order := self._assignment.store):
             paths = list(map(path_on_node, order.partitions))
             # Others may lie where this user has no access, which is no error.
             here = [number for number, path in enumerate(paths) if os.access(path, os.R_OK)]
@@ -263,7 +263,7 @@ class Agent:
             return
         # A rank that loads no framework may be forked from any template.
         template = self._templates.get(framework) or next(iter(self._templates.values()))
-        binding = binding_of(self._welcome, gpu, self._facts)
+        binding = binding_of(self._assignment, gpu, self._facts)
         agent_end, rank_end = socket.socketpair()
         # The template gets a duplicate (unix(7), SCM_RIGHTS): with this
         # one open, the rank's end would not show.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hetctl.runtime.agent.messages import AgentFacts, Welcome
+from hetctl.runtime.agent.messages import AgentAssignment, AgentFacts
 
 GPU = "gpu"
 VISIBLE_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
@@ -37,15 +37,15 @@ class Binding:
     memory_bytes: int = 0
 
 
-def binding_of(welcome: Welcome, gpu: int, facts: AgentFacts) -> Binding:
+def binding_of(assignment: AgentAssignment, gpu: int, facts: AgentFacts) -> Binding:
     """Return the GPU and the cores of a rank, near its GPU if these are known.
 
     If they are not, the cores follow from the number of the GPU; if the agent may use no more cores than
     belong to its GPUs, they are divided in order. With fewer cores than the site file says, ranks share them.
     """
-    index = welcome.gpus.index(gpu)
-    device = index if welcome.device == GPU else None
-    confined = len(facts.cores) <= len(welcome.gpus) * welcome.cores_per_gpu
+    index = assignment.gpus.index(gpu)
+    device = index if assignment.device == GPU else None
+    confined = len(facts.cores) <= len(assignment.gpus) * assignment.cores_per_gpu
     # In a member's own step the agent sees the member's cores alone: the numbers
     # of GPUs on the node do not lead to them.
     cores, place = facts.cores, index if confined else gpu
@@ -56,6 +56,6 @@ def binding_of(welcome: Welcome, gpu: int, facts: AgentFacts) -> Binding:
             # GPUs of one NUMA node list the same cores: each takes the share
             # behind those of the GPUs before it.
             cores, place = usable, sum(other.cores == near for other in facts.gpus[:device])
-    first = place * welcome.cores_per_gpu
-    own = {cores[core % len(cores)] for core in range(first, first + welcome.cores_per_gpu)}
-    return Binding(welcome.node, gpu, device, tuple(sorted(own)), welcome.memory_per_gpu)
+    first = place * assignment.cores_per_gpu
+    own = {cores[core % len(cores)] for core in range(first, first + assignment.cores_per_gpu)}
+    return Binding(assignment.node, gpu, device, tuple(sorted(own)), assignment.memory_per_gpu)

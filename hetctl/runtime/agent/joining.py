@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.model.serialization import decode, encode
-from hetctl.runtime.agent.messages import LEAVE, AgentFacts, Welcome
+from hetctl.runtime.agent.messages import LEAVE, AgentAssignment, AgentFacts
 from hetctl.runtime.transport import Address, Connection, connect
 
 CONNECT_S = 60.0
-WELCOME_S = 60.0
+ASSIGNMENT_TIMEOUT_S = 60.0
 AGAIN_S = 5.0
 """Seconds of one attempt to connect again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
@@ -35,11 +35,11 @@ class OrphanedError(ConnectionError):
     Parameters
     ----------
     silent_s : float
-        Seconds for which the driver has given no sign of life.
+        Seconds for which the driver has sent nothing.
     """
 
     def __init__(self, silent_s: float) -> None:
-        super().__init__(f"no sign of life of the driver for {silent_s:.0f} s")
+        super().__init__(f"no heartbeat of the driver for {silent_s:.0f} s")
         self.silent_s = silent_s
 
 
@@ -81,8 +81,10 @@ class DriverFile:
         return self._touched
 
 
-def join(address: Address, facts: AgentFacts, connect_s: float = CONNECT_S) -> tuple[Connection, Welcome]:
-    """Connect to the driver, and wait for its welcome.
+def join(
+    address: Address, facts: AgentFacts, connect_s: float = CONNECT_S
+) -> tuple[Connection, AgentAssignment]:
+    """Connect to the driver, and wait for its assignment.
 
     Raises
     ------
@@ -93,18 +95,20 @@ def join(address: Address, facts: AgentFacts, connect_s: float = CONNECT_S) -> t
     """
     connection = connect(address, encode(facts), connect_s)
     try:
-        answer: Any = connection.receive(WELCOME_S)
+        answer: Any = connection.receive(ASSIGNMENT_TIMEOUT_S)
         if LEAVE in answer:
             raise DismissedError("the driver does not need this agent")
-        welcome = decode(Welcome, answer)
-        connection.limit_unanswered(LEASE_SHARE * welcome.silence_s)
+        assignment = decode(AgentAssignment, answer)
+        connection.limit_unanswered(LEASE_SHARE * assignment.silence_s)
     except BaseException:
         connection.close()
         raise
-    return connection, welcome
+    return connection, assignment
 
 
-def join_again(file: DriverFile, facts: AgentFacts, again_s: float = AGAIN_S) -> tuple[Connection, Welcome]:
+def join_again(
+    file: DriverFile, facts: AgentFacts, again_s: float = AGAIN_S
+) -> tuple[Connection, AgentAssignment]:
     """Connect to the driver again, with growing pauses; it accepts once the last agent here counts as lost.
 
     Raises

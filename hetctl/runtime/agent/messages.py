@@ -1,8 +1,8 @@
 """Messages between the driver of a job and its agents, as lines of JSON.
 
-The driver sends `Welcome`, or `LEAVE` to an agent that it does not need, and then dictionaries with one of
-the keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and `LEAVE`. The agent sends its `AgentFacts`, and then
-dictionaries with `FROM`, `ENDED`, `STAGED`, `STATES` or `FETCHED`, or empty ones as heartbeats.
+The driver sends `AgentAssignment`, or `LEAVE` to an agent that it does not need, and then dictionaries with
+one of the keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and `LEAVE`. The agent sends its `AgentFacts`, and
+then dictionaries with `FROM`, `ENDED`, `STAGED`, `STATES` or `FETCHED`, or empty ones as heartbeats.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Fetched:
 
 
 @dataclass(frozen=True)
-class Welcome:
+class AgentAssignment:
     """Answer of the driver: the resource set that the agent holds.
 
     Parameters

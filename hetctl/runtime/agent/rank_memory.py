@@ -97,7 +97,7 @@ class MemoryWatch:
         self._share = min(share, *(limit // gpus for limit in limits))
         self._limit = self._share * gpus
 
-    def look(self, pids: Mapping[int, int]) -> tuple[int, Overuse] | None:
+    def check(self, pids: Mapping[int, int]) -> tuple[int, Overuse] | None:
         """Return the rank to end, if there is one; `pids` has the processes of all ranks, by GPU.
 
         While nothing is nearly full, it reads only two or three small files, and none of the ranks.

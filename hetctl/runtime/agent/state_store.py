@@ -25,7 +25,7 @@ from hetctl.runtime.transport import Address, Connection, Listener, connect
 SILENT_S = 10.0
 """A node that was switched off closes no connection."""
 BLOCK_BYTES = 2**20
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds between two checks of the serving thread whether the store was closed."""
 END_S = 2.0
 """Seconds in which copies under way end with the store."""
@@ -113,7 +113,7 @@ class StateStore:
     def _serve(self) -> None:
         while not self._closed:
             with suppress(TimeoutError):
-                name, connection = self._listener.wait(LOOK_S)
+                name, connection = self._listener.wait(POLL_S)
                 threading.Thread(target=self._send, args=(str(name), connection), daemon=True).start()
 
     def _send(self, name: str, connection: Connection) -> None:

@@ -146,7 +146,7 @@ class Batches:
         batches = self._source or self._loader.batches(self.epoch, self.position, self.order)
         self._source = None
         try:
-            while not self.complete and not self._told_to_end():
+            while not self.complete and not self._must_end():
                 samples, chunk = next(batches)
                 yield from self._parts(samples, chunk)
                 # Together: of shards, the order says what is left after the chunk.
@@ -192,21 +192,21 @@ class Batches:
         largest = -(-(chunk.stop - chunk.start) // self._group.size)
         return parts_of(own, (1,) * len(micro_batches(largest, self._most)))
 
-    def _told_to_end(self) -> bool:
+    def _must_end(self) -> bool:
         """Return rank 0's decision: ranks that stop at different steps would leave others waiting."""
-        told = self._told()
-        self.paused = told == PAUSE
-        return told != GO_ON
+        decision = self._decision()
+        self.paused = decision == PAUSE
+        return decision != GO_ON
 
-    def _told(self) -> int:
+    def _decision(self) -> int:
         wish = STOP if self._should_stop() else PAUSE if self._should_pause() else GO_ON
         if self._balancer is None:
             return int(self._group.broadcast(wish))
         before = self._balancer.sizes
-        told = self._balancer.before_step(wish, self._loader.samples - self.position)
-        if told == GO_ON and self._balancer.sizes != before:
+        decision = self._balancer.before_step(wish, self._loader.samples - self.position)
+        if decision == GO_ON and self._balancer.sizes != before:
             self._loader.split(self._balancer.sizes)
-        return told
+        return decision
 
 
 class TrainingData:

@@ -41,7 +41,7 @@ class Lineup:
         Settings of `RunSpec`.
     cores : int
         Number of cores per node, for all its ranks and preprocessors.
-    led : bool
+    has_leaders : bool
         In lockstep, true if the nodes have leaders that exchange prepared chunks.
     timeouts : Timeouts
         Time limits of the site.
@@ -55,7 +55,7 @@ class Lineup:
     sharing: str
     preprocess: tuple[PreprocessPoint, ...] = ()
     cores: int = 1
-    led: bool = False
+    has_leaders: bool = False
     timeouts: Timeouts = USUAL_TIMEOUTS
 
     @property
@@ -68,7 +68,7 @@ class Lineup:
         """Lockstep of each rank with the others on its node, in the order of the roles."""
         batches = {a.member: self.ensemble.member(a.member).chunk(a.gpus) for a in self.allocations}
         steps = together(self.roles, batches, self.run, self.index)
-        return tuple(replace(lockstep, led=self.led) for lockstep in steps)
+        return tuple(replace(lockstep, has_leaders=self.has_leaders) for lockstep in steps)
 
 
 def nodes_of(allocations: Sequence[Allocation]) -> tuple[str, ...]:

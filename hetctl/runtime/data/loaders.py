@@ -230,7 +230,7 @@ class RingLoader:
     def close(self) -> None:
         """Leave the ring, which frees the preprocessors for another one."""
         if self._ring is not None:
-            self._ring.leave()
+            self._ring.unregister_reader()
             self._ring.close()
             self._ring = None
 
@@ -271,7 +271,7 @@ class RingLoader:
         name = f"{uuid.uuid4().hex}.ring"
         ring = self._pool.ring(name, 1, self._stream, self._stream.chunk)
         try:
-            ring.join(0)
+            ring.register_reader(0)
             self._pool.fill(name, self._stream)
         finally:
             with suppress(FileNotFoundError):
@@ -295,7 +295,7 @@ class Lockstep:
         Samples that are prepared together, and samples of the largest batch of any member.
     reader, readers : int
         Number of this rank among the readers on the node, and the number of readers.
-    led : bool
+    has_leaders : bool
         True if a leader supplies the chunks of this node and of others.
     """
 
@@ -305,7 +305,7 @@ class Lockstep:
     largest: int
     reader: int
     readers: int
-    led: bool = False
+    has_leaders: bool = False
 
 
 class LockstepLoader:
@@ -329,7 +329,7 @@ class LockstepLoader:
         self._lockstep = lockstep
         self._ring: Ring | None = None
         self._position = 0
-        self._led = False
+        self._has_leaders = False
         self._filling = False
         self._waited_s = 0.0
 
@@ -359,7 +359,7 @@ class LockstepLoader:
         """Leave the ring: no other process waits for this rank any more."""
         self._own_loader.close()
         if self._ring is not None:
-            self._ring.leave()
+            self._ring.unregister_reader()
             if self._ring.deserted:
                 # The folder stays for the next rounds of the job, and the ring would occupy its memory.
                 (self._pool.folder / self._lockstep.name).unlink(missing_ok=True)
@@ -371,10 +371,12 @@ class LockstepLoader:
             self._own_loader.close()
             name, readers = self._lockstep.name, self._lockstep.readers
             self._ring = self._pool.ring(name, readers, self._shared, self._lockstep.largest)
-            self._position = self._ring.join(self._lockstep.reader)
+            self._position = self._ring.register_reader(self._lockstep.reader)
             patience_s = self._pool.timeouts.lockstep_s
-            self._led = self._lockstep.led and await_exchange(self._pool.folder / name, patience_s)
-            if not self._led:
+            self._has_leaders = self._lockstep.has_leaders and await_exchange(
+                self._pool.folder / name, patience_s
+            )
+            if not self._has_leaders:
                 self._fill_by(self._pool)
         return self._ring
 
@@ -384,11 +386,11 @@ class LockstepLoader:
 
     def _replace_lost_producers(self, ring: Ring, waiting_since: float) -> None:
         """Start this rank's preprocessors if the processes that filled the ring have ended or stopped."""
-        if self._led and not exchange_serves(self._pool.folder / self._lockstep.name):
-            self._led = False
+        if self._has_leaders and not exchange_serves(self._pool.folder / self._lockstep.name):
+            self._has_leaders = False
             self._fill_by(self._pool)
         needs_help = time.perf_counter() - waiting_since > self._pool.waits.help_s
-        if not (self._led or self._filling) and needs_help and ring.is_neglected():
+        if not (self._has_leaders or self._filling) and needs_help and ring.is_neglected():
             self._fill_by(self._help_pool)
 
     def _batches_from(self, ring: Ring, base: int) -> Generator[Batch, None, None]:

@@ -165,7 +165,7 @@ def _outbox(pool: PreprocessorPool, own: NodeStream) -> Ring:
     name = f"{uuid.uuid4().hex}.ring"
     ring = pool.ring(name, 1, own, own.chunk)
     try:
-        ring.join(0)
+        ring.register_reader(0)
         pool.fill(name, own)
     finally:
         (pool.folder / name).unlink(missing_ok=True)

@@ -40,7 +40,7 @@ class PartitionedData:
     def open(
         self,
         group: Group,
-        place: RankInfo,
+        rank_info: RankInfo,
         member: Member,
         interfaces: NetworkInterfaces,
         timeouts: Timeouts,
@@ -65,26 +65,26 @@ class PartitionedData:
         wanted = sorted(set.union(*found)) if partial else range(self.settings.count)
         homes = homes_of(found, wanted, self.settings.described)
         if all(here.issuperset(wanted) for here in found):
-            return self._open_all(place, member)
-        own = [number for number, home in zip(wanted, homes, strict=True) if home == place.rank]
+            return self._open_all(rank_info, member)
+        own = [number for number, home in zip(wanted, homes, strict=True) if home == rank_info.rank]
         training = joined(self.training[number] for number in own)
         sizes = all_gather(group, {str(number): len(self.training[number]) for number in own})
         samples = {int(number): size for rank in sizes for number, size in rank.items()}
         visits = SampleVisits(np.repeat(homes, [samples[number] for number in wanted]), member.seed)
         loader = PartitionLoader(
-            place.rank,
+            rank_info.rank,
             (training.x, training.y),
             visits,
-            parts_of(member.chunk(place.size), (1,) * place.size),
-            SampleExchange(group, place, training.spec, interfaces, timeouts),
+            parts_of(member.chunk(rank_info.size), (1,) * rank_info.size),
+            SampleExchange(group, rank_info, training.spec, interfaces, timeouts),
         )
         validation = joined(self.validation[number] for number in own)
         return loader, ArrayLoader(validation, Stream(len(validation), member.rows_evaluated, UNSHUFFLED))
 
-    def _open_all(self, place: RankInfo, member: Member) -> tuple[Loader, Loader]:
+    def _open_all(self, rank_info: RankInfo, member: Member) -> tuple[Loader, Loader]:
         """Return loaders of a rank that has all samples."""
         training, validation = self._all
-        stream, held_out = streams_of(member, len(training), len(validation), place.rank, place.size)
+        stream, held_out = streams_of(member, len(training), len(validation), rank_info.rank, rank_info.size)
         return ArrayLoader(training, stream), ArrayLoader(validation, held_out)
 
     @cached_property

@@ -15,7 +15,7 @@ from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.transport import Address, Listener, connect
 from hetctl.runtime.worker.group import Group, LostPeerError, RankInfo, all_gather
 
-LOOK_S = 0.2
+POLL_S = 0.2
 """Seconds between two checks of the receiving thread whether the exchange was closed."""
 
 
@@ -24,7 +24,7 @@ class SampleExchange:
 
     Parameters
     ----------
-    place : RankInfo
+    rank_info : RankInfo
         Place of this rank in the group, with the group's key.
     spec : SampleSpec
         Shapes and types of a sample, equal on all ranks.
@@ -37,15 +37,15 @@ class SampleExchange:
     def __init__(
         self,
         group: Group,
-        place: RankInfo,
+        rank_info: RankInfo,
         spec: SampleSpec,
         interfaces: NetworkInterfaces,
         timeouts: Timeouts,
     ) -> None:
-        self._listener = Listener(place.key, control_address(interfaces.control))
+        self._listener = Listener(rank_info.key, control_address(interfaces.control))
         own = self._listener.address
         addresses = all_gather(group, [own.host, own.port])
-        self._peers = [Address(host, port, place.key) for host, port in addresses]
+        self._peers = [Address(host, port, rank_info.key) for host, port in addresses]
         self._spec = spec
         self._timeouts = timeouts
         self._arrived: dict[int, Samples] = {}
@@ -97,7 +97,7 @@ class SampleExchange:
     def _receive_all(self) -> None:
         while not self._closed.is_set():
             with suppress(TimeoutError):
-                transfer, connection = self._listener.wait(LOOK_S)
+                transfer, connection = self._listener.wait(POLL_S)
                 arrays = self._empty(transfer["samples"])
                 try:
                     for array in arrays:

@@ -134,7 +134,7 @@ class Staging:
     Attributes
     ----------
     bytes_read : int
-        Bytes copied so far, for signs of life.
+        Bytes copied so far, for heartbeats.
     """
 
     def __init__(self, node: str, order: StageOrder) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from hetctl.model.exit_reason import MEMBER_FAULTS, ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.runtime.driver.exit_causes import why_ended, with_peak
-from hetctl.runtime.driver.running_task import EndedGroup
+from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.scheduling.rounds import DEADLINE
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.event_log import EventFile, end_of_file
@@ -29,7 +29,7 @@ class ActiveRound:
         Function that tells the ranks of a member to stop, given its name and the reason.
     active : dict
         Allocations of the members whose steps run.
-    leaving : dict
+    stopping_since : dict
         Members that were told to stop, with the times, in seconds since the epoch, from which their delays
         count.
     terminated : set
@@ -48,7 +48,7 @@ class ActiveRound:
     opened_at: float
     stop_task: Callable[[str, str], None]
     active: dict[str, Allocation] = field(default_factory=dict)
-    leaving: dict[str, float] = field(default_factory=dict)
+    stopping_since: dict[str, float] = field(default_factory=dict)
     terminated: set[str] = field(default_factory=set)
     stopped: bool = False
     reports: dict[str, StepReport] = field(default_factory=dict)
@@ -81,12 +81,12 @@ class ActiveRound:
 
     def _expect(self, name: str, busy_s: Mapping[str, float]) -> None:
         since = time.time() + busy_s.get(name, 0.0)
-        self.leaving[name] = min(since, self.leaving.get(name, since))
+        self.stopping_since[name] = min(since, self.stopping_since.get(name, since))
 
     def overdue(self) -> Iterator[tuple[str, float]]:
         """Return the members that were told to stop and still run, and their delays in seconds."""
         now = time.time()
-        return ((name, now - since) for name, since in self.leaving.items() if name in self.active)
+        return ((name, now - since) for name, since in self.stopping_since.items() if name in self.active)
 
     def close(self, step: EndedGroup, profiled_peak: int) -> ExitReason:
         """Record the end of a step and its reason; return the reason.
@@ -121,15 +121,15 @@ class ActiveRound:
             return ExitReason.HUNG
         # The signal was the driver's own: its exit code must not count as a failure of the member.
         if step.name in self.terminated:
-            return ExitReason.TOLD
-        if step.exit_code == 0 and (report.left_as or self.visits):
-            return report.left_as or ExitReason.TOLD
+            return ExitReason.STOPPED
+        if step.exit_code == 0 and (report.exit_reason or self.visits):
+            return report.exit_reason or ExitReason.STOPPED
         # srun and ranks may exit with 0 after a node is lost, so a clean exit counts
         # only with the trainer's last event.
         why = why_ended(step.exit_code, step.output, report.failed_by)
         if step.lost_nodes and why is ExitReason.KILLED:
             return ExitReason.NODE_FAILURE
-        return ExitReason.TOLD if why is ExitReason.KILLED and step.name in self.leaving else why
+        return ExitReason.STOPPED if why is ExitReason.KILLED and step.name in self.stopping_since else why
 
     def end(self, reason: str) -> None:
         """Record the end of the round."""

@@ -43,13 +43,13 @@ from hetctl.runtime.agent.messages import (
     START,
     STATES,
     TO,
+    AgentAssignment,
     AgentFacts,
     Fetched,
     Overuse,
     StagedParts,
     StageOrder,
     StoreOrder,
-    Welcome,
 )
 from hetctl.runtime.driver.exit_causes import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
@@ -363,7 +363,7 @@ class AgentPool:
         # started again, must not cost the node.
         self._watch_steps(time.monotonic())
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """Release all agents and end their ranks; all have ended on return."""
         self._listener.close()
         for name, step in self._running.items():
@@ -386,7 +386,7 @@ class AgentPool:
 
     def _read(self) -> None:
         for facts, connection in self._listener.accepted():
-            self._welcome(facts, connection)
+            self._answer_join(facts, connection)
         self.wait(0)
 
     def _agent_of(self, step: str, gpu: NodeGpu) -> _AgentLink | None:
@@ -451,9 +451,9 @@ class AgentPool:
                 self.release(name)
             else:
                 for agent in [agent for agent in step.agents.values() if now > agent.lost_at]:
-                    self._lose_node(agent.node)
+                    self._mark_node_lost(agent.node)
                 if now > step.join_until:
-                    self._lose_absent(name, step)
+                    self._continue_without_absent(name, step)
 
     def _force_end(self, name: str, step: _AgentStep, waited_s: float) -> None:
         """Signal a released step that has not ended: SIGTERM first, then SIGKILL."""
@@ -462,12 +462,12 @@ class AgentPool:
             self._steps.signal(number, name)
             step.signalled = number
 
-    def _lose_absent(self, name: str, step: _AgentStep) -> None:
+    def _continue_without_absent(self, name: str, step: _AgentStep) -> None:
         for node in [node for node in step.sets if node not in step.agents]:
             # One slow start must not cost the node for the whole job: it may connect late.
             self._continue_without(name, step, node, f"no agent of {name} connected from {node}")
 
-    def _welcome(self, facts: Any, connection: Connection) -> None:
+    def _answer_join(self, facts: Any, connection: Connection) -> None:
         """Send an agent its resource set, and have it fork the ranks that are requested."""
         found = decode(AgentFacts, facts)
         step = self._running.get(found.step)
@@ -488,7 +488,7 @@ class AgentPool:
         """Use a node again that was lost, or whose last agent has ended."""
         last = step.agent_on(name)
         if last and last.closed:
-            self._lose_node(name)
+            self._mark_node_lost(name)
         if step.may_return(name):
             node = step.lost.pop(name)
             self.nodes = (*self.nodes, node)
@@ -535,13 +535,13 @@ class AgentPool:
         agent = step.agents[held.node] = _AgentLink(held, node, connection, lost_at)
         self._selector.register(connection, selectors.EVENT_READ, agent)
         site = self.site
-        welcome = Welcome(
+        assignment = AgentAssignment(
             *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
             *(site.timeouts.silence_s, self._stages.get(node), self.store),
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
         orders = [{START: gpu[1], "framework": step.to_start.pop(gpu)} for gpu in own]
-        self._send(agent, encode(welcome), *orders)
+        self._send(agent, encode(assignment), *orders)
 
     def _continue_without(self, name: str, step: _AgentStep, node: str, cause: str) -> None:
         """Continue without an agent: a member's step ends; in a step of all nodes the node is lost."""
@@ -549,7 +549,7 @@ class AgentPool:
             self._fail_member(name, step, cause)
         else:
             log_line(cause)
-            self._lose_node(node)
+            self._mark_node_lost(node)
 
     def _fail_member(self, name: str, step: _AgentStep, cause: str) -> None:
         """End the step of a member that was not placed as planned, and its group; log the cause."""
@@ -559,7 +559,7 @@ class AgentPool:
         # By these words in its log the step counts as not launched, and not as a failure of the member.
         self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
 
-    def _lose_node(self, node: str) -> None:
+    def _mark_node_lost(self, node: str) -> None:
         """Record the loss of a node: its groups end, and nothing is placed on it unless it returns."""
         lost = {other.name: other for other in self.nodes if other.name == node}
         self.nodes = tuple(other for other in self.nodes if other.name != node)

@@ -20,12 +20,12 @@ from hetctl.runtime.driver.exit_causes import failed_nodes
 from hetctl.runtime.driver.job_modes import JobContext, modes_of
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.phased_core import PhasedCore
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.driver.round_launcher import Exchanges, RoundLauncher
 from hetctl.runtime.driver.run_members import RunMembers, SearchTrials
-from hetctl.runtime.driver.running_task import EndedGroup
-from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.runtime.job_logs import disk_error_reason, log_line
-from hetctl.scheduling.commands import AskAgain, EndJob, EndRound, Start, Stop
+from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.core import POLL_S
 from hetctl.scheduling.events import (
     EpochDone,
@@ -43,13 +43,13 @@ from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import BestEffortEventWriter
 from hetctl.storage.kept_modules import with_kept_modules
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_files import read_planner_state, read_spec, write_heartbeats
+from hetctl.storage.run_files import read_planner_state, read_spec, write_live_metrics
 
 SIGNAL_DELAY_S = 0.5
 RATES_EVERY_S = 2.0
 """Seconds between two checks of the rates of members in training, for planners that may resize them."""
-HEARTBEATS_EVERY_S = 2.0
-"""Seconds between two versions of the file of heartbeats."""
+LIVE_METRICS_EVERY_S = 2.0
+"""Seconds between two versions of the file of live metrics."""
 STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
 """Seconds between two snapshots of the run's state, and largest share of the driver's time spent on them."""
 TERMINATE_SHARE, KILL_SHARE = 0.6, 0.85
@@ -96,7 +96,7 @@ class Driver:
         nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
         self._nodes = [node.name for node in nodes]
         self._returned: list[str] = []
-        self._workers = WorkerPool(
+        self._rank_pool = RankPool(
             *(self._spec.site, nodes, self._files.agents, self._spec.ensemble.preloaded),
             stages=stage_orders(self._spec.ensemble.partitions, self._nodes),
         )
@@ -104,7 +104,7 @@ class Driver:
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
         self._open: dict[int, ActiveRound] = {}
         self._members = RunMembers(
-            *(folder, self._spec, self._workers.gpus, self._workers.take_written), trials=self._trials()
+            *(folder, self._spec, self._rank_pool.gpus, self._rank_pool.take_written), trials=self._trials()
         )
         self._began_at = self._members.began_at
         first_round = self._members.next_round
@@ -113,14 +113,14 @@ class Driver:
         self._deadline = deadline
         self._opened = JobOpened(
             now_s=self._now_s(),
-            nodes=self._workers.nodes,
+            nodes=self._rank_pool.nodes,
             deadline_s=deadline - self._began_at,
             first_round=first_round,
             planner_state=read_planner_state(folder),
         )
         self._launcher = RoundLauncher(
-            *(folder, self._spec, job, deadline, self._opened.longest_s),
-            *(self._workers, self._exchanges, self._end_by_disk),
+            *(folder, self._spec, job, deadline, self._opened.max_uninterrupted_s),
+            *(self._rank_pool, self._exchanges, self._end_by_disk),
         )
         self._modes = modes_of(self._context())
         self._executors: dict[type, Callable[[Any], None]] = {
@@ -128,13 +128,13 @@ class Driver:
             Stop: self._stop,
             EndRound: self._end_round,
             EndJob: self._end_job,
-            AskAgain: self._poll,
+            ScheduleTick: self._schedule_tick,
         }
         for mode in self._modes:
             self._executors.update(mode.executors)
         self._core = PhasedCore([mode.core for mode in self._modes])
         self._next_rates = 0.0
-        self._next_heartbeats = 0.0
+        self._next_live_metrics = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._ended_by: str | None = None
 
@@ -145,7 +145,7 @@ class Driver:
             spec=self._spec,
             planner=self._planner,
             options=options_from(self._spec.options),
-            workers=self._workers,
+            rank_pool=self._rank_pool,
             members=self._members,
             launcher=self._launcher,
             rounds=self._open,
@@ -161,7 +161,7 @@ class Driver:
         from hetctl.runtime.driver.trial_queue import TrialQueue
 
         return TrialQueue(
-            *(self._folder, self._spec, self._workers.gpus),
+            *(self._folder, self._spec, self._rank_pool.gpus),
             lambda name: any(name in opened.active for opened in self._open.values()),
             self._end_by_disk,
         )
@@ -172,7 +172,7 @@ class Driver:
             "job_started",
             job=self._job,
             batch_id=self._batch_id,
-            nodes=encode(self._workers.nodes),
+            nodes=encode(self._rank_pool.nodes),
             deadline=self._deadline,
         )
         self._send(self._opened)
@@ -181,13 +181,13 @@ class Driver:
             self._report_staged()
             self._enforce_stops()
             self._report_rates()
-            self._write_heartbeats()
+            self._write_live_metrics()
             self._keep_state()
             self._schedule()
-        self._workers.leave()
-        self._exchanges.leave()
+        self._rank_pool.shutdown()
+        self._exchanges.shutdown()
         # Files that are of use only while a job runs must not count against a quota of files later.
-        self._files.heartbeats.unlink(missing_ok=True)
+        self._files.live_metrics.unlink(missing_ok=True)
         self._events.write("job_ended", job=self._job, reason=reason)
         self._next_state = 0.0
         self._keep_state()
@@ -221,11 +221,11 @@ class Driver:
         if self._ended_by is None:
             # Messages end the wait: a sleep of 50 ms cost each rank that was
             # done 25 ms on average, this 0.5 to 2 ms.
-            self._workers.wait(POLL_S)
+            self._rank_pool.wait(POLL_S)
 
     def _process_ends(self) -> None:
         """Process ended steps first, then the end of the job: a step may get the signal before the driver."""
-        ended = self._workers.reap()
+        ended = self._rank_pool.reap()
         self._exchanges.reap()
         if not self._core.ending and any(step.got_sigterm for step in ended):
             # A batch system that ends a job signals steps and driver in any order.
@@ -234,7 +234,7 @@ class Driver:
         self._report_joined_nodes()
         self._send_all(mode.reports() for mode in self._modes)
         self._watch_for_the_end()
-        for name in (*self._workers.signalled(), *(step.name for step in ended if step.signalled)):
+        for name in (*self._rank_pool.signalled(), *(step.name for step in ended if step.signalled)):
             self._send(StepSignalled(self._now_s(), name))
         for step in ended:
             self._close_step(step)
@@ -255,20 +255,20 @@ class Driver:
 
         A node whose agent has died and is back at once was never lost to the scheduling.
         """
-        for node in [node for node in self._workers.nodes if node.name not in self._nodes]:
+        for node in [node for node in self._rank_pool.nodes if node.name not in self._nodes]:
             self._nodes.append(node.name)
             self._send(NodeJoined(self._now_s(), node))
 
     def _report_lost_nodes(self) -> None:
         """Report lost nodes to the scheduling, after the ends of the steps on them."""
-        present = {node.name for node in self._workers.nodes}
+        present = {node.name for node in self._rank_pool.nodes}
         for name in [name for name in self._nodes if name not in present]:
             self._nodes.remove(name)
             self._send(NodeLost(self._now_s(), name))
 
     def _record_returns(self) -> None:
         """Record the nodes that are used again, after the ends of the steps that were lost with them."""
-        for node in dict.fromkeys((*self._workers.take_returned(), *self._returned)):
+        for node in dict.fromkeys((*self._rank_pool.take_returned(), *self._returned)):
             self._events.write("node_joined", job=self._job, node=node)
         self._returned = []
 
@@ -292,10 +292,10 @@ class Driver:
         nodes = step.lost_nodes or failed_nodes(step.output, placed)
         self._events.write("node_failed", job=self._job, member=step.name, nodes=list(nodes))
         # A group on several nodes may end after one of them has returned.
-        self._returned += [node.name for node in self._workers.nodes if node.name in step.lost_nodes]
+        self._returned += [node.name for node in self._rank_pool.nodes if node.name in step.lost_nodes]
 
     def _report_staged(self) -> None:
-        for node, staged in self._workers.take_staged():
+        for node, staged in self._rank_pool.take_staged():
             self._events.write(
                 "parts_staged",
                 job=self._job,
@@ -314,13 +314,13 @@ class Driver:
         for name, rate in self._members.rates_seen(self._open.values()).items():
             self._send(EpochDone(self._now_s(), name, rate))
 
-    def _write_heartbeats(self) -> None:
+    def _write_live_metrics(self) -> None:
         """Write the state of members in training for `hetctl status`; errors of a full disk are ignored."""
-        if time.monotonic() < self._next_heartbeats:
+        if time.monotonic() < self._next_live_metrics:
             return
-        self._next_heartbeats = time.monotonic() + HEARTBEATS_EVERY_S
+        self._next_live_metrics = time.monotonic() + LIVE_METRICS_EVERY_S
         with suppress(OSError):
-            write_heartbeats(self._files.heartbeats, self._workers.heartbeats())
+            write_live_metrics(self._files.live_metrics, self._rank_pool.live_metrics())
 
     def _keep_state(self) -> None:
         """Save a snapshot, which spares readers work; without it they are only slower: errors are ignored."""
@@ -372,7 +372,7 @@ class Driver:
     def _end_job(self, command: EndJob) -> None:
         self._ended_by = command.reason
 
-    def _poll(self, _command: AskAgain) -> None:
+    def _schedule_tick(self, _command: ScheduleTick) -> None:
         """Do nothing: the main loop polls often enough."""
 
     def _enforce_stops(self) -> None:
@@ -382,4 +382,4 @@ class Driver:
                 if seconds > TERMINATE_SHARE * self._spec.grace_s:
                     open_round.terminated.add(name)
                     kill = seconds > KILL_SHARE * self._spec.grace_s
-                    self._workers.send_signal(signal.SIGKILL if kill else signal.SIGTERM, name)
+                    self._rank_pool.send_signal(signal.SIGKILL if kill else signal.SIGTERM, name)

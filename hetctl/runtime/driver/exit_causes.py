@@ -52,7 +52,7 @@ CAUSES = {
     ExitReason.NODE_FAILURE: "node failure",
     ExitReason.OUT_OF_MEMORY: "out of memory",
     ExitReason.DISK_FULL: "disk full",
-    ExitReason.HUNG: "no sign of life",
+    ExitReason.HUNG: "no heartbeat",
 }
 """Descriptions of reasons that say more than the exit code."""
 

@@ -50,14 +50,14 @@ from hetctl.runtime.driver.hop_history import (
     recorded_visits,
 )
 from hetctl.runtime.driver.job_modes import JobContext, JobMode
-from hetctl.runtime.driver.worker_pool import StoreReports
+from hetctl.runtime.driver.rank_pool import StoreReports
 from hetctl.runtime.worker.checkpoint import TrainingState
 from hetctl.runtime.worker.messages import StateSaved, VisitReport, VisitSpec
 from hetctl.scheduling.events import StepEnded, StepStarted
 from hetctl.storage.event_files import EventWriter
 
 TRIALS_EVERY_S = 1.0
-"""Seconds between two looks for trials that a search asks for while no visit ends."""
+"""Seconds between two checks for trials that a search asks for while no visit ends."""
 
 
 class HopJob(JobMode):
@@ -84,7 +84,7 @@ class HopJob(JobMode):
         self._fetched: dict[tuple[str, str], Fetched] = {}
         self._asked: dict[str, int] = {}
         self._next_trials = 0.0
-        job.workers.open_stores(_store_order(job.spec))
+        job.rank_pool.open_stores(_store_order(job.spec))
 
     def core(self) -> HopCore:
         """Begin the hops: return their scheduling, for members in the states of their newest checkpoints."""
@@ -147,8 +147,8 @@ class HopJob(JobMode):
             self._next_trials = 0.0
 
     def _events(self, now_s: float) -> Iterator[HopEvents]:
-        workers = self.job.workers
-        reports, workers.stores = workers.stores, StoreReports()
+        rank_pool = self.job.rank_pool
+        reports, rank_pool.stores = rank_pool.stores, StoreReports()
         for node, fetched in reports.fetched:
             self._fetched[node, fetched.name] = fetched
             yield StateFetched(now_s, node, fetched.name, fetched.error)
@@ -192,7 +192,7 @@ class HopJob(JobMode):
         try:
             job.rounds[command.round] = job.launcher.open_visits(command.round, command.members)
             self._round = command.round
-            job.workers.start_agents()
+            job.rank_pool.start_agents()
         except OSError as error:
             job.on_failure(error)
 
@@ -215,10 +215,10 @@ class HopJob(JobMode):
             job.send(StepEnded(now_s, name, ExitReason.NOT_LAUNCHED))
 
     def _fetch(self, command: FetchState) -> None:
-        self.job.workers.fetch(command.node, command.state, command.source)
+        self.job.rank_pool.fetch(command.node, command.state, command.source)
 
     def _forget(self, command: ForgetStates) -> None:
-        self.job.workers.forget(command.states, command.nodes)
+        self.job.rank_pool.forget(command.states, command.nodes)
 
     def _undo(self, command: UndoVisits) -> None:
         for number in command.numbers:
@@ -275,7 +275,7 @@ class HopJob(JobMode):
     def _write(self, source: str, kind: str, **data: Any) -> None:
         def announce(length: int) -> None:
             if source != DRIVER:
-                self.job.workers.note_written(source, length)
+                self.job.rank_pool.note_written(source, length)
 
         try:
             EventWriter(self.job.folder.events, source, self._round, announce).write(kind, **data)

@@ -12,9 +12,9 @@ from hetctl.model.registry import load_entry
 from hetctl.model.run import RunSpec
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.phased_core import PhaseCore
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.driver.round_launcher import RoundLauncher
 from hetctl.runtime.driver.run_members import RunMembers, RunObserver
-from hetctl.runtime.driver.worker_pool import WorkerPool
 from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.planners.base import Options, Planner
 from hetctl.storage.paths import RunFolder
@@ -40,7 +40,7 @@ class JobContext:
     spec: RunSpec
     planner: Planner
     options: Options
-    workers: WorkerPool
+    rank_pool: RankPool
     members: RunMembers
     launcher: RoundLauncher
     rounds: dict[int, ActiveRound]
@@ -57,7 +57,7 @@ class JobContext:
         piped = frozenset(self.spec.pipelines)
         others = frozenset(member.name for member in self.spec.ensemble.members) - piped
         return RunObserver(
-            *(self.spec.budget, self.members, self.workers, self.rounds),
+            *(self.spec.budget, self.members, self.rank_pool, self.rounds),
             order=lambda workload: planner.order(workload, self.options),
             only=piped if pipelines else others,
         )

@@ -22,7 +22,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import NODES, Node, Site
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.launched_steps import StepPool
-from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.frameworks import framework_of_groups
 from hetctl.runtime.worker.measuring.all_reduce import all_gpus, groups_on
 from hetctl.runtime.worker.messages import ALL_REDUCE, PROBE, TaskMessage
@@ -80,33 +80,33 @@ def _start_ranks(
 ) -> tuple[int | None, tuple[GroupEnd, ...]]:
     """Run a task on all GPUs and then, if it succeeds, all-reduces of groups; return their results."""
     frameworks = (order.framework,) if order.framework else ()
-    workers = WorkerPool(order.site, nodes, AgentFiles.within(folder), frameworks)
+    rank_pool = RankPool(order.site, nodes, AgentFiles.within(folder), frameworks)
     try:
         until = time.monotonic() + START_S
-        exit_code = _work(workers, TaskMessage(PROBE, str(folder), NAME), all_gpus(nodes), until)
+        exit_code = _work(rank_pool, TaskMessage(PROBE, str(folder), NAME), all_gpus(nodes), until)
         can_go_on = exit_code == 0 and order.framework is not None
-        groups = tuple(_all_reduce(workers, nodes, folder)) if can_go_on else ()
+        groups = tuple(_all_reduce(rank_pool, nodes, folder)) if can_go_on else ()
     finally:
-        workers.leave()
+        rank_pool.shutdown()
     return exit_code, groups
 
 
-def _all_reduce(workers: WorkerPool, nodes: Sequence[Node], folder: Path) -> Iterator[GroupEnd]:
+def _all_reduce(rank_pool: RankPool, nodes: Sequence[Node], folder: Path) -> Iterator[GroupEnd]:
     until = time.monotonic() + ALL_REDUCE_S
     for name, placement in groups_on(nodes):
-        exit_code = _work(workers, all_reduce_task(folder, name), placement, until)
+        exit_code = _work(rank_pool, all_reduce_task(folder, name), placement, until)
         yield GroupEnd(name, tuple(place.node for place in placement), exit_code)
         if exit_code != 0:
             return
 
 
 def _work(
-    workers: WorkerPool, task: TaskMessage, placement: tuple[Placement, ...], until: float
+    rank_pool: RankPool, task: TaskMessage, placement: tuple[Placement, ...], until: float
 ) -> int | None:
     """Run a task on a group; return its exit code, or None if it has not ended by time `until`."""
-    workers.start(task, placement)
-    while not (over := workers.reap()) and time.monotonic() < until:
-        workers.wait(POLL_S)
+    rank_pool.start(task, placement)
+    while not (over := rank_pool.reap()) and time.monotonic() < until:
+        rank_pool.wait(POLL_S)
     return over[0].exit_code if over else None
 
 

@@ -16,8 +16,8 @@ from hetctl.model.site import Node
 from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.exit_causes import why_ended
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
-from hetctl.runtime.driver.running_task import EndedGroup
-from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.rank_pool import RankPool
+from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.runtime.job_logs import private_log
 from hetctl.runtime.worker.measuring.measure_preprocessing import PREPROCESS
 from hetctl.runtime.worker.messages import (
@@ -68,7 +68,7 @@ class _ProfileDriver:
         ensemble = self._measurements.ensemble
         nodes = nodes_of_this_job(site)
         self._gpu_type = _commonest_type(nodes)
-        self._workers = WorkerPool(
+        self._rank_pool = RankPool(
             *(site, nodes, AgentFiles.within(folder), ensemble.preloaded),
             stages=stage_orders(ensemble.partitions, [node.name for node in nodes]),
         )
@@ -79,7 +79,7 @@ class _ProfileDriver:
         try:
             self._measure_points()
         finally:
-            self._workers.leave()
+            self._rank_pool.shutdown()
         if self._measurements.preprocess_cores:
             self._measure_preprocessing()
 
@@ -93,15 +93,15 @@ class _ProfileDriver:
     def _measure(self, points: Sequence[ProfileTarget]) -> None:
         """Start each point as soon as its GPUs are free, the points with most GPUs first."""
         waiting = sorted(points, key=lambda point: -point.gpus)
-        while waiting or self._workers.busy:
-            for ended in self._workers.reap():
+        while waiting or self._rank_pool.busy:
+            for ended in self._rank_pool.reap():
                 self._report(ended)
             waiting = [point for point in waiting if not self._start(point)]
-            if waiting and not self._workers.busy:
+            if waiting and not self._rank_pool.busy:
                 # All GPUs are free: what does not start now never will.
                 self._give_up(waiting)
                 return
-            self._workers.wait(POLL_S)
+            self._rank_pool.wait(POLL_S)
 
     def _start(self, point: ProfileTarget) -> bool:
         """Start a point on free GPUs; return false if there are too few."""
@@ -109,7 +109,7 @@ class _ProfileDriver:
         placement = self._ends_of(point.member) if point.what == LINKS else self._placed(point, gpu_type)
         if placement:
             task = TaskMessage(self._kind_of(point), str(self._folder), point.source, gpu_type=gpu_type)
-            self._workers.start(task, placement, self._code_of(point))
+            self._rank_pool.start(task, placement, self._code_of(point))
         return bool(placement)
 
     def _code_of(self, point: ProfileTarget) -> TrainingCode:
@@ -127,13 +127,13 @@ class _ProfileDriver:
         # A group on several types has the rate of none, and a member's rates should be of one.
         free, nodes = (
             [node for node in each if node.gpu_type == gpu_type]
-            for each in (self._workers.free_nodes(), self._workers.nodes)
+            for each in (self._rank_pool.free_nodes(), self._rank_pool.nodes)
         )
         return pack([(point.member, point.gpus)], free, 1, nodes)[0].get(point.member, ())
 
     def _ends_of(self, kind: str) -> tuple[Placement, ...]:
         """Return two GPUs on one node or on two; none if there are no such two."""
-        nodes = self._workers.free_nodes()
+        nodes = self._rank_pool.free_nodes()
         if kind == INTRA_NODE:
             return next(((Placement(n.name, n.gpus[:2]),) for n in nodes if len(n.gpus) > 1), ())
         ends = tuple(Placement(node.name, node.gpus[:1]) for node in nodes[:2])

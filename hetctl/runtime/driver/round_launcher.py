@@ -23,7 +23,7 @@ from hetctl.runtime.data.lineup import Lineup, nodes_of, shares_of, write_lineup
 from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
-from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.messages import (
@@ -50,7 +50,7 @@ class RoundLauncher:
 
     Parameters
     ----------
-    deadline, longest_s
+    deadline, max_uninterrupted_s
         Deadlines of `TrainingSpec`.
     on_failure : callable
         Function called with the error if something cannot be written or launched.
@@ -60,8 +60,8 @@ class RoundLauncher:
     spec: RunSpec
     job: int
     deadline: float
-    longest_s: float
-    workers: WorkerPool
+    max_uninterrupted_s: float
+    rank_pool: RankPool
     exchanges: Exchanges
     on_failure: Callable[[OSError], None]
 
@@ -93,7 +93,7 @@ class RoundLauncher:
             "round_started", job=self.job, predicted_s=predicted_s, members=names
         )
         events = BestEffortEventWriter(self.folder.events, DRIVER, index, self.on_failure)
-        opened = ActiveRound(self.folder, index, events, time.time(), self.workers.stop)
+        opened = ActiveRound(self.folder, index, events, time.time(), self.rank_pool.stop)
         lineup = self._lineup(index, allocations, members)
         try:
             self.exchanges.start(lineup)
@@ -116,7 +116,7 @@ class RoundLauncher:
             "round_started", job=self.job, predicted_s=0.0, members=list(names)
         )
         events = BestEffortEventWriter(self.folder.events, DRIVER, index, self.on_failure)
-        return ActiveRound(self.folder, index, events, time.time(), self.workers.stop, visits=True)
+        return ActiveRound(self.folder, index, events, time.time(), self.rank_pool.stop, visits=True)
 
     def visit(self, opened: ActiveRound, allocation: Allocation, visit: VisitSpec, member: Member) -> None:
         """Start a visit of a member in the round of all visits."""
@@ -132,7 +132,7 @@ class RoundLauncher:
             sharing=self.spec.sharing,
             preprocess=self.spec.preprocess,
             cores=self.spec.site.cores_per_node,
-            led=self.exchanges.needed(self.spec.sharing, allocations),
+            has_leaders=self.exchanges.needed(self.spec.sharing, allocations),
             timeouts=self.spec.site.timeouts,
         )
 
@@ -161,7 +161,7 @@ class RoundLauncher:
         # Before the ranks start: what the file gets from now on is this round's.
         opened.expect_events_of(member.name)
         try:
-            self.workers.start(
+            self.rank_pool.start(
                 TaskMessage(kind, str(self.folder.path), member.name, training),
                 allocation.placement,
                 training.ensemble.code,
@@ -187,7 +187,7 @@ class RoundLauncher:
             checkpoints=str(checkpoint_folder(self.spec, member.name)),
             deadline=self.deadline,
             shares=shares,
-            longest_s=self.longest_s,
+            max_uninterrupted_s=self.max_uninterrupted_s,
             sharing=self.spec.sharing,
             preprocessors=site.cores_per_node // site.gpus_per_node,
             gpu_type=self._gpu_type_of(allocation),
@@ -208,7 +208,7 @@ class RoundLauncher:
         from hetctl.methods.balance.cpu_manager import first_batches
 
         profile = next((p for p in self.spec.profiles if p.member == member.name), None)
-        types = {node.name: node.gpu_type or "" for node in self.workers.nodes}
+        types = {node.name: node.gpu_type or "" for node in self.rank_pool.nodes}
         if profile is None:
             return ()
         found = {t: self._rate_on(allocation.gpus, t, profile) for t in types.values()}
@@ -221,7 +221,7 @@ class RoundLauncher:
 
     def _gpu_type_of(self, allocation: Allocation) -> str | None:
         """Return the type of a member's GPUs; None if they are of several types."""
-        types = {node.name: node.gpu_type for node in self.workers.nodes}
+        types = {node.name: node.gpu_type for node in self.rank_pool.nodes}
         held = {types.get(place.node) for place in allocation.placement}
         return next(iter(held)) or None if len(held) == 1 else None
 
@@ -246,7 +246,7 @@ class Exchanges:
 
     def start(self, lineup: Lineup) -> None:
         """Start the leaders of a round, if it needs any; OSError if they cannot be started."""
-        if not lineup.led or self._start_leaders is None:
+        if not lineup.has_leaders or self._start_leaders is None:
             return
         write_lineup(self._files.lineups, lineup)
         arguments = (str(self._files.lineups), "--round", str(lineup.index))
@@ -259,7 +259,7 @@ class Exchanges:
         """Log the leaders that have failed since the last call."""
         _log_failures(self._steps.reap())
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """End the leaders that are left."""
         _log_failures(self._steps.end(LEAVE_S))
 

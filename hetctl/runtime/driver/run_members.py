@@ -16,9 +16,9 @@ from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
 from hetctl.runtime.driver.active_round import ActiveRound
-from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.scheduling.planners.base import Held
-from hetctl.scheduling.rounds import Running
+from hetctl.scheduling.rounds import RunningTask
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
 from hetctl.storage.step_fold import StepReport
@@ -96,7 +96,7 @@ class RunMembers:
         self._state = RunState(folder, spec.ensemble, spec.retries)
         self._take_written = take_written
         self._workloads = Workloads(spec.ensemble, self._profiles, gpus, spec.site.gpus_per_node)
-        self._look()
+        self._refresh()
         self._began_at = time.time() if self._state.began_at is None else self._state.began_at
 
     @property
@@ -111,12 +111,12 @@ class RunMembers:
 
     def keep(self) -> None:
         """Save a snapshot from which later readers of the run's files start; OSError if the disk is full."""
-        self._look()
+        self._refresh()
         self._state.keep()
 
     def left(self) -> Mapping[str, Workload]:
         """Return the work left of all members, in training or not, after finished epochs and checkpoints."""
-        self._look()
+        self._refresh()
         return self._workloads.left
 
     def as_they_are(self, names: Iterable[str]) -> tuple[Member, ...]:
@@ -152,7 +152,7 @@ class RunMembers:
 
     def seen(self, rounds: Iterable[ActiveRound], now: float) -> RunObservation:
         """Return the state of all members; `now` is in seconds since the epoch."""
-        self._look()
+        self._refresh()
         left, rounds = self._workloads.left, tuple(rounds)
         busy = {name for open_round in rounds for name in open_round.active}
         waiting = tuple([workload for name, workload in left.items() if name not in busy])
@@ -161,7 +161,7 @@ class RunMembers:
 
     def rates_seen(self, rounds: Iterable[ActiveRound]) -> dict[str, float]:
         """Return the rates of members in training in their last epochs, in samples/s; some have none yet."""
-        self._look()
+        self._refresh()
         return {
             name: rate
             for opened in rounds
@@ -169,13 +169,13 @@ class RunMembers:
             if (rate := report.rate)
         }
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Read new events from the disk."""
         progress = self._state.progress
-        changed = self._state.look(self._take_written())
+        changed = self._state.refresh(self._take_written())
         # Requests and reports of the search are read back, so that all goes by what is on the disk.
         while self._trials and self._trials.advance(progress, self._state.used(time.time()), self._run_s):
-            changed |= self._state.look(self._trials.take_written())
+            changed |= self._state.refresh(self._trials.take_written())
         for name in changed:
             if self._trials and name in self._trials:
                 self._profiles[name] = self._trials.profile(name, self._planned)
@@ -200,7 +200,7 @@ class RunMembers:
         left, progress = self._workloads.left, self._state.progress
         for name, report in self._reports(opened).items():
             workload = left.get(name)
-            if workload is None or name in opened.leaving:
+            if workload is None or name in opened.stopping_since:
                 continue
             allocation = opened.active[name]
             # With several types of GPU, the allocation's rate is that of its own type.
@@ -226,7 +226,7 @@ class RunObserver:
 
     budget: Budget
     members: RunMembers
-    workers: WorkerPool
+    rank_pool: RankPool
     open_rounds: Mapping[int, ActiveRound]
     order: Any
     only: frozenset[str]
@@ -235,7 +235,7 @@ class RunObserver:
         """Return all members that need training, by their finished epochs and checkpoints."""
         return self._of_phase(self.members.left())
 
-    def seen(self, _now_s: float, _running: Mapping[str, Running], deferred: Set[str]) -> RunObservation:
+    def seen(self, _now_s: float, _running: Mapping[str, RunningTask], deferred: Set[str]) -> RunObservation:
         """Return all members; waiting ones are in the planner's order and exclude `deferred`."""
         seen = self.members.seen(self.open_rounds.values(), time.time())
         left = self._of_phase(seen.left)
@@ -248,11 +248,11 @@ class RunObserver:
     def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
         """Return the nodes with their free GPUs; GPUs of ranks that are about to end are not free."""
         names = {node.name for node in nodes}
-        return tuple(node for node in self.workers.free_nodes() if node.name in names)
+        return tuple(node for node in self.rank_pool.free_nodes() if node.name in names)
 
     def can_use(self, allocation: Allocation) -> bool:
         """Return true if no rank holds any of these GPUs."""
-        return self.workers.can_hold(allocation)
+        return self.rank_pool.can_hold(allocation)
 
     def used_up(self) -> str | None:
         """Return the limit of the run's budget that is reached; None if none is."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from hetctl.methods.automl.search_run import SearchRun, Spent
+from hetctl.methods.automl.search_run import SearchRun, UsedResources
 from hetctl.methods.automl.trial_history import Trial
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
@@ -112,29 +112,31 @@ class TrialQueue:
         """
         if self._is_over:
             return False
-        spent = Spent(used.gpu_seconds / 3600, run_s)
+        resources = UsedResources(used.gpu_seconds / 3600, run_s)
         try:
-            return self._advance(progress, spent, EventWriter(self._folder.events, DRIVER, used.rounds))
+            return self._advance(progress, resources, EventWriter(self._folder.events, DRIVER, used.rounds))
         except OSError as error:
             # The history in memory is ahead of the disk's: the next job goes on from the disk's.
             self._is_over = True
             self._on_failure(error)
             return True
 
-    def _advance(self, progress: Mapping[str, Progress], spent: Spent, events: EventWriter) -> bool:
+    def _advance(
+        self, progress: Mapping[str, Progress], resources: UsedResources, events: EventWriter
+    ) -> bool:
         is_new = False
         for trial in self._search.waiting:
             name = self._search.member_of(trial)
             if self._is_done(trial, progress[name]) and not self._is_busy(name):
-                told = self._search.report(trial, self._loss(name, trial, progress[name]))
-                if told is not None:
-                    events.write(REPORT, **told)
+                fields = self._search.report(trial, self._loss(name, trial, progress[name]))
+                if fields is not None:
+                    events.write(REPORT, **fields)
                     is_new = True
-        for request in self._search.requests(spent):
+        for request in self._search.requests(resources):
             events.write(TRIAL, **request)
             is_new = True
             self._inherit(self._search.trials[request["number"]])
-        if reason := self._search.reason_to_end(spent):
+        if reason := self._search.reason_to_end(resources):
             events.write(SEARCH_ENDED, reason=reason)
             self._is_over = is_new = True
         return is_new

@@ -32,7 +32,7 @@ from hetctl.runtime.frameworks.torch_chain import TorchChain
 from hetctl.runtime.frameworks.torch_memory import memory_gauge
 from hetctl.runtime.frameworks.torch_optimizer import Accumulation, RateFactor
 from hetctl.runtime.frameworks.torch_parts import Parts, Score, make_parameters, options_kept, parts_of
-from hetctl.runtime.frameworks.torch_ranks import add_up, average, gather, make_equal, meet
+from hetctl.runtime.frameworks.torch_ranks import add_up, average, gather, init_group, make_equal
 from hetctl.runtime.frameworks.torch_state import (
     generators,
     other_variables,
@@ -41,7 +41,7 @@ from hetctl.runtime.frameworks.torch_state import (
     unpack,
     without_functions,
 )
-from hetctl.runtime.worker.group import Group, WiredGroup
+from hetctl.runtime.worker.group import CollectiveGroup, Group
 from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.training_context import TrainingContext
@@ -371,11 +371,11 @@ class PyTorch:
     def load(self) -> None:
         """Do nothing: ``torch.distributed`` is part of PyTorch."""
 
-    def meet(self, group: WiredGroup) -> None:
+    def initialize(self, group: CollectiveGroup) -> None:
         """Initialize ``torch.distributed``."""
-        meet(group)
+        init_group(group)
 
-    def part(self) -> None:
+    def shutdown(self) -> None:
         """Shut down ``torch.distributed``."""
         dist.destroy_process_group()
 

@@ -30,7 +30,7 @@ from hetctl.runtime.frameworks.keras_model import array_of, compiled_model, firs
 from hetctl.runtime.frameworks.keras_optimizer import KerasAccumulation, KerasRate
 from hetctl.runtime.frameworks.tensorflow_memory import GPU, memory_gauge
 from hetctl.runtime.interfaces import gloo_over
-from hetctl.runtime.worker.group import Group, WiredGroup
+from hetctl.runtime.worker.group import CollectiveGroup, Group
 from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.training_context import TrainingContext
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
@@ -372,7 +372,7 @@ class TensorFlow:
         """Import Horovod."""
         _horovod()
 
-    def meet(self, group: WiredGroup) -> None:
+    def initialize(self, group: CollectiveGroup) -> None:
         """Start Horovod over Gloo: unlike an MPI world, its worlds can be formed repeatedly.
 
         Raises
@@ -390,7 +390,7 @@ class TensorFlow:
         with gloo_over("HOROVOD_GLOO_IFACE", group.interface):
             _horovod().init()
 
-    def part(self) -> None:
+    def shutdown(self) -> None:
         """Shut down Horovod."""
         _horovod().shutdown()
         if self._rendezvous is not None:
@@ -535,7 +535,7 @@ def _predict_step_of(model: Any) -> Any:
     return step
 
 
-def _gloo_environment(group: WiredGroup, port: int) -> dict[str, str]:
+def _gloo_environment(group: CollectiveGroup, port: int) -> dict[str, str]:
     """Return the variables that Horovod's own launcher would set if all ranks were on one host.
 
     The number of hosts matters only for hierarchical operations, which are off.

@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 
 from hetctl.runtime.interfaces import gloo_over
-from hetctl.runtime.worker.group import WiredGroup
+from hetctl.runtime.worker.group import CollectiveGroup
 
 MS_PER_S = 1000.0
 
 
-def meet(group: WiredGroup) -> None:
+def init_group(group: CollectiveGroup) -> None:
     """Initialize ``torch.distributed``: NCCL with GPUs, else Gloo; rank 0 broadcasts its store's port."""
     store = None
     if group.rank == 0:

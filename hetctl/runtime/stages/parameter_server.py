@@ -12,13 +12,13 @@ import numpy as np
 from hetctl.methods.pipeline.global_weights import GlobalWeights, Weights
 from hetctl.model.pipelines import PipelineLayout
 from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
-from hetctl.runtime.stages.tensor_mail import LOST, Parcel, TensorMail
+from hetctl.runtime.stages.p2p_transport import LOST, P2PTransport, TensorMessage
 
 INIT, PUSH, FETCH, LEAVE = "init", "push", "fetch", "leave"
 TO_SERVER = (INIT, PUSH, FETCH, LEAVE)
-"""Kinds of the parcels for servers."""
+"""Kinds of the messages for servers."""
 WEIGHTS, CLOCK = "weights", "clock"
-"""Kinds of the parcels from servers: weights of a layer; number of waves in all layers of a server."""
+"""Kinds of the messages from servers: weights of a layer; number of waves in all layers of a server."""
 
 TRAIN, SAVE, END = "train", "save", "end"
 """Purposes of a fetch: to go on training, to write a checkpoint, and to end a part of an epoch."""
@@ -29,10 +29,10 @@ LAYER = "layer-{}/"
 class WaveServer:
     """Parameter server of a rank: thread that answers the stages of all virtual workers.
 
-    A parcel belongs to one layer. ``init`` has its weights before the first wave. ``push`` has the aggregated
-    update of a wave, or, in the empty wave that ends a part of an epoch, the statistics of the layer with
-    their number of samples. ``fetch`` asks for the weights with a number of waves, which are sent as soon as
-    they exist.
+    A message belongs to one layer. ``init`` has its weights before the first wave. ``push`` has the
+    aggregated update of a wave, or, in the empty wave that ends a part of an epoch, the statistics of the
+    layer with their number of samples. ``fetch`` asks for the weights with a number of waves, which are sent
+    as soon as they exist.
 
     Parameters
     ----------
@@ -44,25 +44,25 @@ class WaveServer:
 
     def __init__(
         self,
-        mail: TensorMail,
-        box: queue.SimpleQueue[Parcel],
+        transport: P2PTransport,
+        messages: queue.SimpleQueue[TensorMessage],
         layers: Sequence[int],
         heads: Sequence[int],
     ) -> None:
-        self._mail, self._box = mail, box
+        self._transport, self._messages = transport, messages
         self._layers, self._heads = tuple(layers), tuple(heads)
         self._held: dict[int, GlobalWeights] = {}
         self._statistics: dict[int, dict[int, tuple[int, Weights]]] = {}
-        self._waiting: list[Parcel] = []
-        # Parcels of other virtual workers may come before the initial weights.
-        self._early: list[Parcel] = []
+        self._waiting: list[TensorMessage] = []
+        # Messages of other virtual workers may come before the initial weights.
+        self._early: list[TensorMessage] = []
         self._now = 0
         self._thread = threading.Thread(target=self._run, name="parameter-server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """End the thread."""
-        self._box.put(Parcel(self._mail.rank, LEAVE))
+        self._messages.put(TensorMessage(self._transport.rank, LEAVE))
         self._thread.join()
 
     def _run(self) -> None:
@@ -70,33 +70,33 @@ class WaveServer:
             self._serve()
         except Exception as error:
             # Or the stages would wait for weights in silence.
-            self._mail.fail(f"the parameter server on rank {self._mail.rank} failed: {error!r}")
+            self._transport.fail(f"the parameter server on rank {self._transport.rank} failed: {error!r}")
             raise
 
     def _serve(self) -> None:
-        # The stage of this rank gets the same parcel, and reports the loss.
-        while (parcel := self._box.get()).kind not in (LOST, LEAVE):
-            if parcel.kind == INIT:
-                self._init(parcel)
+        # The stage of this rank gets the same message, and reports the loss.
+        while (message := self._messages.get()).kind not in (LOST, LEAVE):
+            if message.kind == INIT:
+                self._init(message)
             else:
-                self._act(parcel)
+                self._act(message)
 
-    def _act(self, parcel: Parcel) -> None:
-        if parcel.fields["layer"] in self._held:
-            _ACTIONS[parcel.kind](self, parcel)
+    def _act(self, message: TensorMessage) -> None:
+        if message.fields["layer"] in self._held:
+            _ACTIONS[message.kind](self, message)
         else:
-            self._early.append(parcel)
+            self._early.append(message)
 
-    def _init(self, parcel: Parcel) -> None:
-        layer, workers = parcel.fields["layer"], len(self._heads)
-        self._held[layer] = GlobalWeights(list(parcel.tensors), workers)
+    def _init(self, message: TensorMessage) -> None:
+        layer, workers = message.fields["layer"], len(self._heads)
+        self._held[layer] = GlobalWeights(list(message.tensors), workers)
         # At once: the next wave of the same virtual worker may be in the queue already.
         early, self._early = self._early, []
         for before in early:
             self._act(before)
 
-    def _push(self, parcel: Parcel) -> None:
-        fields, tensors = parcel.fields, list(parcel.tensors)
+    def _push(self, message: TensorMessage) -> None:
+        fields, tensors = message.fields, list(message.tensors)
         layer, worker = fields["layer"], fields["worker"]
         if fields["samples"] is not None:
             self._statistics.setdefault(layer, {})[worker] = fields["samples"], tensors
@@ -105,16 +105,16 @@ class WaveServer:
         self._answer_waiting()
         self._report_clock()
 
-    def _fetch(self, parcel: Parcel) -> None:
-        if not self._answer(parcel):
-            self._waiting.append(parcel)
+    def _fetch(self, message: TensorMessage) -> None:
+        if not self._answer(message):
+            self._waiting.append(message)
 
     def _answer_waiting(self) -> None:
-        self._waiting = [parcel for parcel in self._waiting if not self._answer(parcel)]
+        self._waiting = [message for message in self._waiting if not self._answer(message)]
 
-    def _answer(self, parcel: Parcel) -> bool:
+    def _answer(self, message: TensorMessage) -> bool:
         """Send weights that were asked for; return false if they do not exist yet."""
-        fields = parcel.fields
+        fields = message.fields
         layer, waves, purpose = fields["layer"], fields["waves"], fields["purpose"]
         weights = self._held[layer].at(waves)
         if weights is None:
@@ -122,8 +122,8 @@ class WaveServer:
         if purpose != SAVE:
             self._held[layer].note_read(fields["worker"], waves)
         statistics = self._means(layer) if purpose == END else []
-        self._mail.send(
-            parcel.sender,
+        self._transport.send(
+            message.sender,
             WEIGHTS,
             [*weights, *statistics],
             layer=layer,
@@ -149,10 +149,10 @@ class WaveServer:
         if now > self._now:
             self._now = now
             for head in self._heads:
-                self._mail.send(head, CLOCK, waves=now)
+                self._transport.send(head, CLOCK, waves=now)
 
 
-_ACTIONS: dict[str, Callable[[WaveServer, Parcel], None]] = {
+_ACTIONS: dict[str, Callable[[WaveServer, TensorMessage], None]] = {
     PUSH: WaveServer._push,
     FETCH: WaveServer._fetch,
 }
@@ -164,10 +164,10 @@ class WaveClient:
     Waves count from the first part of an epoch that the ranks have trained together.
     """
 
-    def __init__(self, network: StageNetwork, layout: PipelineLayout, mail: TensorMail) -> None:
-        self._network, self._mail = network, mail
+    def __init__(self, network: StageNetwork, layout: PipelineLayout, transport: P2PTransport) -> None:
+        self._network, self._transport = network, transport
         self._servers = layout.servers
-        self._worker, _ = layout.place_of(mail.rank)
+        self._worker, _ = layout.place_of(transport.rank)
         self.shares = len(layout.workers) > 1
         self._weights = {layer: _places(layer, network.weight_names) for layer in network.layers}
         self._statistics = {layer: _places(layer, network.statistic_names) for layer in network.layers}
@@ -177,7 +177,7 @@ class WaveClient:
         self._own: dict[int, list[Tensor]] = {}
         self._asked: set[tuple[str, int]] = set()
         self._is_ending = False
-        self._arrived: dict[tuple[str, int], dict[int, Parcel]] = {}
+        self._arrived: dict[tuple[str, int], dict[int, TensorMessage]] = {}
 
     def begin(self) -> None:
         """Give the servers the initial weights, which are equal in all virtual workers."""
@@ -187,7 +187,7 @@ class WaveClient:
         if self._worker == 0:
             weights = self._network.weights()
             for layer, places in self._weights.items():
-                self._mail.send(self._servers[layer], INIT, [weights[at] for at in places], layer=layer)
+                self._transport.send(self._servers[layer], INIT, [weights[at] for at in places], layer=layer)
 
     def push(self, wave: int) -> None:
         """Send the sum of the updates since the last wave, as the wave with this number."""
@@ -208,7 +208,7 @@ class WaveClient:
             self._push(layer, wave, [statistics[at] for at in places], samples=samples)
 
     def _push(self, layer: int, wave: int, tensors: list[Tensor], samples: int | None = None) -> None:
-        self._mail.send(
+        self._transport.send(
             self._servers[layer], PUSH, tensors, layer=layer, worker=self._worker, wave=wave, samples=samples
         )
 
@@ -223,7 +223,7 @@ class WaveClient:
         self._is_ending = purpose == END
         self._asked.add((purpose, waves))
         for layer in self._weights:
-            self._mail.send(
+            self._transport.send(
                 self._servers[layer],
                 FETCH,
                 layer=layer,
@@ -232,10 +232,10 @@ class WaveClient:
                 purpose=purpose,
             )
 
-    def take(self, parcel: Parcel) -> None:
+    def take(self, message: TensorMessage) -> None:
         """Keep weights that have arrived."""
-        key = parcel.fields["purpose"], parcel.fields["waves"]
-        self._arrived.setdefault(key, {})[parcel.fields["layer"]] = parcel
+        key = message.fields["purpose"], message.fields["waves"]
+        self._arrived.setdefault(key, {})[message.fields["layer"]] = message
 
     def has(self, purpose: str, waves: int) -> bool:
         """Return true if the weights of all layers have arrived."""
@@ -265,10 +265,10 @@ class WaveClient:
         """Replace weights and statistics by those at the end of a part: all updates of all are in them."""
         if not self.shares:
             return
-        parcels = self._arrived[END, waves]
+        messages = self._arrived[END, waves]
         statistics = self._network.statistics()
         for layer, places in self._statistics.items():
-            sent = parcels[layer].tensors[parcels[layer].fields["weights"] :]
+            sent = messages[layer].tensors[messages[layer].fields["weights"] :]
             for at, tensor in zip(places, sent, strict=True):
                 statistics[at] = tensor
         self._network.rebase(self.received(END, waves))
@@ -281,11 +281,11 @@ class WaveClient:
 
     def received(self, purpose: str, waves: int) -> list[Tensor]:
         """Return weights that have arrived, in the order of `StageNetwork.weights`."""
-        parcels = self._arrived.pop((purpose, waves))
+        messages = self._arrived.pop((purpose, waves))
         found: dict[int, Tensor] = {}
         for layer, places in self._weights.items():
-            count = parcels[layer].fields["weights"]
-            found.update(zip(places, parcels[layer].tensors[:count], strict=True))
+            count = messages[layer].fields["weights"]
+            found.update(zip(places, messages[layer].tensors[:count], strict=True))
         return [found[at] for at in sorted(found)]
 
 

@@ -18,9 +18,9 @@ from hetctl.runtime.data.loaders import Batch
 from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.frameworks.stage_network import Tensor
 from hetctl.runtime.stages.epoch_part import EpochPart, TrainedPart
+from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, receive
 from hetctl.runtime.stages.parameter_server import LAYER
 from hetctl.runtime.stages.stage_worker import PartHooks, StageWorker
-from hetctl.runtime.stages.tensor_mail import Parcel, TensorMail, receive
 from hetctl.runtime.worker.checkpoint import (
     ArrayFile,
     Arrays,
@@ -41,7 +41,7 @@ LEAST_SAVE_S, SAVE_SHARE = 2.0, 0.05
 """Least seconds between two checkpoints within an epoch, and largest share of the time of writing them."""
 
 PART = "part"
-"""Kind of the parcel that says that a stage has written its part."""
+"""Kind of the message that says that a stage has written its part."""
 
 
 @dataclass
@@ -149,7 +149,7 @@ class PipelineTrainer(MemberTrainer):
     def _account(self, part: EpochPart, trained: TrainedPart, seconds: float) -> None:
         """Record a part, and report the times of all stages."""
         own = {"loss": trained.loss, "samples": trained.samples, "times": encode(trained.times)}
-        gathered = all_gather(self.group, {**own, "sent": encode(self.stage.mail.take_sent())})
+        gathered = all_gather(self.group, {**own, "sent": encode(self.stage.transport.take_sent())})
         firsts = [gathered[head] for head in self.stage.heads]
         # No samples: it was stopped before its first minibatch.
         loss = sum(one["loss"] for one in firsts) / max(1, sum(one["samples"] for one in firsts))
@@ -186,7 +186,7 @@ class PipelineTrainer(MemberTrainer):
     def _evaluate(self, number: int) -> dict[str, float]:
         feed = None
         if self.stage.is_first:
-            feed = held_out_batches(self.validation, number, self.sign)
+            feed = held_out_batches(self.validation, number, self.heartbeat)
         scores, count = self.stage.evaluate(feed)
         gathered = [one for one in all_gather(self.group, [scores, count]) if one[1]]
         total = sum(count for _, count in gathered)
@@ -243,8 +243,8 @@ class PartSaver(BackgroundWriter):
 
     Parameters
     ----------
-    box : queue of Parcel
-        Queue of the parcels of the kind `PART`, on rank 0.
+    messages : queue of TensorMessage
+        Queue of the messages of the kind `PART`, on rank 0.
     part, parts : int
         Number of this rank's part, and of all: stages of the first virtual worker.
     """
@@ -252,13 +252,13 @@ class PartSaver(BackgroundWriter):
     def __init__(
         self,
         folder: CheckpointFolder,
-        mail: TensorMail,
-        box: queue.SimpleQueue[Parcel],
+        transport: P2PTransport,
+        messages: queue.SimpleQueue[TensorMessage],
         part: int,
         parts: int,
     ) -> None:
         super().__init__()
-        self._folder, self._mail, self._box = folder, mail, box
+        self._folder, self._transport, self._messages = folder, transport, messages
         self._part, self._parts = part, parts
         self._written: dict[tuple[int, ...], dict[int, ArrayFile]] = {}
 
@@ -281,8 +281,8 @@ class PartSaver(BackgroundWriter):
     def _write(self, arrays: Mapping[str, Tensor], state: TrainingState, report: OnSaved) -> None:
         began = time.perf_counter()
         file = self._folder.save_part(arrays, state, self._part)
-        self._mail.send(0, PART, order=list(state.order), part=self._part, file=encode(file))
-        if self._mail.rank != 0:
+        self._transport.send(0, PART, order=list(state.order), part=self._part, file=encode(file))
+        if self._transport.rank != 0:
             return
         manifest = self._folder.join_parts(self._all_parts(state.order), state)
         report(manifest, time.perf_counter() - began)
@@ -290,9 +290,9 @@ class PartSaver(BackgroundWriter):
     def _all_parts(self, order: tuple[int, ...]) -> list[ArrayFile]:
         """Wait for the parts of a checkpoint; other stages may be ahead by one."""
         while len(self._written.get(order, ())) < self._parts:
-            parcel = receive(self._box)
-            assert parcel is not None
-            fields = parcel.fields
+            message = receive(self._messages)
+            assert message is not None
+            fields = message.fields
             files = self._written.setdefault(tuple(fields["order"]), {})
             files[fields["part"]] = decode(ArrayFile, fields["file"])
         files = self._written.pop(order)

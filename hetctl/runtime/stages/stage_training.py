@@ -18,14 +18,14 @@ from hetctl.runtime.data.named_arrays import refuse_named
 from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.job_logs import log_line
+from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, receive
 from hetctl.runtime.stages.parameter_server import TO_SERVER, WaveServer
 from hetctl.runtime.stages.pipeline_trainer import PART, NoSaver, PartSaver, PipelineTrainer
 from hetctl.runtime.stages.stage_worker import StageWorker
-from hetctl.runtime.stages.tensor_mail import Parcel, TensorMail, receive
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import WholeData, WorkerContext
 from hetctl.runtime.worker.group import RankInfo
-from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
+from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.tensorboard import Board
@@ -34,44 +34,44 @@ from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.paths import board_in
 
 SAMPLE = "sample"
-"""Kind of the parcel with one sample, from which the stages take their shapes."""
+"""Kind of the message with one sample, from which the stages take their shapes."""
 
 
 def train_stage(assignment: Assignment, context: WorkerContext) -> None:
     """Train the layers of this rank as its round specifies: until convergence, or until told to stop."""
     restarted_at = restarted_at_of(assignment, context)
-    spec, place = assignment.task.training, assignment.place
+    spec, rank_info = assignment.task.training, assignment.rank_info
     assert spec is not None
     layout = spec.allocation.pipeline
     assert layout is not None
     (member,) = spec.ensemble.members
-    group, chain = context.join_pipeline(spec.ensemble, member, place, spec.network, spec.timeouts)
+    group, chain = context.join_pipeline(spec.ensemble, member, rank_info, spec.network, spec.timeouts)
     _check_layers(member.name, layout.layers, chain)
     worker, stage = layout.place_of(group.rank)
     with ExitStack() as stack:
-        to_server: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
-        parts: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
-        mail = TensorMail(
+        to_server: queue.SimpleQueue[TensorMessage] = queue.SimpleQueue()
+        parts: queue.SimpleQueue[TensorMessage] = queue.SimpleQueue()
+        transport = P2PTransport(
             group,
-            place,
+            rank_info,
             [part.node for part in spec.allocation.placement for _ in part.gpus],
             spec.network,
             spec.timeouts,
             {**dict.fromkeys(TO_SERVER, to_server), PART: parts},
         )
-        training, validation = _loaders(spec, layout, context, stack, mail, worker, stage)
+        training, validation = _loaders(spec, layout, context, stack, transport, worker, stage)
         context.prepare(member)
         plan = layout.workers[worker][stage]
         network = chain.build(range(plan.first, plan.last + 1), training.sample)
-        context.sign()
+        context.heartbeat()
         served = [layer for layer, rank in enumerate(layout.servers) if rank == group.rank]
-        server = WaveServer(mail, to_server, served, [stages[0].rank for stages in layout.workers])
+        server = WaveServer(transport, to_server, served, [stages[0].rank for stages in layout.workers])
         recorder = WaveRecorder(assignment.task.wave_log(group.rank), spec.round)
         checkpoints = CheckpointFolder(Path(spec.checkpoints))
         events = reporter(assignment.task, group, context.send_written)
         saver: PartSaver | NoSaver = NoSaver()
         if worker == 0:
-            saver = PartSaver(checkpoints, mail, parts, stage, len(layout.workers[0]))
+            saver = PartSaver(checkpoints, transport, parts, stage, len(layout.workers[0]))
         trainer = PipelineTrainer(
             member=member,
             network=network,
@@ -86,15 +86,15 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             launched_at=assignment.launched_at,
             gpu_type=spec.gpu_type,
             restarted_at=restarted_at,
-            sign=context.sign,
-            stage=StageWorker(network, layout, mail, recorder.write, context.sign),
+            heartbeat=context.heartbeat,
+            stage=StageWorker(network, layout, transport, recorder.write, context.heartbeat),
             saver=saver,
             worker_names=worker_names(spec),
         )
         _run(trainer, context)
-    group.leave()
+    group.barrier_and_close()
     server.close()
-    mail.close()
+    transport.close()
 
 
 def _check_layers(name: str, planned: int, chain: Chain) -> None:
@@ -120,7 +120,7 @@ def _run(trainer: PipelineTrainer, context: WorkerContext) -> None:
     samples = trainer.training.samples
     trainer.show = Board(board_in(trainer.checkpoints.path), samples, trainer.figures_of).show
     busy = busy_share(context.binding.device)
-    with heartbeats_to(context.send_heartbeat, samples, busy) as trainer.note:
+    with live_metrics_to(context.send_metrics, samples, busy) as trainer.note:
         trainer.run()
 
 
@@ -129,29 +129,29 @@ def _loaders(
     layout: PipelineLayout,
     context: WorkerContext,
     stack: ExitStack,
-    mail: TensorMail,
+    transport: P2PTransport,
     worker: int,
     stage: int,
 ) -> tuple[Loader, Loader]:
     """Return the loaders of a first stage; the other stages get one sample, and the number of samples."""
     if stage > 0:
-        while (parcel := receive(mail.inbox)) is None or parcel.kind != SAMPLE:
-            context.sign()
-        x, y = parcel.tensors
-        nothing = NoBatches((x, y), parcel.fields["samples"])
+        while (message := receive(transport.inbox)) is None or message.kind != SAMPLE:
+            context.heartbeat()
+        x, y = message.tensors
+        nothing = NoBatches((x, y), message.fields["samples"])
         return nothing, nothing
     (member,) = spec.ensemble.members
-    sharing = sharing_of(spec, spec.shares[mail.rank], context.binding.node)
+    sharing = sharing_of(spec, spec.shares[transport.rank], context.binding.node)
     data = context.load_resources(spec.ensemble, sharing).data
     assert isinstance(data, WholeData)
-    place = RankInfo(worker, len(layout.workers))
-    training, validation = data.open(place, member, spec.shares[mail.rank])
+    rank_info = RankInfo(worker, len(layout.workers))
+    training, validation = data.open(rank_info, member, spec.shares[transport.rank])
     stack.enter_context(closing(training))
     stack.enter_context(closing(validation))
     refuse_own_batches(training, "a pipeline")
     refuse_named(training.sample[0], "a pipeline")
     for plan in layout.workers[worker][1:]:
-        mail.send(plan.rank, SAMPLE, training.sample, samples=training.samples)
+        transport.send(plan.rank, SAMPLE, training.sample, samples=training.samples)
     return training, validation
 
 

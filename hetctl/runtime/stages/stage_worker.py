@@ -13,13 +13,13 @@ from hetctl.model.pipelines import PipelineLayout, WaveRecord
 from hetctl.runtime.data.loaders import Batch, Samples
 from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
 from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart
+from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, receive
 from hetctl.runtime.stages.parameter_server import CLOCK, END, SAVE, TRAIN, WEIGHTS, WaveClient
-from hetctl.runtime.stages.tensor_mail import Parcel, TensorMail, receive
 
 FORWARD, BACKWARD, INFER, SCORED = "forward", "backward", "infer", "scored"
 PULL, FREEZE, FROZEN, FINISH = "pull", "freeze", "frozen", "finish"
-LOOK_S = 0.1
-"""Longest wait for a message in seconds, after which a stage sends a sign of life, or looks for a stop."""
+POLL_S = 0.1
+"""Longest wait for a message in seconds, after which a stage sends a heartbeat, or looks for a stop."""
 
 Save = Callable[[int, dict[str, Tensor]], None]
 """Function called with the number of the minibatch after which a state is, and with its arrays."""
@@ -81,25 +81,25 @@ class StageWorker:
     ----------
     log : callable
         Function called with the weights that the minibatches of a wave have met.
-    sign : callable
-        Function called regularly as a sign of life.
+    heartbeat : callable
+        Function called regularly as a heartbeat.
     """
 
     def __init__(
         self,
         network: StageNetwork,
         layout: PipelineLayout,
-        mail: TensorMail,
+        transport: P2PTransport,
         log: Callable[[WaveRecord], None] = lambda _: None,
-        sign: Callable[[], None] = lambda: None,
+        heartbeat: Callable[[], None] = lambda: None,
     ) -> None:
-        self.network, self.layout, self.mail = network, layout, mail
-        self.log, self.sign = log, sign
-        self.worker, self.stage = layout.place_of(mail.rank)
+        self.network, self.layout, self.transport = network, layout, transport
+        self.log, self.heartbeat = log, heartbeat
+        self.worker, self.stage = layout.place_of(transport.rank)
         self.ranks = tuple(plan.rank for plan in layout.workers[self.worker])
         self.heads = tuple(stages[0].rank for stages in layout.workers)
         self.held = layout.workers[self.worker][self.stage].held
-        self.waves = WaveClient(network, layout, mail)
+        self.waves = WaveClient(network, layout, transport)
 
     @property
     def is_first(self) -> bool:
@@ -135,11 +135,11 @@ class StageWorker:
         if feed is not None:
             self._stream(feed)
         else:
-            while (parcel := self._await(INFER)).tensors:
-                self._infer(*parcel.tensors)
+            while (message := self._await(INFER)).tensors:
+                self._infer(*message.tensors)
         if not self.is_last:
             # Without tensors: no more batches follow.
-            self.mail.send(self.ranks[self.stage + 1], INFER)
+            self.transport.send(self.ranks[self.stage + 1], INFER)
             return {}, 0
         return self.network.scores()
 
@@ -158,18 +158,18 @@ class StageWorker:
             self._await(SCORED)
 
     def _infer(self, x: Tensor, y: Tensor) -> None:
-        self.sign()
+        self.heartbeat()
         if not self.is_last:
-            self.mail.send(self.ranks[self.stage + 1], INFER, (self.network.infer(x), y))
+            self.transport.send(self.ranks[self.stage + 1], INFER, (self.network.infer(x), y))
             return
         self.network.score(x, y)
         if not self.is_first:
-            self.mail.send(self.ranks[0], SCORED)
+            self.transport.send(self.ranks[0], SCORED)
 
-    def _await(self, kind: str) -> Parcel:
-        while (parcel := receive(self.mail.inbox, LOOK_S)) is None or parcel.kind != kind:
-            self.sign()
-        return parcel
+    def _await(self, kind: str) -> TensorMessage:
+        while (message := receive(self.transport.inbox, POLL_S)) is None or message.kind != kind:
+            self.heartbeat()
+        return message
 
 
 class _StageRun:
@@ -179,7 +179,7 @@ class _StageRun:
         self, stage: StageWorker, part: EpochPart, feed: Iterator[Batch] | None, hooks: PartHooks
     ) -> None:
         self._stage, self._part, self._feed, self._hooks = stage, part, feed, hooks
-        self._network, self._mail, self._waves = stage.network, stage.mail, stage.waves
+        self._network, self._transport, self._waves = stage.network, stage.transport, stage.waves
         self._wave = stage.layout.in_flight
         self._minibatches = part.minibatches
         self._count = part.minibatches_of(stage.worker, len(stage.heads))
@@ -216,47 +216,47 @@ class _StageRun:
 
     def _take_all(self) -> None:
         """Process all messages that have arrived."""
-        while (parcel := receive(self._mail.inbox, 0)) is not None:
-            self._take(parcel)
+        while (message := receive(self._transport.inbox, 0)) is not None:
+            self._take(message)
 
     def _wait(self) -> None:
         began = time.perf_counter()
-        parcel = receive(self._mail.inbox, LOOK_S)
+        message = receive(self._transport.inbox, POLL_S)
         self._account_wait(time.perf_counter() - began)
-        self._stage.sign()
-        if parcel is not None:
-            self._take(parcel)
+        self._stage.heartbeat()
+        if message is not None:
+            self._take(message)
 
     def _account_wait(self, seconds: float) -> None:
         self._times.idle_s += seconds
 
-    def _take(self, parcel: Parcel) -> None:
-        _MESSAGES[parcel.kind](self, parcel)
+    def _take(self, message: TensorMessage) -> None:
+        _MESSAGES[message.kind](self, message)
 
-    def _on_forward(self, parcel: Parcel) -> None:
-        x, y = parcel.tensors
-        ready = ReadyPass(tensor=x, targets=y, **parcel.fields)
+    def _on_forward(self, message: TensorMessage) -> None:
+        x, y = message.tensors
+        ready = ReadyPass(tensor=x, targets=y, **message.fields)
         self._waves.ask(TRAIN, ready.pulled)
         self._queue.add(ready, backward=False)
 
-    def _on_backward(self, parcel: Parcel) -> None:
-        self._queue.add(ReadyPass(tensor=parcel.tensors[0], **parcel.fields), backward=True)
+    def _on_backward(self, message: TensorMessage) -> None:
+        self._queue.add(ReadyPass(tensor=message.tensors[0], **message.fields), backward=True)
 
-    def _on_pull(self, parcel: Parcel) -> None:
-        self._waves.ask(TRAIN, parcel.fields["waves"])
+    def _on_pull(self, message: TensorMessage) -> None:
+        self._waves.ask(TRAIN, message.fields["waves"])
 
-    def _on_weights(self, parcel: Parcel) -> None:
-        self._waves.take(parcel)
-        waves = parcel.fields["waves"]
-        if parcel.fields["purpose"] == SAVE and self._waves.has(SAVE, waves):
+    def _on_weights(self, message: TensorMessage) -> None:
+        self._waves.take(message)
+        waves = message.fields["waves"]
+        if message.fields["purpose"] == SAVE and self._waves.has(SAVE, waves):
             minibatch, arrays = self._saved.pop(waves)
             weights = self._waves.received(SAVE, waves)
             arrays.update(zip(self._network.weight_names, weights, strict=True))
             self._hooks.save(minibatch, arrays)
 
-    def _on_finish(self, parcel: Parcel) -> None:
-        if parcel.fields["part"] == self._part.number:
-            self._minibatches = parcel.fields["minibatches"]
+    def _on_finish(self, message: TensorMessage) -> None:
+        if message.fields["part"] == self._part.number:
+            self._minibatches = message.fields["minibatches"]
             self._count = min(self._count, self._minibatches)
 
     def _has_weights(self, ready: ReadyPass) -> bool:
@@ -270,7 +270,7 @@ class _StageRun:
         else:
             self._forward(ready)
             self._times.forward_s += time.perf_counter() - began
-        self._stage.sign()
+        self._stage.heartbeat()
 
     def _forward(self, ready: ReadyPass) -> None:
         self._waves.adopt(ready.pulled)
@@ -285,7 +285,7 @@ class _StageRun:
             self._complete(ready, loss)
             return
         activations = self._network.forward(ready.minibatch, self._network.version(), ready.tensor)
-        self._mail.send(
+        self._transport.send(
             self._stage.ranks[self._stage.stage + 1],
             FORWARD,
             (activations, ready.targets),
@@ -304,7 +304,7 @@ class _StageRun:
         """Send the gradient to the previous stage before the optimizer begins: it waits for it."""
         if gradient is None:
             return
-        self._mail.send(
+        self._transport.send(
             self._stage.ranks[self._stage.stage - 1],
             BACKWARD,
             (gradient,),
@@ -375,7 +375,7 @@ class _FirstStageRun(_StageRun):
         # Servers that have not reported have at least the waves of the earlier parts.
         self._global = dict.fromkeys(stage.layout.servers, part.first_wave)
         self._pulling = part.first_wave
-        self._decides = stage.mail.rank == 0
+        self._decides = stage.transport.rank == 0
         self._started: dict[int, int] = {}
         self._frozen = self._asked_to_stop = self._knows_end = False
 
@@ -386,7 +386,7 @@ class _FirstStageRun(_StageRun):
     def _admit(self) -> None:
         """Start the minibatches that may start, and request weights without which none will."""
         if self._decides and not self._asked_to_stop:
-            self._stop_if_told()
+            self._stop_if_requested()
         self._pull()
         while not self._is_open() and self._clock.started < self._count and self._clock.may_start:
             self._start()
@@ -416,7 +416,7 @@ class _FirstStageRun(_StageRun):
         if is_needed and self._pulling < wanted <= now:
             self._pulling = now
             for rank in self._stage.ranks[1:]:
-                self._mail.send(rank, PULL, waves=now)
+                self._transport.send(rank, PULL, waves=now)
             self._waves.ask(TRAIN, now)
         if self._waves.shares and self._waves.has(TRAIN, self._pulling):
             self._clock = self._clock.pull(self._pulling - first)
@@ -436,42 +436,42 @@ class _FirstStageRun(_StageRun):
         self._loss += loss_sum
         self._hooks.on_step(self._completed, loss)
 
-    def _on_clock(self, parcel: Parcel) -> None:
-        self._global[parcel.sender] = max(self._global[parcel.sender], parcel.fields["waves"])
+    def _on_clock(self, message: TensorMessage) -> None:
+        self._global[message.sender] = max(self._global[message.sender], message.fields["waves"])
 
-    def _stop_if_told(self) -> None:
+    def _stop_if_requested(self) -> None:
         """Ask all first stages to admit no more; then all end after the last wave that one has begun."""
         if self._hooks.should_stop():
             self._asked_to_stop = True
             for head in self._stage.heads:
-                self._mail.send(head, FREEZE, part=self._part.number)
+                self._transport.send(head, FREEZE, part=self._part.number)
 
-    def _on_freeze(self, parcel: Parcel) -> None:
+    def _on_freeze(self, message: TensorMessage) -> None:
         self._frozen = True
-        self._mail.send(parcel.sender, FROZEN, part=self._part.number, started=self._clock.started)
+        self._transport.send(message.sender, FROZEN, part=self._part.number, started=self._clock.started)
 
-    def _on_frozen(self, parcel: Parcel) -> None:
-        self._started[parcel.sender] = parcel.fields["started"]
+    def _on_frozen(self, message: TensorMessage) -> None:
+        self._started[message.sender] = message.fields["started"]
         if len(self._started) < len(self._stage.heads):
             return
         begun = -(-max(self._started.values()) // self._wave)
         minibatches = min(self._part.minibatches, begun * self._wave)
         for rank in (plan.rank for stages in self._stage.layout.workers for plan in stages):
-            self._mail.send(rank, FINISH, part=self._part.number, minibatches=minibatches)
+            self._transport.send(rank, FINISH, part=self._part.number, minibatches=minibatches)
 
-    def _on_finish(self, parcel: Parcel) -> None:
-        super()._on_finish(parcel)
+    def _on_finish(self, message: TensorMessage) -> None:
+        super()._on_finish(message)
         self._knows_end, self._frozen = True, False
 
 
-_MESSAGES: dict[str, Callable[[Any, Parcel], None]] = {
-    FORWARD: lambda run, parcel: run._on_forward(parcel),
-    BACKWARD: lambda run, parcel: run._on_backward(parcel),
-    PULL: lambda run, parcel: run._on_pull(parcel),
-    WEIGHTS: lambda run, parcel: run._on_weights(parcel),
-    CLOCK: lambda run, parcel: run._on_clock(parcel),
-    FREEZE: lambda run, parcel: run._on_freeze(parcel),
-    FROZEN: lambda run, parcel: run._on_frozen(parcel),
-    FINISH: lambda run, parcel: run._on_finish(parcel),
+_MESSAGES: dict[str, Callable[[Any, TensorMessage], None]] = {
+    FORWARD: lambda run, message: run._on_forward(message),
+    BACKWARD: lambda run, message: run._on_backward(message),
+    PULL: lambda run, message: run._on_pull(message),
+    WEIGHTS: lambda run, message: run._on_weights(message),
+    CLOCK: lambda run, message: run._on_clock(message),
+    FREEZE: lambda run, message: run._on_freeze(message),
+    FROZEN: lambda run, message: run._on_frozen(message),
+    FINISH: lambda run, message: run._on_finish(message),
 }
 """Methods of a run by the kinds of messages; first stages alone get those of clocks and of stopping."""

@@ -143,9 +143,9 @@ class Balancer:
             self._group.report(reports)
         else:
             answer = wish, self.leader.next_sizes(reports)
-        told, sizes = self._group.broadcast(answer)
-        if told:
-            return int(told)
+        decision, sizes = self._group.broadcast(answer)
+        if decision:
+            return int(decision)
         self.sizes = tuple(sizes)
         self._step += 1
         if self.leader is not None:
@@ -157,7 +157,7 @@ class Balancer:
         taken = self._timer.taken()
         if not taken:
             return []
-        cpu, memory = self._load.look()
+        cpu, memory = self._load.sample()
         return [(step, seconds, cpu, memory) for step, seconds in taken]
 
 

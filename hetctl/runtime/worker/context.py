@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from hetctl.model.ensemble import Ensemble, Member
-from hetctl.model.site import ANY_INTERFACES, SIGN_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
-from hetctl.model.training_progress import Heartbeat
+from hetctl.model.site import ANY_INTERFACES, HEARTBEAT_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
+from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Loader, Lockstep, Samples
@@ -79,9 +79,9 @@ class WholeData:
     held_out: int
     open_validation: OpenLoader
 
-    def open(self, place: RankInfo, member: Member, share: InputShare) -> tuple[Loader, Loader]:
+    def open(self, rank_info: RankInfo, member: Member, share: InputShare) -> tuple[Loader, Loader]:
         """Return loaders of the training and of the validation samples of a member."""
-        stream, held_out = streams_of(member, self.samples, self.held_out, place.rank, place.size)
+        stream, held_out = streams_of(member, self.samples, self.held_out, rank_info.rank, rank_info.size)
         # In lockstep a rank may have no preprocessor for training samples, but it needs one to evaluate.
         preprocessors = None if share.preprocessors is None else max(1, share.preprocessors)
         return (
@@ -148,11 +148,11 @@ class WorkerContext:
         Stack that releases the node's resources.
     stop_reason : callable
         Function that returns why the group with a key has to stop; None if it continues.
-    announce : callable
+    publish_address : callable
         Function called with the address at which this rank, if it leads, waits for the others of its group.
-    send_sign : callable
-        Function called every few seconds while there is progress.
     send_heartbeat : callable
+        Function called every few seconds while there is progress.
+    send_metrics : callable
         Function called with the live metrics of the member in training.
     send_written : callable
         Function called with the length of the task's event file, in bytes, after each event.
@@ -174,9 +174,9 @@ class WorkerContext:
         binding: Binding,
         keep: ExitStack,
         stop_reason: Callable[[str], str | None] = lambda _: None,
-        announce: Callable[[Address], None] = lambda _: None,
-        send_sign: Callable[[], None] = lambda: None,
-        send_heartbeat: Callable[[Heartbeat], None] = lambda _: None,
+        publish_address: Callable[[Address], None] = lambda _: None,
+        send_heartbeat: Callable[[], None] = lambda: None,
+        send_metrics: Callable[[LiveMetrics], None] = lambda _: None,
         send_written: Callable[[int], None] = lambda _: None,
         send_visited: Callable[[VisitReport], None] = lambda _: None,
         send_saved: Callable[[StateSaved], None] = lambda _: None,
@@ -185,15 +185,15 @@ class WorkerContext:
         self.group: Group = SingleRank()
         self.binding = binding
         self.keep = keep
-        self.announce = announce
-        self._send_sign = send_sign
-        self.send_heartbeat = send_heartbeat
+        self.publish_address = publish_address
+        self._send_heartbeat = send_heartbeat
+        self.send_metrics = send_metrics
         self.send_written = send_written
         self.send_visited = send_visited
         self.send_saved = send_saved
         self.on_unsaved = on_unsaved
         self.stop_reason = stop_reason
-        self._next_sign = 0.0
+        self._next_heartbeat = 0.0
         self._code: tuple[Framework, UserFunctions] | None = None
         self._resources: WorkerResources | None = None
         self.kept: KeptResources | None = None
@@ -206,14 +206,14 @@ class WorkerContext:
     def load_resources(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
         """Return the resources of all members of the ensemble; load them at the first call."""
         self._resources = self._resources or self._load_resources(ensemble, sharing)
-        self.sign()
+        self.heartbeat()
         return self._resources
 
     def build(
         self,
         ensemble: Ensemble,
         member: Member,
-        place: RankInfo,
+        rank_info: RankInfo,
         sharing: Sharing,
         share: InputShare,
         stack: ExitStack,
@@ -237,14 +237,14 @@ class WorkerContext:
         """
         self._release_kept()
         resources = self.load_resources(ensemble, sharing)
-        self.join(place, interfaces, timeouts)
+        self.join(rank_info, interfaces, timeouts)
         # Joining the group uses random numbers, too.
         self.prepare(member)
         training, validation = self._open(
-            resources.data, member, place, share, stack, interfaces, timeouts, partial=partial
+            resources.data, member, rank_info, share, stack, interfaces, timeouts, partial=partial
         )
         network = resources.framework.build(member, resources.functions, self.group, training.sample)
-        self.sign()
+        self.heartbeat()
         return BuiltMember(self.group, resources.framework, network, training, validation)
 
     def open_alone(self, ensemble: Ensemble, member: Member, sharing: Sharing, stack: ExitStack) -> Loader:
@@ -257,7 +257,7 @@ class WorkerContext:
         self,
         ensemble: Ensemble,
         member: Member,
-        place: RankInfo,
+        rank_info: RankInfo,
         network: NetworkInterfaces,
         timeouts: Timeouts,
     ) -> tuple[Group, Chain]:
@@ -267,7 +267,7 @@ class WorkerContext:
         """
         self._release_kept()
         framework, functions = self._code or self.load_code(ensemble)
-        group = self.join(place, network, timeouts, NoCollectives())
+        group = self.join(rank_info, network, timeouts, NoCollectives())
         self.prepare(member)
         return group, framework.chain(member, functions)
 
@@ -279,7 +279,7 @@ class WorkerContext:
 
     def join(
         self,
-        place: RankInfo,
+        rank_info: RankInfo,
         interfaces: NetworkInterfaces,
         timeouts: Timeouts,
         backend: CollectiveBackend | None = None,
@@ -294,8 +294,8 @@ class WorkerContext:
         # An error while the group forms must not be blamed on the ranks of the last one.
         self.group = SingleRank()
         backend = backend or self._loaded_code()[0]
-        self.group = join_group(place, backend, self.announce, interfaces, timeouts)
-        self.sign()
+        self.group = join_group(rank_info, backend, self.publish_address, interfaces, timeouts)
+        self.heartbeat()
         return self.group
 
     def build_network(self, member: Member, sample: Samples) -> TrainableNetwork:
@@ -305,7 +305,7 @@ class WorkerContext:
         framework.clear()
         self.prepare(member)
         network = framework.build(member, functions, self.group, sample)
-        self.sign()
+        self.heartbeat()
         return network
 
     def chain(self, ensemble: Ensemble, member: Member) -> tuple[Framework, Chain]:
@@ -320,7 +320,7 @@ class WorkerContext:
         self.group = SingleRank()
         self.prepare(member)
         chain = framework.chain(member, functions)
-        self.sign()
+        self.heartbeat()
         return framework, chain
 
     def start_layer(self, member: Member) -> None:
@@ -346,12 +346,12 @@ class WorkerContext:
         """Wait until the states of all tasks are in checkpoints; return the first failure."""
         return None if self.kept is None else self.kept.finish_saving()
 
-    def sign(self) -> None:
-        """Send a sign of life if the last one was sent `SIGN_EVERY_S` ago or earlier."""
+    def heartbeat(self) -> None:
+        """Send a heartbeat if the last one was sent `HEARTBEAT_EVERY_S` ago or earlier."""
         now = time.monotonic()
-        if now >= self._next_sign:
-            self._next_sign = now + SIGN_EVERY_S
-            self._send_sign()
+        if now >= self._next_heartbeat:
+            self._next_heartbeat = now + HEARTBEAT_EVERY_S
+            self._send_heartbeat()
 
     def clear(self) -> None:
         """Release the resources of the last member, unless networks are kept for later tasks."""
@@ -362,7 +362,7 @@ class WorkerContext:
         self,
         data: WholeData | PartitionedData,
         member: Member,
-        place: RankInfo,
+        rank_info: RankInfo,
         share: InputShare,
         stack: ExitStack,
         interfaces: NetworkInterfaces = ANY_INTERFACES,
@@ -372,9 +372,9 @@ class WorkerContext:
     ) -> tuple[Loader, Loader]:
         """Return loaders of the training and of the validation samples, which the stack closes."""
         if isinstance(data, PartitionedData):
-            loaders = data.open(self.group, place, member, interfaces, timeouts, partial=partial)
+            loaders = data.open(self.group, rank_info, member, interfaces, timeouts, partial=partial)
         else:
-            loaders = data.open(place, member, share)
+            loaders = data.open(rank_info, member, share)
         for loader in loaders:
             stack.callback(loader.close)
         return loaders

@@ -17,7 +17,7 @@ from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces,
 from hetctl.runtime.interfaces import chosen_interface, control_address, interface_of
 from hetctl.runtime.transport import LOCALHOST, Address, Connection, Listener, connect
 
-BROKEN_S = 1.0
+PEER_FAILURE_CHECK_S = 1.0
 """Seconds in which a failing rank checks whether another rank failed before it."""
 
 
@@ -49,11 +49,11 @@ class Group(Protocol):
     def peer_failed(self) -> bool:
         """Return true if another rank has ended."""
 
-    def leave(self) -> None:
+    def barrier_and_close(self) -> None:
         """Wait for the others, and disconnect."""
 
 
-class WiredGroup(Protocol):
+class CollectiveGroup(Protocol):
     """A group of several ranks with a collective backend.
 
     Attributes
@@ -90,10 +90,10 @@ class CollectiveBackend(Protocol):
     def load(self) -> None:
         """Import the packages that it needs; ImportError if one is missing."""
 
-    def meet(self, group: WiredGroup) -> None:
+    def initialize(self, group: CollectiveGroup) -> None:
         """Initialize it on the ranks of a group of several."""
 
-    def part(self) -> None:
+    def shutdown(self) -> None:
         """Shut it down, so that other groups can be formed."""
 
 
@@ -105,10 +105,10 @@ class NoCollectives:
     def load(self) -> None:
         """Do nothing: there is nothing to import."""
 
-    def meet(self, group: WiredGroup) -> None:
+    def initialize(self, group: CollectiveGroup) -> None:
         """Do nothing: there is nothing to initialize."""
 
-    def part(self) -> None:
+    def shutdown(self) -> None:
         """Do nothing: there is nothing to shut down."""
 
 
@@ -151,7 +151,7 @@ class SingleRank:
         """Return false: there is no other rank."""
         return False
 
-    def leave(self) -> None:
+    def barrier_and_close(self) -> None:
         """Do nothing: there is no other rank."""
 
 
@@ -163,7 +163,7 @@ class ProcessGroup:
     connections : sequence of Connection
         On rank 0 the connections to ranks 1, 2, ..; on any other rank the one to rank 0.
     hang_s : float
-        Time limit of collective operations in seconds, as in `WiredGroup`.
+        Time limit of collective operations in seconds, as in `CollectiveGroup`.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class ProcessGroup:
         connections: Sequence[Connection],
         host: str,
         interface: str,
-        link: CollectiveBackend,
+        backend: CollectiveBackend,
         hang_s: float,
     ) -> None:
         self.rank = rank
@@ -182,7 +182,7 @@ class ProcessGroup:
         self.interface = interface
         self.hang_s = hang_s
         self._connections = connections
-        self._link = link
+        self._backend = backend
 
     def broadcast(self, value: Any) -> Any:
         """Send or receive rank 0's value; LostPeerError if another rank has ended."""
@@ -213,7 +213,7 @@ class ProcessGroup:
         except ConnectionError as error:
             raise LostPeerError(f"lost another rank of the group: {error}") from None
 
-    def peer_failed(self, patience_s: float = BROKEN_S) -> bool:
+    def peer_failed(self, patience_s: float = PEER_FAILURE_CHECK_S) -> bool:
         """Watch the connections for some seconds; ranks that fail close theirs."""
         limit = time.monotonic() + patience_s
         while time.monotonic() < limit:
@@ -226,7 +226,7 @@ class ProcessGroup:
             time.sleep(0.02)
         return False
 
-    def leave(self) -> None:
+    def barrier_and_close(self) -> None:
         """Wait for all ranks, shut down the collective backend, and close the connections."""
         try:
             if self.rank != 0:
@@ -240,7 +240,7 @@ class ProcessGroup:
                 self.broadcast(None)
         except ConnectionError as error:
             raise LostPeerError(f"lost another rank of the group: {error}") from None
-        self._link.part()
+        self._backend.shutdown()
         for connection in self._connections:
             connection.close()
 
@@ -255,9 +255,9 @@ def all_gather(group: Group, value: Any) -> list[Any]:
 
 
 def join_group(
-    place: RankInfo,
-    link: CollectiveBackend,
-    announce: Callable[[Address], None],
+    rank_info: RankInfo,
+    backend: CollectiveBackend,
+    publish_address: Callable[[Address], None],
     interfaces: NetworkInterfaces = ANY_INTERFACES,
     timeouts: Timeouts = USUAL_TIMEOUTS,
 ) -> Group:
@@ -265,7 +265,7 @@ def join_group(
 
     Parameters
     ----------
-    announce : callable
+    publish_address : callable
         Function called on rank 0 with the address at which it waits, to be passed on to the others.
 
     Raises
@@ -275,43 +275,43 @@ def join_group(
     LostPeerError
         If another rank does not connect in time.
     """
-    if place.size == 1:
+    if rank_info.size == 1:
         return SingleRank()
     try:
-        link.load()
+        backend.load()
     except ImportError as error:
         raise BadInputError(
-            f"a member with more than one GPU needs {link.needs}: {error}",
+            f"a member with more than one GPU needs {backend.needs}: {error}",
             "install it as docs/install.md says, or give the member max_gpus: 1",
         ) from None
     try:
-        if place.master is None:
-            group = _lead(place, link, announce, interfaces, timeouts)
+        if rank_info.master is None:
+            group = _lead(rank_info, backend, publish_address, interfaces, timeouts)
         else:
-            group = _follow(place, place.master, link, interfaces, timeouts)
+            group = _follow(rank_info, rank_info.master, backend, interfaces, timeouts)
     # A timeout here means a lost peer: the loss of a node must not count against the member.
     except (TimeoutError, ConnectionError) as error:
         raise LostPeerError(f"the ranks of the group did not connect: {error}") from None
     # Two to four ranks meet in 0.1 to 0.2 s. Process sets of one MPI world regroup in 5 ms, but that
     # world dies whole with its first rank.
-    link.meet(group)
+    backend.initialize(group)
     return group
 
 
 def _lead(
-    place: RankInfo,
-    link: CollectiveBackend,
-    announce: Callable[[Address], None],
+    rank_info: RankInfo,
+    backend: CollectiveBackend,
+    publish_address: Callable[[Address], None],
     interfaces: NetworkInterfaces,
     timeouts: Timeouts,
 ) -> ProcessGroup:
     host = socket.gethostname()
     configured = chosen_interface(interfaces.gloo)
-    listener = Listener(place.key, control_address(interfaces.control))
+    listener = Listener(rank_info.key, control_address(interfaces.control))
     address = listener.address
     try:
-        announce(address)
-        peers = [listener.wait(timeouts.meeting_s) for _ in range(place.size - 1)]
+        publish_address(address)
+        peers = [listener.wait(timeouts.meeting_s) for _ in range(rank_info.size - 1)]
     finally:
         listener.close()
     connections = [connection for _, connection in sorted(peers, key=lambda peer: int(peer[0]["rank"]))]
@@ -320,21 +320,23 @@ def _lead(
     interface = configured or interface_of(remote[0].local_host if remote else LOCALHOST)
     for connection in connections:
         connection.send({"host": host, "address": address.host, "interface": interface})
-    return ProcessGroup(0, place.size, connections, LOCALHOST, interface, link, timeouts.hang_s)
+    return ProcessGroup(0, rank_info.size, connections, LOCALHOST, interface, backend, timeouts.hang_s)
 
 
 def _follow(
-    place: RankInfo,
+    rank_info: RankInfo,
     master: Address,
-    link: CollectiveBackend,
+    backend: CollectiveBackend,
     interfaces: NetworkInterfaces,
     timeouts: Timeouts,
 ) -> ProcessGroup:
     host = socket.gethostname()
     configured = chosen_interface(interfaces.gloo)
-    connection = connect(master, {"rank": place.rank, "host": host}, timeouts.meeting_s)
+    connection = connect(master, {"rank": rank_info.rank, "host": host}, timeouts.meeting_s)
     leader = connection.receive(timeouts.meeting_s)
     same_host = leader["host"] == host
     address = LOCALHOST if same_host else leader["address"]
     interface = configured or (leader["interface"] if same_host else interface_of(connection.local_host))
-    return ProcessGroup(place.rank, place.size, [connection], address, interface, link, timeouts.hang_s)
+    return ProcessGroup(
+        rank_info.rank, rank_info.size, [connection], address, interface, backend, timeouts.hang_s
+    )

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hetctl.runtime.frameworks import Framework
 
 KIBIBYTE = 1024
-LOOK_EVERY_S = 0.5
+SAMPLE_EVERY_S = 0.5
 """Seconds over which the use of a node's cores is averaged."""
 
 
@@ -73,27 +73,27 @@ class NodeLoad:
     def __init__(self) -> None:
         self._cores = psutil.cpu_count() or 1
         self._gpu_bytes = max((framework.gpu_memory() for framework in loaded_frameworks()), default=0)
-        self._looked_at = (0.0, 0.0)
+        self._sampled_at = (0.0, 0.0)
         self._available = 1.0
         self._used = 0.0
 
-    def look(self) -> tuple[float, float]:
+    def sample(self) -> tuple[float, float]:
         """Return the share of the node's cores that other processes leave, and that of memory in use.
 
-        The node's own are those of the last `LOOK_EVERY_S`; on a GPU, memory counts at its peak.
+        The node's own are those of the last `SAMPLE_EVERY_S`; on a GPU, memory counts at its peak.
         """
         now = time.monotonic()
-        # A look reads files of /proc, which takes longer than the rest of a step's accounting.
-        if now - self._looked_at[0] >= LOOK_EVERY_S:
-            self._look(now, time.process_time())
+        # A sample reads files of /proc, which takes longer than the rest of a step's accounting.
+        if now - self._sampled_at[0] >= SAMPLE_EVERY_S:
+            self._sample(now, time.process_time())
         return self._available, peak_gpu_memory() / self._gpu_bytes if self._gpu_bytes else self._used
 
-    def _look(self, now: float, own: float) -> None:
-        looked_at, own_before = self._looked_at
-        own_share = (own - own_before) / (now - looked_at) / self._cores
+    def _sample(self, now: float, own: float) -> None:
+        sampled_at, own_before = self._sampled_at
+        own_share = (own - own_before) / (now - sampled_at) / self._cores
         self._available = min(1.0, max(0.0, 1.0 - psutil.cpu_percent(None) / 100 + own_share))
         self._used = float(psutil.virtual_memory().percent) / 100
-        self._looked_at = now, own
+        self._sampled_at = now, own
 
 
 def _processor() -> str:

@@ -23,7 +23,7 @@ from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, OnSaved, TrainingState
 from hetctl.runtime.worker.context import SavingFailure, WorkerContext
-from hetctl.runtime.worker.heartbeat import Busy, busy_share
+from hetctl.runtime.worker.live_metrics import Busy, busy_share
 from hetctl.storage.event_files import EventWriter
 
 NETWORKS_BYTES = 2**30
@@ -40,8 +40,8 @@ OpenPartition = tuple[ArraySource, ArraySource]
 
 MOST_WAITING = 3
 """States that may wait: they occupy the node's memory until they are written."""
-LOOK_S = 0.1
-"""Seconds between two signs of life of a rank that waits until a state is written."""
+POLL_S = 0.1
+"""Seconds between two heartbeats of a rank that waits until a state is written."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class HopResources:
     store : Path
         Folder of the node's states.
     busy : callable
-        Function for heartbeats, which returns the used share of the rank's device.
+        Function for live metrics, which returns the used share of the rank's device.
     """
 
     store: Path
@@ -86,7 +86,7 @@ def open_hops(context: WorkerContext, run_key: str, ensemble: Ensemble) -> HopRe
     """Return the resources of all visits of a rank; open them at the first call."""
     if not isinstance(context.kept, HopResources):
         context.kept = _open(context, run_key, ensemble)
-    context.sign()
+    context.heartbeat()
     return context.kept
 
 
@@ -291,12 +291,12 @@ class StateSaver:
         """True if a state is still to be written."""
         return any(not future.done() for future in self._waiting)
 
-    def save(self, unsaved: UnsavedState, sign: Callable[[], None] = lambda: None) -> None:
+    def save(self, unsaved: UnsavedState, heartbeat: Callable[[], None] = lambda: None) -> None:
         """Have a state written after the earlier ones; wait while too many are.
 
         Parameters
         ----------
-        sign : callable
+        heartbeat : callable
             Function called all the time while it waits.
 
         Raises
@@ -307,9 +307,9 @@ class StateSaver:
         self.check()
         self._waiting.append(self._pool.submit(self._write, unsaved))
         while len(self._waiting) > MOST_WAITING:
-            if wait([self._waiting[0]], LOOK_S).done:
+            if wait([self._waiting[0]], POLL_S).done:
                 self._waiting.popleft()
-            sign()
+            heartbeat()
 
     def check(self) -> None:
         """Raise the error of a state that could not be written; do not wait for one."""

@@ -77,16 +77,16 @@ class StopSignal:
     ----------
     requested : callable
         Function that returns the reason of the driver for a stop; None if it has requested none.
-    longest_s : float or None
+    max_uninterrupted_s : float or None
         Longest time in seconds that fits into a job; work that takes longer is done in parts.
     """
 
     def __init__(
-        self, requested: Callable[[], str | None], deadline: float, longest_s: float | None = None
+        self, requested: Callable[[], str | None], deadline: float, max_uninterrupted_s: float | None = None
     ) -> None:
         self._requested = requested
         self._deadline = deadline
-        self._longest_s = longest_s
+        self._max_uninterrupted_s = max_uninterrupted_s
         self.reason: str | None = None
 
     def __call__(self) -> bool:
@@ -99,7 +99,11 @@ class StopSignal:
     def leaves_room_for(self, seconds: float) -> bool:
         """Return true if work of `seconds` ends before the deadline, or has to be done in parts anyway."""
         now = time.time()
-        in_parts = self._longest_s is not None and seconds > self._longest_s and now < self._deadline
+        in_parts = (
+            self._max_uninterrupted_s is not None
+            and seconds > self._max_uninterrupted_s
+            and now < self._deadline
+        )
         if in_parts or now + seconds <= self._deadline:
             return True
         self.reason = self.reason or "deadline"
@@ -122,8 +126,8 @@ class MemberTrainer:
         Type of the ranks' GPUs if the site has several types and these are of one; else None.
     restarted_at : float or None
         Start of this rank's work on the member, in seconds since the epoch; None if it had to load samples.
-    sign : callable
-        Function called after each step of training and of an evaluation as a sign of life.
+    heartbeat : callable
+        Function called after each step of training and of an evaluation as a heartbeat.
     note : callable
         Function called after each step with the epoch, its samples that are done, and the last loss.
     show : callable
@@ -143,7 +147,7 @@ class MemberTrainer:
     launched_at: float
     gpu_type: str | None = None
     restarted_at: float | None = None
-    sign: Callable[[], None] = lambda: None
+    heartbeat: Callable[[], None] = lambda: None
     note: Note = lambda *_: None
     show: Callable[[EpochResult], None] = lambda _: None
     state: TrainingState = field(default_factory=TrainingState)
@@ -255,7 +259,7 @@ class MemberTrainer:
         # Detect a full disk here, before another epoch is trained that could not be saved.
         self._saver.check()
         self._clock.count(STEPS)
-        self.sign()
+        self.heartbeat()
         self.note(epoch, position, loss)
         if self.launched_at:
             self._report_first_step(time.time())

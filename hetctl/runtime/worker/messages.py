@@ -145,7 +145,7 @@ class TrainingSpec:
         End of training in seconds since the epoch; an epoch that would end later is not started.
     shares : tuple of InputShare
         Shares of the input by rank.
-    longest_s : float or None
+    max_uninterrupted_s : float or None
         Seconds that a whole job has for training; a longer epoch is trained in parts. None: no limit.
     sharing : str
         Sharing of samples, as in `RunSpec`.
@@ -171,7 +171,7 @@ class TrainingSpec:
     checkpoints: str
     deadline: float
     shares: tuple[InputShare, ...]
-    longest_s: float | None = None
+    max_uninterrupted_s: float | None = None
     sharing: str = NONE
     preprocessors: int = 1
     gpu_type: str | None = None
@@ -250,7 +250,7 @@ class Assignment:
     """
 
     task: TaskMessage
-    place: RankInfo
+    rank_info: RankInfo
     launched_at: float
     own_step: bool = False
 

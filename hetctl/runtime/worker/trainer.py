@@ -138,7 +138,7 @@ class Trainer(MemberTrainer):
 
     def _evaluate(self, number: int) -> dict[str, float]:
         """Return the ``val_*`` metrics after an epoch, equal on every rank."""
-        return self.network.evaluate(held_out_batches(self.validation, number, self.sign))
+        return self.network.evaluate(held_out_batches(self.validation, number, self.heartbeat))
 
     def _end_epoch(self, metrics: Mapping[str, float]) -> None:
         self.network.end_epoch(metrics)

@@ -16,7 +16,7 @@ from hetctl.runtime.data.sample_visits import Transfer
 from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
-from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
+from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
@@ -32,17 +32,17 @@ TRAINERS: dict[bool, Callable[..., Trainer]] = {False: Trainer, True: ShardedTra
 def train(assignment: Assignment, context: WorkerContext) -> None:
     """Train a member as its round specifies: until it has converged, or is told to stop."""
     restarted_at = restarted_at_of(assignment, context)
-    spec, place = assignment.task.training, assignment.place
+    spec, rank_info = assignment.task.training, assignment.rank_info
     assert spec is not None
     (member,) = spec.ensemble.members
-    share = spec.shares[place.rank]
+    share = spec.shares[rank_info.rank]
     sharing = sharing_of(spec, share, context.binding.node)
     with ExitStack() as stack:
         built = context.build(
-            *(spec.ensemble, member, place, sharing, share, stack, spec.network, spec.timeouts)
+            *(spec.ensemble, member, rank_info, sharing, share, stack, spec.network, spec.timeouts)
         )
         _run(spec, assignment, built, context, restarted_at, stack)
-    built.group.leave()
+    built.group.barrier_and_close()
 
 
 def restarted_at_of(assignment: Assignment, context: WorkerContext) -> float | None:
@@ -84,7 +84,7 @@ def _run(
         launched_at=assignment.launched_at,
         gpu_type=spec.gpu_type,
         restarted_at=restarted_at,
-        sign=context.sign,
+        heartbeat=context.heartbeat,
         balancer=balancer,
         visits=visits,
     )
@@ -95,7 +95,7 @@ def _run(
     path, samples = board_in(checkpoints.path), built.training.samples
     trainer.show = Board(path, samples, lambda _: figures_of_ranks(shares())).show
     busy = busy_share(context.binding.device)
-    with heartbeats_to(context.send_heartbeat, samples, busy, shares) as trainer.note:
+    with live_metrics_to(context.send_metrics, samples, busy, shares) as trainer.note:
         trainer.run()
 
 
@@ -138,5 +138,9 @@ def sharing_of(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
 def stop_signal_of(context: WorkerContext, spec: TrainingSpec, assignment: Assignment) -> StopSignal:
     """Return the signal to stop of a member's group."""
     started_up_s = time.time() - assignment.launched_at
-    longest_s = None if spec.longest_s is None else spec.longest_s - started_up_s
-    return StopSignal(lambda: context.stop_reason(assignment.place.key), spec.deadline, longest_s)
+    max_uninterrupted_s = (
+        None if spec.max_uninterrupted_s is None else spec.max_uninterrupted_s - started_up_s
+    )
+    return StopSignal(
+        lambda: context.stop_reason(assignment.rank_info.key), spec.deadline, max_uninterrupted_s
+    )

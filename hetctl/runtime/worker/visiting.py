@@ -25,8 +25,8 @@ from hetctl.runtime.frameworks import SumsMetrics, TrainableNetwork
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, all_gather
-from hetctl.runtime.worker.heartbeat import heartbeats_to
 from hetctl.runtime.worker.hop_resources import HopResources, UnsavedState, open_hops
+from hetctl.runtime.worker.live_metrics import live_metrics_to
 from hetctl.runtime.worker.member_trainer import Note, StopSignal, check_finite, check_metrics
 from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec, VisitReport, VisitSpec
 from hetctl.runtime.worker.random_state import random_state, set_random_state
@@ -35,15 +35,15 @@ from hetctl.runtime.worker.tensorboard import Board
 from hetctl.runtime.worker.trainer import SCORES, own_arrays
 from hetctl.storage.paths import board_in
 
-LOOK_S = 0.001
-"""Seconds between two looks for a state that is on its way."""
+POLL_S = 0.001
+"""Seconds between two checks for a state that is on its way."""
 
 StartState = tuple[Arrays | None, TrainingState]
 """Arrays from which a visit starts, and the rest of the state; without arrays the network is a fresh one."""
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PartitionPass:
     """Training, or evaluation, on one partition.
 
     Parameters
@@ -71,7 +71,7 @@ class Stretch:
         return self.state.epochs[-1] if ends_epoch else None
 
 
-class Laps:
+class Stopwatch:
     """Seconds from one call to the next."""
 
     def __init__(self) -> None:
@@ -91,14 +91,14 @@ def visit(assignment: Assignment, context: WorkerContext) -> None:
     assert spec.visit is not None
     resources = open_hops(context, spec.run_key, spec.ensemble)
     resources.saver.check()
-    laps = Laps()
-    group = context.join(assignment.place, spec.network, spec.timeouts)
-    meet_s = laps.lap()
-    stop = StopSignal(lambda: context.stop_reason(assignment.place.key), spec.deadline)
+    stopwatch = Stopwatch()
+    group = context.join(assignment.rank_info, spec.network, spec.timeouts)
+    meet_s = stopwatch.lap()
+    stop = StopSignal(lambda: context.stop_reason(assignment.rank_info.key), spec.deadline)
     report = Visitor(spec, context, resources, group, stop).run(began_at)
     if report is not None and group.rank == 0:
         _hand_over(replace(report, meet_s=meet_s), assignment, context, resources)
-    group.leave()
+    group.barrier_and_close()
 
 
 def _hand_over(
@@ -116,7 +116,7 @@ def _hand_over(
     reporter = _reporter_of(report, folder, context)
     # No driver returns to a checkpoint before the one that it knew when it started this visit.
     since = spec.visit.checkpoint
-    resources.saver.save(UnsavedState(folder, arrays, state, since, reporter, events), context.sign)
+    resources.saver.save(UnsavedState(folder, arrays, state, since, reporter, events), context.heartbeat)
 
 
 def _reporter_of(
@@ -178,19 +178,19 @@ class Visitor:
             Arrival of the assignment, in seconds since the epoch.
         """
         loaders = self._loaders()
-        laps = Laps()
+        stopwatch = Stopwatch()
         start = self._await_start()
         if start is None:
             return None
-        waited_s = laps.lap()
+        waited_s = stopwatch.lap()
         network, state = self._restore(start, loaders[0].sample)
         self._sums = _sums_in(start[0] or {})
-        restore_s = laps.lap()
-        stretch = STRETCHES[self._visit.evaluates](self, network, state, loaders)
-        if stretch is None:
+        restore_s = stopwatch.lap()
+        done = PASSES[self._visit.evaluates](self, network, state, loaders)
+        if done is None:
             return None
-        laps.lap()
-        name, size_bytes = self._store(network, stretch)
+        stopwatch.lap()
+        name, size_bytes = self._store(network, done)
         return VisitReport(
             member=self._member.name,
             number=self._visit.number,
@@ -202,18 +202,18 @@ class Visitor:
             ended_at=time.time(),
             waited_s=waited_s,
             restore_s=restore_s,
-            train_s=stretch.seconds,
-            save_s=laps.lap(),
-            samples=stretch.samples,
-            loss=stretch.loss,
+            train_s=done.seconds,
+            save_s=stopwatch.lap(),
+            samples=done.samples,
+            loss=done.loss,
             size_bytes=size_bytes,
-            result=stretch.result,
+            result=done.result,
         )
 
     def _loaders(self) -> tuple[ArrayLoader, ArrayLoader]:
         """Return the training and the validation samples of the partition."""
         sources = self._resources.partitions.open(self._visit.partition, self._context.prepare_data)
-        self._context.sign()
+        self._context.heartbeat()
         place = self._group.rank, self._group.size
         streams = streams_of(self._member, len(sources[0]), len(sources[1]), *place)
         training, validation = map(ArrayLoader, sources, streams)
@@ -232,8 +232,8 @@ class Visitor:
         while not self._stop():
             if (self._resources.store / name).exists():
                 return True
-            self._context.sign()
-            time.sleep(LOOK_S)
+            self._context.heartbeat()
+            time.sleep(POLL_S)
         return False
 
     def _newest(self) -> StartState:
@@ -259,7 +259,7 @@ class Visitor:
             set_random_state(state.random_state)
         if self._member.rescales and state.gpus != gpus:
             network.scale_learning_rate(gpus / state.gpus)
-        self._context.sign()
+        self._context.heartbeat()
         return network, replace(state, gpus=gpus)
 
     def _network(self, state: TrainingState, sample: Samples) -> TrainableNetwork:
@@ -278,7 +278,7 @@ class Visitor:
 
     def _train(
         self, network: TrainableNetwork, state: TrainingState, loaders: tuple[ArrayLoader, ArrayLoader]
-    ) -> Stretch | None:
+    ) -> PartitionPass | None:
         training, _ = loaders
         visited = (*state.visited, self._visit.partition)
         whole = round((state.part_samples + training.samples) / len(visited) * self._count)
@@ -286,17 +286,17 @@ class Visitor:
         def after_step(position: int) -> None:
             # Detect a full disk here, before another visit whose state could not be saved.
             self._resources.saver.check()
-            self._context.sign()
+            self._context.heartbeat()
             note(self._visit.epoch, state.part_samples + position, batches.loss)
 
         is_last = len(visited) == self._count
         group, stop = self._group, self._stop
         most = self._member.micro_batch_size
         batches = Batches(training, self._visit.epoch, 0, group, stop, after_step, is_last=is_last, most=most)
-        laps = Laps()
-        with self._heartbeats(whole) as note:
+        stopwatch = Stopwatch()
+        with self._live_metrics(whole) as note:
             loss = network.train(batches)
-        seconds = laps.lap()
+        seconds = stopwatch.lap()
         if not batches.complete:
             self._check_stopped(batches.position, training.samples)
             return None
@@ -308,12 +308,12 @@ class Visitor:
             part_loss=state.part_loss + loss * training.samples,
             part_s=state.part_s + seconds,
         )
-        return Stretch(after, training.samples, seconds, loss)
+        return PartitionPass(after, training.samples, seconds, loss)
 
-    def _heartbeats(self, samples: int) -> AbstractContextManager[Note]:
+    def _live_metrics(self, samples: int) -> AbstractContextManager[Note]:
         if self._group.rank != 0:
             return nullcontext(lambda *_: None)
-        return heartbeats_to(self._context.send_heartbeat, samples, self._resources.busy)
+        return live_metrics_to(self._context.send_metrics, samples, self._resources.busy)
 
     def _check_stopped(self, position: int, samples: int) -> None:
         """Raise a BadInputError if training has ended early without being told to stop."""
@@ -325,11 +325,11 @@ class Visitor:
 
     def _evaluate(
         self, network: TrainableNetwork, state: TrainingState, loaders: tuple[ArrayLoader, ArrayLoader]
-    ) -> Stretch | None:
+    ) -> PartitionPass | None:
         _, validation = loaders
-        laps = Laps()
+        stopwatch = Stopwatch()
         metrics = network.evaluate(self._until_stopped(validation))
-        seconds = laps.lap()
+        seconds = stopwatch.lap()
         if any(all_gather(self._group, self._stop.reason is not None)):
             return None
         check_finite(metrics, "evaluation")
@@ -338,15 +338,15 @@ class Visitor:
         if isinstance(network, SumsMetrics):
             sums = added(network.metric_sums(), self._sums if state.evaluating else {})
         if len(after.visited) < self._count:
-            return Stretch(after, validation.samples, seconds, sums=sums)
+            return PartitionPass(after, validation.samples, seconds, sums=sums)
         merged = network.metrics_of(sums) if isinstance(network, SumsMetrics) else _means_in(after)
         finished = self._finished(after, merged)
         network.end_epoch(finished.epochs[-1].metrics)
-        return Stretch(finished, validation.samples, seconds)
+        return PartitionPass(finished, validation.samples, seconds)
 
     def _until_stopped(self, validation: ArrayLoader) -> Iterator[tuple[Samples, int]]:
         """Yield validation batches until told to stop, but at least one: no metric has a mean of nothing."""
-        batches = held_out_batches(validation, self._visit.epoch, self._context.sign)
+        batches = held_out_batches(validation, self._visit.epoch, self._context.heartbeat)
         for number, batch in enumerate(batches):
             if number and self._stop():
                 return
@@ -378,12 +378,12 @@ class Visitor:
         check_metrics(result.metrics, self._member)
         return TrainingState(epochs=(*state.epochs, result), gpus=state.gpus)
 
-    def _store(self, network: TrainableNetwork, stretch: Stretch) -> tuple[str, int]:
+    def _store(self, network: TrainableNetwork, done: PartitionPass) -> tuple[str, int]:
         """Write the new state into the store, and keep the network; return name and size of the file."""
         name, size_bytes = state_name(self._member, self._visit.number), 0
         if self._group.rank == 0:
-            arrays = network.save() | {f"{SCORES}{sum_of}": array for sum_of, array in stretch.sums.items()}
-            after = replace(stretch.state, visit=self._visit.number, random_state=random_state())
+            arrays = network.save() | {f"{SCORES}{sum_of}": array for sum_of, array in done.sums.items()}
+            after = replace(done.state, visit=self._visit.number, random_state=random_state())
             size_bytes = state_file.write(self._resources.store, name, arrays, after)
         size_bytes = self._group.broadcast(size_bytes)
         self._resources.networks.keep(self._member, self._group.size, network, size_bytes)
@@ -404,7 +404,7 @@ def added(sums: Arrays, more: Arrays) -> Arrays:
     return {name: array + more[name] if name in more else array for name, array in sums.items()}
 
 
-STRETCHES = {False: Visitor._train, True: Visitor._evaluate}
+PASSES = {False: Visitor._train, True: Visitor._evaluate}
 """Work of a visit, by whether it evaluates."""
 
 

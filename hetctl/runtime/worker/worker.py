@@ -91,9 +91,9 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             binding,
             keep,
             stops.reason,
-            announce=lambda address: connection.send({"master": encode(address)}),
-            send_sign=lambda: connection.send({}),
-            send_heartbeat=lambda heartbeat: connection.send({"heartbeat": encode(heartbeat)}),
+            publish_address=lambda address: connection.send({"master": encode(address)}),
+            send_heartbeat=lambda: connection.send({}),
+            send_metrics=lambda metrics: connection.send({"metrics": encode(metrics)}),
             send_written=lambda length: connection.send({"written": length}),
             send_visited=lambda report: connection.send({"visited": encode(report)}),
             send_saved=lambda saved: connection.send({"saved": encode(saved)}),
@@ -123,7 +123,7 @@ def _finish(context: WorkerContext) -> int:
 
 def _sigterm_handling(assignment: Assignment, stops: Stops) -> AbstractContextManager[None]:
     if assignment.task.kind in STOPPED_BY_SIGTERM:
-        return stops.stopping_at_sigterm(assignment.place.key)
+        return stops.stopping_at_sigterm(assignment.rank_info.key)
     return nullcontext()
 
 
@@ -253,7 +253,7 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
         except Exception as error:
             if isinstance(error, LostPeerError) or context.group.peer_failed():
                 print(
-                    f"rank {assignment.place.rank} ends after the loss of another rank: {error}",
+                    f"rank {assignment.rank_info.rank} ends after the loss of another rank: {error}",
                     file=sys.stderr,
                 )
                 return LOST_PEER

@@ -231,7 +231,7 @@ class Planner:
         return options.alpha if self.alpha is None else self.alpha
 
 
-def ask(
+def plan_fitting(
     planner: Planner, request: Request, fits: Callable[[Allocation], bool]
 ) -> tuple[Decision, tuple[str, ...]]:
     """Call a planner until all that it starts fits; return the decision and the members left out.

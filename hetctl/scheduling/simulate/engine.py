@@ -15,7 +15,7 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
-from hetctl.scheduling.commands import AskAgain, Command, EndJob, EndRound, Start, Stop
+from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.events import (
     JobOpened,
@@ -26,7 +26,7 @@ from hetctl.scheduling.events import (
     StepStarted,
     Tick,
 )
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, ask
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario, Successors
 from hetctl.scheduling.simulate.simulated_members import SimulatedMembers
 from hetctl.scheduling.simulate.simulated_step import SimulatedStep, begin_at_pace, lost, paced, stopped
@@ -34,7 +34,7 @@ from hetctl.scheduling.simulate.simulated_step import SimulatedStep, begin_at_pa
 Note = Callable[[Request, Decision], None]
 
 
-class WorldEvent(IntEnum):
+class ScenarioEvent(IntEnum):
     """Kinds of events on the virtual clock; simultaneous ones occur in this order."""
 
     STEP_ENDS = 0
@@ -58,20 +58,20 @@ class Engine:
         note: Note | None = None,
         successors: Successors | None = None,
     ) -> None:
-        self._members = SimulatedMembers(planner, options, scenario.seen)
+        self._members = SimulatedMembers(planner, options, scenario.work_estimator)
         self.steps = self._members.steps
         self.planning_s: list[float] = []
         self.now = 0.0
         self._planner, self._scenario, self._options, self._note = planner, scenario, options, note
         self._successors, self.followed = successors, list[Workload]()
-        self._clock = scenario.clock
-        self._job = JobOptions(round_overhead_s=scenario.clock.round_overhead_s)
+        self._timing = scenario.timing
+        self._job = JobOptions(round_overhead_s=scenario.timing.round_overhead_s)
         self._arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
         self._rounds: dict[int, set[int]] = {}
         self._touched: set[int] = set()
         self._down: set[str] = set()
         self._next_round, self._planner_state = 0, None
-        self._queue: list[tuple[float, WorldEvent, int, str]] = []
+        self._queue: list[tuple[float, ScenarioEvent, int, str]] = []
         # Failures are drawn in the order of nodes and of time, so that a seed gives the same failures again.
         self._random = random.Random(scenario.failures.seed if scenario.failures else 0)
         for node in scenario.cluster.nodes:
@@ -92,9 +92,9 @@ class Engine:
             if not self._members.unfinished or nodes_are_missing:
                 self._wait_until(self._next_s())
             elif self._fresh:
-                raise _too_short(self._clock, *(ended.refused or ("", 0.0)))
+                raise _too_short(self._timing, *(ended.refused or ("", 0.0)))
             else:
-                self._wait_until(self.now + self._clock.job_overhead_s)
+                self._wait_until(self.now + self._timing.job_overhead_s)
         return self
 
     def _wait_until(self, at_s: float) -> None:
@@ -117,11 +117,11 @@ class Engine:
 
     def _open_job(self) -> None:
         nodes = tuple(node for node in self._scenario.cluster.nodes if node.name not in self._down)
-        deadline_s = self.now + self._clock.usable_s
+        deadline_s = self.now + self._timing.usable_s
         self._opened = JobOpened(self.now, nodes, deadline_s, self._next_round, self._planner_state)
         self._fresh = True
         self._ended: EndJob | None = None
-        self._core = Core(self._planner, self._options, self._job, self._members, self._ask)
+        self._core = Core(self._planner, self._options, self._job, self._members, self._plan_fitting)
         self._send(self._opened)
 
     def _next_s(self) -> float:
@@ -147,7 +147,7 @@ class Engine:
 
     def _start(self, command: Start) -> None:
         allocations = [task.allocation for task in command.tasks]
-        start_s = self.now if self._fresh else self.now + self._clock.round_overhead_s
+        start_s = self.now if self._fresh else self.now + self._timing.round_overhead_s
         rate = min(a.rate for a in allocations) if self._is_lockstep else None
         self._rounds[command.round] = set()
         for allocation in allocations:
@@ -173,7 +173,7 @@ class Engine:
 
     @property
     def _limits(self) -> tuple[float, float]:
-        return self._opened.deadline_s, self._opened.longest_s
+        return self._opened.deadline_s, self._opened.max_uninterrupted_s
 
     def _stop(self, command: Stop) -> None:
         one = command.member
@@ -184,7 +184,7 @@ class Engine:
     def _end_round(self, command: EndRound) -> None:
         del self._rounds[command.round]
 
-    def _ask_again(self, command: AskAgain) -> None:
+    def _schedule_tick(self, command: ScheduleTick) -> None:
         self._tick_at_s = command.at_s
 
     def _end_job(self, command: EndJob) -> None:
@@ -192,11 +192,11 @@ class Engine:
 
     def _expect(self, index: int) -> None:
         # The entry of the earlier end stays in the queue and is recognised as stale by its time.
-        heapq.heappush(self._queue, (self.steps[index].end_s, WorldEvent.STEP_ENDS, index, ""))
+        heapq.heappush(self._queue, (self.steps[index].end_s, ScenarioEvent.STEP_ENDS, index, ""))
 
-    def _is_stale(self, due: tuple[float, WorldEvent, int, str]) -> bool:
+    def _is_stale(self, due: tuple[float, ScenarioEvent, int, str]) -> bool:
         at_s, kind, index, _ = due
-        if kind != WorldEvent.STEP_ENDS:
+        if kind != ScenarioEvent.STEP_ENDS:
             return False
         step = self.steps[index]
         return step.end_s != at_s or self._members.running.get(step.workload.name) != index
@@ -206,26 +206,26 @@ class Engine:
         while self._queue and self._queue[0][0] <= self.now:
             due = heapq.heappop(self._queue)
             if not self._is_stale(due):
-                yield from _WORLD_HANDLERS[due[1]](self, *due[2:])
+                yield from _SCENARIO_HANDLERS[due[1]](self, *due[2:])
         while self._arrivals and self._arrivals[0].at_s <= self.now:
             workload = self._arrivals.popleft().workload
             self._members.add(workload)
             yield MemberArrived(self.now, workload.name)
 
     def _step_ends(self, index: int, _node: str) -> Iterator[SchedulingEvent]:
-        yield self._end(index, ExitReason.TOLD)
+        yield self._end(index, ExitReason.STOPPED)
 
     def _node_fails(self, _index: int, node: str) -> Iterator[SchedulingEvent]:
         """Let a node fail, and with it the steps that it has a part of."""
         failures = self._scenario.failures
         assert failures is not None
         returns_s = self.now + failures.repair_s
-        heapq.heappush(self._queue, (returns_s, WorldEvent.NODE_RETURNS, 0, node))
+        heapq.heappush(self._queue, (returns_s, ScenarioEvent.NODE_RETURNS, 0, node))
         self._schedule_failure(node, returns_s)
         self._down.add(node)
-        # A list, since `_lose` changes the running steps.
+        # A list, since `_fail_step` changes the running steps.
         for index in [i for i in self._members.running.values() if self._is_on(i, node)]:
-            yield self._lose(index)
+            yield self._fail_step(index)
         yield NodeLost(self.now, node)
 
     def _is_on(self, index: int, node: str) -> bool:
@@ -239,9 +239,9 @@ class Engine:
     def _schedule_failure(self, node: str, up_s: float) -> None:
         if self._scenario.failures is not None:
             fails_s = up_s + self._random.expovariate(1 / self._scenario.failures.node_mtbf_s)
-            heapq.heappush(self._queue, (fails_s, WorldEvent.NODE_FAILS, 0, node))
+            heapq.heappush(self._queue, (fails_s, ScenarioEvent.NODE_FAILS, 0, node))
 
-    def _lose(self, index: int) -> StepEnded:
+    def _fail_step(self, index: int) -> StepEnded:
         """End a step whose node has failed."""
         assert self._scenario.failures is not None
         self.steps[index] = lost(self.steps[index], self.now, self._scenario.failures.checkpoint_every_s)
@@ -255,7 +255,7 @@ class Engine:
         if step.converged:
             self._follow(step.workload.name)
             return StepEnded(self.now, step.workload.name, ExitReason.FINISHED)
-        no_room = why is ExitReason.TOLD and not self._is_leaving(step)
+        no_room = why is ExitReason.STOPPED and not self._is_stopping(step)
         return StepEnded(self.now, step.workload.name, why, no_room)
 
     def _follow(self, member: str) -> None:
@@ -267,9 +267,9 @@ class Engine:
                 self.followed.append(workload)
                 self._arrivals.appendleft(Arrival(workload, self.now))
 
-    def _is_leaving(self, step: SimulatedStep) -> bool:
+    def _is_stopping(self, step: SimulatedStep) -> bool:
         """Return true if the member in training got a stop command."""
-        return self._core.running[step.workload.name].leaving
+        return self._core.running[step.workload.name].stopping
 
     def _set_pace(self, indices: Iterable[int]) -> None:
         """Set the rates of members that share their data to the slowest one's."""
@@ -278,15 +278,15 @@ class Engine:
         rate = min(self.steps[index].allocation.rate for index in indices)
         for index in indices:
             step = self.steps[index]
-            if step.rate != rate and not self._is_leaving(step):
+            if step.rate != rate and not self._is_stopping(step):
                 self.steps[index] = paced(step, self.now, rate, *self._limits)
                 self._expect(index)
 
-    def _ask(
+    def _plan_fitting(
         self, planner: Planner, request: Request, fits: Callable[[Allocation], bool]
     ) -> tuple[Decision, tuple[str, ...]]:
         began = time.perf_counter()
-        decision, left_out = ask(planner, request, fits)
+        decision, left_out = plan_fitting(planner, request, fits)
         self.planning_s.append(time.perf_counter() - began)
         if self._note:
             self._note(request, decision)
@@ -297,21 +297,21 @@ _CARRIED_OUT: Mapping[type, Callable[[Engine, Any], None]] = {
     Start: Engine._start,
     Stop: Engine._stop,
     EndRound: Engine._end_round,
-    AskAgain: Engine._ask_again,
+    ScheduleTick: Engine._schedule_tick,
     EndJob: Engine._end_job,
 }
-_WORLD_HANDLERS: Mapping[WorldEvent, Callable[[Engine, int, str], Iterator[SchedulingEvent]]] = {
-    WorldEvent.STEP_ENDS: Engine._step_ends,
-    WorldEvent.NODE_FAILS: Engine._node_fails,
-    WorldEvent.NODE_RETURNS: Engine._node_returns,
+_SCENARIO_HANDLERS: Mapping[ScenarioEvent, Callable[[Engine, int, str], Iterator[SchedulingEvent]]] = {
+    ScenarioEvent.STEP_ENDS: Engine._step_ends,
+    ScenarioEvent.NODE_FAILS: Engine._node_fails,
+    ScenarioEvent.NODE_RETURNS: Engine._node_returns,
 }
 
 
-def _too_short(clock: JobTiming, member: str, needed_s: float) -> InfeasibleError:
-    wall_s = math.floor(clock.wall_s or 0.0)
+def _too_short(timing: JobTiming, member: str, needed_s: float) -> InfeasibleError:
+    wall_s = math.floor(timing.wall_s or 0.0)
     return InfeasibleError(
         f"round limit {_limit(wall_s)} is shorter than start-up, checkpoint and grace of {member}"
-        f" ({_duration(needed_s + clock.grace_s)}); raise --time",
+        f" ({_duration(needed_s + timing.grace_s)}); raise --time",
         hint="an epoch need not fit: a longer one is trained in parts",
     )
 

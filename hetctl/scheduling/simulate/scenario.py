@@ -75,15 +75,15 @@ class Scenario:
     lockstep : bool
         True if members of a round that share their data all train at the slowest one's rate, on any type
         of GPU.
-    seen : callable or None
+    work_estimator : callable or None
         A function that gives the members as planners know them; None: they know everything.
     """
 
     cluster: Cluster
-    clock: JobTiming = field(default_factory=JobTiming)
+    timing: JobTiming = field(default_factory=JobTiming)
     lockstep: bool = False
     failures: Failures | None = None
-    seen: WorkEstimate | None = None
+    work_estimator: WorkEstimate | None = None
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ def simulate(
     return Simulation(
         planner=planner.name,
         objective=options.objective,
-        work="predicted" if scenario.seen else "clairvoyant",
+        work="predicted" if scenario.work_estimator else "clairvoyant",
         sharing="lockstep" if scenario.lockstep else "independent",
         gpus=scenario.cluster.gpus,
         gpus_per_node=scenario.cluster.gpus_per_node,

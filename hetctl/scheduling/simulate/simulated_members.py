@@ -11,7 +11,7 @@ from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Held, Options, Planner
-from hetctl.scheduling.rounds import Running
+from hetctl.scheduling.rounds import RunningTask
 from hetctl.scheduling.simulate.scenario import WorkEstimate
 from hetctl.scheduling.simulate.simulated_step import SimulatedStep, kept_at
 
@@ -30,7 +30,7 @@ class SimulatedMembers:
 
     Parameters
     ----------
-    seen : callable or None
+    work_estimator : callable or None
         The function in `Scenario`.
 
     Attributes
@@ -43,11 +43,11 @@ class SimulatedMembers:
         Numbers of the steps that have not ended, by member.
     """
 
-    def __init__(self, planner: Planner, options: Options, seen: WorkEstimate | None) -> None:
+    def __init__(self, planner: Planner, options: Options, work_estimator: WorkEstimate | None) -> None:
         self.unfinished: dict[str, Workload] = {}
         self.steps: list[SimulatedStep] = []
         self.running: dict[str, int] = {}
-        self._is_elastic, self._seen = planner.paradigm == "elastic", seen
+        self._is_elastic, self._work_estimator = planner.paradigm == "elastic", work_estimator
         self._waiting = WaitingQueue(planner, options)
 
     def add(self, workload: Workload) -> None:
@@ -76,12 +76,14 @@ class SimulatedMembers:
         """Return members that have not converged, with the work left after their finished epochs."""
         return _Left(self, now_s)
 
-    def seen(self, now_s: float, running: Mapping[str, Running], deferred: Set[str]) -> SimulatedObservation:
+    def seen(
+        self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]
+    ) -> SimulatedObservation:
         """Return all members as a planner may know them; only an elastic one sees those in training."""
         waiting = self._waiting.without(deferred)
         held = self._held(now_s, running) if self._is_elastic else ()
-        if self._seen is not None:
-            known = self._seen([*waiting, *(h.workload for h in held)])
+        if self._work_estimator is not None:
+            known = self._work_estimator([*waiting, *(h.workload for h in held)])
             waiting, in_training = known[: len(waiting)], known[len(waiting) :]
             held = tuple(replace(h, workload=c) for h, c in zip(held, in_training, strict=True))
         return SimulatedObservation(self.left(now_s), waiting, held)
@@ -98,8 +100,8 @@ class SimulatedMembers:
         """Return None: a simulated run has no budget."""
         return None
 
-    def _held(self, now_s: float, running: Mapping[str, Running]) -> tuple[Held, ...]:
-        in_training = ((name, one) for name, one in running.items() if not one.leaving)
+    def _held(self, now_s: float, running: Mapping[str, RunningTask]) -> tuple[Held, ...]:
+        in_training = ((name, one) for name, one in running.items() if not one.stopping)
         return tuple(
             Held(self._as_of_now(name, now_s), one.task.allocation, one.since_s) for name, one in in_training
         )

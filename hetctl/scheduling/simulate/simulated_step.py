@@ -69,7 +69,7 @@ def begin(
     round_index: int,
     start_s: float,
     deadline_s: float,
-    longest_s: float = math.inf,
+    max_uninterrupted_s: float = math.inf,
     rate: float | None = None,
 ) -> SimulatedStep | None:
     """Return the step as it goes unless stopped; None if no progress is possible before the deadline.
@@ -80,7 +80,7 @@ def begin(
 
     Parameters
     ----------
-    longest_s : float
+    max_uninterrupted_s : float
         Largest time of an epoch with its start-up that fits a job, in seconds.
     rate : float or None
         Rate in samples/s; None: the allocation's.
@@ -93,7 +93,11 @@ def begin(
     done_s, left = timeline.end_of(epochs), timeline.left_after(epochs)
     next_s = workload.startup_s + timeline.end_of(epochs + 1) - done_s
     part = (training_s - done_s - workload.checkpoint_s) * rate
-    if part > 0 and epochs < timeline.count and (not workload.samples_per_epoch or next_s > longest_s):
+    if (
+        part > 0
+        and epochs < timeline.count
+        and (not workload.samples_per_epoch or next_s > max_uninterrupted_s)
+    ):
         done_s, left = training_s, left - part
     elif training_s < 0 or (epochs == 0 and timeline.count):
         return None
@@ -109,25 +113,25 @@ def begin_at_pace(
     round_index: int,
     start_s: float,
     deadline_s: float,
-    longest_s: float,
+    max_uninterrupted_s: float,
     rate: float | None,
 ) -> SimulatedStep | None:
     """Return the step of a member that fits at its own rate.
 
     If it does not fit at the rate of its round, the deadline stops it in the middle of an epoch.
     """
-    epochs = begin(workload, allocation, round_index, start_s, deadline_s, longest_s, rate)
+    epochs = begin(workload, allocation, round_index, start_s, deadline_s, max_uninterrupted_s, rate)
     return epochs or begin(workload, allocation, round_index, start_s, deadline_s, 0.0, rate)
 
 
 def paced(
-    step: SimulatedStep, now: float, rate: float, deadline_s: float, longest_s: float = math.inf
+    step: SimulatedStep, now: float, rate: float, deadline_s: float, max_uninterrupted_s: float = math.inf
 ) -> SimulatedStep:
     """Return the step with training at `rate` from `now` on."""
     start_s = _trains_on_s(step, now)
     left = step.left_at(start_s)
     workload = replace(step.workload, samples_left=left, startup_s=0.0)
-    rest = begin_at_pace(workload, step.allocation, 0, start_s, deadline_s, longest_s, rate)
+    rest = begin_at_pace(workload, step.allocation, 0, start_s, deadline_s, max_uninterrupted_s, rate)
     if rest is None:
         return step
     return replace(

@@ -12,7 +12,7 @@ from hetctl.model.ensemble import StopRule
 from hetctl.model.workload import Workload
 from hetctl.perf.convergence import (
     LEAST_POINTS,
-    Guess,
+    EpochPrior,
     Likelihood,
     LossCurve,
     epochs_to_converge,
@@ -23,8 +23,8 @@ from hetctl.perf.convergence import (
 NOISE = 0.02
 RULE = StopRule(patience=1, min_delta=0.005, max_epochs=10_000)
 """Stop rule of all members: an epoch lowers the loss by no more than `min_delta`."""
-FIRST_GUESS = Guess(30.0, 0.5)
-"""Guess of a member's epochs before any losses are known."""
+FIRST_PRIOR = EpochPrior(30.0, 0.5)
+"""Prior of a member's epochs before any losses are known."""
 SHARES = (0.1, 0.25, 0.5, 0.75)
 EPOCHS_DRAWN = (10, 40)
 
@@ -51,8 +51,8 @@ class SimulatedMember:
     noise: random.Random
     losses: list[float] = field(default_factory=list)
     likelihood: Likelihood | None = None
-    predicted: float = FIRST_GUESS.epochs
-    predicted_from: tuple[int, Guess] | None = None
+    predicted: float = FIRST_PRIOR.epochs
+    predicted_from: tuple[int, EpochPrior] | None = None
     errors: dict[float, float] = field(default_factory=dict)
 
     @property
@@ -71,23 +71,23 @@ class SimulatedMember:
             self.losses.append(self.curve.loss(epoch) * (1 + NOISE * self.noise.gauss(0, 1)))
         if epochs > seen:
             self.likelihood, _ = fit_losses(self.losses)
-            self.predict(self.predicted_from[1] if self.predicted_from else FIRST_GUESS)
+            self.predict(self.predicted_from[1] if self.predicted_from else FIRST_PRIOR)
 
-    def predict(self, guess: Guess) -> None:
-        """Predict the total number of epochs, unless neither losses nor guess changed."""
+    def predict(self, prior: EpochPrior) -> None:
+        """Predict the total number of epochs, unless neither losses nor prior changed."""
         done = len(self.losses)
-        if self.predicted_from != (done, guess):
-            self.predicted, _ = predict_epochs(self.likelihood, RULE, done, guess)
-            self.predicted_from = done, guess
-            self._note_errors(guess)
+        if self.predicted_from != (done, prior):
+            self.predicted, _ = predict_epochs(self.likelihood, RULE, done, prior)
+            self.predicted_from = done, prior
+            self._note_errors(prior)
 
-    def _note_errors(self, guess: Guess) -> None:
+    def _note_errors(self, prior: EpochPrior) -> None:
         """Store the error of the prediction at each share of the run reached, from the losses until then."""
         for share in SHARES:
             if share not in self.errors and len(self.losses) >= share * self.epochs:
                 seen = int(share * self.epochs)
                 likelihood, _ = fit_losses(self.losses[:seen])
-                predicted, _ = predict_epochs(likelihood, RULE, seen, guess)
+                predicted, _ = predict_epochs(likelihood, RULE, seen, prior)
                 self.errors[share] = abs(predicted - self.epochs) / self.epochs
 
 
@@ -116,9 +116,9 @@ class WorkEstimator:
         for name, epochs in trained.items():
             # Finished epochs are a quotient of floats: 2.9999999 are three.
             self._members[name].observe(int(epochs + 1e-9))
-        guess = self._guess()
+        prior = self._prior()
         for name in trained:
-            self._members[name].predict(guess)
+            self._members[name].predict(prior)
         return [self._seen(workload, trained[workload.name]) for workload in workloads]
 
     def errors(self) -> dict[float, float]:
@@ -128,13 +128,13 @@ class WorkEstimator:
         }
         return {share: statistics.median(errors) for share, errors in found.items() if errors}
 
-    def _guess(self) -> Guess:
+    def _prior(self) -> EpochPrior:
         known = [math.log(member.predicted) for member in self._members.values() if member.likelihood]
         if len(known) < LEAST_POINTS:
-            return FIRST_GUESS
+            return FIRST_PRIOR
         spread = min(max(statistics.stdev(known), 0.15), 1.0)
         # Rounded, so that one member's epoch does not change the predictions of all others.
-        return Guess(float(f"{math.exp(statistics.fmean(known)):.2g}"), round(spread, 1))
+        return EpochPrior(float(f"{math.exp(statistics.fmean(known)):.2g}"), round(spread, 1))
 
     def _seen(self, workload: Workload, trained: float) -> Workload:
         member = self._members[workload.name]

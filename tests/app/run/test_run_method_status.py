@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hopping_run import BEGAN_AT, course_of, plan_event, visit_events
+from hopping_run import BEGAN_AT, plan_event, trace_of, visit_events
 from pipelined_run import ALONE, LAYOUT, STAGES, stages, step_started
 
 from hetctl.app.run.hop_trace import lines_of
@@ -19,12 +19,12 @@ from hetctl.storage.visit_fold import VisitFold
 from hetctl.storage.visit_totals import totals_of
 
 MEMBERS = ("m0", "m1", "m2")
-COURSE = course_of(MEMBERS, lost=True)
+TRACE = trace_of(MEMBERS, lost=True)
 
 
 def fold():
     found = VisitFold()
-    for member, events in visit_events(COURSE.records).items():
+    for member, events in visit_events(TRACE.records).items():
         found.add(Event(member, seq, data["kind"], data["time"], data) for seq, data in enumerate(events))
     plan = plan_event()
     found.add([Event(DRIVER, 0, "hop_plan", plan["time"], plan)])
@@ -104,14 +104,14 @@ def test_shares_of_workers_are_those_of_the_time_of_visits():
 def test_a_plan_is_compared_with_the_visits_of_its_job():
     (plan,) = status_of(fold().visits).plans
     assert (plan.predicted_s, plan.lower_bound_s, plan.workers, plan.start_s) == (50.0, 40.0, 4, 0.0)
-    assert plan.measured_s == pytest.approx(COURSE.makespan_s)
+    assert plan.measured_s == pytest.approx(TRACE.makespan_s)
     assert status_of(()).plans[0].measured_s is None
 
 
 def test_spans_count_from_the_start_of_the_run():
     spans = hop_spans(fold().visits, BEGAN_AT)
-    assert [span.start_s for span in spans] == pytest.approx([r.start_s for r in COURSE.records])
-    assert [span.done for span in spans] == [not record.lost for record in COURSE.records]
+    assert [span.start_s for span in spans] == pytest.approx([r.start_s for r in TRACE.records])
+    assert [span.done for span in spans] == [not record.lost for record in TRACE.records]
 
 
 def test_the_trace_has_the_visits_in_the_order_of_their_numbers():

@@ -23,10 +23,10 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.run_status import MemberRate, StepSpan, foremost
 from hetctl.model.site import Queue, Site
-from hetctl.model.training_progress import EpochResult, Heartbeat, Progress
+from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home
-from hetctl.storage.run_files import write_heartbeats, write_spec
+from hetctl.storage.run_files import write_live_metrics, write_spec
 
 RUN = "trio-001"
 SITE = Site("local", "local", "local", 1, 4, 4, 2**30, (Queue("local"),), device="slot")
@@ -93,7 +93,7 @@ def course(project):
     yield
     write(0, "a", "first_step", startup_s=1.0)
     yield
-    write_heartbeats(run.job(0).heartbeats, {"a": Heartbeat(time.time(), 1, 10, 100, 9.0)})
+    write_live_metrics(run.job(0).live_metrics, {"a": LiveMetrics(time.time(), 1, 10, 100, 9.0)})
     yield
     epoch(0, "a", 1, 2.0)
     epoch(0, "b", 1, 10.0)
@@ -135,12 +135,12 @@ def assert_cut(cut, whole):
     assert (cut.states, cut.warnings, cut.rounds) == (whole.states, whole.warnings, whole.rounds)
 
 
-def test_a_watched_run_is_shown_as_at_a_first_look(project):
+def test_a_watched_run_is_shown_as_at_a_first_poll(project):
     watch, states = RunWatch(project, RUN), set()
     for _ in course(project):
-        seen = watch.look()
-        assert unhurried(seen) == unhurried(RunWatch(project, RUN).look())
-        assert_cut(RunWatch(project, RUN).look(2), seen)
+        seen = watch.poll()
+        assert unhurried(seen) == unhurried(RunWatch(project, RUN).poll())
+        assert_cut(RunWatch(project, RUN).poll(2), seen)
         assert seen.states == {member.member: member.state for member in seen.members}
         states |= set(seen.states.values())
     assert states == {"waiting", "training", "converged", "failed"}
@@ -152,14 +152,14 @@ def test_a_watched_run_is_shown_as_at_a_first_look(project):
 def test_what_a_killed_job_left_open_ends_when_no_job_is_left(project):
     watch = RunWatch(project, RUN)
     for _ in course(project):
-        running = watch.look()
+        running = watch.poll()
     assert [step.end_s for step in running.steps][-1] is None
     with Catalog.open(project.home.catalog) as catalog:
         catalog.save_job(RUN, replace(JOB, state=JobState.VANISHED, ended_at=9.0))
         catalog.set_run_state(RUN, "stopped")
-    stopped = watch.look()
+    stopped = watch.poll()
     assert all(step.end_s is not None for step in stopped.steps)
-    assert stopped == RunWatch(project, RUN).look()
+    assert stopped == RunWatch(project, RUN).poll()
 
 
 def test_looks_read_only_what_is_new(project, monkeypatch):
@@ -167,7 +167,7 @@ def test_looks_read_only_what_is_new(project, monkeypatch):
     for _ in range(8):
         next(steps)
     watch = RunWatch(project, RUN)
-    watch.look()
+    watch.poll()
     monkeypatch.setattr(Catalog, "open_to_read", lambda _: pytest.fail("read the catalog again"))
     read, really = [], os.pread
 
@@ -177,10 +177,10 @@ def test_looks_read_only_what_is_new(project, monkeypatch):
         return found
 
     monkeypatch.setattr(os, "pread", noted)
-    watch.look()
+    watch.poll()
     assert b"".join(read) == b""
     next(steps)
-    watch.look()
+    watch.poll()
     assert [line.split(b'"')[3] for line in b"".join(read).splitlines()] == [b"step_ended", b"round_ended"]
 
 
@@ -260,10 +260,10 @@ def test_pipelines_of_a_run_are_shown_while_they_train(project):
     run = project.home.run(RUN)
     with_pipelines(project)
     watch = RunWatch(project, RUN)
-    assert watch.look().pipelines == ()
+    assert watch.poll().pipelines == ()
     EventWriter(run.events, DRIVER, 0).write("step_started", **step_started())
-    assert [(one.member, one.last) for one in watch.look().pipelines] == [("a", None)]
+    assert [(one.member, one.last) for one in watch.poll().pipelines] == [("a", None)]
     EventWriter(run.events, "a", 0).write("stages", **stages())
-    seen = watch.look().pipelines
+    seen = watch.poll().pipelines
     assert [one.last.epoch for one in seen] == [1]
-    assert RunWatch(project, RUN).look().pipelines == seen
+    assert RunWatch(project, RUN).poll().pipelines == seen

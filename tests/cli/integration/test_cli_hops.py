@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hopping_run import course_of, write_events, write_run
+from hopping_run import trace_of, write_events, write_run
 from workbench import new_project
 
 ENSEMBLE = """\
@@ -23,7 +23,7 @@ gpus_per_node: 2
 queues: [{name: gpu, max_nodes: 2, max_wall: 24h}]
 queue: gpu
 """
-COURSE = course_of(("m0", "m1", "m2"), lost=True)
+TRACE = trace_of(("m0", "m1", "m2"), lost=True)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def project(tmp_path, monkeypatch):
 
 
 def test_status_shows_members_workers_and_the_plan(project):
-    write_run(project.home.run("hopping-001").events, COURSE.records)
+    write_run(project.home.run("hopping-001").events, TRACE.records)
     hops = project.here("status", "--json").json["hops"]
     assert (hops["partitions"], hops["visits"], hops["lost"], hops["spans"]) == (2, 24, 1, [])
     assert [member["member"] for member in hops["members"]] == ["m0", "m1", "m2"]
@@ -63,8 +63,8 @@ def test_status_shows_members_workers_and_the_plan(project):
 def test_visits_undone_after_their_epoch_are_counted_too(project):
     """The checkpoint of an epoch is lost: its visits were only counted in the run's state."""
     events = project.home.run("hopping-001").events
-    write_run(events, COURSE.records)
-    own = [record.visit.number for record in COURSE.records if record.visit.config == "m0"]
+    write_run(events, TRACE.records)
+    own = [record.visit.number for record in TRACE.records if record.visit.config == "m0"]
     epoch = {
         **{"kind": "epoch", "time": 3e6, "round": 0, "epoch": 2, "metrics": {"val_loss": 1.0}},
         **{"duration_s": 1.0, "gpus": 1, "finished_at": 3e6, "rate": 9.0, "evaluate_s": 0.0},
@@ -89,7 +89,7 @@ def test_a_run_before_its_first_visit_has_no_hops_yet(project):
 
 
 def test_the_report_has_a_chart_of_workers_and_the_prediction(project):
-    write_run(project.home.run("hopping-001").events, COURSE.records)
+    write_run(project.home.run("hopping-001").events, TRACE.records)
     assert project.here("report").code == 0
     page = (project.path / "report.html").read_text()
     assert 'aria-label="workers over time, by configuration"' in page
@@ -99,7 +99,7 @@ def test_the_report_has_a_chart_of_workers_and_the_prediction(project):
 
 
 def test_a_trace_of_a_run_can_be_repeated(project):
-    write_run(project.home.run("hopping-001").events, COURSE.records)
+    write_run(project.home.run("hopping-001").events, TRACE.records)
     done = project.here("hopper", "trace", "hopping-001", "-o", "own.jsonl", "--json").json
     assert (done["run"], done["visits"]) == ("hopping-001", 25)
     lines = [json.loads(line) for line in (project.path / "own.jsonl").read_text().splitlines()]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hetctl.methods.automl.search_parts import likely_configs, parts_of_search
-from hetctl.methods.automl.search_run import SearchRun, Spent
+from hetctl.methods.automl.search_run import SearchRun, UsedResources
 from hetctl.methods.automl.trial_history import Trial
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import REPORT, TRIAL, NamedPart, SearchBudget, SearchSpec
@@ -20,7 +20,7 @@ SPACE = {"lr": {"log_uniform": [0.001, 0.1]}, "layers": {"integer": [1, 8]}, "ki
 CHOICES = {"lr": {"choice": [0.1, 0.01]}, "kind": {"choice": ["a", "b", "c"]}}
 TPE = NamedPart("TPESampler", {"n_startup_trials": 3})
 MEDIAN = NamedPart("MedianPruner", {"n_startup_trials": 2})
-NOTHING = Spent(0.0, 0.0)
+NOTHING = UsedResources(0.0, 0.0)
 
 
 def search(method: str, epochs: int, space: Any = None, **more: Any) -> SearchSpec:
@@ -107,24 +107,26 @@ def test_trials_that_fail_are_not_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "spent", "reason"),
+    ("budget", "resources", "reason"),
     [
         (SearchBudget(epochs=4), NOTHING, "its budget of 4 epochs is used up"),
-        (SearchBudget(gpu_hours=0.5), Spent(0.5, 0.0), "its budget of 0.5 GPU-hours is used up"),
-        (SearchBudget(time_s=60.0), Spent(0.0, 61.0), "its budget of 60 seconds is used up"),
+        (SearchBudget(gpu_hours=0.5), UsedResources(0.5, 0.0), "its budget of 0.5 GPU-hours is used up"),
+        (SearchBudget(time_s=60.0), UsedResources(0.0, 61.0), "its budget of 60 seconds is used up"),
     ],
 )
-def test_a_budget_lets_trials_end_and_begins_none(budget: SearchBudget, spent: Spent, reason: str) -> None:
+def test_a_budget_lets_trials_end_and_begins_none(
+    budget: SearchBudget, resources: UsedResources, reason: str
+) -> None:
     run = SearchRun(replace(SEARCHES["random"], budget=budget, parallel=1), 2)
     requests = run.requests(NOTHING)
     next(requests)
     if budget.epochs:
         next(requests)
-    assert list(run.requests(spent)) == []
-    assert run.reason_to_end(spent) is None
+    assert list(run.requests(resources)) == []
+    assert run.reason_to_end(resources) is None
     for trial in run.waiting:
         run.report(trial, 1.0)
-    assert run.reason_to_end(spent) == reason
+    assert run.reason_to_end(resources) == reason
 
 
 def test_trials_at_a_time_are_limited_where_reports_count() -> None:

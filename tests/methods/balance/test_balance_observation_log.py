@@ -1,4 +1,4 @@
-"""The log of a manager in training, its repetition, and the course and gain that it shows."""
+"""The log of a manager in training, its repetition, and the history and gain that it shows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.observation_log import (
     POINTS,
     ManagerStart,
+    balance_history,
     counted,
-    course_of,
     line_of,
     logged,
     records_in,
@@ -216,15 +216,15 @@ def trained(count):
 
 @pytest.mark.parametrize("count", [1, 60, 1000])
 def test_a_course_has_few_points_and_the_last_iteration(count):
-    course = course_of("m", WORKERS, list(trained(count)))
-    assert len(course.points) == min(count, POINTS)
-    assert course.points[-1].time == count - 1
-    assert all(point.iteration_s > 0 for point in course.points)
+    history = balance_history("m", WORKERS, list(trained(count)))
+    assert len(history.points) == min(count, POINTS)
+    assert history.points[-1].time == count - 1
+    assert all(point.iteration_s > 0 for point in history.points)
 
 
 def test_the_gain_is_that_over_equal_batches():
-    course = course_of("m", WORKERS, list(trained(100)))
-    assert course.points[-1].t_star_s == pytest.approx(T_STAR_S, rel=0.02)
-    assert course.points[-1].iteration_s == pytest.approx(T_STAR_S, rel=0.05)
-    assert course.equal_batches_s == pytest.approx(0.005 + 32 * 0.004, rel=0.05)
-    assert course.gain == pytest.approx(course.equal_batches_s / T_STAR_S, rel=0.1)
+    history = balance_history("m", WORKERS, list(trained(100)))
+    assert history.points[-1].t_star_s == pytest.approx(T_STAR_S, rel=0.02)
+    assert history.points[-1].iteration_s == pytest.approx(T_STAR_S, rel=0.05)
+    assert history.equal_batches_s == pytest.approx(0.005 + 32 * 0.004, rel=0.05)
+    assert history.gain == pytest.approx(history.equal_batches_s / T_STAR_S, rel=0.1)

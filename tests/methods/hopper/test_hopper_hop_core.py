@@ -25,7 +25,7 @@ from hetctl.model.hops import gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling import events
-from hetctl.scheduling.commands import AskAgain, EndJob, EndRound, Stop
+from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Stop
 
 SAVE_S, HOP_S = 0.3, 0.2
 QUICK_SHARE = 0.3
@@ -133,9 +133,9 @@ class Executor:
         if not self.is_at_work(visit):
             return
         node = node_of(visit.worker)
-        if self.core.running[visit.config].leaving:
+        if self.core.running[visit.config].stopping:
             self.lost.append(visit)
-            self.send(events.StepEnded(self.now, visit.config, ExitReason.TOLD))
+            self.send(events.StepEnded(self.now, visit.config, ExitReason.STOPPED))
         elif state is not None and state not in self.stores[node]:
             self.at(0.05, self.end_visit, visit, state, began)
         else:
@@ -155,7 +155,7 @@ class Executor:
         is_quick = self.draw.random() < QUICK_SHARE
         if is_quick:
             self.save(visit, node)
-        self.send(events.StepEnded(self.now, visit.config, ExitReason.TOLD))
+        self.send(events.StepEnded(self.now, visit.config, ExitReason.STOPPED))
         if not is_quick:
             self.at(SAVE_S, self.save, visit, node)
 
@@ -267,7 +267,7 @@ class Executor:
         do.Converge: converge,
         do.ReportPlan: lambda self, command: self.plans.append(command),
         Stop: stop,
-        AskAgain: lambda self, command: self.at(max(0.0, command.at_s - self.now), lambda: None),
+        ScheduleTick: lambda self, command: self.at(max(0.0, command.at_s - self.now), lambda: None),
         EndRound: lambda *_: None,
         EndJob: end,
     }

@@ -115,6 +115,6 @@ def test_evaluation_hardly_delays_a_dense_plan(seed, sizes):
     train, evaluate = (UnitTimes.from_matrix(scale * speeds) for scale in (10.0, 1.0))
     epochs = dict.fromkeys(train.configs, 4)
     plan = planned_visits(train, evaluate, epochs, QUICK)
-    course = simulate_hops(train, plan=plan, epochs=epochs_of(epochs), evaluate=evaluate)
+    trace = simulate_hops(train, plan=plan, epochs=epochs_of(epochs), evaluate=evaluate)
     busiest_s = 4 * sum(float(units.matrix.sum(axis=0).max()) for units in (train, evaluate))
-    assert course.makespan_s <= 1.06 * busiest_s
+    assert trace.makespan_s <= 1.06 * busiest_s

@@ -34,7 +34,7 @@ def unit_times(draw: st.DrawFn, copies: bool = True) -> UnitTimes:
     return UnitTimes(names[0], names[1], names[2], seconds)
 
 
-def schedule_of(course: HopTrace, units: UnitTimes, epoch: int = 0) -> Schedule:
+def schedule_of(trace: HopTrace, units: UnitTimes, epoch: int = 0) -> Schedule:
     return Schedule(
         tuple(
             Hop(
@@ -44,7 +44,7 @@ def schedule_of(course: HopTrace, units: UnitTimes, epoch: int = 0) -> Schedule:
                 record.start_s,
                 record.end_s,
             )
-            for record in course.records
+            for record in trace.records
             if not record.lost and record.visit.epoch == epoch
         )
     )
@@ -53,9 +53,9 @@ def schedule_of(course: HopTrace, units: UnitTimes, epoch: int = 0) -> Schedule:
 @settings(max_examples=50)
 @given(unit_times(), st.integers(0, 9))
 def test_a_random_run_keeps_the_invariants(units, seed):
-    course = simulate_hops(units, seed=seed)
-    assert broken_by_schedule(schedule_of(course, units), units) == []
-    assert simulate_hops(units, seed=seed) == course
+    trace = simulate_hops(units, seed=seed)
+    assert broken_by_schedule(schedule_of(trace, units), units) == []
+    assert simulate_hops(units, seed=seed) == trace
 
 
 @settings(max_examples=50)
@@ -68,9 +68,9 @@ def test_a_schedule_is_followed(units, draw):
     ]
     draw.shuffle(sequence)
     schedule = in_sequence(units, sequence)
-    course = simulate_hops(units, plan=visits_of(schedule, units), reschedule=draw.choice([None, ONCE]))
-    assert sorted(schedule_of(course, units).hops) == sorted(schedule.hops)
-    assert course.makespan_s == schedule.makespan_s
+    trace = simulate_hops(units, plan=visits_of(schedule, units), reschedule=draw.choice([None, ONCE]))
+    assert sorted(schedule_of(trace, units).hops) == sorted(schedule.hops)
+    assert trace.makespan_s == schedule.makespan_s
 
 
 AWAY = st.lists(st.tuples(st.integers(0, 3), st.floats(0, 40), st.floats(0.1, 20)), max_size=5)
@@ -82,28 +82,28 @@ def test_with_workers_that_fail_and_return_every_unit_is_done(units, away, drawn
         Outage(units.workers[k % len(units.workers)], start, start + length) for k, start, length in away
     ]
     plan = () if drawn else visits_of(schedule_of(simulate_hops(units), units), units, epochs)
-    course = simulate_hops(units, plan=plan, epochs=epochs, outages=outages, reschedule=reschedule)
+    trace = simulate_hops(units, plan=plan, epochs=epochs, outages=outages, reschedule=reschedule)
     for epoch in range(epochs):
-        assert broken_by_schedule(schedule_of(course, units, epoch), units) == []
+        assert broken_by_schedule(schedule_of(trace, units, epoch), units) == []
     for outage in outages:
-        for record in course.records:
+        for record in trace.records:
             during = record.start_s < outage.end_s and record.end_s > outage.start_s
             assert not (during and record.visit.worker == outage.worker)
     for of in ("config", "worker"):
         for name in (*units.configs, *units.workers):
-            records = [record for record in course.records if getattr(record.visit, of) == name]
+            records = [record for record in trace.records if getattr(record.visit, of) == name]
             assert all(earlier.end_s <= later.start_s for earlier, later in pairwise(records))
-    assert len(course.log) == epochs * len(units.configs) * len(units.partitions)
+    assert len(trace.log) == epochs * len(units.configs) * len(units.partitions)
 
 
 def test_a_failure_undoes_a_unit_and_another_copy_takes_it():
     seconds = np.full((1, 1, 2), 10.0)
     seconds[0, 0, 1] = 15.0
     units = UnitTimes(("a",), ("p0",), ("w0", "w1"), seconds)
-    course = simulate_hops(
+    trace = simulate_hops(
         units, plan=visits_of(in_sequence(units, [(0, 0, 0)]), units), outages=[Outage("w0", 4)]
     )
-    assert [(s.visit.worker, s.start_s, s.end_s, s.lost) for s in course.records] == [
+    assert [(s.visit.worker, s.start_s, s.end_s, s.lost) for s in trace.records] == [
         ("w0", 0.0, 4.0, True),
         ("w1", 4.0, 19.0, False),
     ]
@@ -130,14 +130,14 @@ def test_rescheduling_beats_random_draws_and_the_old_plan(away):
 
 def test_a_worker_may_join_late():
     units = UnitTimes.from_matrix([[10.0, 10.0]])
-    course = simulate_hops(units, outages=[Outage("w0", 0, 30)])
-    assert [(s.visit.worker, s.start_s) for s in course.records] == [("w1", 0.0), ("w0", 30.0)]
+    trace = simulate_hops(units, outages=[Outage("w0", 0, 30)])
+    assert [(s.visit.worker, s.start_s) for s in trace.records] == [("w1", 0.0), ("w0", 30.0)]
 
 
 def test_outages_that_overlap_are_one():
     units = UnitTimes.from_matrix([[10.0]])
-    course = simulate_hops(units, outages=[Outage("w0", 0, 30), Outage("w0", 20, 50), Outage("w0", 50, 60)])
-    assert [record.start_s for record in course.records] == [60.0]
+    trace = simulate_hops(units, outages=[Outage("w0", 0, 30), Outage("w0", 20, 50), Outage("w0", 50, 60)])
+    assert [record.start_s for record in trace.records] == [60.0]
 
 
 def test_a_partition_that_is_lost_for_good_has_no_schedule():
@@ -153,9 +153,9 @@ def test_a_worker_may_leave_after_its_last_unit():
 
 def test_there_is_no_barrier_between_epochs():
     units = UnitTimes.from_matrix([[1.0, 1.0], [10.0, 10.0]])
-    course = simulate_hops(units, epochs=2)
-    starts = {(s.visit.config, s.visit.epoch): s.start_s for s in reversed(course.records)}
-    ends = {(s.visit.config, s.visit.epoch): s.end_s for s in course.records}
+    trace = simulate_hops(units, epochs=2)
+    starts = {(s.visit.config, s.visit.epoch): s.start_s for s in reversed(trace.records)}
+    ends = {(s.visit.config, s.visit.epoch): s.end_s for s in trace.records}
     assert starts["c0", 1] < ends["c1", 0]
 
 
@@ -163,15 +163,15 @@ def test_there_is_no_barrier_between_epochs():
 def test_configurations_may_have_different_epochs(units, away, data):
     wanted = {config: data.draw(st.integers(0, 3)) for config in units.configs}
     outages = [Outage(units.workers[k % len(units.workers)], at, at + length) for k, at, length in away]
-    course = simulate_hops(units, epochs=wanted, outages=outages)
-    assert Counter(visit.unit for visit in course.log) == {
+    trace = simulate_hops(units, epochs=wanted, outages=outages)
+    assert Counter(visit.unit for visit in trace.log) == {
         (config, epoch, partition): 1
         for config, epochs in wanted.items()
         for epoch in range(epochs)
         for partition in units.partitions
     }
     for config in units.configs:
-        records = [record for record in course.records if record.visit.config == config]
+        records = [record for record in trace.records if record.visit.config == config]
         assert all(earlier.end_s <= later.start_s for earlier, later in pairwise(records))
         assert [s.visit.epoch for s in records] == sorted(s.visit.epoch for s in records)
 
@@ -181,10 +181,10 @@ def test_a_configuration_that_is_not_named_does_not_join():
     assert {visit.config for visit in simulate_hops(units, epochs={"c0": 2}).log} == {"c0"}
 
 
-def orders(course: HopTrace, of: str) -> dict[str, list[tuple[Unit, str]]]:
+def orders(trace: HopTrace, of: str) -> dict[str, list[tuple[Unit, str]]]:
     """Return the visits of each configuration or worker in the order of their starts."""
     done: dict[str, list[tuple[Unit, str]]] = {}
-    for record in course.records:
+    for record in trace.records:
         if not record.lost:
             done.setdefault(getattr(record.visit, of), []).append((record.visit.unit, record.visit.worker))
     return done

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pipeline_exact import groupings
 from pipelines import PLENTY, cluster, clusters, profile, profiles
 
-from hetctl.methods.pipeline.evaluate import Assembly
+from hetctl.methods.pipeline.evaluate import GroupingEvaluator
 from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
 from hetctl.methods.pipeline.grouping import GROUPINGS
 from hetctl.methods.pipeline.layers import Layer, LayerProfile
@@ -146,10 +146,10 @@ def test_best_is_near_the_best_of_all_groupings(nodes, s_per_byte, placement) ->
     where = cluster(*nodes, links=Links(1000.0, 0.5, 0.01, s_per_byte))
     waves = Waves(0, placement)
     found = plan(layers, where, "best", PipelineOptions(waves=waves)).throughput
-    assembly = Assembly(layers, where, waves)
+    evaluator = GroupingEvaluator(layers, where, waves)
     most = most_in_flight(len(where.gpus))
     exact = max(
-        assembly.settled(assembly.found(grouping, most)).throughput
+        evaluator.with_best_depth(evaluator.evaluate(grouping, most)).throughput
         for grouping in groupings(where.gpus)
         if grouping
     )

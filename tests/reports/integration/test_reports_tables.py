@@ -21,7 +21,7 @@ from hetctl.model.profile import (
 from hetctl.model.rate_shapes import RateShape
 from hetctl.model.run_status import BatchChange, RunStatus
 from hetctl.model.site import Queue, Site
-from hetctl.model.training_progress import Heartbeat, RankShare
+from hetctl.model.training_progress import LiveMetrics, RankShare
 from hetctl.reports.plan_tables import plan_table
 from hetctl.reports.profile_tables import layers_table, profile_table, shapes_text
 from hetctl.reports.site_tables import sites_table
@@ -242,20 +242,24 @@ def test_lost_nodes_are_named_beside_the_running_job(make_run: MakeRun) -> None:
 def test_what_members_in_training_do_just_now_is_shown(make_run: MakeRun) -> None:
     run = make_run()
     assert "just now" not in "\n".join(show(status_table(run)))
-    heartbeat = Heartbeat(time=0.0, epoch=7, position=50, samples=200, rate=1234.5, loss=0.25, busy=0.875)
+    live_metrics = LiveMetrics(
+        time=0.0, epoch=7, position=50, samples=200, rate=1234.5, loss=0.25, busy=0.875
+    )
     busy, _ = run.members
-    alive = replace(run, members=(replace(busy, state="training", heartbeat=heartbeat), *run.members[1:]))
+    alive = replace(
+        run, members=(replace(busy, state="training", live_metrics=live_metrics), *run.members[1:])
+    )
     (shown,) = [line for line in show(status_table(alive)) if "25 %" in line]
     assert shown.split() == ["mlp", "1,234", "7", "25", "%", "0.25", "88", "%"]
-    unknown = replace(heartbeat, loss=None, busy=None)
-    alive = replace(run, members=(replace(busy, state="training", heartbeat=unknown), *run.members[1:]))
+    unknown = replace(live_metrics, loss=None, busy=None)
+    alive = replace(run, members=(replace(busy, state="training", live_metrics=unknown), *run.members[1:]))
     (shown,) = [line for line in show(status_table(alive)) if "25 %" in line]
     assert shown.split()[-2:] == ["-", "-"]
 
 
 def with_ranks(run: RunStatus, *ranks: RankShare) -> list[str]:
-    heartbeat = Heartbeat(time=0.0, epoch=7, position=50, samples=200, rate=1234.5, ranks=ranks)
-    alive = replace(run.members[0], state="training", heartbeat=heartbeat)
+    live_metrics = LiveMetrics(time=0.0, epoch=7, position=50, samples=200, rate=1234.5, ranks=ranks)
+    alive = replace(run.members[0], state="training", live_metrics=live_metrics)
     return show(status_table(replace(run, members=(alive, *run.members[1:]))))
 
 

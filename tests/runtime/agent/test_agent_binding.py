@@ -6,33 +6,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.runtime.agent.binding import Binding, binding_of
-from hetctl.runtime.agent.messages import AgentFacts, GpuFacts, Welcome
+from hetctl.runtime.agent.messages import AgentAssignment, AgentFacts, GpuFacts
 
 
-def welcome_to(node, gpus, device, cores_per_gpu):
-    return Welcome(node, gpus, device, cores_per_gpu, memory_per_gpu=2**30, silence_s=1.0)
+def assignment_of(node, gpus, device, cores_per_gpu):
+    return AgentAssignment(node, gpus, device, cores_per_gpu, memory_per_gpu=2**30, silence_s=1.0)
 
 
 def test_a_slot_has_cores_of_its_own_and_no_device():
-    welcome = welcome_to("n1", (0, 1), "slot", 2)
+    assignment = assignment_of("n1", (0, 1), "slot", 2)
     cores = (4, 5, 6, 7)
-    assert [binding_of(welcome, slot, AgentFacts("s", "h", {}, cores)) for slot in (0, 1)] == [
+    assert [binding_of(assignment, slot, AgentFacts("s", "h", {}, cores)) for slot in (0, 1)] == [
         Binding("n1", 0, None, (4, 5), 2**30),
         Binding("n1", 1, None, (6, 7), 2**30),
     ]
 
 
 def test_the_device_of_a_gpu_is_its_index_among_visible_ones():
-    welcome = welcome_to("n1", (2, 5), "gpu", 1)
-    assert [binding_of(welcome, gpu, AgentFacts("s", "h", {}, tuple(range(8)))).device for gpu in (2, 5)] == [
+    assignment = assignment_of("n1", (2, 5), "gpu", 1)
+    assert [
+        binding_of(assignment, gpu, AgentFacts("s", "h", {}, tuple(range(8)))).device for gpu in (2, 5)
+    ] == [
         0,
         1,
     ]
 
 
 def test_more_slots_than_cores_go_round():
-    welcome = welcome_to("n1", tuple(range(5)), "slot", 1)
-    assert [binding_of(welcome, slot, AgentFacts("s", "h", {}, (8, 9))).cores for slot in range(5)] == [
+    assignment = assignment_of("n1", tuple(range(5)), "slot", 1)
+    assert [binding_of(assignment, slot, AgentFacts("s", "h", {}, (8, 9))).cores for slot in range(5)] == [
         (8,),
         (9,),
         (8,),
@@ -44,32 +46,32 @@ def test_more_slots_than_cores_go_round():
 def test_each_rank_has_its_own_cores_near_its_gpu():
     near = (0, 1, 2, 3), (4, 5, 6, 7), (0, 1, 2, 3), (4, 5, 6, 7)
     facts = AgentFacts("s", "h", {}, tuple(range(8)), tuple(GpuFacts("u", "A100", cores) for cores in near))
-    welcome = welcome_to("n1", (0, 1, 2, 3), "gpu", 2)
-    assert [binding_of(welcome, gpu, facts).cores for gpu in range(4)] == [(0, 1), (4, 5), (2, 3), (6, 7)]
+    assignment = assignment_of("n1", (0, 1, 2, 3), "gpu", 2)
+    assert [binding_of(assignment, gpu, facts).cores for gpu in range(4)] == [(0, 1), (4, 5), (2, 3), (6, 7)]
 
 
 def test_near_cores_that_the_job_has_not_got_are_no_use():
     facts = AgentFacts("s", "h", {}, (0, 1), (GpuFacts("u", "A100", (8, 9)),))
-    assert binding_of(welcome_to("n1", (0,), "gpu", 1), 0, facts).cores == (0,)
+    assert binding_of(assignment_of("n1", (0,), "gpu", 1), 0, facts).cores == (0,)
 
 
 def test_an_agent_that_is_confined_shares_its_cores_out_in_order():
     """GPU numbers are those of the plan; they do not determine the cores of a member's own step."""
-    welcome = welcome_to("n1", (0, 3, 5), "gpu", 2)
+    assignment = assignment_of("n1", (0, 3, 5), "gpu", 2)
     cores = tuple(range(10, 16))
-    bindings = [binding_of(welcome, gpu, AgentFacts("s", "h", {}, cores)) for gpu in (0, 3, 5)]
+    bindings = [binding_of(assignment, gpu, AgentFacts("s", "h", {}, cores)) for gpu in (0, 3, 5)]
     assert [(each.device, each.cores) for each in bindings] == [(0, (10, 11)), (1, (12, 13)), (2, (14, 15))]
 
 
 def test_cores_follow_gpu_numbers_if_the_agent_sees_all_cores():
-    welcome = welcome_to("n1", (1, 3), "slot", 2)
+    assignment = assignment_of("n1", (1, 3), "slot", 2)
     facts = AgentFacts("s", "h", {}, tuple(range(8)))
-    assert [binding_of(welcome, slot, facts).cores for slot in (1, 3)] == [(2, 3), (6, 7)]
+    assert [binding_of(assignment, slot, facts).cores for slot in (1, 3)] == [(2, 3), (6, 7)]
 
 
 @given(st.integers(1, 8), st.integers(1, 16))
 def test_ranks_share_no_core_where_there_are_enough(gpus, cores_per_gpu):
-    welcome = welcome_to("n1", tuple(range(gpus)), "gpu", cores_per_gpu)
+    assignment = assignment_of("n1", tuple(range(gpus)), "gpu", cores_per_gpu)
     cores = tuple(range(100, 100 + gpus * cores_per_gpu))
-    shares = [binding_of(welcome, gpu, AgentFacts("s", "h", {}, cores)).cores for gpu in range(gpus)]
+    shares = [binding_of(assignment, gpu, AgentFacts("s", "h", {}, cores)).cores for gpu in range(gpus)]
     assert sorted(core for share in shares for core in share) == list(cores)

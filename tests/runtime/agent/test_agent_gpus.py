@@ -24,7 +24,7 @@ from hetctl.runtime.agent.gpus import (
     utilization,
     visible_gpus,
 )
-from hetctl.runtime.worker import hardware, heartbeat
+from hetctl.runtime.worker import hardware, live_metrics
 
 
 class NVMLError(Exception):
@@ -351,11 +351,11 @@ def test_a_measurement_names_the_gpu_of_its_process(node, monkeypatch):
     assert hardware.gpu_and_driver()[1].startswith("Linux ")
 
 
-def test_a_heartbeat_has_the_use_of_its_process_gpu(node, monkeypatch):
+def test_live_metrics_have_the_use_of_its_process_gpu(node, monkeypatch):
     node(FakeNvml(a100(1, busy=10), a100(2, busy=90)))
-    assert [heartbeat.gpu_used(device)() for device in (0, 1, 2)] == [0.1, 0.9, None]
+    assert [live_metrics.gpu_used(device)() for device in (0, 1, 2)] == [0.1, 0.9, None]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert heartbeat.gpu_used(0)() == 0.9
+    assert live_metrics.gpu_used(0)() == 0.9
 
 
 def test_the_real_package_has_the_names_of_its_substitute():

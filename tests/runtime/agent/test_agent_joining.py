@@ -18,12 +18,12 @@ from hetctl.runtime.agent.joining import (
     join,
     join_again,
 )
-from hetctl.runtime.agent.messages import LEAVE, AgentFacts, Welcome
+from hetctl.runtime.agent.messages import LEAVE, AgentAssignment, AgentFacts
 from hetctl.runtime.transport import Listener
 from hetctl.runtime.worker.messages import write_address
 
 FACTS = AgentFacts("agents", "n1", {}, (0,))
-WELCOME = Welcome("n1", (0,), "gpu", 1, 2**30, silence_s=30.0)
+ASSIGNMENT = AgentAssignment("n1", (0,), "gpu", 1, 2**30, silence_s=30.0)
 AGAIN_S = 0.1
 """Seconds of an attempt to connect."""
 
@@ -60,19 +60,19 @@ def driver(tmp_path):
     made.listener.close()
 
 
-def test_an_agent_is_welcome(driver):
-    driver.answer(encode(WELCOME))
-    connection, welcome = join(driver.address, FACTS)
-    assert welcome == WELCOME
+def test_join_returns_the_assignment_of_the_driver(driver):
+    driver.answer(encode(ASSIGNMENT))
+    connection, assignment = join(driver.address, FACTS)
+    assert assignment == ASSIGNMENT
     driver.kept[0].send({"start": 0})
     assert connection.receive(60.0) == {"start": 0}
 
 
 def test_an_agent_returns_once_the_driver_takes_it(driver):
     """As long as the driver holds the connection of the last agent, it rejects the next one."""
-    driver.answer(None, None, encode(WELCOME))
-    _, welcome = join_again(DriverFile(driver.path), FACTS, AGAIN_S)
-    assert welcome == WELCOME
+    driver.answer(None, None, encode(ASSIGNMENT))
+    _, assignment = join_again(DriverFile(driver.path), FACTS, AGAIN_S)
+    assert assignment == ASSIGNMENT
 
 
 def test_an_agent_that_is_not_needed_does_not_return(driver):

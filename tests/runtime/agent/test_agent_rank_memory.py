@@ -138,7 +138,7 @@ finally:
 def test_the_command_of_a_rank_counts_for_it_once(hoard):
     watch = MemoryWatch(200 * MIB, 2)
     pids = {0: hoard(HOARD.format(150 * MIB)), 1: hoard(STARTS.format(command=FORKS.format(size=250 * MIB)))}
-    gpu, overuse = watch.look(pids)
+    gpu, overuse = watch.check(pids)
     assert (gpu, overuse.share) == (1, 200 * MIB)
     assert 250 * MIB < overuse.peak < 320 * MIB
 
@@ -217,12 +217,12 @@ def hoard():
 def test_a_process_above_its_share_is_found_if_the_sum_is_high(hoard):
     watch = MemoryWatch(200 * MIB, 2)
     pids = {0: hoard(HOARD.format(20 * MIB)), 1: hoard(HOARD.format(250 * MIB))}
-    assert watch.look(pids) is None  # one may have more as long as the other has less
+    assert watch.check(pids) is None  # one may have more as long as the other has less
     pids[0] = hoard(HOARD.format(150 * MIB))
-    gpu, overuse = watch.look(pids)
+    gpu, overuse = watch.check(pids)
     assert (gpu, overuse.share) == (1, 200 * MIB)
     assert 250 * MIB < overuse.peak < 300 * MIB
-    assert MemoryWatch(2**50, 2).look(pids) is None
+    assert MemoryWatch(2**50, 2).check(pids) is None
 
 
 def test_no_share_is_larger_than_the_machine_allows():

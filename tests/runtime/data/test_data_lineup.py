@@ -112,13 +112,13 @@ def test_every_rank_of_every_member_has_a_share(sharing):
 
 
 def test_ranks_on_a_node_read_one_ring_each_in_its_own_place():
-    shares = shares_of(lineup(LOCKSTEP, led=True))
+    shares = shares_of(lineup(LOCKSTEP, has_leaders=True))
     steps = {name: [share.lockstep for share in own] for name, own in shares.items()}
     assert [(step.reader, step.readers) for step in steps["a"]] == [(0, 3), (1, 3), (0, 2)]
     assert [(step.reader, step.readers) for step in (*steps["b"], *steps["c"])] == [(2, 3), (1, 2)]
     every = [step for own in steps.values() for step in own]
     assert len({replace(step, reader=0, readers=0) for step in every}) == 1
-    assert (every[0].chunk, every[0].largest, every[0].led) == (48, 96, True)
+    assert (every[0].chunk, every[0].largest, every[0].has_leaders) == (48, 96, True)
 
 
 def test_a_leader_has_the_lockstep_of_the_first_rank():
@@ -136,7 +136,7 @@ def test_rounds_have_rings_and_orders_of_their_own():
 
 def test_leaders_find_their_round_among_those_of_the_job(tmp_path):
     path = tmp_path / "lineups.jsonl"
-    rounds = [lineup(LOCKSTEP, index, led=True) for index in (4, 7)]
+    rounds = [lineup(LOCKSTEP, index, has_leaders=True) for index in (4, 7)]
     for each in rounds:
         write_lineup(path, each)
     assert [read_lineup(path, index) for index in (7, 4)] == rounds[::-1]

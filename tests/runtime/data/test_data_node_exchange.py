@@ -207,7 +207,7 @@ def test_a_late_reader_may_fill_the_ring_its_leader_has_left(writer):
     assert writer.left
     assert not exchange_serves(path)
     with Ring(path) as late:
-        assert late.join(0) == 0
+        assert late.register_reader(0) == 0
         assert [late.take(position, 0.0)[0] for position in range(3)] == [0, 1, 2]
         late.release(0)
         assert late.claim(1.0) == 3
@@ -216,7 +216,7 @@ def test_a_late_reader_may_fill_the_ring_its_leader_has_left(writer):
 def test_a_leader_leaves_a_ring_with_another_producer(writer):
     writer, path = writer
     reader, other = Ring(path), Ring(path)
-    reader.join(0)
+    reader.register_reader(0)
     assert writer.buffer(0) is not None
     assert other.claim(0.0) == 1
     assert writer.buffer(1) is not None  # where nobody reads; what is on its way to the ring still arrives
@@ -230,14 +230,14 @@ def test_a_leader_leaves_a_ring_with_another_producer(writer):
 def test_a_full_ring_has_no_slot_until_a_release(writer):
     writer, path = writer
     reader = Ring(path)
-    reader.join(0)
+    reader.register_reader(0)
     for position in range(3):
         deliver(writer, position)
     assert writer.buffer(3) is None
     reader.take(0, 0.0)
     reader.release(0)
     deliver(writer, 3)
-    reader.leave()
+    reader.unregister_reader()
     deliver(writer, 4)
     assert writer.left
 

@@ -17,7 +17,7 @@ from hetctl.model.site import Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import StoreOrder
 from hetctl.runtime.data.sharing.node_folder import MEMORY, node_folder, state_folder
 from hetctl.runtime.driver.agent_pool import MOST_RETURNS
-from hetctl.runtime.driver.worker_pool import WorkerPool
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.worker.messages import TRAIN, StateSaved, TaskMessage, VisitReport
 from hetctl.storage.paths import AgentFiles
 from hetctl.storage.processes import Process
@@ -55,7 +55,7 @@ def work(assignment, context):
     context.send_visited(decode(VisitReport, reports["visited"]))
     (folder / "at_work").touch()
     while not (folder / "enough").exists():
-        context.sign()
+        context.heartbeat()
         time.sleep(0.05)
     context.send_saved(decode(StateSaved, reports["saved"]))
 
@@ -96,24 +96,24 @@ class Job:
         paths = tuple(f"{folder}/$SLURMD_NODENAME/{number}.npz" for number in range(4))
         order = StoreOrder(self.run, paths)
         nodes = [Node(name, (0, 1)) for name in NODES]
-        self.workers = WorkerPool(SITE, nodes, AgentFiles.within(folder), ())
-        self.workers.open_stores(order)
-        self.workers.start_agents()
+        self.rank_pool = RankPool(SITE, nodes, AgentFiles.within(folder), ())
+        self.rank_pool.open_stores(order)
+        self.rank_pool.start_agents()
         self.opened = dict(self.wait_for(lambda stores: len(stores.opened) == 2 and stores.opened))
-        self.workers.stores.opened.clear()
+        self.rank_pool.stores.opened.clear()
 
     def end(self) -> None:
         if not self._over:
             self._over = True
-            self.workers.leave()
+            self.rank_pool.shutdown()
         wait_for(lambda: not alive(str(self.folder)))
 
     def wait_for(self, condition):
         """Wait until the reports satisfy a condition; return its result."""
 
         def reported():
-            self.workers.reap()
-            return condition(self.workers.stores)
+            self.rank_pool.reap()
+            return condition(self.rank_pool.stores)
 
         return wait_for(reported)
 
@@ -128,17 +128,17 @@ class Job:
     def fetched(self):
         """Wait for the end of a copy."""
         self.wait_for(lambda stores: stores.fetched)
-        return self.workers.stores.fetched.pop(0)
+        return self.rank_pool.stores.fetched.pop(0)
 
     def works_on(self, node: str) -> None:
         """Assert that a rank on a node does its work."""
         (self.folder / "enough").touch()
         self.start(node)
-        (ended,) = wait_for(self.workers.reap)
+        (ended,) = wait_for(self.rank_pool.reap)
         assert (ended.exit_code, ended.lost_nodes) == (0, ())
 
     def start(self, node: str) -> None:
-        self.workers.start(TaskMessage(TRAIN, str(self.folder), "m"), (Placement(node, (0,)),))
+        self.rank_pool.start(TaskMessage(TRAIN, str(self.folder), "m"), (Placement(node, (0,)),))
 
     def processes_of(self, node: str) -> list[int]:
         """Return the processes on a node: keeper, agent, template and ranks."""
@@ -164,7 +164,7 @@ class Job:
 
     def names(self) -> list[str]:
         """Return the nodes in use."""
-        return sorted(node.name for node in self.workers.nodes)
+        return sorted(node.name for node in self.rank_pool.nodes)
 
     def signal(self, node: str, number: signal.Signals) -> None:
         for pid in self.processes_of(node):
@@ -185,7 +185,7 @@ def test_agents_tell_which_partitions_their_nodes_have(job):
 
 def test_a_state_hops_from_node_to_node(job):
     (job.store("n1") / "m-1").write_bytes(STATE)
-    job.workers.fetch("n2", "m-1", "n1")
+    job.rank_pool.fetch("n2", "m-1", "n1")
     node, result = job.fetched()
     assert (node, result.name, result.size_bytes, result.error) == ("n2", "m-1", len(STATE), "")
     assert (job.store("n2") / "m-1").read_bytes() == STATE
@@ -198,29 +198,29 @@ def test_states_hop_both_ways_while_ranks_work(job):
         for number in range(3):
             (job.store(node) / f"{node}-{number}").write_bytes(STATE + node.encode())
     for number in range(3):
-        job.workers.fetch("n2", f"n1-{number}", "n1")
-        job.workers.fetch("n1", f"n2-{number}", "n2")
+        job.rank_pool.fetch("n2", f"n1-{number}", "n1")
+        job.rank_pool.fetch("n1", f"n2-{number}", "n2")
     assert [job.fetched()[1].error for _ in range(6)] == [""] * 6
     for node, other in (NODES, NODES[::-1]):
         assert all((job.store(other) / f"{node}-{n}").read_bytes() == STATE + node.encode() for n in range(3))
     (job.folder / "enough").touch()
-    (ended,) = wait_for(job.workers.reap)
+    (ended,) = wait_for(job.rank_pool.reap)
     assert ended.exit_code == 0
 
 
 def test_reports_of_ranks_arrive_at_once(job):
     job.start("n1")
-    while not job.workers.stores.visited:
-        assert job.workers.reap() == []
-        job.workers.wait(120.0)
-    assert job.workers.stores.visited == [VISITED]
-    assert not job.workers.stores.saved
+    while not job.rank_pool.stores.visited:
+        assert job.rank_pool.reap() == []
+        job.rank_pool.wait(120.0)
+    assert job.rank_pool.stores.visited == [VISITED]
+    assert not job.rank_pool.stores.saved
     (job.folder / "enough").touch()
     assert job.wait_for(lambda stores: stores.saved) == [SAVED]
 
 
 def test_an_unknown_state_is_an_error(job):
-    job.workers.fetch("n2", "m-9", "n1")
+    job.rank_pool.fetch("n2", "m-9", "n1")
     assert "does not have m-9" in job.fetched()[1].error
     assert job.states("n2") == []
 
@@ -229,7 +229,7 @@ def test_forgotten_states_are_deleted(job):
     for node in NODES:
         for name in ("m-1", "m-2"):
             (job.store(node) / name).write_bytes(STATE)
-    job.workers.forget(["m-1"], NODES)
+    job.rank_pool.forget(["m-1"], NODES)
     job.wait_for(lambda _: [job.states(node) for node in NODES] == [["m-2"]] * 2)
 
 
@@ -237,15 +237,15 @@ def test_a_source_that_dies_leaves_no_part_of_a_state(job):
     with (job.store("n1") / "m-1").open("wb") as file:
         file.truncate(LARGE_BYTES)
     source = job.keeper_of("n1")
-    job.workers.fetch("n2", "m-1", "n1")
+    job.rank_pool.fetch("n2", "m-1", "n1")
     while not job.states("n2"):
-        assert not job.workers.stores.fetched
+        assert not job.rank_pool.stores.fetched
     os.kill(source, signal.SIGKILL)
     node, result = job.fetched()
     assert (node, bool(result.error)) == ("n2", True)
     assert job.states("n2") == []
-    job.wait_for(lambda _: [node.name for node in job.workers.nodes] == ["n2"])
-    job.workers.fetch("n2", "m-1", "n1")
+    job.wait_for(lambda _: [node.name for node in job.rank_pool.nodes] == ["n2"])
+    job.rank_pool.fetch("n2", "m-1", "n1")
     assert "is lost" in job.fetched()[1].error
     # The next user of any such folder on the node removes what is left.
     with node_folder(f"{job.run}-next"):
@@ -258,12 +258,12 @@ def test_a_node_that_stood_still_comes_back_with_nothing(job):
     rank = Process.of(job.rank_of("n1"))
     (job.store("n1") / "m-1").write_bytes(STATE)
     job.signal("n1", signal.SIGSTOP)
-    (ended,) = wait_for(job.workers.reap)
+    (ended,) = wait_for(job.rank_pool.reap)
     assert (ended.lost_nodes, job.names()) == (("n1",), ["n2"])
-    job.workers.stores.opened.clear()
+    job.rank_pool.stores.opened.clear()
     job.signal("n1", signal.SIGCONT)
     assert job.wait_for(lambda stores: stores.opened) == [("n1", {0, 1})]
-    assert (job.names(), job.workers.take_returned(), job.states("n1")) == (["n1", "n2"], ["n1"], [])
+    assert (job.names(), job.rank_pool.take_returned(), job.states("n1")) == (["n1", "n2"], ["n1"], [])
     assert not rank.alive
     job.works_on("n1")
 
@@ -275,10 +275,10 @@ def test_a_node_whose_agent_is_killed_is_used_at_once(job, victim):
     rank = Process.of(job.rank_of("n1"))
     (job.store("n1") / "m-1").write_bytes(STATE)
     os.kill(job.agent_of("n1") if victim == "agent" else _parent(rank.pid), signal.SIGKILL)
-    (ended,) = wait_for(job.workers.reap)
+    (ended,) = wait_for(job.rank_pool.reap)
     assert ended.lost_nodes == ("n1",)
     assert job.wait_for(lambda stores: stores.opened) == [("n1", {0, 1})]
-    assert (job.names(), job.workers.take_returned(), job.states("n1")) == (["n1", "n2"], ["n1"], [])
+    assert (job.names(), job.rank_pool.take_returned(), job.states("n1")) == (["n1", "n2"], ["n1"], [])
     assert not rank.alive
     job.works_on("n1")
 
@@ -294,7 +294,7 @@ def test_a_node_that_is_lost_again_and_again_is_given_up(job):
         assert job.names() == ["n1", "n2"]
         os.kill(job.agent_of("n1"), signal.SIGKILL)
         job.wait_for(lambda stores: stores.opened)
-        job.workers.stores.opened.clear()
+        job.rank_pool.stores.opened.clear()
     os.kill(job.agent_of("n1"), signal.SIGKILL)
     job.wait_for(lambda _: job.names() == ["n2"])
     wait_for(lambda: job.processes_of("n1") == [])

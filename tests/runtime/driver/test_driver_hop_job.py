@@ -58,9 +58,9 @@ def save(spec, member, visit, samples):
 def job_of(folder, spec):
     """Return a job of which only the files are real."""
     unused = dict.fromkeys(field.name for field in fields(JobContext))
-    workers = SimpleNamespace(open_stores=lambda _: None, note_written=lambda *_: None)
+    rank_pool = SimpleNamespace(open_stores=lambda _: None, note_written=lambda *_: None)
     return JobContext(
-        **unused | {"folder": folder, "spec": spec, "workers": workers, "on_failure": pytest.fail}
+        **unused | {"folder": folder, "spec": spec, "rank_pool": rank_pool, "on_failure": pytest.fail}
     )
 
 

@@ -141,7 +141,7 @@ def test_a_trainer_that_does_not_leave_is_killed_without_fault(tmp_path, monkeyp
 def test_a_member_that_converges_when_stopped_stays_converged(tmp_path, monkeypatch):
     job = scripted(tmp_path, {"a": {"epochs": 2, "epoch_s": 0.5}})
     script = Script([(give("a", 0),), (give("a", 1),)], after(0.0))
-    monkeypatch.setattr("hetctl.runtime.driver.worker_pool.WorkerPool.stop", lambda *_: None)
+    monkeypatch.setattr("hetctl.runtime.driver.rank_pool.RankPool.stop", lambda *_: None)
     job.drive_by(script.planner, monkeypatch)
     assert (job.steps("a"), job.reason) == ([1], "finished")
     assert job.events("round_ended")[0].data["ended_by"] == "converged"

@@ -42,11 +42,11 @@ def test_the_deadline_is_seen_without_the_driver():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "longest_s", "room"),
+    ("seconds", "max_uninterrupted_s", "room"),
     [(50, 100, True), (70, 100, False), (101, 100, True), (70, None, False), (1e9, None, False)],
 )
-def test_an_epoch_longer_than_a_job_is_trained_in_parts(seconds, longest_s, room):
-    stop = StopSignal(nothing, time.time() + 60, longest_s)
+def test_an_epoch_longer_than_a_job_is_trained_in_parts(seconds, max_uninterrupted_s, room):
+    stop = StopSignal(nothing, time.time() + 60, max_uninterrupted_s)
     assert stop.leaves_room_for(seconds) is room
     assert stop.reason == (None if room else "deadline")
 

@@ -10,6 +10,7 @@ import pytest
 from numpy_chain import DenseChain
 from stage_ranks import layout_of, run_ranks
 
+from hetctl.runtime.stages.p2p_transport import TensorMessage, receive
 from hetctl.runtime.stages.parameter_server import (
     CLOCK,
     END,
@@ -21,7 +22,6 @@ from hetctl.runtime.stages.parameter_server import (
     WaveClient,
     WaveServer,
 )
-from hetctl.runtime.stages.tensor_mail import Parcel, receive
 from hetctl.runtime.worker.group import LostPeerError
 
 TWO = layout_of(2, 1, 1, in_flight=1)
@@ -29,33 +29,37 @@ TWO = layout_of(2, 1, 1, in_flight=1)
 
 def test_weights_are_sent_once_their_waves_are_there():
     def work(rank):
-        mail, own = rank.mail, rank.mail.rank
+        transport, own = rank.transport, rank.transport.rank
         about = {"layer": 0, "worker": own}
         # Before the initial weights, as another virtual worker may be quicker.
-        mail.send(0, PUSH, [np.full(3, own + 1.0)], **about, wave=0, samples=None)
-        mail.send(0, FETCH, **about, waves=1, purpose=TRAIN)
+        transport.send(0, PUSH, [np.full(3, own + 1.0)], **about, wave=0, samples=None)
+        transport.send(0, FETCH, **about, waves=1, purpose=TRAIN)
         if own == 0:
-            mail.send(0, INIT, [np.zeros(3)], layer=0)
-        found = [receive(mail.inbox, 10) for _ in range(2)]
-        (weights,) = [parcel for parcel in found if parcel.kind == WEIGHTS]
-        (clock,) = [parcel for parcel in found if parcel.kind == CLOCK]
+            transport.send(0, INIT, [np.zeros(3)], layer=0)
+        found = [receive(transport.inbox, 10) for _ in range(2)]
+        (weights,) = [message for message in found if message.kind == WEIGHTS]
+        (clock,) = [message for message in found if message.kind == CLOCK]
         return weights.tensors[0].tolist(), clock.fields["waves"]
 
     assert run_ranks(TWO, work) == [([3.0, 3.0, 3.0], 1)] * 2
 
 
 def test_waves_before_the_initial_weights_stay_in_their_order():
-    box, sent = queue.SimpleQueue(), queue.SimpleQueue()
-    mail = SimpleNamespace(rank=0, send=lambda *message, **fields: sent.put((message, fields)), fail=print)
+    messages, sent = queue.SimpleQueue(), queue.SimpleQueue()
+    transport = SimpleNamespace(
+        rank=0, send=lambda *message, **fields: sent.put((message, fields)), fail=print
+    )
     pushes = [
-        Parcel(0, PUSH, {"layer": 0, "worker": 0, "wave": wave, "samples": None}, (np.full(2, 10.0**wave),))
+        TensorMessage(
+            0, PUSH, {"layer": 0, "worker": 0, "wave": wave, "samples": None}, (np.full(2, 10.0**wave),)
+        )
         for wave in range(3)
     ]
-    fetch = Parcel(0, FETCH, {"layer": 0, "worker": 0, "waves": 3, "purpose": TRAIN})
+    fetch = TensorMessage(0, FETCH, {"layer": 0, "worker": 0, "waves": 3, "purpose": TRAIN})
     # One wave is there before the initial weights are, the next ones before they have been read.
-    for parcel in (pushes[0], Parcel(0, INIT, {"layer": 0}, (np.zeros(2),)), *pushes[1:], fetch):
-        box.put(parcel)
-    WaveServer(mail, box, [0], [0]).close()
+    for message in (pushes[0], TensorMessage(0, INIT, {"layer": 0}, (np.zeros(2),)), *pushes[1:], fetch):
+        messages.put(message)
+    WaveServer(transport, messages, [0], [0]).close()
     *clocks, ((_, kind, (weights,)), fields) = [sent.get_nowait() for _ in range(sent.qsize())]
     assert [fields["waves"] for _, fields in clocks] == [1, 2, 3]
     assert (kind, fields["waves"], weights.tolist()) == (WEIGHTS, 3, [111.0, 111.0])
@@ -63,26 +67,26 @@ def test_waves_before_the_initial_weights_stay_in_their_order():
 
 def test_statistics_are_means_over_the_samples_of_all():
     def work(rank):
-        mail, own = rank.mail, rank.mail.rank
+        transport, own = rank.transport, rank.transport.rank
         about = {"layer": 0, "worker": own}
         if own == 0:
-            mail.send(0, INIT, [], layer=0)
-        mail.send(0, PUSH, [np.array([4.0 * own])], **about, wave=0, samples=10 + 20 * own)
-        mail.send(0, FETCH, **about, waves=1, purpose=END)
-        while (parcel := receive(mail.inbox, 10)).kind != WEIGHTS:
+            transport.send(0, INIT, [], layer=0)
+        transport.send(0, PUSH, [np.array([4.0 * own])], **about, wave=0, samples=10 + 20 * own)
+        transport.send(0, FETCH, **about, waves=1, purpose=END)
+        while (message := receive(transport.inbox, 10)).kind != WEIGHTS:
             pass
-        return parcel.fields["weights"], parcel.tensors[0].tolist()
+        return message.fields["weights"], message.tensors[0].tolist()
 
     assert run_ranks(TWO, work) == [(0, [3.0])] * 2
 
 
 def test_a_failure_of_a_server_ends_the_wait_for_it():
     def work(rank):
-        if rank.mail.rank == 0:
-            rank.mail.send(0, INIT, [np.zeros(3)], layer=0)
-            rank.mail.send(0, FETCH, layer=0, worker=0, waves=-1, purpose=TRAIN)
+        if rank.transport.rank == 0:
+            rank.transport.send(0, INIT, [np.zeros(3)], layer=0)
+            rank.transport.send(0, FETCH, layer=0, worker=0, waves=-1, purpose=TRAIN)
             with pytest.raises(LostPeerError, match="parameter server on rank 0 failed"):
-                receive(rank.mail.inbox, 10)
+                receive(rank.transport.inbox, 10)
         return "noticed"
 
     assert run_ranks(TWO, work, ends={1}) == ["noticed", None]
@@ -90,8 +94,8 @@ def test_a_failure_of_a_server_ends_the_wait_for_it():
 
 def test_nothing_is_asked_for_after_the_end_of_a_part():
     sent = queue.SimpleQueue()
-    mail = SimpleNamespace(rank=0, send=lambda _, kind, **fields: sent.put((kind, fields["purpose"])))
-    client = WaveClient(DenseChain([2, 2]).build(range(1)), TWO, mail)
+    transport = SimpleNamespace(rank=0, send=lambda _, kind, **fields: sent.put((kind, fields["purpose"])))
+    client = WaveClient(DenseChain([2, 2]).build(range(1)), TWO, transport)
     client.ask(TRAIN, 1)
     client.ask(TRAIN, 1)
     client.ask(END, 3)

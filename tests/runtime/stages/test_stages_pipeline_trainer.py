@@ -9,8 +9,8 @@ import pytest
 from hetctl.model.ensemble import Member
 from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart
+from hetctl.runtime.stages.p2p_transport import SentBytes
 from hetctl.runtime.stages.pipeline_trainer import NoSaver, PipelineTrainer
-from hetctl.runtime.stages.tensor_mail import SentBytes
 from hetctl.runtime.worker.group import SingleRank
 from hetctl.storage.event_schema import well_formed
 
@@ -31,8 +31,8 @@ class Events:
 @pytest.fixture
 def trainer():
     """A pipeline of one stage, which has not begun."""
-    mail = SimpleNamespace(sent=SentBytes())
-    mail.take_sent = lambda: vars(mail).pop("sent")
+    transport = SimpleNamespace(sent=SentBytes())
+    transport.take_sent = lambda: vars(transport).pop("sent")
     return PipelineTrainer(
         member=Member("a", batch_size=8),
         network=None,
@@ -45,15 +45,15 @@ def trainer():
         gpus=1,
         expected_epoch_s=1.0,
         launched_at=0.0,
-        stage=SimpleNamespace(heads=[0], layout=ALONE, mail=mail),
+        stage=SimpleNamespace(heads=[0], layout=ALONE, transport=transport),
         saver=NoSaver(),
         worker_names=("n1:0",),
     )
 
 
 def train(trainer, epoch, idle_s, sent=0):
-    trainer.stage.mail.sent = SentBytes()
-    trainer.stage.mail.sent.count("forward", sent, same_node=False)
+    trainer.stage.transport.sent = SentBytes()
+    trainer.stage.transport.sent.count("forward", sent, same_node=False)
     part = EpochPart(epoch - 1, epoch, 0, 80, 8, 0)
     trainer._account(part, TrainedPart(10, 6, 40.0, 80, PassTimes(1.0, 2.0, 0.0, idle_s)), 4.0)
 

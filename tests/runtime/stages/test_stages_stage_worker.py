@@ -54,13 +54,13 @@ def trained(layout, epochs=1, hooks=None, slow=None, evaluates=False, count=SAMP
     """Train on real ranks; return by rank what the stages saved, logged and returned."""
 
     def work(rank):
-        worker, stage = layout.place_of(rank.mail.rank)
+        worker, stage = layout.place_of(rank.transport.rank)
         plan = layout.workers[worker][stage]
         network = CHAIN.build(range(plan.first, plan.last + 1))
         if slow and worker == slow[0] and stage == 0:
             network = SlowStage(network, slow[1])
         records, results, saved, first_wave = [], [], [], 0
-        own = StageWorker(network, layout, rank.mail, records.append)
+        own = StageWorker(network, layout, rank.transport, records.append)
         own.waves.begin()
         scores = None
         for epoch in range(1, epochs + 1):
@@ -186,10 +186,10 @@ def test_the_last_stage_updates_weights_that_nothing_uses():
     layout = layout_of(1, 2, 4, in_flight=2)
 
     def work(rank):
-        plan = layout.workers[0][rank.mail.rank]
+        plan = layout.workers[0][rank.transport.rank]
         network = WatchedStage(CHAIN.build(range(plan.first, plan.last + 1)))
-        feed = loader_of(0, 1).batches(1, 0) if rank.mail.rank == 0 else None
-        StageWorker(network, layout, rank.mail).train(EpochPart(0, 1, 0, SAMPLES, BATCH, 0), feed)
+        feed = loader_of(0, 1).batches(1, 0) if rank.transport.rank == 0 else None
+        StageWorker(network, layout, rank.transport).train(EpochPart(0, 1, 0, SAMPLES, BATCH, 0), feed)
         return network.in_use
 
     first, last = run_ranks(layout, work)

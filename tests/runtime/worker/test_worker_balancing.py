@@ -99,7 +99,7 @@ def run(
             seen[rank].append(balancer.sizes)
             assert balancer.batch_size == balancer.sizes[rank]
             average.wait(timeout=60)
-        ranks[rank].leave()
+        ranks[rank].barrier_and_close()
 
     threads = [threading.Thread(target=train, args=(rank,)) for rank in range(size)]
     for thread in threads:

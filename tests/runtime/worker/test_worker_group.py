@@ -14,22 +14,22 @@ from hetctl.runtime.worker import group
 from hetctl.runtime.worker.group import LostPeerError, RankInfo, SingleRank, all_gather, join_group
 
 
-class LinkOfTests:
+class BackendOfTests:
     needs = "cables and plugs"
 
     def __init__(self, missing=""):
         self.missing = missing
-        self.met, self.parted = [], []
+        self.initialized, self.shut_down = [], []
 
     def load(self):
         if self.missing:
             raise ImportError(f"No module named {self.missing}")
 
-    def meet(self, group):
-        self.met.append((group.rank, group.size, group.host, group.interface))
+    def initialize(self, group):
+        self.initialized.append((group.rank, group.size, group.host, group.interface))
 
-    def part(self):
-        self.parted.append(True)
+    def shutdown(self):
+        self.shut_down.append(True)
 
 
 def unexpected(_address):
@@ -41,7 +41,7 @@ class Ranks:
 
     def __init__(self, *bodies, interfaces=ANY_INTERFACES):
         self.interfaces = interfaces
-        self.link = LinkOfTests()
+        self.backend = BackendOfTests()
         self.results = {}
         self.masters = Queue()
         size = len(bodies)
@@ -61,7 +61,7 @@ class Ranks:
             self.masters.put(master)
         try:
             group = join_group(
-                RankInfo(rank, size, "key", master), self.link, self.masters.put, self.interfaces
+                RankInfo(rank, size, "key", master), self.backend, self.masters.put, self.interfaces
             )
             self.results[rank] = body(group)
         except LostPeerError as error:
@@ -69,15 +69,15 @@ class Ranks:
 
 
 def test_one_gpu_needs_no_connection():
-    group = join_group(RankInfo(0, 1), LinkOfTests(missing="plugs"), unexpected)
+    group = join_group(RankInfo(0, 1), BackendOfTests(missing="plugs"), unexpected)
     assert isinstance(group, SingleRank)
     assert (group.rank, group.size, group.broadcast("value"), group.peer_failed()) == (0, 1, "value", False)
-    group.leave()
+    group.barrier_and_close()
 
 
 def test_several_gpus_are_refused_without_a_collective_backend():
     with pytest.raises(BadInputError, match="needs cables and plugs: No module named plugs") as caught:
-        join_group(RankInfo(0, 2, "key"), LinkOfTests(missing="plugs"), unexpected)
+        join_group(RankInfo(0, 2, "key"), BackendOfTests(missing="plugs"), unexpected)
     assert "max_gpus: 1" in caught.value.hint
 
 
@@ -86,19 +86,19 @@ def test_ranks_receive_the_broadcasts_of_rank_0():
         said = [
             group.broadcast(value if group.rank == 0 else "ignored") for value in (True, None, {"a": 1.5})
         ]
-        group.leave()
+        group.barrier_and_close()
         return said
 
     ranks = Ranks(body, body, body)
     assert ranks.results == {key: [True, None, {"a": 1.5}] for key in range(3)}
-    assert sorted(ranks.link.met) == [(rank, 3, "127.0.0.1", "lo") for rank in range(3)]
-    assert len(ranks.link.parted) == 3
+    assert sorted(ranks.backend.initialized) == [(rank, 3, "127.0.0.1", "lo") for rank in range(3)]
+    assert len(ranks.backend.shut_down) == 3
 
 
 def test_every_rank_gets_the_values_of_all():
     def body(group):
         values = all_gather(group, [group.rank, "a"])
-        group.leave()
+        group.barrier_and_close()
         return values
 
     assert list(Ranks(body, body, body).results.values()) == 3 * [[[0, "a"], [1, "a"], [2, "a"]]]
@@ -134,12 +134,12 @@ def test_a_silent_rank_does_not_count_as_lost():
     assert Ranks(body, body).results == {0: False, 1: False}
 
 
-@pytest.mark.parametrize("how", ["agree", "leave"])
+@pytest.mark.parametrize("how", ["broadcast", "barrier_and_close"])
 def test_ranks_do_not_wait_for_a_lost_rank(how):
     def waiting(group):
-        if how == "agree":
+        if how == "broadcast":
             return group.broadcast(None)
-        return group.leave()
+        return group.barrier_and_close()
 
     assert isinstance(Ranks(let_go, waiting).results[1], LostPeerError)
 
@@ -150,21 +150,25 @@ def test_ranks_that_do_not_meet_say_so():
         RankInfo(1, 2, "key", Address("127.0.0.1", 9, "key")),
     )
     with pytest.raises(LostPeerError, match=r"did not connect: no connection within 0.3 s"):
-        join_group(RankInfo(0, 2, "key"), LinkOfTests(), lambda _address: None, **soon)
+        join_group(RankInfo(0, 2, "key"), BackendOfTests(), lambda _address: None, **soon)
     with pytest.raises(LostPeerError, match=r"did not connect: .* cannot be reached"):
-        join_group(nowhere, LinkOfTests(), unexpected, **soon)
+        join_group(nowhere, BackendOfTests(), unexpected, **soon)
 
 
-def met_by_ranks_of_two_hosts(monkeypatch, interfaces):
-    """Form a group of ranks that have different host names; return their calls of `meet`, and the address."""
+def initialized_on_two_hosts(monkeypatch, interfaces):
+    """Form a group of ranks of different hosts; return their `initialize` calls, and the address."""
     monkeypatch.setattr(group.socket, "gethostname", lambda: threading.current_thread().name)
-    ranks = Ranks(lambda ranks: ranks.leave(), lambda ranks: ranks.leave(), interfaces=interfaces)
+    ranks = Ranks(
+        lambda ranks: ranks.barrier_and_close(),
+        lambda ranks: ranks.barrier_and_close(),
+        interfaces=interfaces,
+    )
     assert ranks.results == {0: None, 1: None}
-    return sorted(ranks.link.met), ranks.masters.get(timeout=60)
+    return sorted(ranks.backend.initialized), ranks.masters.get(timeout=60)
 
 
 def test_ranks_of_several_hosts_connect_at_the_sites_interface(monkeypatch):
-    met, master = met_by_ranks_of_two_hosts(monkeypatch, NetworkInterfaces(control=("none*", "lo")))
+    met, master = initialized_on_two_hosts(monkeypatch, NetworkInterfaces(control=("none*", "lo")))
     assert master.host == "127.0.0.1"
     assert met == [(0, 2, "127.0.0.1", "lo"), (1, 2, "127.0.0.1", "lo")]
 
@@ -172,7 +176,7 @@ def test_ranks_of_several_hosts_connect_at_the_sites_interface(monkeypatch):
 def test_gloo_uses_the_interface_that_the_site_names(monkeypatch):
     there = {"lo": ["127.0.0.1"], "hsn0": [], "hsn1": ["10.0.0.1"]}
     monkeypatch.setattr("hetctl.runtime.interfaces.addresses", lambda: there)
-    met, _ = met_by_ranks_of_two_hosts(monkeypatch, NetworkInterfaces(("lo",), ("hsn*",)))
+    met, _ = initialized_on_two_hosts(monkeypatch, NetworkInterfaces(("lo",), ("hsn*",)))
     assert [interface for *_, interface in met] == ["hsn1", "hsn1"]
 
 
@@ -180,4 +184,4 @@ def test_gloo_uses_the_interface_that_the_site_names(monkeypatch):
 def test_a_node_without_the_named_interface_says_which_it_has(key):
     interfaces = NetworkInterfaces(**{key: ("none*", "ib7")})
     with pytest.raises(BadInputError, match=rf"network.{key} .* names none\*, ib7, but .* has .*lo"):
-        join_group(RankInfo(0, 2, "key"), LinkOfTests(), unexpected, interfaces)
+        join_group(RankInfo(0, 2, "key"), BackendOfTests(), unexpected, interfaces)

@@ -342,21 +342,21 @@ def test_ranks_stay_equal_with_adam_dropout_and_batch_norm(tmp_path, framework):
 
 
 @pytest.mark.parametrize("framework", MODULES)
-def test_epochs_have_rates_and_evaluations_send_signs_of_life(tmp_path, framework):
+def test_epochs_have_rates_and_evaluations_send_heartbeats(tmp_path, framework):
     training = trainer(tmp_path, {}, framework=framework)
-    signs = []
-    training.sign = lambda: signs.append(time.perf_counter())
+    heartbeats = []
+    training.heartbeat = lambda: heartbeats.append(time.perf_counter())
     training.run()
     epochs = [data for kind, data in training.events if kind == "epoch"]
     assert all(epoch["rate"] > 0 for epoch in epochs)
     assert all(epoch["batch_size"] == 32 for epoch in epochs)
     assert [epoch["overhead_s"] is None for epoch in epochs] == [True, False, False]
     # 640 training and 200 validation samples in batches of 32, three times.
-    assert len(signs) == 3 * (20 + 7)
+    assert len(heartbeats) == 3 * (20 + 7)
 
 
 def test_horovod_refuses_ipv6_with_the_way_out():
     group = SimpleNamespace(rank=1, size=2, host="fd00::2", interface="eth0")
     with pytest.raises(BadInputError, match=r"over IPv4 only, but rank 0 .* is at fd00::2") as caught:
-        load_framework("tensorflow").meet(group)
+        load_framework("tensorflow").initialize(group)
     assert "network: {control:" in caught.value.hint

@@ -315,7 +315,7 @@ def test_a_killed_rank_costs_its_group_one_visit(tmp_path, path, ranks):
     survivor, first, second = (ranks(tasks, gpu) for gpu in (2, 0, 1))
     assert survivor.visit(quick, one)
     VisitedGroup(first, second).start(slow, two)
-    first.wait_for("heartbeat")
+    first.wait_for("metrics")
     second.process.kill()
     first.process.join(PATIENCE_S)
     assert first.process.exitcode == LOST_PEER

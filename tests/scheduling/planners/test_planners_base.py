@@ -9,7 +9,7 @@ from hetctl.model.plan import Allocation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners import PLANNERS, planner_named
-from hetctl.scheduling.planners.base import Decision, Options, Request, ask, options_from
+from hetctl.scheduling.planners.base import Decision, Options, Request, options_from, plan_fitting
 
 
 def test_missing_options_take_their_defaults() -> None:
@@ -58,7 +58,9 @@ def request_for(*names: str) -> Request:
 
 def test_members_that_do_not_fit_leave_their_gpus_to_others() -> None:
     asked = request_for("a", "b", "c", "d")
-    decision, left_out = ask(PLANNERS["independent"], asked, lambda given: given.member in ("b", "d"))
+    decision, left_out = plan_fitting(
+        PLANNERS["independent"], asked, lambda given: given.member in ("b", "d")
+    )
     assert {allocation.member for allocation in decision.start} <= {"b", "d"}
     assert decision.start
     assert set(left_out) <= {"a", "c"}
@@ -68,10 +70,13 @@ def test_a_member_that_needs_all_gpus_gets_them() -> None:
     def fits(given: Allocation) -> bool:
         return given.gpus == 2
 
-    decision, left_out = ask(PLANNERS["flotilla"], request_for("a", "b"), fits)
+    decision, left_out = plan_fitting(PLANNERS["flotilla"], request_for("a", "b"), fits)
     assert [allocation.gpus for allocation in decision.start] == [2]
     assert len(left_out) == 1
 
 
 def test_all_members_are_left_out_if_none_fits() -> None:
-    assert ask(PLANNERS["flotilla"], request_for("a", "b"), lambda _: False) == (Decision(), ("a", "b"))
+    assert plan_fitting(PLANNERS["flotilla"], request_for("a", "b"), lambda _: False) == (
+        Decision(),
+        ("a", "b"),
+    )

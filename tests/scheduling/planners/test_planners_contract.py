@@ -322,7 +322,7 @@ def test_so_does_one_with_a_round_limit(planner: Planner) -> None:
     )
     def check(arrivals: list[Arrival], scenario: Scenario, options: Options, spare: float) -> None:
         longest_s = max(longest_step_s(arrival.workload) for arrival in arrivals)
-        scenario = replace(scenario, clock=JobTiming(spare * longest_s + 10.0, 5.0, 0.5, 3.0))
+        scenario = replace(scenario, timing=JobTiming(spare * longest_s + 10.0, 5.0, 0.5, 3.0))
         check_run(arrivals, scenario, simulate(planner, arrivals, scenario, options))
 
 

@@ -223,7 +223,7 @@ def test_wrong_predictions_change_the_times_but_not_the_order() -> None:
         return [replace(c, samples_left=c.samples_left * factors[c.name]) for c in known]
 
     arrivals = [Arrival(m) for m in members]
-    result = simulate(STATIC, arrivals, Scenario(cluster, seen=seen), QUICK)
+    result = simulate(STATIC, arrivals, Scenario(cluster, work_estimator=seen), QUICK)
     assert_valid(result, members, 16, 4)
     assert result.makespan_s < 1.9 * constant_bound(members, 16)
 

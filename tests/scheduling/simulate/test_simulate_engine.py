@@ -102,7 +102,7 @@ def test_an_elastic_planner_sees_the_progress_of_held_members() -> None:
 
 
 def test_a_stopped_member_waits_and_continues() -> None:
-    """The planner asks to be asked again after 4 s, stops a then, and lets b have the GPU."""
+    """The planner requests a tick after 4 s, stops a then, and lets b have the GPU."""
 
     def decide(request: Request) -> Decision:
         waiting = {c.name: c for c in request.workloads}
@@ -221,8 +221,8 @@ def test_a_job_ends_with_its_last_node_and_the_next_has_repaired(
     """Nodes fail at 3 s and 8 s, and are back a second later; the next job is there at 12 s."""
     arrivals = [Arrival(member(name, 100)) for name in "ab"]
     failures = failing(3.0, 8.0, repair_s=1.0)
-    clock = JobTiming(job_overhead_s=4.0)
-    assert run(LOCAL, arrivals, gpus=2, per_node=1, failures=failures, clock=clock) == [
+    timing = JobTiming(job_overhead_s=4.0)
+    assert run(LOCAL, arrivals, gpus=2, per_node=1, failures=failures, timing=timing) == [
         ("a", 1, 0.0, 3.0, 0),
         ("b", 1, 0.0, 8.0, 0),
         ("a", 1, 12.0, 22.0, 100),
@@ -244,7 +244,7 @@ def test_a_node_that_comes_back_is_there_for_the_next_job_only(failing: Callable
 
 def test_without_any_node_the_next_job_waits_for_one(failing: Callable[..., Failures]) -> None:
     failures = failing(3.0, repair_s=10.0)
-    rows = run(LOCAL, [Arrival(member("a", 100))], gpus=1, failures=failures, clock=JobTiming(wall_s=50.0))
+    rows = run(LOCAL, [Arrival(member("a", 100))], gpus=1, failures=failures, timing=JobTiming(wall_s=50.0))
     assert rows == [("a", 1, 0.0, 3.0, 0), ("a", 1, 13.0, 23.0, 100)]
 
 
@@ -257,7 +257,7 @@ def test_the_next_job_gets_the_planner_state_of_the_last_round() -> None:
         return Decision(one_each(request).start, planner_state=len(remembered))
 
     rows = run(
-        elastic(decide), [Arrival(member("a", 200, samples_per_epoch=100))], clock=JobTiming(wall_s=15.0)
+        elastic(decide), [Arrival(member("a", 200, samples_per_epoch=100))], timing=JobTiming(wall_s=15.0)
     )
     assert [start_s for _, _, start_s, _, _ in rows] == [0.0, 10.0]
     assert remembered == [None, 1, 1, 1]
@@ -318,8 +318,8 @@ def test_a_leaving_member_whose_node_fails_is_not_lost(failing: Callable[..., Fa
 def test_a_job_starts_no_epoch_that_would_pass_its_limit() -> None:
     """Epochs of 10 s, a limit of 26 s with 1 s of grace: two in the first job; 3 s later the third."""
     a = member("a", 300, samples_per_epoch=100)
-    clock = JobTiming(wall_s=26.0, grace_s=1.0, round_overhead_s=1.0, job_overhead_s=3.0)
-    assert run(LOCAL, [Arrival(a)], clock=clock) == [
+    timing = JobTiming(wall_s=26.0, grace_s=1.0, round_overhead_s=1.0, job_overhead_s=3.0)
+    assert run(LOCAL, [Arrival(a)], timing=timing) == [
         ("a", 1, 0.0, 20.0, 200),
         ("a", 1, 23.0, 33.0, 100),
     ]
@@ -327,7 +327,7 @@ def test_a_job_starts_no_epoch_that_would_pass_its_limit() -> None:
 
 def test_without_epochs_a_job_trains_until_time_for_a_checkpoint() -> None:
     a = member("a", 300, checkpoint_s=2.0)
-    assert run(LOCAL, [Arrival(a)], clock=JobTiming(wall_s=20.0)) == [
+    assert run(LOCAL, [Arrival(a)], timing=JobTiming(wall_s=20.0)) == [
         ("a", 1, 0.0, 20.0, 180),
         ("a", 1, 20.0, 34.0, 120),
     ]
@@ -336,7 +336,7 @@ def test_without_epochs_a_job_trains_until_time_for_a_checkpoint() -> None:
 def test_a_limit_too_short_for_any_member_is_refused() -> None:
     a = member("a", 300, samples_per_epoch=300, startup_s=18.0, checkpoint_s=4.0)
     with pytest.raises(InfeasibleError, match=r"limit 0:00:20 is shorter than .* of a \(22 s\)"):
-        run(LOCAL, [Arrival(a)], clock=JobTiming(wall_s=20.0))
+        run(LOCAL, [Arrival(a)], timing=JobTiming(wall_s=20.0))
 
 
 def one_each_or_all(request: Request) -> Decision:
@@ -354,7 +354,7 @@ def test_a_deferred_member_is_planned_again_when_gpus_are_freed() -> None:
         Arrival(member("b", 200)),
         Arrival(member("c", 300, samples_per_epoch=300)),
     ]
-    assert run(elastic(one_each_or_all), arrivals, gpus=2, clock=JobTiming(wall_s=40.0)) == [
+    assert run(elastic(one_each_or_all), arrivals, gpus=2, timing=JobTiming(wall_s=40.0)) == [
         ("a", 1, 0.0, 15.0, 150),
         ("b", 1, 0.0, 20.0, 200),
         ("c", 2, 20.0, 35.0, 300),
@@ -368,7 +368,7 @@ def test_a_job_ends_only_after_deferred_members_are_replanned() -> None:
         Arrival(member("b", 200)),
         Arrival(member("c", 300, samples_per_epoch=300)),
     ]
-    rows = run(elastic(one_each_or_all), arrivals, gpus=2, clock=JobTiming(wall_s=40.0))
+    rows = run(elastic(one_each_or_all), arrivals, gpus=2, timing=JobTiming(wall_s=40.0))
     assert rows[2] == ("c", 2, 20.0, 35.0, 300)
 
 
@@ -376,13 +376,13 @@ def test_a_member_without_room_does_not_restart_on_as_many_gpus() -> None:
     """At the pace of slow, fast has no room for an epoch of 10 s at 20 s of 29; alone it would take 4 s."""
     slow, fast = Workload("slow", {1: 4.0}, 100, 100), Workload("fast", {1: 10.0}, 120, 40)
     local = Planner("local", "local", one_each, shares=True, alpha=0.0)
-    rows = run(local, [Arrival(slow), Arrival(fast)], gpus=2, lockstep=True, clock=JobTiming(wall_s=29.0))
+    rows = run(local, [Arrival(slow), Arrival(fast)], gpus=2, lockstep=True, timing=JobTiming(wall_s=29.0))
     assert rows == [("slow", 1, 0.0, 25.0, 100), ("fast", 1, 0.0, 20.0, 80), ("fast", 1, 25.0, 29.0, 40)]
 
 
 def test_an_epoch_that_fits_no_job_is_trained_in_parts() -> None:
     a = member("a", 600, samples_per_epoch=300, startup_s=2.0, checkpoint_s=1.0)
-    assert run(LOCAL, [Arrival(a)], clock=JobTiming(wall_s=20.0)) == [
+    assert run(LOCAL, [Arrival(a)], timing=JobTiming(wall_s=20.0)) == [
         ("a", 1, 0.0, 20.0, 170),  # 2 s of start-up, 17 s of training, 1 s for the checkpoint
         ("a", 1, 20.0, 40.0, 160),  # the rest of the epoch until 36 s, and a part of the next
         ("a", 1, 40.0, 60.0, 170),
@@ -392,7 +392,7 @@ def test_an_epoch_that_fits_no_job_is_trained_in_parts() -> None:
 
 def test_a_job_does_not_begin_before_there_is_something_to_do() -> None:
     a = member("a", 200, samples_per_epoch=100)
-    assert run(LOCAL, [Arrival(a, 15.0)], clock=JobTiming(wall_s=25.0)) == [("a", 1, 15.0, 35.0, 200)]
+    assert run(LOCAL, [Arrival(a, 15.0)], timing=JobTiming(wall_s=25.0)) == [("a", 1, 15.0, 35.0, 200)]
 
 
 def test_a_simulation_reports_times_bounds_and_busy_share() -> None:

@@ -206,14 +206,14 @@ def test_all_samples_are_trained_once_whatever_the_limits(
     planner: Planner, members: tuple[Workload, ...], gpus: int, alpha: float, jobs: float | None
 ) -> None:
     wall_s = None if jobs is None else jobs * longest_step(members)
-    clock = JobTiming(wall_s, 0.0, 1.0, 5.0)
+    timing = JobTiming(wall_s, 0.0, 1.0, 5.0)
     arrivals = [Arrival(member) for member in members]
-    scenario = Scenario(Cluster.of(gpus, 4), clock)
+    scenario = Scenario(Cluster.of(gpus, 4), timing)
     steps = Engine(planner, arrivals, scenario, Options(alpha=alpha)).run().steps
     trained: dict[str, float] = defaultdict(float)
     for step in steps:
         assert step.samples >= 0
-        assert step.end_s - step.start_s <= clock.usable_s * (1 + 1e-9)
+        assert step.end_s - step.start_s <= timing.usable_s * (1 + 1e-9)
         trained[step.workload.name] += step.samples
     assert dict(trained) == pytest.approx({c.name: c.samples_left for c in members})
     assert sum(step.converged for step in steps) == len(members)

@@ -11,7 +11,7 @@ from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import choose, simulate
 
-WORLD = Scenario(Cluster.of(4, 4))
+SCENARIO = Scenario(Cluster.of(4, 4))
 MEMBERS = [Workload(f"m{i}", {1: 10.0, 2: 18.0, 4: 30.0, 3: 25.0}, 100.0 * (i + 1)) for i in range(6)]
 ARRIVALS = [Arrival(member) for member in MEMBERS]
 
@@ -28,22 +28,22 @@ def one_by_one(gpus: int) -> Planner:
 
 
 def test_the_best_planner_is_chosen_and_all_figures_are_given() -> None:
-    choice = choose(ARRIVALS, WORLD, Options(), [one_by_one(1), one_by_one(4), one_by_one(2)])
+    choice = choose(ARRIVALS, SCENARIO, Options(), [one_by_one(1), one_by_one(4), one_by_one(2)])
     assert choice.planner.name == "by-4"
     assert choice.why == "simulated makespan of each planner: by-4 0:01:10, by-2 0:01:57, by-1 0:03:30"
 
 
 def test_of_equals_the_first_is_chosen() -> None:
     first, second = one_by_one(4), one_by_one(4)
-    assert choose(ARRIVALS, WORLD, Options(), [first, second]).planner is first
+    assert choose(ARRIVALS, SCENARIO, Options(), [first, second]).planner is first
 
 
 def test_none_of_all_planners_beats_the_choice() -> None:
     for objective in ("makespan", "mean-jct"):
         options = Options(objective=objective, plan_seconds=0.2)
-        best = simulate(choose(ARRIVALS, WORLD, options).planner, ARRIVALS, WORLD, options)
+        best = simulate(choose(ARRIVALS, SCENARIO, options).planner, ARRIVALS, SCENARIO, options)
         for planner in PLANNERS.values():
-            assert best.ratio <= simulate(planner, ARRIVALS, WORLD, options).ratio + 1e-9
+            assert best.ratio <= simulate(planner, ARRIVALS, SCENARIO, options).ratio + 1e-9
 
 
 def test_an_error_is_raised_if_no_planner_finds_a_plan() -> None:

@@ -85,11 +85,11 @@ def test_a_member_stopped_in_its_last_evaluation_converges() -> None:
     st.sampled_from([0.0, 20.0, math.inf]),
 )
 def test_a_step_begins_if_there_is_room_for_it(
-    left: float, epoch: int | None, room_s: int, longest_s: float
+    left: float, epoch: int | None, room_s: int, max_uninterrupted_s: float
 ) -> None:
     member = workload(left, epoch)
-    begun = begin(member, ON_ONE_GPU, 0, 100.0, 100.0 + room_s, longest_s)
-    assert has_room(member, 10.0, 100.0, 100.0 + room_s, longest_s) is (begun is not None)
+    begun = begin(member, ON_ONE_GPU, 0, 100.0, 100.0 + room_s, max_uninterrupted_s)
+    assert has_room(member, 10.0, 100.0, 100.0 + room_s, max_uninterrupted_s) is (begun is not None)
 
 
 def test_at_its_own_rate_a_member_trains_into_the_deadline() -> None:

@@ -10,7 +10,7 @@ from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
-from hetctl.scheduling.simulate.work_estimator import FIRST_GUESS, RULE, WorkEstimator, simulated_member
+from hetctl.scheduling.simulate.work_estimator import FIRST_PRIOR, RULE, WorkEstimator, simulated_member
 
 EPOCH = 1000
 
@@ -26,7 +26,7 @@ def after(workloads: list[Workload], epochs: float) -> list[Workload]:
 
 def test_all_members_have_the_first_guess_at_the_start() -> None:
     found = WorkEstimator(members(10, 20, 40), 0)(members(10, 20, 40))
-    assert {workload.samples_left for workload in found} == {FIRST_GUESS.epochs * EPOCH}
+    assert {workload.samples_left for workload in found} == {FIRST_PRIOR.epochs * EPOCH}
 
 
 def test_losses_tell_long_members_from_short_ones() -> None:
@@ -47,7 +47,7 @@ def test_an_unstarted_member_is_predicted_like_the_others() -> None:
 def test_members_out_of_sight_do_not_betray_their_work(others: int) -> None:
     true = members(20, *[others] * 6)
     (found,) = WorkEstimator(true, 0)(true[:1])
-    assert found.samples_left == FIRST_GUESS.epochs * EPOCH
+    assert found.samples_left == FIRST_PRIOR.epochs * EPOCH
 
 
 def test_losses_of_absent_members_still_count() -> None:
@@ -88,7 +88,7 @@ def test_members_without_epochs_are_given_some() -> None:
 def test_a_run_ends_with_the_true_work_and_reports_the_errors() -> None:
     true = members(*range(10, 30))
     estimator = WorkEstimator(true, 2)
-    scenario = Scenario(Cluster.of(8, 4), seen=estimator)
+    scenario = Scenario(Cluster.of(8, 4), work_estimator=estimator)
     result = simulate(planner_named("fluid"), [Arrival(c) for c in true], scenario, Options())
     trained = {c.name: 0.0 for c in true}
     for interval in result.intervals:

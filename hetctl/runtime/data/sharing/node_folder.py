@@ -79,7 +79,7 @@ def node_folder(name: str) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        _leave(folder, users)
+        _release(folder, users)
 
 
 def _has_room(folder: Path) -> bool:
@@ -102,7 +102,7 @@ def _enter(folder: Path) -> int:
             os.close(users)
 
 
-def _leave(folder: Path, users: int) -> None:
+def _release(folder: Path, users: int) -> None:
     try:
         _remove_unless_used(folder, users)
     finally:
@@ -114,7 +114,7 @@ def _sweep(base: Path, but: str) -> None:
         if folder.name != but and folder.is_dir():
             with suppress(OSError):
                 users = os.open(folder / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                _leave(folder, users)
+                _release(folder, users)
 
 
 def _remove_unless_used(folder: Path, users: int) -> None:

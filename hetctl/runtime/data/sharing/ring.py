@@ -1,18 +1,18 @@
 """A ring of slots in shared memory: several producers, several readers, one order, no copies, no server.
 
 The ring is one memory-mapped file. Position p of the stream is in slot ``p % slots``. A producer holds a
-lock on the slot of a position that it has claimed, and a reader holds one on its seat, until the kernel
+lock on the slot of a position that it has claimed, and a reader holds one on its number, until the kernel
 releases it at the holder's death: a claimed position that is neither published nor locked has lost its
 producer, and a reader without a lock has died. Every step changes a single aligned word, so no death leaves
 it half written.
 
     producer                                            reader
-    while (p := ring.claim(60)) is not None:            p = ring.join(number)
+    while (p := ring.claim(60)) is not None:            p = ring.register_reader(number)
         used = fill(ring.buffer(p))                     while (view := ring.take(p, 60)) is not None:
         ring.publish(p, used)                               use(view); ring.release(p); p += 1
 
-Waiting processes check again every `POLL_S` seconds. Claims, joins and ends exclude each other by one more
-lock, held for some microseconds; publishing, taking and releasing need none.
+Waiting processes check again every `POLL_S` seconds. Claims, new readers and ends exclude each other by one
+more lock, held for some microseconds; publishing, taking and releasing need none.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ AWAITED_UNTIL, END = 4, 5
 class Ring:
     """An existing ring, opened by one thread of one process. A forked child must open it again.
 
-    Claims, and the seat of a reader, last as long as this object is open.
+    Claims, and the number of a reader, last as long as this object is open.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class Ring:
         self.close()
 
     def close(self) -> None:
-        """Release all claims, and the seat as by death; a reader that ends in order leaves first."""
+        """Release all claims and the lock of a reader, as by death; see `unregister_reader`."""
         self._locks.close()
 
     def claim(self, timeout_s: float) -> int | None:
@@ -229,7 +229,7 @@ class Ring:
         for claim in [claim for claim in self._claims if claim >= position]:
             self._give_up(claim)
 
-    def join(self, number: int) -> int:
+    def register_reader(self, number: int) -> int:
         """Become a reader; return its first position, the oldest that has not been overwritten.
 
         Raises
@@ -241,7 +241,7 @@ class Ring:
         """
         if self._number is not None or not 0 <= number < self.shape.readers:
             raise BadInputError(f"reader {number} cannot join {self._path}, {self.shape}, as {self._number}")
-        if not self._locks.take(self._seat_lock(number)):
+        if not self._locks.take(self._reader_lock(number)):
             raise LockedError(f"reader {number} of {self._path} exists already", "end its process first")
         with self._turn(_Waiting(self._path, TURN_TIMEOUT_S)):
             self._next = self._cursors().oldest
@@ -283,12 +283,12 @@ class Ring:
         self._taken.remove(position)
         self._show_progress()
 
-    def leave(self) -> None:
+    def unregister_reader(self) -> None:
         """Stop being a reader; all views may change at any time from now on."""
         number = self._check_reader()
-        # Before the seat is released: a producer that saw an old word and a free seat would count it as dead.
+        # Before the lock is released: a producer that saw an old word and a free lock would count it as dead.
         self._readers[number] = LEFT
-        self._locks.drop(self._seat_lock(number))
+        self._locks.drop(self._reader_lock(number))
         self._number = None
         self._taken.clear()
 
@@ -327,8 +327,8 @@ class Ring:
         cursors = self._cursors()
         for number in cursors.keeping(cursors.next):
             word = cursors.readers[number]
-            alive = number == self._number or self._locks.held_by_another(self._seat_lock(number))
-            # A reader that leaves changes its word before it releases the seat.
+            alive = number == self._number or self._locks.held_by_another(self._reader_lock(number))
+            # A reader that leaves changes its word before it releases its lock.
             if word != AWAITED and not alive and self._readers[number] == word:
                 self._readers[number] = DROPPED
 
@@ -372,7 +372,7 @@ class Ring:
         if position not in self._claims or self._locks.closed:
             raise BadInputError(f"position {position} of {self._path} is not claimed", "claim it first")
 
-    def _seat_lock(self, number: int) -> int:
+    def _reader_lock(self, number: int) -> int:
         return 1 + number
 
     def _slot_lock(self, position: int) -> int:

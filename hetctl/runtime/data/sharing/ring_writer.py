@@ -58,7 +58,7 @@ class RingWriter:
         if position in self._held:
             self._ring.publish(position, used_bytes)
             self._held.remove(position)
-        self._leave_if_done()
+        self._close_if_done()
 
     def _claim(self, position: int) -> None:
         try:
@@ -70,10 +70,10 @@ class RingWriter:
         else:
             self._read = claimed == position
             self._held |= {position} if self._read else set()
-        self._leave_if_done()
+        self._close_if_done()
 
-    def _leave_if_done(self) -> None:
-        """Leave the ring after all positions in flight are published: others may fill it then."""
+    def _close_if_done(self) -> None:
+        """Close the ring after all positions in flight are published: others may fill it then."""
         if not self._read and not self._held:
             self._ring.close()
             self._service.close()

@@ -44,7 +44,7 @@ def measure(assignment: Assignment, context: WorkerContext) -> None:
     with ExitStack() as stack:
         result, built = _measure_point(measurements, point, assignment, context, stack)
     reporter(assignment.task, built.group, context.send_written).write("point", **encode(result))
-    built.group.leave()
+    built.group.barrier_and_close()
 
 
 def _measure_point(
@@ -62,7 +62,7 @@ def _measure_point(
     context.load_resources(ensemble, sharing)
     began = time.perf_counter()
     built = context.build(
-        *(ensemble, member, assignment.place, sharing, InputShare(), stack),
+        *(ensemble, member, assignment.rank_info, sharing, InputShare(), stack),
         *(site.network, site.timeouts),
         partial=True,
     )
@@ -116,7 +116,7 @@ def _train_steadily(built: BuiltMember, member: Member, context: WorkerContext) 
 
     def after_step(_position: int) -> None:
         clock.note(batches.loss)
-        context.sign()
+        context.heartbeat()
 
     most = member.micro_batch_size
     batches = Batches(
@@ -149,7 +149,7 @@ def _epoch_ends(
             samples - left,
             built.group,
             lambda: False,
-            lambda _position: context.sign(),
+            lambda _position: context.heartbeat(),
             most=member.micro_batch_size,
             in_step=member.shard,
         )
@@ -178,7 +178,7 @@ def _save_beside(
     def after_step(_position: int) -> None:
         nonlocal steps
         steps += 1
-        context.sign()
+        context.heartbeat()
 
     loader = TimedLoader(FullBatches(built.training, member.chunk(built.group.size)))
     began = time.perf_counter()
@@ -253,7 +253,7 @@ def _timed_evaluation(
     built: BuiltMember, epoch: int, context: WorkerContext
 ) -> tuple[float, dict[str, float]]:
     began = time.perf_counter()
-    metrics = built.network.evaluate(held_out_batches(built.validation, epoch, context.sign))
+    metrics = built.network.evaluate(held_out_batches(built.validation, epoch, context.heartbeat))
     return time.perf_counter() - began, metrics
 
 

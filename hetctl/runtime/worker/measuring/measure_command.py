@@ -34,8 +34,8 @@ from hetctl.storage.profile_request import Measurements, ProfileTarget, read_mea
 
 GRACE_S = 10.0
 """Grace period in seconds of a command that has run for long enough."""
-LOOK_EVERY_S = 1.0
-"""Seconds between two looks at the memory of the command."""
+SAMPLE_EVERY_S = 1.0
+"""Seconds between two samples of the memory of the command."""
 ADVICE = (
     "let the script call hetctl.report(epoch=.., finished=False, samples=..) within its epochs, give it more"
     " time with --for, or import a rate that you know with `hetctl profile import FILE`"
@@ -53,10 +53,10 @@ def measure_command(assignment: Assignment, context: WorkerContext) -> None:
     measurements = read_measurements(Path(assignment.task.folder))
     point = measurements.target(assignment.task.name)
     site = measurements.site
-    group = context.join(assignment.place, site.network, site.timeouts, NoCollectives())
+    group = context.join(assignment.rank_info, site.network, site.timeouts, NoCollectives())
     began = assignment.launched_at if assignment.own_step else time.time()
     times = _run(measurements, point, assignment, group, context)
-    group.leave()
+    group.barrier_and_close()
     if group.rank == 0:
         result = _point(measurements, point, times, times.pace(began), assignment.task.gpu_type)
         reporter(assignment.task, group, context.send_written).write("point", **encode(result))
@@ -81,7 +81,7 @@ def _run(
         environment = command_environment(group, context, member, settings, stack)
         process = stack.enter_context(closing(CommandProcess(words, project, environment, GRACE_S)))
         times = ReportTimes(process.private_bytes)
-        stop = StopSignal(times.look_at_memory, deadline)
+        stop = StopSignal(times.sample_memory, deadline)
         CommandRun(group, process, stop, times, context).watch()
     if group.rank == 0:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -103,7 +103,7 @@ class ReportTimes:
     peak_bytes: int = 0
     _lines: int = 0
     _wrong: str = ""
-    _next_look: float = 0.0
+    _next_sample: float = 0.0
 
     def take(self, line: bytes) -> None:
         """Note the time of a report; checkpoints are of no use here, and metrics are not judged."""
@@ -121,10 +121,10 @@ class ReportTimes:
         """Return a reason once the rate is known, and the end of an epoch with its evaluation was seen."""
         return "its rate is known" if is_measured(self.marks) else None
 
-    def look_at_memory(self) -> None:
+    def sample_memory(self) -> None:
         """Note the memory of the command from time to time."""
-        if (now := time.monotonic()) >= self._next_look:
-            self._next_look = now + LOOK_EVERY_S
+        if (now := time.monotonic()) >= self._next_sample:
+            self._next_sample = now + SAMPLE_EVERY_S
             self.peak_bytes = max(self.peak_bytes, self.private_bytes())
 
     def pace(self, began: float) -> ScriptPace:

@@ -57,7 +57,7 @@ def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
         batch, sample, samples = first_batch(training), training.sample, training.samples
     gpu_type, driver = gpu_and_driver()
     layers = tuple(
-        measured_layers(chain, batch, sample, gauge, lambda: context.start_layer(member), context.sign)
+        measured_layers(chain, batch, sample, gauge, lambda: context.start_layer(member), context.heartbeat)
     )
     machine = Hardware(assignment.task.gpu_type or site.gpu_type or gpu_type, driver, framework.version())
     result = LayerPoint(
@@ -90,7 +90,7 @@ def measured_layers(
     sample: Samples,
     gauge: MemoryGauge,
     prepare: Callable[[], None],
-    sign: Callable[[], None],
+    heartbeat: Callable[[], None],
 ) -> Iterator[MeasuredLayer]:
     """Yield the measurements of all layers, in order.
 
@@ -102,8 +102,8 @@ def measured_layers(
         A batch with one sample.
     prepare : callable
         Function called before a layer is built: it releases the layer before, and seeds the generators.
-    sign : callable
-        Function called between passes, as a sign of life.
+    heartbeat : callable
+        Function called between passes, as a heartbeat.
     """
     inputs, targets = batch
     last = len(chain.layers) - 1
@@ -113,7 +113,7 @@ def measured_layers(
         layer: _InnerLayer | _LastLayer = (
             _LastLayer(stage, inputs, targets, gauge) if number == last else _InnerLayer(stage, inputs, gauge)
         )
-        (forward_s, backward_s), (there_s, back_s) = _steady(layer.timed_passes, sign), layer.copies()
+        (forward_s, backward_s), (there_s, back_s) = _steady(layer.timed_passes, heartbeat), layer.copies()
         held, beyond = layer.memory()
         parameters = _size_of(stage.weights())
         yield MeasuredLayer(
@@ -132,15 +132,15 @@ def measured_layers(
         inputs = layer.outputs
 
 
-def _steady(passes: Callable[[], PassTimes], sign: Callable[[], None]) -> PassTimes:
+def _steady(passes: Callable[[], PassTimes], heartbeat: Callable[[], None]) -> PassTimes:
     """Return the median times after a warm-up."""
     for _ in range(WARM_UPS):
         passes()
-        sign()
+        heartbeat()
     times: list[PassTimes] = []
     while len(times) < LEAST_PASSES or (sum(map(sum, times)) < LEAST_S and len(times) < MOST_PASSES):
         times.append(passes())
-        sign()
+        heartbeat()
     forward, backward = zip(*times, strict=True)
     return statistics.median(forward), statistics.median(backward)
 

@@ -39,21 +39,23 @@ Bytes = npt.NDArray[np.uint8]
 
 def measure_links(assignment: Assignment, context: WorkerContext) -> None:
     """Measure the link between the two ranks of a group; rank 0 writes the result to its event file."""
-    folder, place = Path(assignment.task.folder), assignment.place
+    folder, rank_info = Path(assignment.task.folder), assignment.rank_info
     measurements = read_measurements(folder)
     kind, site = measurements.target(assignment.task.name).member, measurements.site
     context.group = SingleRank()
-    context.group = group = join_group(place, NoCollectives(), context.announce, site.network, site.timeouts)
+    context.group = group = join_group(
+        rank_info, NoCollectives(), context.publish_address, site.network, site.timeouts
+    )
     nodes = tuple(all_gather(group, context.binding.node))
     with ExitStack() as stack:
-        connection = stack.enter_context(_connected(group, place.key, site))
+        connection = stack.enter_context(_connected(group, rank_info.key, site))
         name = f"{folder.name}-{nodes[0]}-links"
         memory = stack.enter_context(_shared_memory(name, group)) if kind == INTRA_NODE else None
         end = LinkEnd(group.rank, connection, memory)
-        points = tuple(measured_points(end, _copy_s(measurements, context), context.sign))
+        points = tuple(measured_points(end, _copy_s(measurements, context), context.heartbeat))
     result = LinkPoint(kind, nodes, time.time(), points)
     reporter(assignment.task, group, context.send_written).write("links", **encode(result))
-    group.leave()
+    group.barrier_and_close()
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class LinkEnd:
 
 
 def measured_points(
-    end: LinkEnd, copy_s: Callable[[Bytes], float], sign: Callable[[], None]
+    end: LinkEnd, copy_s: Callable[[Bytes], float], heartbeat: Callable[[], None]
 ) -> Iterator[Point]:
     """Yield the bytes and median seconds of messages of all `SIZES`; both ranks call it.
 
@@ -109,8 +111,8 @@ def measured_points(
     ----------
     copy_s : callable
         Function that returns the seconds in which an array is copied to or from the GPU.
-    sign : callable
-        Function called after each size, as a sign of life.
+    heartbeat : callable
+        Function called after each size, as a heartbeat.
     """
     # An acknowledgement takes half of the time of an exchange of one byte.
     answer_s = _median_s(end, np.zeros(1, np.uint8)) / 2
@@ -118,7 +120,7 @@ def measured_points(
         data = np.ones(size, np.uint8)
         both_s = _median_s(end, data)
         yield float(size), max(both_s - answer_s, both_s / 2) + 2 * copy_s(data)
-        sign()
+        heartbeat()
 
 
 def _median_s(end: LinkEnd, data: Bytes) -> float:

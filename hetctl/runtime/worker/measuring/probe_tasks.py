@@ -30,12 +30,14 @@ def report_node(assignment: Assignment, context: WorkerContext) -> None:
     """Connect to the other ranks, and write the report of this one to the folder of the job."""
     folder = Path(assignment.task.folder)
     site = read_order(folder).site
-    context.group = join_group(assignment.place, NoCollectives(), context.announce, timeouts=site.timeouts)
+    context.group = join_group(
+        assignment.rank_info, NoCollectives(), context.publish_address, timeouts=site.timeouts
+    )
     binding = context.binding
     visible = os.environ.get(site.visible_devices) if site.device == GPU else None
     report = RankReport(binding.node, binding.gpu, visible, tuple(sorted(os.sched_getaffinity(0))))
-    write_json(folder / f"rank-{assignment.place.rank:04d}.json", encode(report))
-    context.group.leave()
+    write_json(folder / f"rank-{assignment.rank_info.rank:04d}.json", encode(report))
+    context.group.barrier_and_close()
 
 
 def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
@@ -53,8 +55,10 @@ def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
     framework.prepare(binding.cores, binding.device, SEED)
     context.group = SingleRank()
     site = order.site
-    context.group = join_group(assignment.place, framework, context.announce, site.network, site.timeouts)
-    context.sign()
+    context.group = join_group(
+        assignment.rank_info, framework, context.publish_address, site.network, site.timeouts
+    )
+    context.heartbeat()
     backend = framework.backend()
     size = SIZE_BYTES[backend]
     seconds = _median_seconds(framework.all_reduce(size // BYTES_PER_NUMBER), context)
@@ -69,8 +73,8 @@ def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
         unreached=_unreached(framework, binding, order.site.gpus_per_node) if on_gpu else (),
         links=_links(binding) if on_gpu else None,
     )
-    write_json(folder / f"time-{assignment.task.name}-{assignment.place.rank:04d}.json", encode(found))
-    context.group.leave()
+    write_json(folder / f"time-{assignment.task.name}-{assignment.rank_info.rank:04d}.json", encode(found))
+    context.group.barrier_and_close()
 
 
 def _median_seconds(all_reduce: Callable[[], None], context: WorkerContext) -> float:
@@ -82,7 +86,7 @@ def _median_seconds(all_reduce: Callable[[], None], context: WorkerContext) -> f
         began = time.perf_counter()
         all_reduce()
         seconds.append(time.perf_counter() - began)
-        context.sign()
+        context.heartbeat()
     return statistics.median(seconds)
 
 

@@ -25,7 +25,7 @@ KEPT_BYTES = 4096
 KEPT_LINES = 6
 PIPE_BYTES = 2**16
 """Bytes that a pipe holds, as in pipe(7)."""
-CLOSED_LOOK_S = 0.05
+CLOSED_POLL_S = 0.05
 """Longest wait in seconds once the pipe for reports is closed."""
 LONGEST_CAUSE = 500
 TERMINATE_SHARE, KILL_SHARE = 0.4, 0.55
@@ -112,7 +112,7 @@ class CommandProcess:
         """Yield the lines that it has written to its descriptor for reports, within so many seconds."""
         if not self._open:
             # Mostly its exit has closed it, which shows soon.
-            time.sleep(min(wait_s, CLOSED_LOOK_S))
+            time.sleep(min(wait_s, CLOSED_POLL_S))
             return
         # Twice, for its end: a command that writes without end must not keep the rank here.
         for patience_s in (wait_s, 0.0):

@@ -30,11 +30,11 @@ from hetctl.runtime.worker.scripts.command_environment import (
     search_path,
     visible_devices,
 )
-from hetctl.runtime.worker.scripts.command_process import CLOSED_LOOK_S, CommandProcess
+from hetctl.runtime.worker.scripts.command_process import CLOSED_POLL_S, CommandProcess
 from hetctl.runtime.worker.scripts.horovod_meeting import horovod_meeting
 
-LOOK_S = 0.25
-"""Longest wait in seconds for a report: a look takes time from the command, which has the same cores."""
+POLL_S = 0.25
+"""Longest wait in seconds for a report: a poll takes time from the command, which has the same cores."""
 SIGNAL_DELAY_S = 1.0
 """Seconds in which a rank gets the SIGTERM of a batch system that has ended its command already."""
 ENDED, FAILED, OVER, STOP = "ended", "failed", "over", "stop"
@@ -123,10 +123,10 @@ class CommandRun:
             If another rank's has.
         """
         while not self._is_over():
-            lines = self._take_reports(LOOK_S)
+            lines = self._take_reports(POLL_S)
             self._exchange()
-            self.context.sign()
-            self._stop_if_told()
+            self.context.heartbeat()
+            self._stop_if_requested()
             # After the stop: a script that looks for one right after its report must see it.
             self.process.answer(lines)
             self.process.press()
@@ -167,17 +167,17 @@ class CommandRun:
                 self.ended.add(rank)
             self._heard.setdefault(kind, reason)
 
-    def _stop_if_told(self) -> None:
+    def _stop_if_requested(self) -> None:
         """Stop the command once rank 0 says so, which stops its own first.
 
-        Otherwise the command of another rank, told earlier, could leave that of rank 0, which would end
-        without having been told to.
+        Otherwise the command of another rank, stopped earlier, could leave that of rank 0, which would end
+        without a request to stop.
         """
         if self.process.stopping:
             return
-        leads, told = self.group.rank == 0, STOP in self._heard
-        if told or (leads and self.converged) or self.stop():
-            if leads or told:
+        leads, stop_requested = self.group.rank == 0, STOP in self._heard
+        if stop_requested or (leads and self.converged) or self.stop():
+            if leads or stop_requested:
                 self.process.stop()
             self._ask()
 
@@ -212,7 +212,7 @@ class CommandRun:
     def _await_own_signal(self) -> None:
         limit = time.monotonic() + SIGNAL_DELAY_S
         while not self.stop() and time.monotonic() < limit:
-            time.sleep(CLOSED_LOOK_S)
+            time.sleep(CLOSED_POLL_S)
         if self.stop():
             self.process.stop()
             self._ask()

@@ -13,7 +13,7 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.perf.script_pace import Mark, add_mark, epoch_pace
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import NoCollectives
-from hetctl.runtime.worker.heartbeat import busy_share, heartbeats_to
+from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Note, Reporter, check_metrics
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
@@ -54,10 +54,10 @@ class CommandHistory:
 
 def run_command(assignment: Assignment, context: WorkerContext) -> None:
     """Run a member's command until it ends, or is told to stop."""
-    spec, place = assignment.task.training, assignment.place
+    spec, rank_info = assignment.task.training, assignment.rank_info
     assert spec is not None
     (member,) = spec.ensemble.members
-    group = context.join(place, spec.network, spec.timeouts, NoCollectives())
+    group = context.join(rank_info, spec.network, spec.timeouts, NoCollectives())
     events = reporter(assignment.task, group, context.send_written)
     history = history_of(assignment.task) if group.rank == 0 else CommandHistory()
     done, resume_from = group.broadcast([len(history.epochs), history.checkpoint])
@@ -66,7 +66,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     events.write("started", epochs=max(history.epochs, default=0), part_samples=0)
     reports = EpochReports(spec, member, events, history.epochs)
     if reason := group.broadcast(reports.reason_to_stop()):
-        group.leave()
+        group.barrier_and_close()
         events.write("converged", reason=reason)
         return
     words, folder = member.command_line, Path(spec.ensemble.folder)
@@ -76,11 +76,11 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
         if group.rank == 0:
             samples = spec.ensemble.samples_per_epoch or 0
             busy = busy_share(context.binding.device, process.cpu_seconds)
-            reports.note = stack.enter_context(heartbeats_to(context.send_heartbeat, samples, busy))
+            reports.note = stack.enter_context(live_metrics_to(context.send_metrics, samples, busy))
         stop = stop_signal_of(context, spec, assignment)
         run = CommandRun(group, process, stop, reports, context)
         run.watch()
-    group.leave()
+    group.barrier_and_close()
     run.report_end(events)
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds after which the server sees that it is no longer needed."""
 Answer = tuple[int, bytes]
 """Status of HTTP, and content."""
@@ -100,6 +100,6 @@ def _serve(
 
     with ThreadingHTTPServer(listener.getsockname(), Handler, bind_and_activate=False) as server:
         server.socket.close()
-        server.socket, server.timeout = listener, LOOK_S
+        server.socket, server.timeout = listener, POLL_S
         while not over.is_set():
             server.handle_request()

@@ -93,11 +93,11 @@ def test_status_shows_a_script_within_its_epoch(tmp_path):
     project = project_of(tmp_path, "--epoch-s", "60", "--parts", "1000")
     assert project.here("submit", "--gpus", "1", "--json").code == 0
 
-    def heartbeat():
+    def live_metrics():
         return project.here("status", "--json").json["members"][0]["heartbeat"]
 
-    wait_for(heartbeat)
-    seen = heartbeat()
+    wait_for(live_metrics)
+    seen = live_metrics()
     assert (seen["epoch"], 0 < seen["position"] < 100, seen["samples"]) == (1, True, 0)
     assert 0 < seen["rate"] < 5
     assert 0 < seen["loss"] <= 1

@@ -12,12 +12,12 @@ import pytest
 from workbench import TINY, kill_all, new_project, wait_for
 
 from hetctl.inputs.ensemble_file import read_ensemble
-from hetctl.methods.automl.search_run import SearchRun, Spent
+from hetctl.methods.automl.search_run import SearchRun, UsedResources
 from hetctl.storage.progress_fold import events_in
 
 RUN = "found-001"
 SPACE = {"learning_rate": {"log_uniform": [0.001, 0.1]}, "width": {"choice": [16, 32]}}
-NOTHING = Spent(0.0, 0.0)
+NOTHING = UsedResources(0.0, 0.0)
 METHODS = {
     "asha": {"trials": 6, "epochs": 4, "eta": 2, "parallel": 1},
     "pbt": {"trials": 4, "epochs": 6, "every": 2, "mutate": {"learning_rate": {"multiply": [0.5, 2]}}},

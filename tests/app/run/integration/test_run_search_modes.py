@@ -113,7 +113,7 @@ def assert_each_epoch_is_visited_once(project):
     begun = {
         event["member"]: (event.get("parent") or {}).get("epochs", 0) for event in told(project, "trial")
     }
-    visits = VisitLog(project.home.run(RUN), most).look().visits
+    visits = VisitLog(project.home.run(RUN), most).refresh().visits
     done = Counter((v.member, v.epoch, v.evaluates, v.partition) for v in visits if v.state == DONE)
     wanted = {
         (name, epoch, evaluates, partition)

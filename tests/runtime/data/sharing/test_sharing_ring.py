@@ -51,13 +51,13 @@ def produce(path, end):
 def read(path, number, pause_s=0.0, last=ENDLESS):
     """Read from the first position left to the end, or to the last one; return positions and contents."""
     with Ring(path) as ring:
-        position, seen = ring.join(number), []
+        position, seen = ring.register_reader(number), []
         while position <= last and (view := ring.take(position, PATIENCE_S)) is not None:
             time.sleep(pause_s)
             seen.append((position, view.tobytes()))
             ring.release(position)
             position += 1
-        ring.leave()
+        ring.unregister_reader()
     return seen
 
 
@@ -119,7 +119,7 @@ def test_a_slow_reader_is_not_overtaken(path):
 def test_a_slow_reader_holds_the_producers_back(path):
     ours = Ring.create(path, Shape(3, SLOT_BYTES, 2), PATIENCE_S)
     readers = [Ring(path), Ring(path)]
-    assert [reader.join(number) for number, reader in enumerate(readers)] == [0, 0]
+    assert [reader.register_reader(number) for number, reader in enumerate(readers)] == [0, 0]
     for position in range(3):
         assert ours.claim(1) == position
         fill(ours, position)
@@ -136,7 +136,7 @@ def test_a_slow_reader_holds_the_producers_back(path):
 
 def test_positions_published_in_any_order_are_taken_in_order(path):
     ours = Ring.create(path, Shape(3, SLOT_BYTES, 1), PATIENCE_S)
-    ours.join(0)
+    ours.register_reader(0)
     assert [ours.claim(1) for _ in range(3)] == [0, 1, 2]
     fill(ours, 2)
     fill(ours, 1)
@@ -148,7 +148,7 @@ def test_positions_published_in_any_order_are_taken_in_order(path):
 
 def test_a_position_is_kept_until_all_before_it_are_released_too(path):
     ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
-    ours.join(0)
+    ours.register_reader(0)
     for position in range(2):
         ours.claim(1)
         fill(ours, position)
@@ -162,7 +162,7 @@ def test_a_position_is_kept_until_all_before_it_are_released_too(path):
 
 def test_a_reader_may_pass_positions_over(path):
     ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
-    ours.join(0)
+    ours.register_reader(0)
     producing = Child(produce, path, 6)
     assert ours.take(4, PATIENCE_S).tobytes() == content(4)
     with pytest.raises(BadInputError, match=r"position 3 of .* was passed: next is 5"):
@@ -174,7 +174,7 @@ def test_a_reader_may_pass_positions_over(path):
 
 def test_bytes_are_read_where_they_were_written(path):
     ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
-    ours.join(0)
+    ours.register_reader(0)
     ours.claim(1)
     buffer = ours.buffer(0)
     assert (buffer.dtype, buffer.shape) == (np.uint8, (SLOT_BYTES,))
@@ -204,14 +204,14 @@ def test_nothing_is_overwritten_before_all_readers_have_joined(path):
 
 def test_a_late_reader_starts_at_the_oldest_position_left(path):
     ours = Ring.create(path, Shape(3, SLOT_BYTES, 2), 0.0)
-    ours.join(0)
+    ours.register_reader(0)
     for position in range(7):
         assert ours.claim(1) == position
         fill(ours, position)
         ours.take(position, 1)
         ours.release(position)
     late = Ring(path)
-    assert late.join(1) == 4
+    assert late.register_reader(1) == 4
     assert late.take(4, 1).tobytes() == content(4)
     with pytest.raises(RingTimeoutError, match="position 4 is still needed by reader 1"):
         ours.claim(0.1)
@@ -224,35 +224,35 @@ def test_without_any_reader_nothing_is_overwritten(path):
         fill(ours, position)
     with pytest.raises(RingTimeoutError, match="no reader is there"):
         ours.claim(0.1)
-    assert ours.join(0) == 0
+    assert ours.register_reader(0) == 0
 
 
 def test_readers_that_leave_are_not_waited_for(path):
     ours = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
     readers = [Ring(path), Ring(path)]
     for number, reader in enumerate(readers):
-        reader.join(number)
+        reader.register_reader(number)
     ours.claim(1)
     fill(ours, 0)
-    readers[0].leave()
+    readers[0].unregister_reader()
     with pytest.raises(RingTimeoutError, match="position 0 is still needed by reader 1"):
         ours.claim(0.05)
     readers[1].take(0, 1)
     readers[1].release(0)
     assert ours.claim(1) == 1
     fill(ours, 1)
-    readers[1].leave()
+    readers[1].unregister_reader()
     assert ours.claim(1) is None
 
 
 def test_a_reader_leaving_during_the_check_is_not_counted_dead(path, monkeypatch):
     ours = Ring.create(path, Shape(1, SLOT_BYTES, 1), PATIENCE_S)
     reader = Ring(path)
-    reader.join(0)
+    reader.register_reader(0)
     fill(ours, ours.claim(1))
 
     def too_late(_byte):
-        reader.leave()
+        reader.unregister_reader()
         return False
 
     monkeypatch.setattr(ours._locks, "held_by_another", too_late)
@@ -262,7 +262,7 @@ def test_a_reader_leaving_during_the_check_is_not_counted_dead(path, monkeypatch
 def hold(path, number, send):
     """Take the first position and never release it."""
     reader = Ring(path)
-    position = reader.join(number)
+    position = reader.register_reader(number)
     reader.take(position, PATIENCE_S)
     send(position)
     sleep_forever()
@@ -283,7 +283,7 @@ def test_a_killed_reader_is_dropped_and_may_join_again(path):
 
 def test_a_ring_is_neglected_with_a_claimable_position(path):
     ours = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
-    ours.join(0)
+    ours.register_reader(0)
     assert ours.is_neglected()
     producer = Child(claim_some, path, 1)
     assert producer.result() == [0]
@@ -304,7 +304,7 @@ def test_a_ring_is_neglected_with_a_claimable_position(path):
 def hold_with_child(path, number, send):
     """As `hold`, with a child, whose pid is sent, that outlives this process."""
     reader = Ring(path)
-    reader.take(reader.join(number), PATIENCE_S)
+    reader.take(reader.register_reader(number), PATIENCE_S)
     if pid := os.fork():
         send(pid)
     sleep_forever()
@@ -320,7 +320,7 @@ def test_a_child_of_a_dead_reader_does_not_keep_its_place(path):
         with pytest.raises(RingTimeoutError, match="position 0 is still needed by reader 0"):
             ours.claim(0.1)
         stuck.kill()
-        assert ours.join(0) == 0
+        assert ours.register_reader(0) == 0
         ours.take(0, 1)
         ours.release(0)
         assert ours.claim(1) == 1
@@ -331,15 +331,15 @@ def test_a_child_of_a_dead_reader_does_not_keep_its_place(path):
 def test_a_number_is_one_readers_at_a_time(path):
     first = Ring.create(path, Shape(1, SLOT_BYTES, 2), PATIENCE_S)
     second = Ring(path)
-    first.join(1)
+    first.register_reader(1)
     with pytest.raises(LockedError, match=r"reader 1 of .* exists already"):
-        second.join(1)
+        second.register_reader(1)
     with pytest.raises(BadInputError, match="cannot join"):
-        first.join(0)
+        first.register_reader(0)
     with pytest.raises(BadInputError, match="reader 2 cannot join"):
-        second.join(2)
+        second.register_reader(2)
     first.close()
-    assert second.join(1) == 0
+    assert second.register_reader(1) == 0
 
 
 # Producers that are killed
@@ -435,7 +435,7 @@ def test_where_memory_does_not_suffice_the_ring_is_refused(path, monkeypatch):
 
 def test_the_stream_ends_where_the_first_of_the_ends_is(path):
     ours = Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
-    ours.join(0)
+    ours.register_reader(0)
     ours.end(7)
     assert [ours.claim(1), ours.claim(1)] == [0, 1]
     fill(ours, 0)
@@ -471,7 +471,7 @@ def test_operations_without_a_claim_or_seat_are_refused(path):
     with pytest.raises(BadInputError, match="no reader"):
         ours.take(0, 1)
     ours.publish(0, SLOT_BYTES)
-    ours.join(0)
+    ours.register_reader(0)
     ours.take(0, 1)
     ours.release(0)
     with pytest.raises(BadInputError, match="was not taken, or released before"):
@@ -479,7 +479,12 @@ def test_operations_without_a_claim_or_seat_are_refused(path):
 
 
 def as_inherited(ours, send):
-    for use in (lambda: ours.claim(1), lambda: ours.buffer(0), lambda: ours.publish(0, 1), ours.leave):
+    for use in (
+        lambda: ours.claim(1),
+        lambda: ours.buffer(0),
+        lambda: ours.publish(0, 1),
+        ours.unregister_reader,
+    ):
         with pytest.raises(
             BadInputError, match=r"before this process was forked|is not claimed|no reader of"
         ):
@@ -489,7 +494,7 @@ def as_inherited(ours, send):
 
 def test_a_forked_child_must_open_the_ring_again(path):
     ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
-    ours.join(0)
+    ours.register_reader(0)
     ours.claim(1)
     assert Child(as_inherited, ours).result() == "refused"
     fill(ours, 0)
@@ -588,13 +593,13 @@ def test_a_reader_killed_at_any_line_does_not_block_others(path):
                 fill(ring, ring.claim(1))
 
     for ours in killed(path, shape, 50, three, read, 1, 0.0, 2):
-        ours.join(0)
+        ours.register_reader(0)
         for position in range(8):
             assert ours.take(position, 1).tobytes() == content(position)
             ours.release(position)
             fill(ours, ours.claim(1))
         again = Ring(path)
-        assert again.join(1) == 8
+        assert again.register_reader(1) == 8
 
 
 def create_only(path, shape):

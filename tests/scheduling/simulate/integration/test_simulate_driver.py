@@ -21,7 +21,7 @@ from hetctl.model.plan import Placement
 from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Cluster
 from hetctl.perf.workloads import active_workloads
-from hetctl.scheduling.commands import AskAgain, Command, EndJob, Start
+from hetctl.scheduling.commands import Command, EndJob, ScheduleTick, Start
 from hetctl.scheduling.events import SchedulingEvent, StepEnded
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import options_from
@@ -237,9 +237,9 @@ def drawn_profile(draw: random.Random, name: str, types: Mapping[str, float]) ->
 def told(log: list[Conclusion]) -> list[str]:
     """Return each event from which something follows, and each end of a step, with its commands."""
     return [
-        f"{_event(event)}: {[_command(command) for command in commands if not isinstance(command, AskAgain)]}"
+        f"{_event(event)}: {[_command(c) for c in commands if not isinstance(c, ScheduleTick)]}"
         for event, commands in log
-        if isinstance(event, StepEnded) or any(not isinstance(c, AskAgain) for c in commands)
+        if isinstance(event, StepEnded) or any(not isinstance(c, ScheduleTick) for c in commands)
     ]
 
 

@@ -22,14 +22,14 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Cluster, Node, Queue, Site
-from hetctl.model.training_progress import EpochResult, Heartbeat
+from hetctl.model.training_progress import EpochResult, LiveMetrics
 from hetctl.runtime.agent.messages import StagedParts
 from hetctl.runtime.driver.agent_pool import KILLED
 from hetctl.runtime.driver.driver import Driver
-from hetctl.runtime.driver.running_task import EndedGroup
+from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.runtime.worker.reporting import writer_of
-from hetctl.scheduling.commands import AskAgain, Command
+from hetctl.scheduling.commands import Command, ScheduleTick
 from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.planners.base import Decision, Planner, Request
@@ -63,14 +63,16 @@ class Recorded(Core):
     def schedule(self, now_s: float) -> list[Command]:
         commands = super().schedule(now_s)
         self.log.append((None, commands))
-        type(self).replan_at_s = min((c.at_s for c in commands if isinstance(c, AskAgain)), default=math.inf)
+        type(self).replan_at_s = min(
+            (c.at_s for c in commands if isinstance(c, ScheduleTick)), default=math.inf
+        )
         return commands
 
 
 def told_once(planner: Planner, decisions: dict[str, Decision]) -> Planner:
     """Return a planner that decides on equal requests alike, though it may search until its time is up.
 
-    It wants to be asked again at times of the grid.
+    It requests ticks at times of the grid only.
     """
 
     def decide(request: Request) -> Decision:
@@ -98,7 +100,7 @@ def recorded(log: list[Conclusion], decisions: dict[str, Decision]) -> type[Reco
 BEGAN_AT = 0.0
 """Times on the virtual clock are those of the scheduling, without any rounding between them."""
 GRID_S = 2.0**-20
-"""To which times are rounded at which planners want to be asked: no member is a last bit short of its end."""
+"""Grid to which the times of ticks are rounded: no member is a last bit short of its end."""
 MOST_JOBS = 100
 
 
@@ -130,7 +132,7 @@ class Group:
     since: float
     part: float
     deadline: float
-    longest_s: float
+    max_uninterrupted_s: float
     rate: float
     epochs: int = 0
     began: bool = False
@@ -143,7 +145,7 @@ class Group:
 
 @dataclass
 class VirtualPool:
-    """The groups of one job, in place of `hetctl.runtime.driver.worker_pool.WorkerPool`.
+    """The groups of one job, in place of `hetctl.runtime.driver.rank_pool.RankPool`.
 
     Parameters
     ----------
@@ -186,10 +188,10 @@ class VirtualPool:
         training = task.training
         assert training is not None
         allocation = training.allocation
-        assert training.longest_s is not None
+        assert training.max_uninterrupted_s is not None
         ready = time.time() + self.profiles[task.name].startup_s
         part = self.trained[task.name].samples
-        limits = training.deadline, training.longest_s
+        limits = training.deadline, training.max_uninterrupted_s
         self.groups.append(Group(task, allocation, ready, ready, part, *limits, allocation.rate))
         if self.lockstep:
             self._set_pace({task.round})
@@ -199,7 +201,7 @@ class VirtualPool:
             if group.task.name == name:
                 group.told = group.told or reason
 
-    def heartbeats(self) -> dict[str, Heartbeat]:
+    def live_metrics(self) -> dict[str, LiveMetrics]:
         return {}
 
     def wait(self, seconds: float) -> None:
@@ -243,7 +245,7 @@ class VirtualPool:
                     group.since = time.time()
                 group.rate = min(other.allocation.rate for other in together)
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         assert not self.groups
 
     def send_signal(self, *_: Any) -> None:
@@ -280,7 +282,7 @@ class VirtualPool:
                 events.write("converged", reason="all epochs done")
                 return ()
             ends_at = self._epoch_ends(group)
-            in_parts = profile.startup_s + profile.samples_per_epoch / group.rate > group.longest_s
+            in_parts = profile.startup_s + profile.samples_per_epoch / group.rate > group.max_uninterrupted_s
             if group.epochs and ends_at > group.deadline and not group.part and not in_parts:
                 return self._stop(group, events, "deadline")
             if ends_at > now:
@@ -377,18 +379,18 @@ class VirtualRun:
 
     def _sleep(self, seconds: float) -> None:
         """Sleep until there is something to see: no event is seen late, and none together with others."""
-        next_at = min(self._workers.next_at(), BEGAN_AT + self._core.replan_at_s)
+        next_at = min(self._rank_pool.next_at(), BEGAN_AT + self._core.replan_at_s)
         self._idle = self._idle + 1 if next_at == math.inf else 0
         assert self._idle < 3, "nothing is going to happen, and the driver goes on"
         self._now = self._now + seconds if self._idle else max(self._now, next_at)
 
     def _drive(self, job: int) -> None:
         nodes = tuple(n for n in self._cluster.nodes if self._failed_at.get(n.name, math.inf) > self._now)
-        self._workers = workers = VirtualPool(
+        self._rank_pool = rank_pool = VirtualPool(
             nodes, self._profiles, self._trained, self._failed_at, job, self._lockstep
         )
         self._monkeypatch.setattr("hetctl.runtime.driver.driver.nodes_of_this_job", lambda *_: nodes)
-        self._monkeypatch.setattr("hetctl.runtime.driver.driver.WorkerPool", lambda *_, **__: workers)
+        self._monkeypatch.setattr("hetctl.runtime.driver.driver.RankPool", lambda *_, **__: rank_pool)
         Driver(self._run, job, self._now + self._usable_s).run()
 
     def _read(self) -> Iterable[Round]:

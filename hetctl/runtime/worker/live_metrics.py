@@ -10,18 +10,18 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hetctl.model.training_progress import Heartbeat, RankShare
+from hetctl.model.training_progress import LiveMetrics, RankShare
 from hetctl.runtime.agent.gpus import gpus_of_node, utilization, visible_gpus
 
 EVERY_S = 2.0
 
-Send = Callable[[Heartbeat], None]
+Send = Callable[[LiveMetrics], None]
 Busy = Callable[[], float | None]
 """Function that returns the used share (0 to 1) of a process's device since its last call; None: unknown."""
 
 
 @contextlib.contextmanager
-def heartbeats_to(
+def live_metrics_to(
     send: Send,
     samples: int,
     busy: Busy,
@@ -33,17 +33,17 @@ def heartbeats_to(
     Parameters
     ----------
     send : callable
-        Function that sends a heartbeat; a closed connection is ignored here.
+        Function that sends live metrics; a closed connection is ignored here.
     samples : int
         Samples of an epoch; 0: not known.
     shares : callable
         Function that returns the parts of the group's ranks in the last step.
     every_s : float
-        Seconds between two heartbeats.
+        Seconds between two reports.
     """
     sender = _Sender(send, samples, busy, shares, every_s)
     over = threading.Event()
-    thread = threading.Thread(target=sender.run, args=(over,), name="heartbeat", daemon=True)
+    thread = threading.Thread(target=sender.run, args=(over,), name="live-metrics", daemon=True)
     thread.start()
     try:
         yield sender.note
@@ -83,12 +83,12 @@ class _Sender:
                 done = (epoch - last[0]) * self._samples + position - last[1]
                 rate = max(0.0, done / (now - last_at))
                 # Reading the loss waits for the GPU: in this thread, and not in that of training.
-                heartbeat = Heartbeat(
+                metrics = LiveMetrics(
                     *(now, epoch, position, self._samples, rate, _number(loss), self._busy()),
                     ranks=self._shares(),
                 )
                 with contextlib.suppress(ConnectionError):
-                    self._send(heartbeat)
+                    self._send(metrics)
             last_at, last = now, (epoch, position)
 
 

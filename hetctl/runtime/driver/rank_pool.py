@@ -20,10 +20,10 @@ from hetctl.model.ensemble import TrainingCode
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
-from hetctl.model.training_progress import Heartbeat
+from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.messages import Fetched, Overuse, StagedParts, StageOrder, StoreOrder
 from hetctl.runtime.driver.agent_pool import KILLED, LEAVE_S, NO_STAGES, AgentPool
-from hetctl.runtime.driver.running_task import EndedGroup, RunningTask, WorkerSlot
+from hetctl.runtime.driver.running_group import EndedGroup, RankSlot, RunningGroup
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import Assignment, StateSaved, StopMessage, TaskMessage, VisitReport
 from hetctl.storage.paths import AgentFiles
@@ -62,7 +62,7 @@ class StoreReports:
     ended: list[NodeGpu] = field(default_factory=list)
 
 
-class WorkerPool:
+class RankPool:
     """The ranks of one batch job, and the groups they form.
 
     It receives the reports of its agents (`RankEvents`).
@@ -89,9 +89,9 @@ class WorkerPool:
         self._timeouts = site.timeouts
         self._agents = AgentPool(site, nodes, files, frameworks, self, leave_s, stages)
         self.stores = StoreReports()
-        self._slots: dict[NodeGpu, WorkerSlot] = {}
-        self._running: dict[str, RunningTask] = {}
-        self._running_on: dict[NodeGpu, RunningTask] = {}
+        self._slots: dict[NodeGpu, RankSlot] = {}
+        self._running: dict[str, RunningGroup] = {}
+        self._running_on: dict[NodeGpu, RunningGroup] = {}
         self._killed: dict[NodeGpu, float] = {}
         self._written: dict[str, int] = {}
         self._staged: list[tuple[str, StagedParts]] = []
@@ -149,7 +149,7 @@ class WorkerPool:
             self._agents.start_step(name, held, task.log if own else None, frameworks)
         step_on = {each.node: name for name, held in sets.items() for each in held}
         slots = [self._rank_for(gpu, step_on[gpu[0]], code) for gpu in gpus_of(placement)]
-        running = RunningTask(
+        running = RunningGroup(
             *(task, placement, slots, own, secrets.token_hex(32)),
             *(log_start, time.time(), time.monotonic()),
         )
@@ -183,7 +183,7 @@ class WorkerPool:
     def reap(self) -> list[EndedGroup]:
         """Return the results of the groups that have ended since the last call; their GPUs are free."""
         self._agents.receive()
-        self._lose_killed_ranks(time.monotonic())
+        self._record_killed_ranks(time.monotonic())
         due = time.monotonic() >= self._next_watch
         for running in self._running.values():
             self._assign(running)
@@ -213,9 +213,9 @@ class WorkerPool:
         for rank in running.assigned:
             self._send_stop(running, running.slots[rank])
 
-    def heartbeats(self) -> dict[str, Heartbeat]:
+    def live_metrics(self) -> dict[str, LiveMetrics]:
         """Return the last metrics of the groups that have sent any, by the names of their tasks."""
-        return {name: group.heartbeat for name, group in self._running.items() if group.heartbeat}
+        return {name: group.live_metrics for name, group in self._running.items() if group.live_metrics}
 
     def note_written(self, name: str, length: int) -> None:
         """Note that the event file of a member has this length in bytes; ranks and driver may write to it."""
@@ -245,16 +245,16 @@ class WorkerPool:
         if running := self._running.get(name):
             self._signal(running, number)
 
-    def leave(self) -> None:
+    def shutdown(self) -> None:
         """Release all agents and end their ranks; all have ended on return."""
-        self._agents.leave()
+        self._agents.shutdown()
 
     def on_message(self, gpu: NodeGpu, message: Any) -> None:
         """Process a message of a rank."""
         slot, group = self._slots.get(gpu), self._running_on.get(gpu)
         if slot is None:
             return
-        # Signs of life and heartbeats need no reaction, and come from all ranks all the time.
+        # Heartbeats and live metrics need no reaction, and come from all ranks all the time.
         self._is_urgent |= not URGENT.isdisjoint(message)
         if "visited" in message:
             self.stores.visited.append(decode(VisitReport, message["visited"]))
@@ -285,7 +285,7 @@ class WorkerPool:
             # An agent's death kills its ranks, and a rank's death may be reported first.
             self._killed[gpu] = time.monotonic() + KILL_DOUBT_S
         else:
-            self._lose_rank(gpu, exit_code)
+            self._record_lost_rank(gpu, exit_code)
 
     def on_staged(self, node: str, staged: StagedParts) -> None:
         """Record the end of the stage-in of a node."""
@@ -312,41 +312,41 @@ class WorkerPool:
         """Record the loss of the ranks of a step, on one of its nodes or on all."""
         of_step = [gpu for gpu, slot in self._slots.items() if slot.step == step]
         for gpu in [gpu for gpu in of_step if node in ("", gpu[0])]:
-            self._lose_rank(gpu, exit_code, output, lost_node)
+            self._record_lost_rank(gpu, exit_code, output, lost_node)
 
-    def _rank_for(self, gpu: NodeGpu, step: str, code: TrainingCode | None) -> WorkerSlot:
+    def _rank_for(self, gpu: NodeGpu, step: str, code: TrainingCode | None) -> RankSlot:
         """Return the rank on a GPU, or a new one if there is none, or if it has loaded other code."""
         slot = self._slots.get(gpu)
         if slot is None:
-            slot = self._slots[gpu] = WorkerSlot(gpu, step, code=code)
+            slot = self._slots[gpu] = RankSlot(gpu, step, code=code)
             self._start_rank(slot)
         elif code and slot.code and slot.code != code:
-            slot = self._slots[gpu] = WorkerSlot(gpu, step, awaits_end=True)
+            slot = self._slots[gpu] = RankSlot(gpu, step, awaits_end=True)
             self._agents.send(step, gpu, {"leave": True})
         slot.code = code or slot.code
         return slot
 
-    def _start_rank(self, slot: WorkerSlot) -> None:
+    def _start_rank(self, slot: RankSlot) -> None:
         self._agents.start_rank(slot.step, slot.gpu, slot.code.framework if slot.code else None)
 
-    def _lose_rank(
+    def _record_lost_rank(
         self, gpu: NodeGpu, exit_code: int, output: str = "", lost_node: str | None = None
     ) -> None:
         self._killed.pop(gpu, None)
         slot, group = self._slots.pop(gpu, None), self._running_on.get(gpu)
         if slot and group and slot in group.working:
-            group.lose(slot, exit_code, output, lost_node)
+            group.record_lost_rank(slot, exit_code, output, lost_node)
         elif slot:
             self.stores.ended.append(gpu)
 
-    def _lose_killed_ranks(self, now: float) -> None:
+    def _record_killed_ranks(self, now: float) -> None:
         """Record the loss of ranks killed `KILL_DOUBT_S` ago whose agents still run."""
         for gpu in [gpu for gpu, due in self._killed.items() if now >= due]:
             slot = self._slots.get(gpu)
             if slot is None or self._agents.serves(slot.step, gpu):
-                self._lose_rank(gpu, KILLED)
+                self._record_lost_rank(gpu, KILLED)
 
-    def _assign(self, running: RunningTask) -> None:
+    def _assign(self, running: RunningGroup) -> None:
         """Send assignments to ranks that are ready; the others need the address that rank 0 reports."""
         if running.ending is not None or len(running.assigned) == len(running.slots):
             return
@@ -354,18 +354,18 @@ class WorkerPool:
             if rank in running.assigned or not slot.ready or (rank and running.master is None):
                 continue
             master = running.master if rank else None
-            place = RankInfo(rank, len(running.slots), running.key, master)
+            rank_info = RankInfo(rank, len(running.slots), running.key, master)
             running.assigned.add(rank)
-            assignment = encode(Assignment(running.task, place, running.started_at, bool(running.steps)))
+            assignment = encode(Assignment(running.task, rank_info, running.started_at, bool(running.steps)))
             self._agents.send(slot.step, slot.gpu, {"task": assignment})
             if running.stop is not None:
                 self._send_stop(running, slot)
 
-    def _send_stop(self, running: RunningTask, slot: WorkerSlot) -> None:
+    def _send_stop(self, running: RunningGroup, slot: RankSlot) -> None:
         stop = StopMessage(running.key, running.stop or "")
         self._agents.send(slot.step, slot.gpu, {"stop": encode(stop)})
 
-    def _watch(self, running: RunningTask) -> None:
+    def _watch(self, running: RunningGroup) -> None:
         """Kill a group that hangs, and the rest of one that has failed: these can write no checkpoint."""
         now, ending_s = time.monotonic(), self._timeouts.ending_s
         if running.over:
@@ -379,11 +379,11 @@ class WorkerPool:
             running.killed = not running.hung
             self._signal(running, signal.SIGKILL)
 
-    def _signal(self, running: RunningTask, number: signal.Signals) -> None:
+    def _signal(self, running: RunningGroup, number: signal.Signals) -> None:
         for slot in running.working:
             self._agents.signal(slot.step, slot.gpu, number)
 
-    def _has_left(self, running: RunningTask) -> bool:
+    def _has_left(self, running: RunningGroup) -> bool:
         """Return true if a group and its own steps have ended: only then are its GPUs free."""
         if not running.over:
             return False

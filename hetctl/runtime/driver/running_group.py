@@ -14,7 +14,7 @@ from hetctl.model.ensemble import TrainingCode
 from hetctl.model.exit_reason import LOST_PEER, ExitReason
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode
-from hetctl.model.training_progress import Heartbeat
+from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.messages import Overuse
 from hetctl.runtime.driver.exit_causes import CAUSES, with_peak
 from hetctl.runtime.job_logs import append, end_of
@@ -23,7 +23,7 @@ from hetctl.runtime.worker.messages import TaskMessage
 
 
 @dataclass
-class WorkerSlot:
+class RankSlot:
     """The rank on one GPU.
 
     Parameters
@@ -58,7 +58,7 @@ class EndedGroup:
     output : str
         End of the output of its ranks and of the launcher of their agents.
     hung : bool
-        True if it was ended because it sent no sign of life.
+        True if it was ended because it sent no heartbeat.
     lost_nodes : tuple of str
         Nodes whose agents, and thus the group, were lost.
     signalled : bool
@@ -93,12 +93,12 @@ class EndedGroup:
 
 
 @dataclass
-class RunningTask:
+class RunningGroup:
     """A group at work.
 
     Parameters
     ----------
-    slots : list of WorkerSlot
+    slots : list of RankSlot
         Ranks by number.
     steps : tuple of str
         Names of the steps of agents that serve this group alone: they end with it, and it ends with them.
@@ -106,7 +106,7 @@ class RunningTask:
         Start in seconds since the epoch.
     heard_at : float
         Time of the last message of any rank, in seconds of the monotonic clock, as for `ending`.
-    heartbeat : Heartbeat or None
+    live_metrics : LiveMetrics or None
         Last metrics of rank 0.
     stop : str or None
         Reason why it is to stop with a checkpoint; None if it continues.
@@ -130,14 +130,14 @@ class RunningTask:
 
     task: TaskMessage
     placement: tuple[Placement, ...]
-    slots: list[WorkerSlot]
+    slots: list[RankSlot]
     steps: tuple[str, ...]
     key: str
     log_start: int
     started_at: float
     heard_at: float
     master: Address | None = None
-    heartbeat: Heartbeat | None = None
+    live_metrics: LiveMetrics | None = None
     stop: str | None = None
     assigned: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
@@ -157,17 +157,17 @@ class RunningTask:
         return len(self.done | self.lost) == len(self.slots)
 
     @property
-    def working(self) -> Iterator[WorkerSlot]:
+    def working(self) -> Iterator[RankSlot]:
         """Ranks that are at work."""
         return (s for rank, s in enumerate(self.slots) if rank not in self.done | self.lost)
 
-    def on_message(self, slot: WorkerSlot, message: Any) -> None:
-        """Process a message of a rank; any message is a sign of life."""
+    def on_message(self, slot: RankSlot, message: Any) -> None:
+        """Process a message of a rank; any message counts as a heartbeat."""
         self.heard_at = time.monotonic()
         if "master" in message:
             self.master = decode(Address, message["master"])
-        if "heartbeat" in message:
-            self.heartbeat = decode(Heartbeat, message["heartbeat"])
+        if "metrics" in message:
+            self.live_metrics = decode(LiveMetrics, message["metrics"])
         if "signalled" in message:
             self.signalled = True
         if "done" in message:
@@ -179,7 +179,9 @@ class RunningTask:
         with suppress(OSError):
             append(self.task.log, f"{rank} was ended: {_described(overuse)}\n")
 
-    def lose(self, slot: WorkerSlot, exit_code: int, output: str = "", lost_node: str | None = None) -> None:
+    def record_lost_rank(
+        self, slot: RankSlot, exit_code: int, output: str = "", lost_node: str | None = None
+    ) -> None:
         """Record the end of a rank; exit codes of ranks lost in consequence of another's loss do not count.
 
         Parameters

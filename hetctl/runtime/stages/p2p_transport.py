@@ -24,18 +24,18 @@ from hetctl.runtime.stages.shared_slots import SharedSlots, SlotAddress, SlotRea
 from hetctl.runtime.transport import Address, Connection, Listener, connect
 from hetctl.runtime.worker.group import Group, LostPeerError, RankInfo, all_gather
 
-LOOK_S = 0.2
-"""Seconds between two checks of the accepting thread whether the mail was closed."""
+POLL_S = 0.2
+"""Seconds between two checks of the accepting thread whether the transport was closed."""
 LEAST_SHARED_BYTES = 4096
 """Size from which tensors go through shared memory: smaller ones fit into the message's packet."""
 LOST = "lost"
-"""Kind of the parcel that says that another rank has ended."""
-BYE: dict[str, Any] = {}
+"""Kind of the message that says that another rank has ended."""
+CLOSE: dict[str, Any] = {}
 """Last message over a connection: its end is not the loss of a rank."""
 
 
 @dataclass(frozen=True)
-class Parcel:
+class TensorMessage:
     """A message with tensors.
 
     Parameters
@@ -69,57 +69,57 @@ class SentBytes:
         sizes[kind] = sizes.get(kind, 0) + size
 
 
-class TensorMail:
-    """Exchange of parcels between the ranks of a group; parcels of one sender arrive in their order.
+class P2PTransport:
+    """Exchange of messages between the ranks of a group; messages of one sender arrive in their order.
 
     Parameters
     ----------
     nodes : sequence of str
         Node of each rank; ranks of one node exchange tensors through its memory.
-    boxes : mapping of str to queue
+    queues : mapping of str to queue
         Queue for each kind of message; other kinds go into `inbox`.
 
     Attributes
     ----------
-    inbox : queue of Parcel
-        Parcels in the order of their arrival. The kind `LOST` says that a rank has ended.
+    inbox : queue of TensorMessage
+        Messages in the order of their arrival. The kind `LOST` says that a rank has ended.
     """
 
     def __init__(
         self,
         group: Group,
-        place: RankInfo,
+        rank_info: RankInfo,
         nodes: Sequence[str],
         interfaces: NetworkInterfaces,
         timeouts: Timeouts,
-        boxes: Mapping[str, queue.SimpleQueue[Parcel]] | None = None,
+        queues: Mapping[str, queue.SimpleQueue[TensorMessage]] | None = None,
     ) -> None:
         self.rank, self._sent = group.rank, SentBytes()
         self._counting = threading.Lock()
-        self.inbox: queue.SimpleQueue[Parcel] = queue.SimpleQueue()
-        self._boxes = dict(boxes or {})
+        self.inbox: queue.SimpleQueue[TensorMessage] = queue.SimpleQueue()
+        self._queues = dict(queues or {})
         self._nodes = tuple(nodes)
         self._timeouts = timeouts
         self._closed = threading.Event()
-        self._listener = Listener(place.key, control_address(interfaces.control))
+        self._listener = Listener(rank_info.key, control_address(interfaces.control))
         own = self._listener.address
         addresses = all_gather(group, [own.host, own.port])
-        self._peers = [Address(host, port, place.key) for host, port in addresses]
-        self._lines: dict[int, _Line] = {}
+        self._peers = [Address(host, port, rank_info.key) for host, port in addresses]
+        self._senders: dict[int, _PeerSender] = {}
         self._connecting = threading.Lock()
-        self._acceptor = threading.Thread(target=self._accept, name="mail-in", daemon=True)
+        self._acceptor = threading.Thread(target=self._accept, name="p2p-in", daemon=True)
         self._acceptor.start()
 
     def send(self, target: int, kind: str, tensors: Sequence[Tensor] = (), /, **fields: Any) -> None:
-        """Send a parcel in the background; its tensors must not change any more."""
-        parcel = Parcel(self.rank, kind, fields, tuple(tensors))
+        """Send a message in the background; its tensors must not change any more."""
+        message = TensorMessage(self.rank, kind, fields, tuple(tensors))
         if target == self.rank:
-            self._deliver(parcel)
+            self._deliver(message)
             return
         same_node = self._nodes[target] == self._nodes[self.rank]
         with self._counting:
             self._sent.count(kind, sum(tensor.nbytes for tensor in tensors), same_node=same_node)
-        self._line_to(target, same_node=same_node).put(parcel)
+        self._sender_to(target, same_node=same_node).put(message)
 
     def take_sent(self) -> SentBytes:
         """Return the bytes sent since the last call."""
@@ -129,18 +129,20 @@ class TensorMail:
 
     def close(self) -> None:
         """End all threads after everything is sent; call it only when no rank waits for another one."""
-        for line in self._lines.values():
-            line.close()
+        for sender in self._senders.values():
+            sender.close()
         self._closed.set()
         self._acceptor.join()
         self._listener.close()
 
-    def _line_to(self, target: int, *, same_node: bool) -> _Line:
+    def _sender_to(self, target: int, *, same_node: bool) -> _PeerSender:
         # Stage and server of a rank send from threads of their own.
         with self._connecting:
-            if target not in self._lines:
-                self._lines[target] = _Line(self._connected(target), self.fail, shares_memory=same_node)
-            return self._lines[target]
+            if target not in self._senders:
+                self._senders[target] = _PeerSender(
+                    self._connected(target), self.fail, shares_memory=same_node
+                )
+            return self._senders[target]
 
     def _connected(self, target: int) -> Connection:
         try:
@@ -148,25 +150,27 @@ class TensorMail:
         except ConnectionError as error:
             raise LostPeerError(f"lost rank {target} of the group: {error}") from None
 
-    def _deliver(self, parcel: Parcel) -> None:
-        self._boxes.get(parcel.kind, self.inbox).put(parcel)
+    def _deliver(self, message: TensorMessage) -> None:
+        self._queues.get(message.kind, self.inbox).put(message)
 
     def fail(self, reason: str) -> None:
-        """Have the rank's threads that receive parcels raise LostPeerError."""
-        lost = Parcel(self.rank, LOST, {"reason": reason})
-        for box in {id(box): box for box in (self.inbox, *self._boxes.values())}.values():
-            box.put(lost)
+        """Have the rank's threads that receive messages raise LostPeerError."""
+        lost = TensorMessage(self.rank, LOST, {"reason": reason})
+        for each in {id(each): each for each in (self.inbox, *self._queues.values())}.values():
+            each.put(lost)
 
     def _accept(self) -> None:
         while not self._closed.is_set():
             with suppress(TimeoutError):
-                sender, connection = self._listener.wait(LOOK_S)
+                sender, connection = self._listener.wait(POLL_S)
                 receiver = _Receiver(sender, connection, self._deliver, self.fail)
-                threading.Thread(target=receiver.run, name=f"mail-from-{sender}", daemon=True).start()
+                threading.Thread(target=receiver.run, name=f"p2p-from-{sender}", daemon=True).start()
 
 
-def receive(box: queue.SimpleQueue[Parcel], timeout_s: float | None = None) -> Parcel | None:
-    """Return the next parcel of a queue; None if none arrives in time.
+def receive(
+    messages: queue.SimpleQueue[TensorMessage], timeout_s: float | None = None
+) -> TensorMessage | None:
+    """Return the next message of a queue; None if none arrives in time.
 
     Raises
     ------
@@ -174,36 +178,36 @@ def receive(box: queue.SimpleQueue[Parcel], timeout_s: float | None = None) -> P
         If a rank has ended.
     """
     try:
-        parcel = box.get(timeout=timeout_s) if timeout_s != 0 else box.get_nowait()
+        message = messages.get(timeout=timeout_s) if timeout_s != 0 else messages.get_nowait()
     except queue.Empty:
         return None
-    if parcel.kind == LOST:
-        raise LostPeerError(f"lost another rank of the group: {parcel.fields['reason']}")
-    return parcel
+    if message.kind == LOST:
+        raise LostPeerError(f"lost another rank of the group: {message.fields['reason']}")
+    return message
 
 
-class _Line:
-    """Sender to one other rank: a thread that sends parcels in their order."""
+class _PeerSender:
+    """Sender to one other rank: a thread that sends messages in their order."""
 
     def __init__(self, connection: Connection, fail: Callable[[str], None], *, shares_memory: bool) -> None:
         self._connection, self._fail = connection, fail
         self._slots = SharedSlots() if shares_memory else None
-        self._parcels: queue.SimpleQueue[Parcel | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="mail-out", daemon=True)
+        self._messages: queue.SimpleQueue[TensorMessage | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="p2p-out", daemon=True)
         self._thread.start()
 
-    def put(self, parcel: Parcel) -> None:
-        self._parcels.put(parcel)
+    def put(self, message: TensorMessage) -> None:
+        self._messages.put(message)
 
     def close(self) -> None:
-        self._parcels.put(None)
+        self._messages.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            while (parcel := self._parcels.get()) is not None:
-                self._send(parcel)
-            self._connection.send(BYE)
+            while (message := self._messages.get()) is not None:
+                self._send(message)
+            self._connection.send(CLOSE)
             self._await_end()
         except OSError as error:
             self._fail(str(error))
@@ -212,11 +216,11 @@ class _Line:
             if self._slots is not None:
                 self._slots.close()
 
-    def _send(self, parcel: Parcel) -> None:
-        tensors = tuple(map(np.ascontiguousarray, parcel.tensors))
+    def _send(self, message: TensorMessage) -> None:
+        tensors = tuple(map(np.ascontiguousarray, message.tensors))
         header = {
-            "kind": parcel.kind,
-            "fields": dict(parcel.fields),
+            "kind": message.kind,
+            "fields": dict(message.fields),
             "tensors": [[list(tensor.shape), tensor.dtype.str] for tensor in tensors],
         }
         if self._slots is not None and sum(t.nbytes for t in tensors) >= LEAST_SHARED_BYTES:
@@ -232,20 +236,20 @@ class _Line:
             self._connection.send_bytes(_bytes_of(tensor))
 
     def _await_end(self) -> None:
-        """Wait until the other rank has received everything: it closes the connection after `BYE`."""
+        """Wait until the other rank has received everything: it closes the connection after `CLOSE`."""
         with suppress(ConnectionError):
             while True:
                 self._connection.receive()
 
 
 class _Receiver:
-    """Thread that receives the parcels of one other rank."""
+    """Thread that receives the messages of one other rank."""
 
     def __init__(
         self,
         sender: int,
         connection: Connection,
-        deliver: Callable[[Parcel], None],
+        deliver: Callable[[TensorMessage], None],
         fail: Callable[[str], None],
     ) -> None:
         self._sender, self._connection = sender, connection
@@ -254,7 +258,7 @@ class _Receiver:
 
     def run(self) -> None:
         try:
-            while (header := self._connection.receive()) != BYE:
+            while (header := self._connection.receive()) != CLOSE:
                 self._deliver(self._received(header))
         except OSError as error:
             self._fail(f"rank {self._sender}: {error}")
@@ -262,7 +266,7 @@ class _Receiver:
             self._connection.close()
             self._slots.close()
 
-    def _received(self, header: Any) -> Parcel:
+    def _received(self, header: Any) -> TensorMessage:
         tensors = tuple(np.empty(shape, np.dtype(name)) for shape, name in header["tensors"])
         if "slot" in header:
             address = decode(SlotAddress, header["slot"])
@@ -271,7 +275,7 @@ class _Receiver:
         else:
             for tensor in tensors:
                 self._connection.receive_bytes(_bytes_of(tensor))
-        return Parcel(self._sender, header["kind"], header["fields"], tensors)
+        return TensorMessage(self._sender, header["kind"], header["fields"], tensors)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

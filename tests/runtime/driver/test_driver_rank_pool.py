@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hetctl.runtime.driver.worker_pool import URGENT
 from workbench import alive, wait_for
 
 from hetctl.cluster.launchers import LAUNCHERS
@@ -23,11 +24,11 @@ from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.partition_manifest import PartFile, PartitionManifest
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.serialization import decode
-from hetctl.model.site import MEMBERS, NODES, SIGN_EVERY_S, Node, Queue, Site, Timeouts
-from hetctl.runtime.agent.messages import PartToStage, StageOrder, Welcome
+from hetctl.model.site import HEARTBEAT_EVERY_S, MEMBERS, NODES, Node, Queue, Site, Timeouts
+from hetctl.runtime.agent.messages import AgentAssignment, PartToStage, StageOrder
 from hetctl.runtime.data.part_files import write_manifest
 from hetctl.runtime.driver.exit_causes import why_ended
-from hetctl.runtime.driver.worker_pool import URGENT, WorkerPool
+from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.transport import Address, connect
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage
 from hetctl.storage.paths import AgentFiles
@@ -51,17 +52,17 @@ from hetctl.runtime.worker.group import SingleRank, join_group
 from hetctl.runtime.worker import worker
 from hetctl.runtime.worker.reporting import reporter
 
-class NoLink:
+class NoBackend:
     needs = "nothing"
     def load(self): pass
-    def meet(self, group): pass
-    def part(self): pass
+    def initialize(self, group): pass
+    def shutdown(self): pass
 
 def work(assignment, context):
     how = json.loads((Path(assignment.task.folder) / f"{assignment.task.name}.json").read_text())
-    if how.get("early") and assignment.place.rank == 0: os.kill(os.getpid(), how["early"])
+    if how.get("early") and assignment.rank_info.rank == 0: os.kill(os.getpid(), how["early"])
     context.group = SingleRank()
-    context.group = join_group(assignment.place, NoLink(), context.announce)
+    context.group = join_group(assignment.rank_info, NoBackend(), context.publish_address)
     ranks = context.group
     me = {"pid": os.getpid(), "rank": ranks.rank, "size": ranks.size, "device": context.binding.device}
     me |= {"gpu": context.binding.gpu, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
@@ -76,13 +77,14 @@ def work(assignment, context):
         if how.get("signal"): os.kill(os.getpid(), how["signal"])
         if how.get("hang"): time.sleep(1000)
     def goes_on():
-        told = context.stop_reason(assignment.place.key) or Path(assignment.task.folder, "enough").exists()
+        stopped = context.stop_reason(assignment.rank_info.key)
+        told = stopped or Path(assignment.task.folder, "enough").exists()
         return ranks.broadcast(how["steps"] > 0 and not (told and not how.get("deaf")))
     while goes_on():
         how["steps"] -= 1
         time.sleep(0.05)
-        if not how.get("silent"): context.sign()
-    ranks.leave()
+        if not how.get("silent"): context.heartbeat()
+    ranks.barrier_and_close()
 
 worker.WORK = {TRAIN: work}
 imported = []  # by the template of this process
@@ -128,11 +130,11 @@ class Job:
         self.folder = folder
         for name in ("events", "logs"):
             (folder / name).mkdir()
-        self.workers = WorkerPool(site, (NODE,), AgentFiles.within(folder), frameworks, **waits)
+        self.rank_pool = RankPool(site, (NODE,), AgentFiles.within(folder), frameworks, **waits)
         self.ended = {}
 
     def end(self) -> None:
-        self.workers.leave()
+        self.rank_pool.shutdown()
         wait_for(lambda: not alive(str(self.folder)))
 
     def agents(self) -> list[int]:
@@ -144,15 +146,15 @@ class Job:
         how["steps"] = steps
         (self.folder / f"{name}.json").write_text(json.dumps(how))
         allocation = Allocation(name, len(gpus), DATA_PARALLEL, 1.0, (Placement("localhost", gpus),))
-        assert self.workers.can_hold(allocation)
-        self.workers.start(TaskMessage(TRAIN, str(self.folder), name), allocation.placement, code)
-        assert not self.workers.can_hold(allocation)
+        assert self.rank_pool.can_hold(allocation)
+        self.rank_pool.start(TaskMessage(TRAIN, str(self.folder), name), allocation.placement, code)
+        assert not self.rank_pool.can_hold(allocation)
 
     def end_of(self, *names: str):
         """Wait for the ends of these tasks; return them."""
 
         def all_ended():
-            self.ended |= {step.name: step for step in self.workers.reap()}
+            self.ended |= {step.name: step for step in self.rank_pool.reap()}
             return set(names) <= self.ended.keys()
 
         wait_for(all_ended)
@@ -168,7 +170,7 @@ class Job:
 
     def did(self, name: str) -> list[dict]:
         """Return the reports of the ranks that have begun, by rank."""
-        self.ended |= {step.name: step for step in self.workers.reap()}
+        self.ended |= {step.name: step for step in self.rank_pool.reap()}
         file = self.folder / f"{name}.did"
         did = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         return sorted(did, key=lambda one: one["rank"])
@@ -207,18 +209,18 @@ def test_ranks_stay_and_form_group_after_group(job):
     job.start("other", 0, 2)
     job.end_of("alone", "other")
     assert (job.at_work("alone"), job.at_work("other")) == ([second], [first, third])
-    assert job.workers.free_nodes() == (NODE,)
+    assert job.rank_pool.free_nodes() == (NODE,)
 
 
 @pytest.mark.parametrize("result", sorted(URGENT - {"visited", "saved"}))
-def test_waiting_ends_with_results_and_not_with_signs_of_life(job, monkeypatch, result):
+def test_waiting_ends_with_results_and_not_with_heartbeats(job, monkeypatch, result):
     job.start("first", 0)
     job.end_of("first")
     arriving = [{}, {"heartbeat": {}}, {"written": 7}, {result: True}, {}]
     monkeypatch.setattr(
-        job.workers._agents, "wait", lambda _: job.workers.on_message(("localhost", 0), arriving.pop(0))
+        job.rank_pool._agents, "wait", lambda _: job.rank_pool.on_message(("localhost", 0), arriving.pop(0))
     )
-    job.workers.wait(PATIENCE_S)
+    job.rank_pool.wait(PATIENCE_S)
     assert arriving == [{}]
 
 
@@ -236,12 +238,14 @@ def slow_part(tmp_path):
 
 def test_ranks_wait_for_parts_and_their_agent_does_not(start, tmp_path, slow_part):
     source, order = slow_part
-    impatient = replace(SITE, timeouts=replace(TIMEOUTS, hang_s=6 * SIGN_EVERY_S, silence_s=3 * SIGN_EVERY_S))
+    impatient = replace(
+        SITE, timeouts=replace(TIMEOUTS, hang_s=6 * HEARTBEAT_EVERY_S, silence_s=3 * HEARTBEAT_EVERY_S)
+    )
     job = start(impatient, stages={"localhost": order})
     job.start("one", 0)
 
     def opened():
-        assert job.workers.reap() == []
+        assert job.rank_pool.reap() == []
         with suppress(OSError):  # until the agent reads
             return os.fdopen(os.open(source, os.O_WRONLY | os.O_NONBLOCK), "wb", buffering=0)
 
@@ -249,13 +253,13 @@ def test_ranks_wait_for_parts_and_their_agent_does_not(start, tmp_path, slow_par
     with wait_for(opened) as file:
         for byte in PART:
             file.write(bytes([byte]))
-            until = time.monotonic() + SIGN_EVERY_S
+            until = time.monotonic() + HEARTBEAT_EVERY_S
             while (left := until - time.monotonic()) > 0:
-                assert job.workers.reap() == []
-                job.workers.wait(left)
+                assert job.rank_pool.reap() == []
+                job.rank_pool.wait(left)
             assert job.did("one") == []
     assert [step.exit_code for step in job.end_of("one")] == [0]
-    ((node, staged),) = job.workers.take_staged()
+    ((node, staged),) = job.rank_pool.take_staged()
     assert (node, staged.copied, staged.size_bytes, staged.errors) == ("localhost", (0,), len(PART), ())
     assert (tmp_path / "disk" / "0.npz").read_bytes() == PART
 
@@ -266,8 +270,8 @@ def test_signals_end_ranks_that_wait_for_parts(start, slow_part):
     ended = []
 
     def has_ended():
-        job.workers.send_signal(signal.SIGTERM, "one")
-        ended.extend(job.workers.reap())
+        job.rank_pool.send_signal(signal.SIGTERM, "one")
+        ended.extend(job.rank_pool.reap())
         return ended
 
     (step,) = wait_for(has_ended)
@@ -329,7 +333,7 @@ def test_a_signal_reaches_one_group_alone(job, number):
     job.start("told", 0, 1, steps=1000)
     job.start("other", 2, steps=1000)
     wait_for(lambda: len(job.at_work("told") + job.at_work("other")) == 3)
-    job.workers.send_signal(number, "told")
+    job.rank_pool.send_signal(number, "told")
     (told,) = job.end_of("told")
     by_sigterm = number == signal.SIGTERM
     assert (told.exit_code, told.signalled) == ((0, True) if by_sigterm else (128 + number, False))
@@ -343,18 +347,18 @@ def test_rank_0_tells_how_long_its_event_file_has_become(job):
     job.start("b", 2)
     job.end_of("a", "b")
     length = (job.folder / "events" / "a.jsonl").stat().st_size
-    assert job.workers.take_written() == {"a": length}
-    assert job.workers.take_written() == {}
+    assert job.rank_pool.take_written() == {"a": length}
+    assert job.rank_pool.take_written() == {}
 
 
 def test_sigterm_to_a_rank_is_reported_and_the_rank_stays(job):
     job.start("pair", 0, 1, steps=100_000)
     wait_for(lambda: len(job.at_work("pair")) == 2)
     pids = job.at_work("pair")
-    assert job.workers.signalled() == ()
+    assert job.rank_pool.signalled() == ()
     os.kill(pids[1], signal.SIGTERM)
-    wait_for(lambda: job.workers.reap() == [] and job.workers.signalled() == ("pair",))
-    job.workers.stop("pair", "signal")
+    wait_for(lambda: job.rank_pool.reap() == [] and job.rank_pool.signalled() == ("pair",))
+    job.rank_pool.stop("pair", "signal")
     (pair,) = job.end_of("pair")
     assert (pair.exit_code, pair.signalled) == (0, True)
     job.start("next", 0, 1)
@@ -367,7 +371,7 @@ def test_a_second_sigterm_ends_a_rank_that_does_not_leave(job):
     job.start("deaf", 0, steps=100_000, deaf=True)
     (pid,) = wait_for(lambda: job.at_work("deaf"))
     os.kill(pid, signal.SIGTERM)
-    wait_for(lambda: job.workers.reap() == [] and job.workers.signalled() == ("deaf",))
+    wait_for(lambda: job.rank_pool.reap() == [] and job.rank_pool.signalled() == ("deaf",))
     os.kill(pid, signal.SIGTERM)
     (deaf,) = job.end_of("deaf")
     assert (deaf.exit_code, deaf.signalled, deaf.got_sigterm) == (128 + signal.SIGTERM, True, True)
@@ -378,7 +382,7 @@ def test_sigterm_ends_an_idle_rank(job):
     job.end_of("first")
     (pid,) = job.at_work("first")
     os.kill(pid, signal.SIGTERM)
-    wait_for(lambda: job.workers.reap() == [] and not job.workers._slots)
+    wait_for(lambda: job.rank_pool.reap() == [] and not job.rank_pool._slots)
     job.start("second", 0)
     (second,) = job.end_of("second")
     assert second.exit_code == 0
@@ -390,7 +394,7 @@ def test_an_idle_rank_that_dies_is_started_again(job):
     job.end_of("first")
     (old,) = job.at_work("first")
     os.kill(old, signal.SIGKILL)
-    wait_for(lambda: job.workers.reap() == [] and not job.workers._slots)
+    wait_for(lambda: job.rank_pool.reap() == [] and not job.rank_pool._slots)
     job.start("second", 0)
     (second,) = job.end_of("second")
     assert second.exit_code == 0
@@ -417,7 +421,7 @@ def test_ranks_with_other_code_are_replaced(job):
     assert job.at_work("links") == [left, replaced]
     assert job.at_work("fourth") == [fresh]
     wait_for(lambda: right not in alive(str(AgentFiles.within(job.folder).address)))
-    assert job.workers.reap() == []
+    assert job.rank_pool.reap() == []
 
 
 def test_a_rank_that_is_to_be_replaced_may_die(job):
@@ -460,7 +464,7 @@ def test_a_rank_that_has_not_begun_survives_the_failed_group(job):
 def test_an_agent_of_another_node_is_sent_away(job):
     assert AgentFiles.within(job.folder).address.stat().st_mode & 0o777 == 0o600
     stranger = connect_as(job, "agents", "elsewhere")
-    wait_for(lambda: job.workers.reap() == [] and _closed(stranger))
+    wait_for(lambda: job.rank_pool.reap() == [] and _closed(stranger))
 
 
 def _closed(connection) -> bool:
@@ -481,9 +485,9 @@ def test_a_node_is_lost_with_its_groups_if_no_agent_connects(start, monkeypatch)
     monkeypatch.setattr(sys, "executable", str(deaf))
     job.start("m", 0, 1)
     (step,) = job.end_of("m")
-    assert (step.lost_nodes, job.workers.nodes, job.workers.gpus) == (("localhost",), (), 0)
+    assert (step.lost_nodes, job.rank_pool.nodes, job.rank_pool.gpus) == (("localhost",), (), 0)
     late = connect_as(job, "agents", "localhost")
-    wait_for(lambda: job.workers.reap() == [] and job.workers.nodes == (NODE,))
+    wait_for(lambda: job.rank_pool.reap() == [] and job.rank_pool.nodes == (NODE,))
     assert not _closed(late)
 
 
@@ -498,7 +502,7 @@ def test_a_killed_agent_ends_its_ranks_and_is_started_again(job, victim, lost):
     os.kill(keeper if victim == "keeper" else agent, signal.SIGKILL)
     (first,) = job.end_of("first")
     assert (first.exit_code, first.lost_nodes) == (128 + signal.SIGKILL, lost)
-    wait_for(lambda: job.workers.reap() == [] and job.workers.nodes == (NODE,))
+    wait_for(lambda: job.rank_pool.reap() == [] and job.rank_pool.nodes == (NODE,))
     job.start("second", 0, 1)
     (second,) = job.end_of("second")
     assert second.exit_code == 0
@@ -523,10 +527,10 @@ def test_either_launch_has_the_same_results(start, launch):
     assert again.exit_code == 0
     assert not set(job.at_work("pair")) & set(job.at_work("again"))
     wait_for(lambda: job.at_work("one"))
-    job.workers.stop("one", "deadline")
+    job.rank_pool.stop("one", "deadline")
     (one,) = job.end_of("one")
     assert (one.exit_code, one.output) == (0, "at work on one\n")
-    assert job.workers.free_nodes() == (NODE,)
+    assert job.rank_pool.free_nodes() == (NODE,)
     seen = {name: [(r["gpu"], r["device"], r["visible"]) for r in job.did(name)] for name in ("one", "again")}
     assert seen == SEEN[launch]
     assert len(job.agents()) == (1 if launch == NODES else 0)
@@ -545,7 +549,7 @@ def test_gpus_of_a_member_are_free_when_its_step_has_ended(members_job):
     wait_for(lambda: len(job.at_work("m")) == 2)
     (agent,) = job.agents()
     job.end_of("m")
-    assert job.workers.free_nodes() == (NODE,)
+    assert job.rank_pool.free_nodes() == (NODE,)
     assert not alive(str(AgentFiles.within(job.folder).address))
     job.start("next", 0, 1)
     job.end_of("next")
@@ -564,7 +568,7 @@ def test_a_killed_agent_of_a_member_ends_that_member_alone(members_job):
     os.kill(agent, signal.SIGKILL)
     (first,) = job.end_of("first")
     assert (first.exit_code, first.lost_nodes) == (128 + signal.SIGKILL, ())
-    assert job.workers.nodes == (NODE,)
+    assert job.rank_pool.nodes == (NODE,)
     assert "other" not in job.ended
     job.enough()
     (other,) = job.end_of("other")
@@ -593,14 +597,14 @@ def test_a_misplaced_agent_ends_its_member(start, tmp_path, monkeypatch, facts, 
     deaf.chmod(0o755)
     job = start(replace(BY_MEMBERS, device="gpu"), leave_s=0.2)
     monkeypatch.setattr(sys, "executable", str(deaf))
-    job.workers._agents.nodes = (NODE, Node("n2", NODE.gpus))
+    job.rank_pool._agents.nodes = (NODE, Node("n2", NODE.gpus))
     job.start("m", 0, 1)
     stranger = connect_as(job, f"{tmp_path.name}/m", **facts)
     (step,) = job.end_of("m")
     assert _closed(stranger)
     assert f"placement could not be kept: {tmp_path.name}/m {message}" in step.output
     assert why_ended(step.exit_code, step.output) is ExitReason.NOT_LAUNCHED
-    assert (step.lost_nodes, len(job.workers.free_nodes())) == ((), 2)
+    assert (step.lost_nodes, len(job.rank_pool.free_nodes())) == ((), 2)
 
 
 def test_a_launcher_that_chooses_nodes_may_use_another_node(start, tmp_path, monkeypatch):
@@ -610,12 +614,12 @@ def test_a_launcher_that_chooses_nodes_may_use_another_node(start, tmp_path, mon
     deaf.write_text("#!/bin/sh\nexec sleep 100\n")
     deaf.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(deaf))
-    job.workers._agents.nodes = (NODE, Node("n2", NODE.gpus))
+    job.rank_pool._agents.nodes = (NODE, Node("n2", NODE.gpus))
     job.start("m", 2, 3)
     agent = connect_as(job, f"{tmp_path.name}/m", "n2")
-    wait_for(lambda: job.workers.reap() == [] and _has_word(agent))
-    welcome = decode(Welcome, agent.receive(PATIENCE_S))
-    assert (welcome.node, welcome.gpus) == ("n2", (2, 3))
+    wait_for(lambda: job.rank_pool.reap() == [] and _has_word(agent))
+    assignment = decode(AgentAssignment, agent.receive(PATIENCE_S))
+    assert (assignment.node, assignment.gpus) == ("n2", (2, 3))
     assert agent.receive(PATIENCE_S) == {"start": 2, "framework": None}
 
 
@@ -627,13 +631,13 @@ DRIVER = """
 import json, os, sys, time
 from pathlib import Path
 sys.path[:0] = json.loads(os.environ["TEST_PATHS"])
-from test_driver_worker_pool import Job
+from test_driver_rank_pool import Job
 sys.executable = sys.argv[2]
 job = Job(Path(sys.argv[1]))
 job.start("one", 0, 1, steps=100000)
 job.start("two", 2)
 while True:
-    job.workers.reap()
+    job.rank_pool.reap()
     time.sleep(0.05)
 """
 

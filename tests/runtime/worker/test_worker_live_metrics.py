@@ -1,4 +1,4 @@
-"""Heartbeats of a member in training, until its training ends; only recent and complete ones are read."""
+"""Live metrics of a member in training, until its training ends; only recent and complete ones are read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import time
 import pytest
 
 from hetctl.model.serialization import encode
-from hetctl.model.training_progress import Heartbeat
-from hetctl.runtime.worker import heartbeat
-from hetctl.storage.run_files import STALE_S, read_heartbeats, write_heartbeats
+from hetctl.model.training_progress import LiveMetrics
+from hetctl.runtime.worker import live_metrics
+from hetctl.storage.run_files import STALE_S, read_live_metrics, write_live_metrics
 
 PATIENCE_S = 60.0
 EVERY_S = 0.05
-HEARTBEAT = Heartbeat(time=1000.0, epoch=2, position=50, samples=100, rate=25.0, loss=0.5, busy=0.75)
+LIVE_METRICS = LiveMetrics(time=1000.0, epoch=2, position=50, samples=100, rate=25.0, loss=0.5, busy=0.75)
 
 
 def wait_for(condition):
@@ -26,9 +26,9 @@ def wait_for(condition):
     return found
 
 
-def test_a_heartbeat_has_position_and_rate_since_the_last():
+def test_live_metrics_have_position_and_rate_since_the_last():
     sent = []
-    with heartbeat.heartbeats_to(sent.append, 100, lambda: 0.25, every_s=EVERY_S) as note:
+    with live_metrics.live_metrics_to(sent.append, 100, lambda: 0.25, every_s=EVERY_S) as note:
         note(3, 90, None)
         wait_for(lambda: sent)
         note(4, 10, 0.125)  # 20 samples later, in the next epoch
@@ -45,25 +45,25 @@ def test_a_heartbeat_has_position_and_rate_since_the_last():
 @pytest.mark.parametrize("loss", [math.nan, math.inf, "much", object()])
 def test_a_loss_that_is_no_number_is_left_out(loss):
     sent = []
-    with heartbeat.heartbeats_to(sent.append, 100, lambda: None, every_s=EVERY_S) as note:
+    with live_metrics.live_metrics_to(sent.append, 100, lambda: None, every_s=EVERY_S) as note:
         note(1, 10, loss)
         assert wait_for(lambda: sent)[0].loss is None
 
 
-def test_a_heartbeat_that_cannot_be_sent_does_not_end_training():
+def test_live_metrics_that_cannot_be_sent_do_not_end_training():
     tried = []
 
     def refuse(value):
         tried.append(value)
         raise ConnectionResetError
 
-    with heartbeat.heartbeats_to(refuse, 100, lambda: None, every_s=EVERY_S) as note:
+    with live_metrics.live_metrics_to(refuse, 100, lambda: None, every_s=EVERY_S) as note:
         note(1, 10, 0.5)
         wait_for(lambda: len(tried) > 1)
 
 
 def test_the_share_of_the_cores_that_is_used_is_measured():
-    busy = heartbeat.cores_used()
+    busy = live_metrics.cores_used()
     end = time.process_time() + 0.1
     while time.process_time() < end:
         pass
@@ -73,17 +73,17 @@ def test_the_share_of_the_cores_that_is_used_is_measured():
 def test_the_use_of_a_gpu_is_unknown_without_a_gpu(monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")
-    assert heartbeat.gpu_used(0)() is None
+    assert live_metrics.gpu_used(0)() is None
 
 
-def test_only_recent_and_complete_heartbeats_are_read(tmp_path):
-    path = tmp_path / "pulses.json"
-    assert read_heartbeats(path, 1000.0) == {}
-    write_heartbeats(path, {"m": HEARTBEAT})
+def test_only_recent_and_complete_live_metrics_are_read(tmp_path):
+    path = tmp_path / "metrics.json"
+    assert read_live_metrics(path, 1000.0) == {}
+    write_live_metrics(path, {"m": LIVE_METRICS})
     assert path.stat().st_mode & 0o777 == 0o600
-    assert read_heartbeats(path, 1000.0 + STALE_S / 2) == {"m": HEARTBEAT}
-    assert read_heartbeats(path, 1000.0 + STALE_S) == {}
-    path.write_text(json.dumps({"m": {**encode(HEARTBEAT), "rate": math.inf}, "n": encode(HEARTBEAT)}))
-    assert read_heartbeats(path, 1000.0) == {"n": HEARTBEAT}
-    path.write_text(json.dumps({"m": encode(HEARTBEAT)})[:-5])
-    assert read_heartbeats(path, 1000.0) == {}
+    assert read_live_metrics(path, 1000.0 + STALE_S / 2) == {"m": LIVE_METRICS}
+    assert read_live_metrics(path, 1000.0 + STALE_S) == {}
+    path.write_text(json.dumps({"m": {**encode(LIVE_METRICS), "rate": math.inf}, "n": encode(LIVE_METRICS)}))
+    assert read_live_metrics(path, 1000.0) == {"n": LIVE_METRICS}
+    path.write_text(json.dumps({"m": encode(LIVE_METRICS)})[:-5])
+    assert read_live_metrics(path, 1000.0) == {}

@@ -1,4 +1,4 @@
-"""Parcels between real processes: their order, the way that they take, and the end of a rank."""
+"""Messages between real processes: their order, the way that they take, and the end of a rank."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from stage_ranks import layout_of, run_ranks
 
+from hetctl.runtime.stages.p2p_transport import receive
 from hetctl.runtime.stages.shared_slots import SharedSlots, SlotReader
-from hetctl.runtime.stages.tensor_mail import receive
 from hetctl.runtime.worker.group import LostPeerError
 
 TWO = layout_of(1, 2, 2, in_flight=1)
@@ -17,20 +17,20 @@ LARGE = np.arange(300_000, dtype=np.float32).reshape(3, -1)
 
 
 @pytest.mark.parametrize("nodes", [["a", "a"], ["a", "b"]], ids=["one node", "two nodes"])
-def test_parcels_arrive_whole_and_in_order(nodes):
+def test_messages_arrive_whole_and_in_order(nodes):
     def work(rank):
-        if rank.mail.rank == 0:
+        if rank.transport.rank == 0:
             for number in range(20):
                 tensors = (LARGE * number, np.array(number)) if number % 2 else ()
-                rank.mail.send(1, "numbered", tensors, number=number)
-            assert receive(rank.mail.inbox).kind == "all"
-            return rank.mail.take_sent()
-        found = [receive(rank.mail.inbox) for _ in range(20)]
-        assert [parcel.fields["number"] for parcel in found] == list(range(20))
-        for parcel in found[1::2]:
-            assert np.array_equal(parcel.tensors[0], LARGE * parcel.fields["number"])
-            assert parcel.tensors[0].flags.writeable
-        rank.mail.send(0, "all")
+                rank.transport.send(1, "numbered", tensors, number=number)
+            assert receive(rank.transport.inbox).kind == "all"
+            return rank.transport.take_sent()
+        found = [receive(rank.transport.inbox) for _ in range(20)]
+        assert [message.fields["number"] for message in found] == list(range(20))
+        for message in found[1::2]:
+            assert np.array_equal(message.tensors[0], LARGE * message.fields["number"])
+            assert message.tensors[0].flags.writeable
+        rank.transport.send(0, "all")
         return None
 
     traffic, _ = run_ranks(TWO, work, nodes)
@@ -39,26 +39,26 @@ def test_parcels_arrive_whole_and_in_order(nodes):
     assert not by_way["a" if nodes[1] == "b" else "b"]
 
 
-def test_parcels_to_oneself_and_of_other_kinds_reach_their_boxes():
+def test_messages_to_oneself_reach_the_queues_of_their_kinds():
     def work(rank):
-        rank.mail.send(rank.mail.rank, "own", (LARGE,), number=rank.mail.rank)
-        parcel = receive(rank.mail.inbox, 10)
-        assert receive(rank.mail.inbox, 0) is None
-        return parcel.sender, parcel.kind, parcel.fields["number"]
+        rank.transport.send(rank.transport.rank, "own", (LARGE,), number=rank.transport.rank)
+        message = receive(rank.transport.inbox, 10)
+        assert receive(rank.transport.inbox, 0) is None
+        return message.sender, message.kind, message.fields["number"]
 
     assert run_ranks(TWO, work) == [(0, "own", 0), (1, "own", 1)]
 
 
 def test_the_end_of_a_rank_is_noticed():
     def work(rank):
-        rank.mail.send(1 - rank.mail.rank, "hello", (LARGE,))
-        assert receive(rank.mail.inbox, 10).kind == "hello"
-        if rank.mail.rank == 1:
-            assert receive(rank.mail.inbox, 10).kind == "go"
+        rank.transport.send(1 - rank.transport.rank, "hello", (LARGE,))
+        assert receive(rank.transport.inbox, 10).kind == "hello"
+        if rank.transport.rank == 1:
+            assert receive(rank.transport.inbox, 10).kind == "go"
             os._exit(0)
-        rank.mail.send(1, "go")
+        rank.transport.send(1, "go")
         with pytest.raises(LostPeerError, match="rank 1"):
-            receive(rank.mail.inbox, 10)
+            receive(rank.transport.inbox, 10)
         return "noticed"
 
     assert run_ranks(TWO, work, ends={1}) == ["noticed", None]
