@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -312,6 +312,10 @@ class NoSaver:
 
     def wait(self) -> None:
         """Do nothing."""
+
+    def call_after(self, function: Callable[[], None]) -> None:
+        """Call a function now."""
+        function()
 
     def close(self) -> None:
         """Do nothing."""

@@ -347,6 +347,26 @@ class BackgroundWriter:
         if last is not None:
             last.result()
 
+    def call_after(self, function: Callable[[], None]) -> None:
+        """Call a function as soon as the checkpoint in progress is written and reported, or now without one.
+
+        Raises
+        ------
+        OSError
+            If the last checkpoint could not be written; the function is then not called.
+        """
+        self.check()
+        last = self._last
+        if last is None:
+            function()
+            return
+
+        def call() -> None:
+            last.result()
+            function()
+
+        self._last = self._pool.submit(call)
+
     def close(self) -> None:
         """Wait as `wait` does, and end the thread."""
         try:

@@ -59,6 +59,9 @@ class CheckpointSaver(Protocol):
     def wait(self) -> None:
         """Wait until the last checkpoint is written and reported."""
 
+    def call_after(self, function: Callable[[], None]) -> None:
+        """Call a function as soon as the checkpoint in progress is written, or now without one."""
+
     def close(self) -> None:
         """Wait as `wait` does, and end."""
 
@@ -310,7 +313,8 @@ class MemberTrainer:
             self._begin_save(report)
         else:
             self._unsaved = True
-            report_epoch()
+            # After the report of an earlier epoch whose checkpoint is still being written.
+            self._saver.call_after(report_epoch)
 
     def _begin_save(self, report: OnSaved) -> None:
         """Start to write a checkpoint, and the next interval."""

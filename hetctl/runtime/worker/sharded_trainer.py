@@ -87,6 +87,10 @@ class ShardSaver:
     def wait(self) -> None:
         """Do nothing: `save` has waited."""
 
+    def call_after(self, function: Callable[[], None]) -> None:
+        """Call a function now: `save` has waited."""
+        function()
+
     def close(self) -> None:
         """Do nothing: there is no thread."""
 

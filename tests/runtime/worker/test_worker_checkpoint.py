@@ -204,6 +204,19 @@ def test_the_next_checkpoint_waits_for_the_one_before(tmp_path):
     saver.wait()  # again is no error
 
 
+def test_epochs_are_reported_after_the_checkpoint_before_them(tmp_path):
+    folder, reports = SlowFolder(tmp_path), []
+    saver = Saver(folder)
+    saver.call_after(lambda: reports.append("none in progress"))
+    saver.save({"w": np.ones(3)}, state(1), lambda manifest, _: reports.append(manifest.state.order))
+    saver.call_after(lambda: reports.append("second"))
+    saver.call_after(lambda: reports.append("third"))
+    assert (reports, saver.is_busy) == (["none in progress"], True)
+    folder.may_write.set()
+    saver.wait()
+    assert reports == ["none in progress", (1, 0, 0), "second", "third"]
+
+
 def test_a_failed_write_is_raised_and_not_reported(tmp_path):
     class Full(CheckpointFolder):
         def save(self, *_):
@@ -220,7 +233,16 @@ def test_a_failed_write_is_raised_and_not_reported(tmp_path):
     saver.save({}, state(2), lambda *report: reports.append(report))
     with pytest.raises(OSError, match="full"):
         keep_checking(saver)
+    saver.save({}, state(3), lambda *report: reports.append(report))
+    with pytest.raises(OSError, match="full"):
+        call_after(saver, lambda: reports.append("after"))
     assert reports == []
+
+
+def call_after(saver, function):
+    """Call a function after the write in progress, which may have failed already."""
+    saver.call_after(function)
+    saver.wait()
 
 
 def keep_checking(saver):
