@@ -325,7 +325,7 @@ def train(task: TaskMessage, events, stop_requested) -> int:
         events.write("failed", error="no such layer")
         return 1
     if member.batch_size > config.get("oom_above", member.batch_size):
-        events.write("failed", error="MemoryError", why="out-of-memory", peak_memory_bytes=3 * 2**30)
+        events.write("failed", error="MemoryError", reason="out-of-memory", peak_memory_bytes=3 * 2**30)
         return EXIT_CODES[ExitReason.OUT_OF_MEMORY]
     if config.get("hang"):
         signal.signal(signal.SIGTERM, lambda *_: events.write("deaf"))

@@ -138,7 +138,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
         arrivals = _beside_search(arrivals, request.ensemble, search)
         result = simulate(choice.planner, arrivals, scenario, options, search.after)
     return SimulationResult(
-        simulation=replace(result, reason=choice.why),
+        simulation=replace(result, reason=choice.reason),
         site=site,
         arrivals={arrival.workload.name: arrival.at_s for arrival in arrivals},
         work_errors=getattr(estimator, "errors", dict)(),

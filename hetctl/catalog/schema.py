@@ -20,7 +20,7 @@ from sqlalchemy import (
     Table,
 )
 
-REVISION = "0004"
+REVISION = "0005"
 """Newest migration; a test checks that it is."""
 
 METADATA = MetaData(
@@ -164,7 +164,7 @@ JOBS = Table(
     Column("submitted_at", Float, nullable=False),
     Column("ended_at", Float),
     Column("exit_code", Integer),
-    Column("detail", String, nullable=False),
+    Column("reason", String, nullable=False),
     Column("failed_nodes", JSON, nullable=False),
 )
 

@@ -226,11 +226,11 @@ def _refuse_lost_options(context: click.Context) -> None:
     _refuse(context, set(context.params), f"goes after the sub-command: {context.command_path} {name} ..")
 
 
-def _refuse(context: click.Context, names: set[str], why: str) -> None:
+def _refuse(context: click.Context, names: set[str], reason: str) -> None:
     given = names.intersection(given_options(context))
     for option in context.command.params:
         if option.name in given:
-            raise click.UsageError(f"{max(option.opts, key=len)} {why}", context)
+            raise click.UsageError(f"{max(option.opts, key=len)} {reason}", context)
 
 
 def _failure(outcome: ProfileOutcome | LayerOutcome) -> MembersFailedError | None:

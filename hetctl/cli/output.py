@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +18,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 SCHEMA_VERSION = 1
-JSON_NAMES = {
-    "Plan": {"why": "reason"},
-    "ModeChoice": {"why": "reason"},
-    "Job": {"detail": "reason"},
-    "MemberStatus": {"live_metrics": "heartbeat"},
-}
-"""Names of fields in JSON, by the type of the value."""
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
@@ -33,21 +25,9 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return "--json" in arguments
 
 
-def fields_of(value: Any) -> Any:
-    """Return a value as JSON shows it: as encoded, but with the `JSON_NAMES` of fields."""
-    if is_dataclass(value) and not isinstance(value, type):
-        names = JSON_NAMES.get(type(value).__name__, {})
-        return {names.get(f.name, f.name): fields_of(getattr(value, f.name)) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): fields_of(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [fields_of(item) for item in value]
-    return encode(value)
-
-
 def print_json(value: Any, failure: HetctlError | None = None) -> None:
     """Print one JSON object on stdout, with the error of a partial failure."""
-    body = fields_of(value)
+    body = encode(value)
     keys: Mapping[str, Any] = body if isinstance(body, Mapping) else {"items": body}
     error = {"error": _error(failure.kind, failure.message, failure.hint)} if failure else {}
     # NaN and Infinity are no JSON: better an error here than in the program that reads it.

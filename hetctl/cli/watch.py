@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hetctl.cli.output import console, exit_on_failure, fields_of, print_json, print_table
+from hetctl.cli.output import console, exit_on_failure, print_json, print_table
 from hetctl.model.errors import LockedError, MembersFailedError
 from hetctl.model.run_states import BETWEEN_JOBS, IN_DOUBT, UNDER_WAY
 from hetctl.model.run_status import MOST_MEMBERS
+from hetctl.model.serialization import encode
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -63,8 +64,8 @@ def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None =
     """
     failure = _failure(status)
     if as_json:
-        more = {} if changed is None else {"changed": fields_of(changed)}
-        print_json({**fields_of(status), **more}, failure)
+        more = {} if changed is None else {"changed": encode(changed)}
+        print_json({**encode(status), **more}, failure)
     else:
         print_table(_table(status))
     exit_on_failure(failure, as_json=as_json)

@@ -113,17 +113,19 @@ def choose_modes(demands: Sequence[Demand], limits: ModeLimits, hops: HopChoice)
 
 
 def _pipeline(demand: Demand, limits: ModeLimits) -> ModeChoice:
-    why = f"{does_not_fit('it', demand, limits)}: its layers go to several GPUs"
-    return ModeChoice(demand.member, PIPELINE, why)
+    reason = f"{does_not_fit('it', demand, limits)}: its layers go to several GPUs"
+    return ModeChoice(demand.member, PIPELINE, reason)
 
 
 def _hopper(demand: Demand, hops: HopChoice, limits: ModeLimits) -> ModeChoice:
-    why = f"hopping over {limits.partitions} partitions is priced at {_time(hops.makespans_s[hops.epochs])}"
+    reason = (
+        f"hopping over {limits.partitions} partitions is priced at {_time(hops.makespans_s[hops.epochs])}"
+    )
     parallel_s = hops.makespans_s.get(0)
-    why += "" if parallel_s is None else f", data-parallel training at {_time(parallel_s)}"
+    reason += "" if parallel_s is None else f", data-parallel training at {_time(parallel_s)}"
     if demand.epochs > hops.epochs:
-        why += f"; after {hops.epochs} of its {demand.epochs} epochs it goes on data-parallel"
-    return ModeChoice(demand.member, HOPPER, why)
+        reason += f"; after {hops.epochs} of its {demand.epochs} epochs it goes on data-parallel"
+    return ModeChoice(demand.member, HOPPER, reason)
 
 
 def _data_parallel(demand: Demand, hops: HopChoice, limits: ModeLimits) -> ModeChoice:

@@ -50,7 +50,7 @@ class JobStatus:
     ----------
     exit_code : int or None
         Exit code of a job that is over; 128 + n if signal n ended it; None if unknown.
-    detail : str
+    reason : str
         Reason given by the batch system for waiting or ending, such as ``TERM_RUNLIMIT``.
     failed_nodes : tuple of str
         Nodes whose failure ended the job, as far as known.
@@ -58,7 +58,7 @@ class JobStatus:
 
     state: JobState
     exit_code: int | None = None
-    detail: str = ""
+    reason: str = ""
     failed_nodes: tuple[str, ...] = ()
 
 
@@ -72,7 +72,7 @@ class Job:
         Unique name of the job at the batch system; it identifies a job whose submission was interrupted.
     batch_id : str
         Id of the job at the batch system; empty while it is SUBMITTING.
-    exit_code, detail, failed_nodes
+    exit_code, reason, failed_nodes
         Same as in `JobStatus`.
     """
 
@@ -85,15 +85,15 @@ class Job:
     submitted_at: float
     ended_at: float | None = None
     exit_code: int | None = None
-    detail: str = ""
+    reason: str = ""
     failed_nodes: tuple[str, ...] = ()
 
     @property
-    def why(self) -> str:
+    def shown_reason(self) -> str:
         """Reason for the job's state: what the batch system reports beyond the state itself."""
         names = (self.state.value, self.state.name.lower())
-        says_more = not any(name.startswith(self.detail.lower()) for name in names)
-        return ", ".join(self.failed_nodes) or (self.detail if says_more else "")
+        says_more = not any(name.startswith(self.reason.lower()) for name in names)
+        return ", ".join(self.failed_nodes) or (self.reason if says_more else "")
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class ModeChoice:
 
     member: str
     mode: str
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class Plan:
         Lower bound of the makespan of any schedule (the fluid bound).
     ratio : float
         Ratio of `predicted_makespan_s` to `lower_bound_s`; 1.0 is the optimum.
-    why : str
+    reason : str
         Reason for the choice of the planner; empty if the user named it.
     choices : tuple of ModeChoice
         Modes of the members; empty if all members train data-parallel without any choice.
@@ -138,7 +138,7 @@ class Plan:
     rounds: tuple[Round, ...]
     members: tuple[Forecast, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
-    why: str = ""
+    reason: str = ""
     choices: tuple[ModeChoice, ...] = ()
     phases: tuple[Phase, ...] = ()
     inputs: str = ""

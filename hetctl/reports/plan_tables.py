@@ -59,7 +59,7 @@ def _plan_header(plan: Plan, device: str) -> Text:
         (title, "bold"),
         f" · objective {plan.objective}\npredicted makespan {format_seconds(plan.predicted_makespan_s)}",
         f", lower bound {format_seconds(plan.lower_bound_s)}, ratio {plan.ratio:.2f}",
-        f"\nchosen by auto: {plan.why}" if plan.why else "",
+        f"\nchosen by auto: {plan.reason}" if plan.reason else "",
         printable(_balance_line(plan.balance_gains)),
     )
 
@@ -216,7 +216,7 @@ def _choices(plan: Plan) -> RenderableType:
     table = ruled_table("mode", "members", "reason", gap=1, fold="reason")
     by_reason: dict[tuple[str, str], list[str]] = {}
     for choice in plan.choices:
-        by_reason.setdefault((choice.mode, choice.why), []).append(choice.member)
+        by_reason.setdefault((choice.mode, choice.reason), []).append(choice.member)
     for (mode, reason), members in by_reason.items():
         table.add_row(mode, Text(_listed(members)), Text(printable(reason)))
     return table

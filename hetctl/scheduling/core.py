@@ -166,13 +166,13 @@ class Core:
         self._pool.release(ended.task.allocation)
         ended_round.running.discard(event.name)
         ended_round.released = True
-        ended_round.failed |= event.why not in CLEAN_EXITS
+        ended_round.failed |= event.reason not in CLEAN_EXITS
         # A member that was told to leave still needs training, so alpha counts its GPUs as active.
-        if event.why is not ExitReason.STOPPED:
+        if event.reason is not ExitReason.STOPPED:
             del ended_round.held[event.name]
         # The planner stopped this member itself: its exit is no new information for it.
         by_planner = ended_round.reasons.get(event.name) in (RESIZE, PREEMPTED)
-        self._changed |= event.why is not ExitReason.STOPPED or not by_planner
+        self._changed |= event.reason is not ExitReason.STOPPED or not by_planner
         if event.no_room:
             self._no_room[event.name] = ended.task.allocation.gpus
         self._react_to_end(event)
@@ -182,9 +182,9 @@ class Core:
 
     def _react_to_end(self, event: events.StepEnded) -> None:
         """End the job or delay the next launch if the end of a step requires it."""
-        if event.why in JOB_FATAL:
-            self._end(event.why.value)
-        elif event.why is ExitReason.NOT_LAUNCHED:
+        if event.reason in JOB_FATAL:
+            self._end(event.reason.value)
+        elif event.reason is ExitReason.NOT_LAUNCHED:
             self._launch_from_s = event.now_s + LAUNCH_PAUSE_S
 
     def _on_epoch_done(self, event: events.EpochDone) -> None:

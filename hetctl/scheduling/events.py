@@ -98,7 +98,7 @@ class StepEnded:
 
     now_s: float
     name: str
-    why: ExitReason
+    reason: ExitReason
     no_room: bool = False
 
 

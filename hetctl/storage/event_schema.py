@@ -78,8 +78,8 @@ class StepEndedRecord:
 
     member: str
     exit_code: int
-    why: ExitReason
-    cause: str
+    reason: ExitReason
+    description: str
 
 
 @dataclass(frozen=True)

@@ -145,7 +145,7 @@ class StepReport:
         """Apply the next event."""
         kind, data = event.kind, event.data
         self.last_at = event.time if self.last_at is None else max(self.last_at, event.time)
-        self.failed_by = data.get("why", self.failed_by)
+        self.failed_by = data.get("reason", self.failed_by)
         self.peak_memory_bytes = data.get("peak_memory_bytes", self.peak_memory_bytes)
         self.exit_reason = LAST_EVENTS.get(kind, self.exit_reason)
         if kind == "stopped":

@@ -203,7 +203,7 @@ def _told_by_driver(spec: RunSpec, index: int, at: float, unfinished: int) -> It
     for number, name in enumerate(names[unfinished:]):
         yield {
             **{"kind": "step_ended", "time": at + 900 + number / 1000, "member": name, "exit_code": 0},
-            **{"why": "told", "cause": "told to leave", "fault": False},
+            **{"reason": "told", "description": "told to leave", "fault": False},
         }
     if not unfinished:
         yield {"kind": "round_ended", "time": at + 950, "ended_by": "alpha"}
@@ -261,7 +261,7 @@ def last_to_leave(run: Sample, events: Mapping[str, EventWriter]) -> Iterator[li
 
 
 def _end(run: Sample, names: list[str], events: Mapping[str, EventWriter]) -> None:
-    end = {"exit_code": 0, "why": "told", "cause": "told to leave", "fault": False}
+    end = {"exit_code": 0, "reason": "told", "description": "told to leave", "fault": False}
     for name in names:
         events[name].write("checkpoint", **_checkpoint(name, ROUNDS, 700))
         events[name].write("stopped", reason="alpha", part_samples=700)

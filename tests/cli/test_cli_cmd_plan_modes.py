@@ -108,10 +108,10 @@ ALL_GPUS = ("--planner", "fixed-8")
 def test_each_network_gets_the_mode_that_suits_it(tmp_path):
     plan = Mini(tmp_path, small(6) + GIANT, "partitions: 4\n", ONE_TYPE, 0.5).auto(*ALL_GPUS)
     assert modes(plan) == {**dict.fromkeys([f"m{i}" for i in range(6)], "hopper"), "giant": "pipeline"}
-    why = {choice["member"]: choice["reason"] for choice in plan["choices"]}
-    assert why["giant"].startswith("it needs 57.7 GB of memory, and a V100 of mini has 16 GB")
+    reason = {choice["member"]: choice["reason"] for choice in plan["choices"]}
+    assert reason["giant"].startswith("it needs 57.7 GB of memory, and a V100 of mini has 16 GB")
     pattern = r"hopping over 4 partitions is priced at (\d+) s, data-parallel training at (\d+) s"
-    hopping, parallel = map(int, re.fullmatch(pattern, why["m0"]).groups())
+    hopping, parallel = map(int, re.fullmatch(pattern, reason["m0"]).groups())
     assert hopping < parallel
     assert [phase["mode"] for phase in plan["phases"]] == ["pipeline", "hopper"]
     (only,) = plan["rounds"]

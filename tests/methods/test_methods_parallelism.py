@@ -26,7 +26,7 @@ def many(count, epochs=10, memory_bytes=GIB):
 def test_a_network_too_large_for_a_gpu_is_a_pipeline():
     (small, large) = choose_modes([Demand("s", GIB), Demand("l", 20 * 10**9)], ROOM, PARALLEL)
     assert (small.mode, large.mode) == (DATA_PARALLEL, PIPELINE)
-    assert large.why.startswith("it needs 20 GB of memory, and a V100 of summit has 17.2 GB")
+    assert large.reason.startswith("it needs 20 GB of memory, and a V100 of summit has 17.2 GB")
 
 
 def test_a_network_that_just_fits_is_no_pipeline():
@@ -37,7 +37,7 @@ def test_a_network_that_just_fits_is_no_pipeline():
 def test_without_partitions_all_train_data_parallel():
     choices = choose_modes(many(50), ROOM, HopChoice({0: 1.0}))
     assert {choice.mode for choice in choices} == {DATA_PARALLEL}
-    assert {choice.why for choice in choices} == {"it fits one GPU, and the data is not partitioned"}
+    assert {choice.reason for choice in choices} == {"it fits one GPU, and the data is not partitioned"}
 
 
 def test_the_cheapest_alternative_is_chosen():
@@ -49,9 +49,9 @@ def test_the_cheapest_alternative_is_chosen():
 
 def test_reasons_name_the_prices():
     (hops,) = choose_modes(many(1), PARTITIONED, HOPS)
-    assert hops.why == "hopping over 8 partitions is priced at 300 s, data-parallel training at 17 min"
+    assert hops.reason == "hopping over 8 partitions is priced at 300 s, data-parallel training at 17 min"
     (parallel,) = choose_modes(many(1), PARTITIONED, PARALLEL)
-    assert parallel.why == (
+    assert parallel.reason == (
         "it fits one GPU, and data-parallel training is priced at 100 s, hopping at 12 min"
     )
 
@@ -59,8 +59,8 @@ def test_reasons_name_the_prices():
 def test_reasons_name_alternatives_that_have_no_plan():
     (hops,) = choose_modes(many(1), PARTITIONED, HopChoice({10: 5.0}))
     (parallel,) = choose_modes(many(1), PARTITIONED, HopChoice({0: 5.0}))
-    assert hops.why == "hopping over 8 partitions is priced at 5 s"
-    assert parallel.why == "it fits one GPU, and hopping has no plan"
+    assert hops.reason == "hopping over 8 partitions is priced at 5 s"
+    assert parallel.reason == "it fits one GPU, and hopping has no plan"
 
 
 def test_pipelines_do_not_hop():
@@ -71,15 +71,15 @@ def test_pipelines_do_not_hop():
 def test_the_reason_names_epochs_that_remain_data_parallel():
     choices = choose_modes([*many(4, epochs=3), Demand("b", GIB, 12)], PARTITIONED, HOPS)
     assert [choice.mode for choice in choices] == [HOPPER] * 5
-    assert "after" not in choices[0].why
-    assert choices[4].why.endswith("; after 10 of its 12 epochs it goes on data-parallel")
+    assert "after" not in choices[0].reason
+    assert choices[4].reason.endswith("; after 10 of its 12 epochs it goes on data-parallel")
 
 
 def test_unknown_memory_counts_as_enough_with_a_reason():
     unknown = ModeLimits(gpus=8, gpu="a slot of local", memory_bytes=None, partitions=0)
     (choice,) = choose_modes([Demand("m", 80 * GIB)], unknown, HopChoice({0: 1.0}))
     assert choice.mode == DATA_PARALLEL
-    assert "does not say how much memory" in choice.why
+    assert "does not say how much memory" in choice.reason
 
 
 @given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 40))

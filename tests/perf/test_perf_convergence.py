@@ -47,9 +47,9 @@ def test_the_line_is_non_negative_least_squares(points: list[tuple[float, float]
 
 @pytest.mark.parametrize("epochs", [5, 10, 30])
 def test_a_curve_without_noise_is_found_again(epochs: int) -> None:
-    likelihood, why = fit_losses(history(LossCurve(0.3, 0.2, 0.7), epochs))
+    likelihood, reason = fit_losses(history(LossCurve(0.3, 0.2, 0.7), epochs))
     assert likelihood is not None
-    assert why == ""
+    assert reason == ""
     found = likelihood.best
     assert found.loss(60) == pytest.approx(LossCurve(0.3, 0.2, 0.7).loss(60), rel=0.03)
 
@@ -92,9 +92,9 @@ def test_without_min_delta_gains_below_the_noise_do_not_count() -> None:
     ],
 )
 def test_the_reason_is_given_if_losses_cannot_be_fitted(losses: list[float], words: str) -> None:
-    likelihood, why = fit_losses(losses)
+    likelihood, reason = fit_losses(losses)
     assert likelihood is None
-    assert words in why
+    assert words in reason
 
 
 priors = st.none() | st.builds(EpochPrior, st.floats(1.0, 500.0), st.floats(0.05, 1.0))
@@ -172,9 +172,9 @@ def test_members_fitted_and_predicted_at_once_are_as_each_alone(
 ) -> None:
     histories = [history(curve, epochs) for curve, epochs in members]
     table, expected = CurveTable(), {}
-    for number, (losses, (fit, why)) in enumerate(zip(histories, fit_histories(histories), strict=True)):
+    for number, (losses, (fit, reason)) in enumerate(zip(histories, fit_histories(histories), strict=True)):
         alone, why_alone = fit_losses(losses)
-        assert ((fit is None), why) == ((alone is None), why_alone)
+        assert ((fit is None), reason) == ((alone is None), why_alone)
         if fit and alone:
             assert [*fit.logs, *fit.slopes, fit.noise] == [*alone.logs, *alone.slopes, alone.noise]
             table.put(str(number), fit.logs, log_epochs(fit, rule), len(losses))

@@ -94,7 +94,7 @@ class Run:
         ends: dict[str, list[str]] = {}
         for event in self.project.driver_events(RUN):
             if event.kind == "step_ended":
-                ends.setdefault(event.data["member"], []).append(event.data["why"])
+                ends.setdefault(event.data["member"], []).append(event.data["reason"])
         return ends
 
     def is_over(self):

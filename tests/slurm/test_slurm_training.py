@@ -184,7 +184,7 @@ def test_a_round_ended_by_the_limit_continues_in_the_next_job(story):
 def test_the_killed_step_is_reported_and_costs_no_finished_epoch(story):
     failed = [event for event in story.of("step_ended") if event.data["fault"]]
     assert [event.data["member"] for event in failed] == [story.killed]
-    assert failed[0].data["cause"] == "killed by SIGKILL"
+    assert failed[0].data["description"] == "killed by SIGKILL"
     assert failed[0].data["fault"]
     later = [
         e for e in story.of("step_started") if e.data["member"] == story.killed and e.time > failed[0].time

@@ -52,7 +52,7 @@ def begin(run, index, *members, job=None):
 
 def end(run, index, *members, over=True):
     for name in members:
-        write(run, index, DRIVER, "step_ended", member=name, exit_code=0, why="told", cause="told")
+        write(run, index, DRIVER, "step_ended", member=name, exit_code=0, reason="told", description="told")
     if over:
         write(run, index, DRIVER, "round_ended", ended_by="alpha")
 

@@ -36,8 +36,8 @@ def epoch(member, number, **later):
     return event(member, "epoch", **result | later)
 
 
-def ended(member, why="program-error", cause="exit code 1"):
-    return event(DRIVER, "step_ended", member=member, exit_code=1, why=why, cause=cause)
+def ended(member, reason="program-error", description="exit code 1"):
+    return event(DRIVER, "step_ended", member=member, exit_code=1, reason=reason, description=description)
 
 
 def fold(*events):
@@ -108,11 +108,13 @@ def test_failures_add_up_until_an_epoch_is_finished():
     assert fold(*failing, epoch("a", 1), *failing)["a"].active
 
 
-@pytest.mark.parametrize("why", sorted(MEMBER_FAULTS - {ExitReason.OUT_OF_MEMORY}, key=lambda why: why.value))
-def test_member_is_given_up_after_its_retries_whatever_its_fault(why):
-    failing = [ended("a", why.value, f"it {why.value}")] * (RETRIES + 1)
+@pytest.mark.parametrize(
+    "reason", sorted(MEMBER_FAULTS - {ExitReason.OUT_OF_MEMORY}, key=lambda each: each.value)
+)
+def test_member_is_given_up_after_its_retries_whatever_its_fault(reason):
+    failing = [ended("a", reason.value, f"it {reason.value}")] * (RETRIES + 1)
     assert fold(*failing[1:])["a"].active
-    assert fold(*failing)["a"].failed == f"it {why.value}"
+    assert fold(*failing)["a"].failed == f"it {reason.value}"
 
 
 def test_a_member_fails_with_its_own_error_after_its_retries():
@@ -123,10 +125,10 @@ def test_a_member_fails_with_its_own_error_after_its_retries():
 
 
 @pytest.mark.parametrize(
-    "why", [why for why in ExitReason if why not in MEMBER_FAULTS | {ExitReason.NODE_FAILURE}]
+    "reason", [reason for reason in ExitReason if reason not in MEMBER_FAULTS | {ExitReason.NODE_FAILURE}]
 )
-def test_ends_without_fault_of_the_member_do_not_count(why):
-    assert fold(*[ended("a", why.value)] * 9)["a"] == fold()["a"]
+def test_ends_without_fault_of_the_member_do_not_count(reason):
+    assert fold(*[ended("a", reason.value)] * 9)["a"] == fold()["a"]
 
 
 def test_the_cause_is_the_end_of_the_step_without_own_error():

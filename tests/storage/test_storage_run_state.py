@@ -35,9 +35,9 @@ NAMES = [member.name for member in MEMBERS]
 NOW = 1000.0
 
 ends = st.builds(
-    lambda member, why: (
+    lambda member, reason: (
         "step_ended",
-        {"member": member, "exit_code": 1, "why": why.value, "cause": why.name},
+        {"member": member, "exit_code": 1, "reason": reason.value, "description": reason.name},
     ),
     st.sampled_from(NAMES),
     st.sampled_from(ExitReason),
@@ -66,7 +66,7 @@ others = st.sampled_from(
         ("converged", {"reason": "4 epochs done"}),
         ("converged", {"reason": "loss reached 0.1"}),
         ("stopped", {"reason": "deadline", "part_samples": 30}),
-        ("failed", {"error": "no such layer", "why": "program-error", "peak_memory_bytes": 7}),
+        ("failed", {"error": "no such layer", "reason": "program-error", "peak_memory_bytes": 7}),
     ]
 )
 files = st.dictionaries(
@@ -183,7 +183,7 @@ def test_each_look_reads_what_was_written_since_the_last(tmp_path):
     assert state.refresh() == {"a"}
     assert len(state.progress["a"].epochs) == 1
     assert state.reports[0, "a"].rate == 7.0
-    driver.write("step_ended", member="a", exit_code=1, why="killed", cause="killed by SIGKILL")
+    driver.write("step_ended", member="a", exit_code=1, reason="killed", description="killed by SIGKILL")
     news = state.refresh()
     assert (news, list(state.steps_of("a")), state.open_steps) == ({"a"}, [0], {})
     assert state.progress["a"].failures == 1

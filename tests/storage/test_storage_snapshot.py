@@ -87,7 +87,7 @@ def begin(run):
             }
             EventWriter(run.events, name, index).write("epoch", **epoch, rate=9.0, evaluate_s=0.1)
             if index == 0:
-                driver.write("step_ended", member=name, exit_code=0, why="told", cause="told")
+                driver.write("step_ended", member=name, exit_code=0, reason="told", description="told")
 
 
 def test_only_new_events_are_read(run, monkeypatch):

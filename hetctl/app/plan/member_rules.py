@@ -154,7 +154,7 @@ def refuse_lockstep_of_codes(ensemble: Ensemble, sharing: str) -> None:
         )
 
 
-def refuse_commands(ensemble: Ensemble, why: str, hint: str) -> None:
+def refuse_commands(ensemble: Ensemble, reason: str, hint: str) -> None:
     """Refuse an ensemble of commands.
 
     Raises
@@ -163,7 +163,7 @@ def refuse_commands(ensemble: Ensemble, why: str, hint: str) -> None:
         If it is one.
     """
     if ensemble.framework == COMMAND:
-        raise BadInputError(f"the members of ensemble {ensemble.name} are commands: {why}", hint)
+        raise BadInputError(f"the members of ensemble {ensemble.name} are commands: {reason}", hint)
 
 
 def refuse_modes_of_commands(ensemble: Ensemble, mode: str, sharing: str) -> None:

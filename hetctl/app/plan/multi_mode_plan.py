@@ -78,8 +78,10 @@ def plan_hopper(context: PlanContext) -> Plan:
                 "lower its batch_size, use GPUs with more memory, or plan with --mode auto",
             )
     members = _candidates(context, without=())
-    why = f"the mode was given: {_together(context, members)}, and hops over {context.partitions} partitions"
-    choices = tuple(ModeChoice(member.name, HOPPER, why) for member in members)
+    reason = (
+        f"the mode was given: {_together(context, members)}, and hops over {context.partitions} partitions"
+    )
+    choices = tuple(ModeChoice(member.name, HOPPER, reason) for member in members)
     parts = [hops(context, members)] if members else []
     return _assembled(context, parts, choices, fluid_bound(members, context.gpus))
 
@@ -107,8 +109,8 @@ def plan_pipelined(context: PlanContext) -> Plan:
         if context.progress.get(member.name, Progress(member.name)).active
     ]
     pipelined = [pipeline_member_of(context, name, layers[name]) for name in unfinished]
-    why = "the mode was given: its layers go to several GPUs"
-    choices = tuple(ModeChoice(name, PIPELINE, why) for name in unfinished)
+    reason = "the mode was given: its layers go to several GPUs"
+    choices = tuple(ModeChoice(name, PIPELINE, reason) for name in unfinished)
     parts = [pipelines(context, pipelined)] if pipelined else []
     bound_s = fluid_bound([each.ideal(context.gpus) for each in pipelined], context.gpus)
     return _assembled(context, parts, choices, bound_s)
@@ -294,7 +296,7 @@ def _assembled(
         rounds=tuple(replace(planned, index=index) for index, planned in enumerate(rounds)),
         members=_forecasts(context.ensemble, begun),
         options=asdict(context.options),
-        why=last.why if last else "",
+        reason=last.reason if last else "",
         choices=choices,
         phases=tuple(
             Phase(part.mode, tuple(part.run.done_s), start_s, part.run.seconds, part.makespans_s)

@@ -251,7 +251,7 @@ def _data_parallel(
     _refuse_unknown_nodes(request)
     plan = forecast(choice.planner, members, scenario, options, explain=request.explain)
     gains = {} if options.balance == OFF else _balance_gains(plan, members, scenario.cluster)
-    return replace(plan, why=choice.why, balance_gains=gains)
+    return replace(plan, reason=choice.reason, balance_gains=gains)
 
 
 def _balance_gains(plan: Plan, members: Sequence[Workload], cluster: Cluster) -> dict[str, float]:

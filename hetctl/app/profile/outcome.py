@@ -121,7 +121,7 @@ def _statuses(batch: BatchSystem, jobs: Sequence[ProfileJob]) -> Mapping[str, Jo
     try:
         return batch.statuses([job.id for job in jobs])
     except BatchSystemError as error:
-        return {job.id: JobStatus(JobState.UNKNOWN, detail=error.message) for job in jobs}
+        return {job.id: JobStatus(JobState.UNKNOWN, reason=error.message) for job in jobs}
 
 
 def _described(job: str, status: JobStatus, folders: Sequence[Path]) -> JobUnderWay:
@@ -129,7 +129,7 @@ def _described(job: str, status: JobStatus, folders: Sequence[Path]) -> JobUnder
     return JobUnderWay(
         job=job,
         state=status.state.value,
-        reason=status.detail,
+        reason=status.reason,
         points=sum(len(measurements.points) for _, measurements in wanted),
         measured=sum(len(measured_in(folder)) for folder, _ in wanted),
     )

@@ -29,15 +29,15 @@ class ChangeRule(NamedTuple):
     """Permission to change a key, with its reason."""
 
     may: bool
-    why: str
+    reason: str
 
 
-def _may(why: str) -> ChangeRule:
-    return ChangeRule(True, why)
+def _may(reason: str) -> ChangeRule:
+    return ChangeRule(True, reason)
 
 
-def _kept(why: str) -> ChangeRule:
-    return ChangeRule(False, why)
+def _kept(reason: str) -> ChangeRule:
+    return ChangeRule(False, reason)
 
 
 RUN: Mapping[str, ChangeRule] = {
@@ -225,8 +225,8 @@ def _refusal(what: str, one: Difference, run: str) -> str:
         option = what.replace("_", "-")
         value = "" if one.now is True else f" {_format_value(one.now)}"
         was = _format_value(one.was)
-        return f"run {run} has {option} {was}, and --{option}{value} was given: {one.rule.why}"
-    return f"{what} differs from what run {run} was submitted with ({_contrast(one)}): {one.rule.why}"
+        return f"run {run} has {option} {was}, and --{option}{value} was given: {one.rule.reason}"
+    return f"{what} differs from what run {run} was submitted with ({_contrast(one)}): {one.rule.reason}"
 
 
 def _options(spec: RunSpec) -> dict[str, Any]:

@@ -85,7 +85,7 @@ def _updated(job: Job, statuses: Mapping[str, JobStatus], events: Sequence[Event
         status.state,
         ended_at=ended_at,
         exit_code=status.exit_code,
-        detail=status.detail,
+        reason=status.reason,
         failed_nodes=_failed_nodes(status, own),
     )
 

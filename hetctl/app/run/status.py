@@ -238,10 +238,10 @@ def _state(record: RunRecord, alive: Sequence[Job], events: Iterable[Event]) -> 
     started = {event.data["job"] for event in events if event.kind == "job_started"}
     running = [job for job in known if job.state is JobState.RUNNING and job.number in started]
     job = (running or known)[0]
-    why = f" ({job.why})" if job.why else ""
+    shown = f" ({job.shown_reason})" if job.shown_reason else ""
     behind = "" if alive[-1] is job else f", {_behind(alive[-1])}"
     reason = RunReason.DRIVER_STARTED if running else RunReason.JOB_WAITS
-    return run_after(record.state, reason), f"job {job.batch_id}{why}{behind}"
+    return run_after(record.state, reason), f"job {job.batch_id}{shown}{behind}"
 
 
 def _behind(job: Job) -> str:

@@ -184,7 +184,7 @@ def status_of(folder: Path, job: str) -> JobStatus:
     end = read_end(folder, job)
     if end is not None:
         by_code = JobState.FINISHED if end.exit_code == 0 else JobState.FAILED
-        return JobStatus(ENDED_BY.get(end.ended_by or "", by_code), end.exit_code, end.detail)
+        return JobStatus(ENDED_BY.get(end.ended_by or "", by_code), end.exit_code, end.reason)
     return alive
 
 
@@ -192,14 +192,14 @@ def _state_alive(claimed: Claim) -> JobStatus:
     """Return the state of a job without a recorded end."""
     here = HostBoot.this()
     if claimed.machine.host != here.host:
-        return JobStatus(JobState.UNKNOWN, detail=f"runs on {claimed.machine.host}")
+        return JobStatus(JobState.UNKNOWN, reason=f"runs on {claimed.machine.host}")
     if claimed.machine != here:
-        return JobStatus(JobState.NODE_FAILED, detail="the machine was restarted")
+        return JobStatus(JobState.NODE_FAILED, reason="the machine was restarted")
     if claimed.supervisor.alive:
-        return JobStatus(JobState.RUNNING) if claimed.script else JobStatus(JobState.PENDING, detail=WAITS)
+        return JobStatus(JobState.RUNNING) if claimed.script else JobStatus(JobState.PENDING, reason=WAITS)
     if claimed.script and claimed.script.group_alive:
-        return JobStatus(JobState.RUNNING, detail="its supervisor was killed")
-    return JobStatus(JobState.FAILED, detail="its supervisor was killed")
+        return JobStatus(JobState.RUNNING, reason="its supervisor was killed")
+    return JobStatus(JobState.FAILED, reason="its supervisor was killed")
 
 
 def _end(claimed: Claim) -> None:
@@ -248,13 +248,13 @@ class End:
         Exit code; None if the job never started; 128 + n if signal n ended it.
     ended_by : str or None
         Cause of the end: ``timeout`` or ``cancelled``; None if the job ended by itself.
-    detail : str
+    reason : str
         Reason in words.
     """
 
     exit_code: int | None
     ended_by: str | None = None
-    detail: str = ""
+    reason: str = ""
 
 
 def claim(folder: Path, job: str, claimed: Claim) -> bool:

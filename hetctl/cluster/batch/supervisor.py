@@ -111,7 +111,7 @@ class _Supervisor:
                 os.killpg(job.pid, signal.SIGKILL)
             time.sleep(POLL_S)
         _kill_leftovers(job.pid)
-        return End(code if code >= 0 else 128 - code, ended_by, _detail(code, ended_by, wall_s))
+        return End(code if code >= 0 else 128 - code, ended_by, _reason_of(code, ended_by, wall_s))
 
     def _prepare_script(self) -> Callable[[], None]:
         """Return a function that the script's process calls before it becomes the script.
@@ -131,7 +131,7 @@ class _Supervisor:
         return prepare
 
 
-def _detail(code: int, ended_by: str | None, wall_s: float) -> str:
+def _reason_of(code: int, ended_by: str | None, wall_s: float) -> str:
     if ended_by == "timeout":
         return f"reached its limit of {wall_s:g} s"
     return f"ended by {signal.Signals(-code).name}" if code < 0 and not ended_by else ""

@@ -339,16 +339,16 @@ class HopCore:
         self._may_be_used_up = True
         if not ended.done:
             self._hopper.unit_failed(ended.visit)
-        if event.why not in CLEAN_EXITS:
+        if event.reason not in CLEAN_EXITS:
             for slot in slots_in(worker):
                 self._on_rank_ended(hop_events.RankEnded(event.now_s, slot))
             # It may have failed for good.
             if member not in self._observer.left(event.now_s):
                 self._hopper.config_stops(member)
         self._recover(member, "its state was lost")
-        if event.why in JOB_FATAL:
-            self._end(event.why.value, event.now_s)
-        elif event.why is ExitReason.NOT_LAUNCHED:
+        if event.reason in JOB_FATAL:
+            self._end(event.reason.value, event.now_s)
+        elif event.reason is ExitReason.NOT_LAUNCHED:
             self._launch_from_s = event.now_s + LAUNCH_PAUSE_S
 
     def _on_rank_ended(self, event: hop_events.RankEnded) -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hetctl.model.exit_reason import MEMBER_FAULTS, ExitReason
 from hetctl.model.plan import Allocation
-from hetctl.runtime.driver.exit_causes import why_ended, with_peak
+from hetctl.runtime.driver.exit_causes import exit_reason_of, with_peak
 from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.scheduling.rounds import DEADLINE
 from hetctl.storage.event_files import EventWriter
@@ -101,21 +101,21 @@ class ActiveRound:
         # A trainer that outlives its driver for a moment may still write events of an earlier round.
         report = report_of(event for event in events if event.round == self.index)
         self.reports[step.name] = report
-        why = self._why(step, report)
-        cause = step.cause(why)
-        if why is ExitReason.OUT_OF_MEMORY and not step.overuse:
-            cause = with_peak(cause, report.peak_memory_bytes or profiled_peak)
+        reason = self._reason_of(step, report)
+        description = step.description(reason)
+        if reason is ExitReason.OUT_OF_MEMORY and not step.overuse:
+            description = with_peak(description, report.peak_memory_bytes or profiled_peak)
         self.events.write(
             "step_ended",
             member=step.name,
             exit_code=step.exit_code,
-            why=why.value,
-            cause=cause,
-            fault=why in MEMBER_FAULTS,
+            reason=reason.value,
+            description=description,
+            fault=reason in MEMBER_FAULTS,
         )
-        return why
+        return reason
 
-    def _why(self, step: EndedGroup, report: StepReport) -> ExitReason:
+    def _reason_of(self, step: EndedGroup, report: StepReport) -> ExitReason:
         """Return why a step ended; a member that was told to stop may also be killed while it does."""
         if step.hung:
             return ExitReason.HUNG
@@ -126,10 +126,12 @@ class ActiveRound:
             return report.exit_reason or ExitReason.STOPPED
         # srun and ranks may exit with 0 after a node is lost, so a clean exit counts
         # only with the trainer's last event.
-        why = why_ended(step.exit_code, step.output, report.failed_by)
-        if step.lost_nodes and why is ExitReason.KILLED:
+        reason = exit_reason_of(step.exit_code, step.output, report.failed_by)
+        if step.lost_nodes and reason is ExitReason.KILLED:
             return ExitReason.NODE_FAILURE
-        return ExitReason.STOPPED if why is ExitReason.KILLED and step.name in self.stopping_since else why
+        if reason is ExitReason.KILLED and step.name in self.stopping_since:
+            return ExitReason.STOPPED
+        return reason
 
     def end(self, reason: str) -> None:
         """Record the end of the round."""

@@ -276,16 +276,16 @@ class Driver:
         """Report the end of a step to the scheduling, and nodes that failed with it."""
         running = self._core.running[step.name]
         open_round = self._open[running.round]
-        why = open_round.close(step, self._members.peak_memory(step.name))
+        reason = open_round.close(step, self._members.peak_memory(step.name))
         for mode in self._modes:
-            mode.on_step_ended(running, why.value)
+            mode.on_step_ended(running, reason.value)
         no_room = step.exit_code == 0 and open_round.had_no_room(step.name)
-        if why is ExitReason.NODE_FAILURE:
+        if reason is ExitReason.NODE_FAILURE:
             self._report_failed_nodes(step)
-        self._send(StepEnded(self._now_s(), step.name, why, no_room))
-        if why is ExitReason.NODE_FAILURE and (not step.lost_nodes or self._spec.site.launch == MEMBERS):
+        self._send(StepEnded(self._now_s(), step.name, reason, no_room))
+        if reason is ExitReason.NODE_FAILURE and (not step.lost_nodes or self._spec.site.launch == MEMBERS):
             # Named by the launcher, or still needed: Slurm starts no more steps in a job that lost a node.
-            self._send(JobEnding(self._now_s(), why.value))
+            self._send(JobEnding(self._now_s(), reason.value))
 
     def _report_failed_nodes(self, step: EndedGroup) -> None:
         placed = (place.node for place in step.placement)

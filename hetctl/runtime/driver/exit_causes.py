@@ -15,8 +15,8 @@ GIBIBYTE = 2**30
 # table that fits decides: the cause of a job's end comes before its effects on the processes.
 SLURM = r"^(?:\S+: )?(?:srun|slurmstepd)\S*: .*"
 OF_SLURM = tuple(
-    (re.compile(SLURM + text, re.MULTILINE | re.IGNORECASE), why)
-    for text, why in (
+    (re.compile(SLURM + text, re.MULTILINE | re.IGNORECASE), reason)
+    for text, reason in (
         ("DUE TO TIME LIMIT", ExitReason.TIME),
         ("DUE TO PREEMPTION", ExitReason.PREEMPTED),
         ("DUE TO JOB REQUEUE", ExitReason.CANCELLED),
@@ -41,7 +41,7 @@ EVIDENCE = (*OF_SLURM, (re.compile(f"^{MISPLACED}: ", re.MULTILINE), ExitReason.
 BY_CODE = {
     SRUN_OUT_OF_MEMORY: ExitReason.OUT_OF_MEMORY,
     LOST_PEER: ExitReason.KILLED,
-    **{code: why for why, code in EXIT_CODES.items()},
+    **{code: reason for reason, code in EXIT_CODES.items()},
 }
 
 CAUSES = {
@@ -57,7 +57,7 @@ CAUSES = {
 """Descriptions of reasons that say more than the exit code."""
 
 
-def why_ended(exit_code: int, output: str, reported: str | None = None) -> ExitReason:
+def exit_reason_of(exit_code: int, output: str, reported: str | None = None) -> ExitReason:
     """Return why a step ended before its work was done.
 
     Parameters
@@ -70,9 +70,9 @@ def why_ended(exit_code: int, output: str, reported: str | None = None) -> ExitR
         Cause in the trainer's own ``failed`` event. It may be a mere consequence: when a rank is lost, the
         other ranks fail, too.
     """
-    for pattern, why in EVIDENCE:
+    for pattern, reason in EVIDENCE:
         if pattern.search(output):
-            return why
+            return reason
     if reported is not None:
         return ExitReason(reported)
     return BY_CODE.get(exit_code, ExitReason.KILLED if exit_code > 128 else ExitReason.PROGRAM_ERROR)

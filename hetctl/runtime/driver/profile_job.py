@@ -14,7 +14,7 @@ from hetctl.model.plan import Placement
 from hetctl.model.profile import INTRA_NODE
 from hetctl.model.site import Node
 from hetctl.runtime.data.stage_in import stage_orders
-from hetctl.runtime.driver.exit_causes import why_ended
+from hetctl.runtime.driver.exit_causes import exit_reason_of
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.driver.running_group import EndedGroup
@@ -149,7 +149,7 @@ class _ProfileDriver:
             return
         path = self._events / f"{ended.name}.jsonl"
         if not any(event.kind == "failed" for event in read_events(path)):
-            self._fail(ended.name, ended.cause(why_ended(ended.exit_code, ended.output)))
+            self._fail(ended.name, ended.description(exit_reason_of(ended.exit_code, ended.output)))
 
     def _fail(self, source: str, error: str) -> None:
         EventWriter(self._events, source).write("failed", error=error)

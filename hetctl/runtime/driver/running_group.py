@@ -81,12 +81,12 @@ class EndedGroup:
         """True if SIGTERM made it stop, or ended it."""
         return self.signalled or self.exit_code == 128 + signal.SIGTERM
 
-    def cause(self, why: ExitReason) -> str:
+    def description(self, reason: ExitReason) -> str:
         """Return a description of the cause of its end."""
-        if why is ExitReason.OUT_OF_MEMORY and self.overuse:
+        if reason is ExitReason.OUT_OF_MEMORY and self.overuse:
             return _described(self.overuse)
-        if why in CAUSES:
-            return CAUSES[why]
+        if reason in CAUSES:
+            return CAUSES[reason]
         if self.exit_code > 128:
             return f"killed by {_signal_name(self.exit_code - 128)}"
         return f"exit code {self.exit_code}"

@@ -203,8 +203,8 @@ class MemberTrainer:
         if reason:
             self.events.write("converged", reason=reason)
         else:
-            why = self.group.broadcast(self.stop.reason)
-            self.events.write("stopped", reason=why, part_samples=self.state.part_samples)
+            reason = self.group.broadcast(self.stop.reason)
+            self.events.write("stopped", reason=reason, part_samples=self.state.part_samples)
 
     def _reason_to_stop_for_good(self) -> str | None:
         metric = self.member.stop.metric

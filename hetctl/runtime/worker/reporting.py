@@ -59,20 +59,20 @@ def report_failure(error: Exception, events: EventWriter) -> int:
         print(_summary(error), file=sys.stderr)
     else:
         traceback.print_exception(error)
-    why = why_failed(error)
+    reason = failure_reason(error)
     with contextlib.suppress(OSError):
-        events.write("failed", error=_summary(error), why=why.value, peak_memory_bytes=peak_memory())
-    return EXIT_CODES[why]
+        events.write("failed", error=_summary(error), reason=reason.value, peak_memory_bytes=peak_memory())
+    return EXIT_CODES[reason]
 
 
-def why_failed(error: BaseException) -> ExitReason:
+def failure_reason(error: BaseException) -> ExitReason:
     """Return the reason of a failure: full memory, full disk, or an error of the program."""
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
         return ExitReason.DISK_FULL
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & OUT_OF_MEMORY_ERRORS or any(message in str(error) for message in FULL_MEMORY):
         return ExitReason.OUT_OF_MEMORY
-    return ExitReason.PROGRAM_ERROR if error.__cause__ is None else why_failed(error.__cause__)
+    return ExitReason.PROGRAM_ERROR if error.__cause__ is None else failure_reason(error.__cause__)
 
 
 def _summary(error: Exception) -> str:

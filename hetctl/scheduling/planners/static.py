@@ -225,16 +225,16 @@ def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     """Return how many GPUs a member has until its end, and the planned starts of the others."""
     plan = _read(decision.planner_state)
     started = {allocation.member for allocation in decision.start}
-    said = {p.name: _why_now(p) for p in plan.started if p.name in started}
+    said = {p.name: _reason_now(p) for p in plan.started if p.name in started}
     waiting = {workload.name for workload in request.workloads}
-    return said | {p.name: _why_later(p) for p in plan.waiting if p.name in waiting}
+    return said | {p.name: _reason_later(p) for p in plan.waiting if p.name in waiting}
 
 
-def _why_now(planned: Planned) -> str:
+def _reason_now(planned: Planned) -> str:
     return f"{gpu_count(planned.gpus)} from start to end, until {planned.end_s:.0f} s"
 
 
-def _why_later(planned: Planned) -> str:
+def _reason_later(planned: Planned) -> str:
     nodes = ", ".join(node for node, _ in planned.parts)
     return f"waits for {gpu_count(planned.gpus)} of {nodes}, planned for {planned.start_s:.0f} s"
 

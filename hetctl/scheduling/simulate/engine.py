@@ -247,7 +247,7 @@ class Engine:
         self.steps[index] = lost(self.steps[index], self.now, self._scenario.failures.checkpoint_every_s)
         return self._end(index, ExitReason.NODE_FAILURE)
 
-    def _end(self, index: int, why: ExitReason) -> StepEnded:
+    def _end(self, index: int, reason: ExitReason) -> StepEnded:
         """End a step, with that reason if the member has not converged."""
         step = self._members.end(index)
         self._rounds[step.round_index].discard(index)
@@ -255,8 +255,8 @@ class Engine:
         if step.converged:
             self._follow(step.workload.name)
             return StepEnded(self.now, step.workload.name, ExitReason.FINISHED)
-        no_room = why is ExitReason.STOPPED and not self._is_stopping(step)
-        return StepEnded(self.now, step.workload.name, why, no_room)
+        no_room = reason is ExitReason.STOPPED and not self._is_stopping(step)
+        return StepEnded(self.now, step.workload.name, reason, no_room)
 
     def _follow(self, member: str) -> None:
         """Let the members that follow one arrive now."""

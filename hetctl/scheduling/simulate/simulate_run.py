@@ -95,7 +95,7 @@ class PlannerChoice:
     """A planner, and the reason of its choice; `why` is empty if the user named it."""
 
     planner: Planner
-    why: str = ""
+    reason: str = ""
 
 
 def choose(

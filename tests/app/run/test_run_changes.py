@@ -54,7 +54,7 @@ def test_every_field_is_decided_on(table, kind):
     named = {field.name for field in fields(kind)} - ELSEWHERE.get(kind, set())
     extra = {"time"} | {field.name for field in fields(Budget)} if kind is RunSpec else set()
     assert set(table) == named | extra
-    assert all(rule.why for rule in table.values())
+    assert all(rule.reason for rule in table.values())
 
 
 def test_without_any_difference_there_is_nothing_to_say():

@@ -79,8 +79,17 @@ def course(project):
             placement = [{"node": "n", "gpus": [gpu]}]
             write(index, DRIVER, "step_started", member=name, gpus=1, placement=placement)
 
-    def ended(index, name, why="told"):
-        write(index, DRIVER, "step_ended", member=name, exit_code=0, why=why, cause=why, fault=False)
+    def ended(index, name, reason="told"):
+        write(
+            index,
+            DRIVER,
+            "step_ended",
+            member=name,
+            exit_code=0,
+            reason=reason,
+            description=reason,
+            fault=False,
+        )
 
     def epoch(index, name, number, rate):
         result = {"epoch": number, "metrics": {"loss": 1 / number}, "duration_s": 1.0, "gpus": 1}

@@ -13,10 +13,6 @@ from test_house import QUESTIONS
 from workbench import RATES, TIMEOUT_S, new_project
 
 from hetctl.cli.main import COMMANDS, cli
-from hetctl.cli.output import fields_of
-from hetctl.model.job import Job, JobState
-from hetctl.model.plan import ModeChoice, Plan
-from hetctl.model.serialization import encode
 
 LOCAL = {"HETCTL_SITE": "local"}
 TWO_FRAMEWORKS = """\
@@ -267,20 +263,3 @@ def test_the_help_of_an_option_opens_with_no_question(option):
     first, *_ = option.help.split()
     assert first.strip(",:") not in QUESTIONS | {"From", "If"}
     assert first[0].isupper() or first.startswith("--")
-
-
-def test_json_has_the_reasons_of_jobs_plans_and_modes_as_reason():
-    job = Job(0, "hetctl-x", "7", JobState.PENDING, 1, 60, 0.0, detail="Priority")
-    plan = Plan("fluid", "makespan", 4, 4, 9.0, 9.0, 1.0, (), why="it is the best", choices=(CHOICE,))
-    shown = fields_of({"jobs": [job], "plan": plan})
-    assert shown["jobs"][0] == {**without(encode(job), "detail"), "reason": "Priority"}
-    assert shown["plan"]["reason"] == "it is the best"
-    assert shown["plan"]["choices"] == [{"member": "a", "mode": "hopper", "reason": "there are partitions"}]
-    assert "why" not in shown["plan"]
-
-
-CHOICE = ModeChoice("a", "hopper", "there are partitions")
-
-
-def without(fields, key):
-    return {name: value for name, value in fields.items() if name != key}

@@ -41,7 +41,7 @@ def test_many_jobs_are_queried_at_once_with_their_own_ends(bench):
         killed: (JobState.FAILED, 137),
         running: (JobState.RUNNING, None),
     }
-    assert ends[killed].detail
+    assert ends[killed].reason
 
 
 def test_a_cancelled_job_is_cancelled_and_has_stopped(bench):
@@ -62,7 +62,7 @@ def test_a_job_that_reaches_its_limit_has_timed_out(bench):
     bench.wait((bench.folder / "started").exists)
     bench.reach_limit(job)
     end = bench.end_of(job)
-    assert (end.state, bool(end.detail)) == (JobState.TIMEOUT, True)
+    assert (end.state, bool(end.reason)) == (JobState.TIMEOUT, True)
 
 
 def test_a_job_starts_after_its_predecessor_however_that_ends(bench):

@@ -137,7 +137,7 @@ def test_the_wall_clock_limit_ends_a_job_and_all_its_processes(batch, submit, tm
     job = submit(f"sleep 60 & echo $! >{tmp_path}/pid; wait", wall_s=3)
     sleeper = process_in(tmp_path / "pid")
     end = end_of(batch, job)
-    assert (end.state, end.exit_code, end.detail) == (JobState.TIMEOUT, 143, "reached its limit of 3 s")
+    assert (end.state, end.exit_code, end.reason) == (JobState.TIMEOUT, 143, "reached its limit of 3 s")
     wait_for(lambda: not sleeper.alive)
 
 
@@ -219,7 +219,7 @@ def test_a_script_whose_supervisor_is_killed_is_told_to_leave(batch, submit, tmp
     assert state_of(batch, job) is JobState.RUNNING  # as long as anything of it runs
     batch.cancel([job])  # at once: nobody is left who could wait
     end = end_of(batch, job)
-    assert (end.state, end.exit_code, end.detail) == (JobState.FAILED, None, "its supervisor was killed")
+    assert (end.state, end.exit_code, end.reason) == (JobState.FAILED, None, "its supervisor was killed")
 
 
 def test_a_script_is_in_the_claim_before_it_runs(batch, submit, tmp_path):
@@ -248,7 +248,7 @@ def test_a_job_is_unknown_elsewhere_and_over_after_a_restart(batch, tmp_path):
     assert claim(folder, "before", Claim(replace(here, boot="another"), me))
     statuses = batch.statuses(["elsewhere", "before"])
     assert statuses["elsewhere"].state is JobState.UNKNOWN
-    assert statuses["elsewhere"].detail == "runs on elsewhere"
+    assert statuses["elsewhere"].reason == "runs on elsewhere"
     assert statuses["before"].state is JobState.NODE_FAILED
     batch.cancel(["elsewhere", "before"])  # does not signal this process
 

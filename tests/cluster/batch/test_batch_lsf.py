@@ -94,7 +94,7 @@ def test_stat_decides_and_the_exit_code_may_be_missing(stat):
 @pytest.mark.parametrize("reason", REASONS)
 def test_the_reason_tells_why_a_job_was_ended(reason):
     (status,) = parse_bjobs(record("EXIT", "130", f"{reason}: words")).values()
-    assert (status.state, status.exit_code, status.detail) == (REASONS[reason], 130, f"{reason}: words")
+    assert (status.state, status.exit_code, status.reason) == (REASONS[reason], 130, f"{reason}: words")
 
 
 def test_a_node_is_blamed_only_if_there_is_just_one():

@@ -131,7 +131,7 @@ def test_a_warning_precedes_the_limit_that_ends_the_job(start_lsf, batch, submit
     job = submit(script, "-W 0:4", "-wa 'USR2'", "-wt 2")
     end = end_of(batch, job)
     assert (end.state, end.exit_code) == (JobState.TIMEOUT, 130)
-    assert end.detail.startswith("TERM_RUNLIMIT")
+    assert end.reason.startswith("TERM_RUNLIMIT")
     start, warned, at_limit = map(float, Path(told).read_text().split())
     assert 3.5 < warned - start < 9 < at_limit - start < 16
 
@@ -167,7 +167,7 @@ def test_why_a_job_was_ended(cluster, batch, submit, reason, wanted):
     wait_for(lambda: state(batch, job) is JobState.RUNNING)
     cluster.ask("end", job=job, reason=reason)
     end = end_of(batch, job)
-    assert (end.state, end.detail) == (wanted, reason)
+    assert (end.state, end.reason) == (wanted, reason)
     cluster.ask("hide", job=job, where="bjobs")
     assert batch.statuses([job])[job].state is wanted
 

@@ -45,8 +45,8 @@ def states_in(records):
     return {job: record.status.state for job, record in records.items()}
 
 
-def status(state, code=None, detail="", *nodes):
-    return JobStatus(state, code, detail, nodes)
+def status(state, code=None, reason="", *nodes):
+    return JobStatus(state, code, reason, nodes)
 
 
 def array_in(records, job):
@@ -280,7 +280,7 @@ def test_sacct_of_21_08():
 def test_squeue_of_23_11():
     records = parse_squeue(captured("slurm-23.11-squeue.documented.txt"))
     assert records["61"].status == status(JobState.FAILED, 137, "RaisedSignal:9(Killed)")
-    assert records["62"].status.detail == "ReqNodeNotAvail, UnavailableNodes:n[2-3]"
+    assert records["62"].status.reason == "ReqNodeNotAvail, UnavailableNodes:n[2-3]"
     assert [records[str(job)].status.state for job in range(63, 69)] == (
         [JobState.PENDING] * 2 + [JobState.RUNNING] * 3 + [JobState.NODE_FAILED]
     )

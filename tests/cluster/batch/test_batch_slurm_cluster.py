@@ -154,10 +154,10 @@ def test_a_node_that_goes_down_is_named(bench, counted):
         assert counted == ["squeue", "sinfo"]
     finally:
         bench.cluster.run("scontrol", "update", "nodename=n4", "state=resume")
-    assert (end.state, end.detail, end.failed_nodes) == (JobState.NODE_FAILED, "NodeDown", ("n4",))
+    assert (end.state, end.reason, end.failed_nodes) == (JobState.NODE_FAILED, "NodeDown", ("n4",))
 
 
 def test_a_job_that_is_held_or_cannot_run_says_why(bench):
     held = bench.submit("held", "#SBATCH --hold\nsleep 600")
     status = bench.status(held)
-    assert (status.state, status.detail) == (JobState.PENDING, "JobHeldUser")
+    assert (status.state, status.reason) == (JobState.PENDING, "JobHeldUser")

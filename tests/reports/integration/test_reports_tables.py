@@ -224,8 +224,8 @@ def test_sites_are_listed_with_their_files() -> None:
 def test_jobs_that_ended_early_are_named_with_their_cause(make_run: MakeRun) -> None:
     status = make_run(("mlp", "cnn-residual"))
     (job,) = status.jobs
-    failed = replace(job, number=1, state=JobState.NODE_FAILED, detail="NODE_FAIL", failed_nodes=("n2",))
-    preempted = replace(job, number=2, state=JobState.PREEMPTED, detail="PREEMPTED")
+    failed = replace(job, number=1, state=JobState.NODE_FAILED, reason="NODE_FAIL", failed_nodes=("n2",))
+    preempted = replace(job, number=2, state=JobState.PREEMPTED, reason="PREEMPTED")
     lines = show(status_table(replace(status, jobs=(job, failed, preempted))))
     assert line_of(lines, "ended early") == "ended early: job 1 node-failed (n2), job 2 preempted"
     assert not any(line.startswith("ended early") for line in show(status_table(status)))

@@ -69,8 +69,10 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "text").write_text("x")
     np.savez(tmp_path / "some.npz", x=np.zeros(1))
     np.savez(tmp_path / "objects.npz", **arrays_of(np.array([None] * 6)))
-    for name, why in [("text", "not a zip file"), ("some.npz", "y.npy"), ("objects.npz", "allow_pickle")]:
-        with pytest.raises(BadInputError, match=f"{name} is not a part of partitioned data: .*{why}") as told:
+    for name, reason in [("text", "not a zip file"), ("some.npz", "y.npy"), ("objects.npz", "allow_pickle")]:
+        with pytest.raises(
+            BadInputError, match=f"{name} is not a part of partitioned data: .*{reason}"
+        ) as told:
             read(tmp_path / name)
         assert "`hetctl partition` writes such" in told.value.hint
     with pytest.raises(BadInputError, match=r"gone\.npz cannot be read: No such file or directory"):

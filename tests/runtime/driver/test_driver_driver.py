@@ -95,7 +95,7 @@ def test_a_step_that_is_killed_is_reported_and_tried_again(tmp_path):
     job = Job(tmp_path, {"victim": {"epochs": 4, "kill_after": 2}, "other": {"epochs": 2}})
     job.drive()
     ended = [e for e in job.events("step_ended") if e.data["member"] == "victim"]
-    assert (ended[0].data["exit_code"], ended[0].data["cause"]) == (137, "killed by SIGKILL")
+    assert (ended[0].data["exit_code"], ended[0].data["description"]) == (137, "killed by SIGKILL")
     assert ended[-1].data["exit_code"] == 0
     assert sum("victim" in members for members in job.rounds()) == len(ended) == 2
     assert job.trained("victim") == [1, 2, 3, 4]
@@ -109,7 +109,7 @@ def test_a_job_may_have_a_step_for_each_member(tmp_path):
     job = Job(tmp_path, members, site=site, options={"alpha": 0.8})
     output = job.drive()
     assert "ended: finished" in output
-    ended = {(e.data["member"], e.data["why"]) for e in job.events("step_ended")}
+    ended = {(e.data["member"], e.data["reason"]) for e in job.events("step_ended")}
     assert ended == {("a", "killed"), ("a", "finished"), ("b", "told"), ("b", "finished"), ("c", "finished")}
     assert {name: job.trained(name)[-1] for name in members} == {"a": 3, "b": 8, "c": 2}
     started = [f"round-{e.round:04d}/{e.data['member']}" for e in job.events("step_started")]
@@ -152,7 +152,7 @@ def test_the_job_ends_in_order_on_request(tmp_path, by):
         job.run.job(0).stop.write_text("signal\n")
     process.communicate(timeout=60)
     assert (process.returncode, job.reason) == (0, "signal")
-    assert {(e.data["exit_code"], e.data["why"]) for e in job.events("step_ended")} == {(0, "told")}
+    assert {(e.data["exit_code"], e.data["reason"]) for e in job.events("step_ended")} == {(0, "told")}
     assert [e.data["reason"] for e in job.events("stopped", "a")] == ["signal"]
     assert job.events("round_ended")[-1].data["ended_by"] == "signal"
 
@@ -161,7 +161,7 @@ def test_a_hanging_step_is_terminated_then_killed_in_the_grace(tmp_path):
     job = Job(tmp_path, {"deaf": {"hang": True}, "good": {"epochs": 500}}, wall_s=14, grace_s=4)
     job.drive()
     deaf = next(e for e in job.events("step_ended") if e.data["member"] == "deaf")
-    assert deaf.data["cause"] == "killed by SIGKILL"
+    assert deaf.data["description"] == "killed by SIGKILL"
     assert job.events("deaf", "deaf")
     assert job.progress()["deaf"].failures == 0
     good = next(e for e in job.events("step_ended") if e.data["member"] == "good")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.exit_reason import CLEAN_EXITS, EXIT_CODES, MEMBER_FAULTS, ExitReason
-from hetctl.runtime.driver.exit_causes import failed_nodes, why_ended, with_peak
+from hetctl.runtime.driver.exit_causes import exit_reason_of, failed_nodes, with_peak
 
 CANCELLED = "slurmstepd: error: *** STEP 7.3 ON n1 CANCELLED AT 2026-01-02T03:04:05"
 UNABLE = "srun: error: Unable to create step for job 7"
@@ -61,31 +61,31 @@ OUTPUTS = [
 
 
 @pytest.mark.parametrize(
-    ("code", "output", "why"), OUTPUTS, ids=[f"{o[2]}-{n}" for n, o in enumerate(OUTPUTS)]
+    ("code", "output", "reason"), OUTPUTS, ids=[f"{o[2]}-{n}" for n, o in enumerate(OUTPUTS)]
 )
-def test_launcher_output_decides_the_exit_reason(code, output, why):
-    assert why_ended(code, f"epoch 1\n{output}\nsrun: Terminating StepId=7.0\n") is ExitReason(why)
+def test_launcher_output_decides_the_exit_reason(code, output, reason):
+    assert exit_reason_of(code, f"epoch 1\n{output}\nsrun: Terminating StepId=7.0\n") is ExitReason(reason)
 
 
 @pytest.mark.parametrize(
     "line", ["srun is out of memory", "I had a node failure: srun: error", "loss 0.1 DUE TO TIME LIMIT"]
 )
 def test_program_output_does_not_decide_the_exit_reason(line):
-    assert why_ended(1, line) is ExitReason.PROGRAM_ERROR
+    assert exit_reason_of(1, line) is ExitReason.PROGRAM_ERROR
 
 
 def test_launcher_output_outranks_trainer_event_and_exit_code():
-    assert why_ended(1, "srun: error: Node failure on n2", "program-error") is ExitReason.NODE_FAILURE
-    assert why_ended(143, "", "out-of-memory") is ExitReason.OUT_OF_MEMORY
+    assert exit_reason_of(1, "srun: error: Node failure on n2", "program-error") is ExitReason.NODE_FAILURE
+    assert exit_reason_of(143, "", "out-of-memory") is ExitReason.OUT_OF_MEMORY
 
 
 @given(st.integers(0, 255), st.text(max_size=200))
 def test_no_failure_is_taken_for_an_end_in_order(code, output):
-    assert why_ended(code, output) not in CLEAN_EXITS
+    assert exit_reason_of(code, output) not in CLEAN_EXITS
 
 
 def test_exit_codes_map_to_different_reasons():
-    assert {why_ended(code, "") for code in EXIT_CODES.values()} == set(EXIT_CODES)
+    assert {exit_reason_of(code, "") for code in EXIT_CODES.values()} == set(EXIT_CODES)
     assert ExitReason.DISK_FULL not in MEMBER_FAULTS
 
 

@@ -27,7 +27,7 @@ from hetctl.model.serialization import decode
 from hetctl.model.site import HEARTBEAT_EVERY_S, MEMBERS, NODES, Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import AgentAssignment, PartToStage, StageOrder
 from hetctl.runtime.data.part_files import write_manifest
-from hetctl.runtime.driver.exit_causes import why_ended
+from hetctl.runtime.driver.exit_causes import exit_reason_of
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.transport import Address, connect
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage
@@ -603,7 +603,7 @@ def test_a_misplaced_agent_ends_its_member(start, tmp_path, monkeypatch, facts, 
     (step,) = job.end_of("m")
     assert _closed(stranger)
     assert f"placement could not be kept: {tmp_path.name}/m {message}" in step.output
-    assert why_ended(step.exit_code, step.output) is ExitReason.NOT_LAUNCHED
+    assert exit_reason_of(step.exit_code, step.output) is ExitReason.NOT_LAUNCHED
     assert (step.lost_nodes, len(job.rank_pool.free_nodes())) == ((), 2)
 
 

@@ -73,7 +73,7 @@ def test_epochs_count_when_announced_or_at_the_end_of_the_step(tmp_path):
     for trainer in trainers.values():
         trainer.write("epoch", **encode(EpochResult(2, {"loss": 1.0}, 1.0, 1, 1.0)), evaluate_s=0.1)
     assert samples_left(members) == {"a": 100, "b": 200}
-    driver.write("step_ended", member="b", exit_code=0, why="told", cause="told")
+    driver.write("step_ended", member="b", exit_code=0, reason="told", description="told")
     assert samples_left(members) == {"a": 100, "b": 100}
 
 

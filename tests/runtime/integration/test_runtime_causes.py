@@ -85,7 +85,7 @@ class SlurmJob(Job):
         return [place["node"] for event in started for place in event.data["placement"]]
 
     def whys(self, member: str) -> list[str]:
-        return [e.data["why"] for e in self.events("step_ended") if e.data["member"] == member]
+        return [e.data["reason"] for e in self.events("step_ended") if e.data["member"] == member]
 
 
 @pytest.mark.parametrize("planner", ["flotilla", "fluid", "static", "independent"])
@@ -103,8 +103,8 @@ def test_a_job_continues_without_a_failed_node_and_no_fault(tmp_path, planner):
     failed = job.events("node_failed")
     assert {(event.data["job"], *event.data["nodes"]) for event in failed} <= {(0, "n2")}
     lost = {event.data["member"] for event in failed}
-    assert {why for name in lost for why in job.whys(name)} <= {"node-failure", "finished", "told"}
-    assert {why for name in members.keys() - lost for why in job.whys(name)} <= {"finished", "told"}
+    assert {reason for name in lost for reason in job.whys(name)} <= {"node-failure", "finished", "told"}
+    assert {reason for name in members.keys() - lost for reason in job.whys(name)} <= {"finished", "told"}
     for name, progress in job.progress().items():
         assert (progress.failures, job.trained(name)) == (0, list(range(1, 61)))
         assert job.nodes_of(name)[-1] != "n2" or name not in lost
@@ -149,7 +149,7 @@ def test_a_step_is_retried_after_a_pause_if_slurm_is_unreachable(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("slurmstepd: error: *** STEP 7.3 ON n1 CANCELLED AT NOON DUE TO TIME LIMIT ***", "time"),
         ("slurmstepd: error: *** STEP 7.3 ON n1 CANCELLED AT NOON DUE TO PREEMPTION ***", "preempted"),
@@ -159,10 +159,10 @@ def test_a_step_is_retried_after_a_pause_if_slurm_is_unreachable(tmp_path):
         ),
     ],
 )
-def test_a_job_ended_by_the_batch_system_blames_no_member(tmp_path, text, why):
+def test_a_job_ended_by_the_batch_system_blames_no_member(tmp_path, text, reason):
     job = SlurmJob(tmp_path, {"a": {"epochs": 500}, "b": {"epochs": 500}}, retries=0)
     job.drive(fault=f"STEP|1|143|{text}")
-    assert (job.reason, job.whys("a") + job.whys("b")) == (why, [why, why])
+    assert (job.reason, job.whys("a") + job.whys("b")) == (reason, [reason, reason])
     assert all(member.active and not member.failures for member in job.progress().values())
 
 
@@ -208,7 +208,7 @@ def test_out_of_memory_is_tried_again_with_half_the_batch(tmp_path):
     steps = [e.data for e in job.events("step_started") if e.data["member"] == "big"]
     ends = [e.data for e in job.events("step_ended") if e.data["member"] == "big"]
     assert [step["batch_size"] for step in steps] == [64, 32, 16]
-    assert [end["why"] for end in ends] == ["out-of-memory", "out-of-memory", "finished"]
+    assert [end["reason"] for end in ends] == ["out-of-memory", "out-of-memory", "finished"]
     progress = job.progress()["big"]
     assert (progress.batch_size, progress.failures, job.trained("big")) == (16, 0, [1, 2])
 
@@ -236,14 +236,14 @@ def test_a_rank_that_exceeds_its_share_is_ended_with_its_peak(tmp_path):
     job = Job(tmp_path, members, memory=400 * 2**20, retries=0, options={"alpha": 0.0})
     job.drive()
     (end,) = (e.data for e in job.events("step_ended") if e.data["member"] == "greedy")
-    assert (end["why"], end["exit_code"], end["fault"]) == ("out-of-memory", 71, True)
+    assert (end["reason"], end["exit_code"], end["fault"]) == ("out-of-memory", 71, True)
     found = re.fullmatch(
-        r"out of memory: (\S+) GiB at its peak, and its share of the node is 0.20 GiB", end["cause"]
+        r"out of memory: (\S+) GiB at its peak, and its share of the node is 0.20 GiB", end["description"]
     )
     # It may be ended while it still fills its memory: all ranks together have 95 % of 0.39 GiB then.
     assert 0.25 < float(found[1]) < 0.6
-    assert job.progress()["greedy"].failed == end["cause"]
-    assert end["cause"] in job.run.log_of("greedy").read_text()
+    assert job.progress()["greedy"].failed == end["description"]
+    assert end["description"] in job.run.log_of("greedy").read_text()
     assert job.progress()["good"].converged
     assert len(job.steps("good")) == 1
 
@@ -252,8 +252,12 @@ def test_a_disk_full_for_a_trainer_ends_the_job_without_fault(tmp_path):
     job = Job(tmp_path, {"a": {"epochs": 9, "disk_full_after": 2}, "b": {"epochs": 20}}, retries=0)
     job.drive()
     ends = {e.data["member"]: e.data for e in job.events("step_ended")}
-    assert (ends["a"]["why"], ends["a"]["cause"], ends["a"]["fault"]) == ("disk-full", "disk full", False)
-    assert (job.reason, ends["b"]["why"]) == ("disk-full", "told")
+    assert (ends["a"]["reason"], ends["a"]["description"], ends["a"]["fault"]) == (
+        "disk-full",
+        "disk full",
+        False,
+    )
+    assert (job.reason, ends["b"]["reason"]) == ("disk-full", "told")
     assert all(member.active for member in job.progress().values())
     job.drive(number=1)
     assert job.trained("a") == list(range(1, 10))

@@ -130,7 +130,7 @@ def test_a_trainer_that_does_not_leave_is_killed_without_fault(tmp_path, monkeyp
     states = [(give("deaf", 0), give("good", 1)), (give("good", 0, 1),)]
     job.drive_by(Script(states, after(2.5)).planner, monkeypatch)
     ended = {event.data["member"]: event for event in job.events("step_ended")}
-    assert ended["deaf"].data["cause"] == "killed by SIGKILL"
+    assert ended["deaf"].data["description"] == "killed by SIGKILL"
     assert ended["deaf"].data["fault"] is False
     assert job.progress()["deaf"].failures == 0
     assert job.steps("good") == [1, 2]

@@ -10,7 +10,7 @@ import pytest
 from hetctl.model.errors import BadInputError
 from hetctl.model.exit_reason import ExitReason
 from hetctl.runtime.worker.member_trainer import StopSignal
-from hetctl.runtime.worker.reporting import why_failed
+from hetctl.runtime.worker.reporting import failure_reason
 
 
 class ResourceExhaustedError(Exception):
@@ -56,7 +56,7 @@ def test_after_the_deadline_not_even_a_part_is_begun():
 
 
 @pytest.mark.parametrize(
-    ("error", "why"),
+    ("error", "reason"),
     [
         (ValueError("no such layer"), ExitReason.PROGRAM_ERROR),
         (BadInputError("wrong"), ExitReason.PROGRAM_ERROR),
@@ -69,5 +69,5 @@ def test_after_the_deadline_not_even_a_part_is_begun():
         (chained(RuntimeError("cannot save"), OSError(errno.ENOSPC, "full")), ExitReason.DISK_FULL),
     ],
 )
-def test_full_memory_and_full_disk_differ_from_program_errors(error, why):
-    assert why_failed(error) is why
+def test_full_memory_and_full_disk_differ_from_program_errors(error, reason):
+    assert failure_reason(error) is reason

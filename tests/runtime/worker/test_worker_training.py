@@ -266,10 +266,10 @@ def test_no_epoch_is_started_that_would_not_fit(tmp_path):
 
 
 def test_a_stop_request_ends_an_epoch_early(tmp_path):
-    stop = StopSignal(lambda: "why", float("inf"))
+    stop = StopSignal(lambda: "reason", float("inf"))
     stopped = trainer(tmp_path / "m", {}, stop=stop)
     stopped.run()
-    assert stopped.events[-1] == ("stopped", {"reason": "why", "part_samples": 0})
+    assert stopped.events[-1] == ("stopped", {"reason": "reason", "part_samples": 0})
     assert weights(tmp_path / "m")[1].part_samples == 0
 
 

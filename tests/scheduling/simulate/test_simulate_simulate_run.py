@@ -30,7 +30,7 @@ def one_by_one(gpus: int) -> Planner:
 def test_the_best_planner_is_chosen_and_all_figures_are_given() -> None:
     choice = choose(ARRIVALS, SCENARIO, Options(), [one_by_one(1), one_by_one(4), one_by_one(2)])
     assert choice.planner.name == "by-4"
-    assert choice.why == "simulated makespan of each planner: by-4 0:01:10, by-2 0:01:57, by-1 0:03:30"
+    assert choice.reason == "simulated makespan of each planner: by-4 0:01:10, by-2 0:01:57, by-1 0:03:30"
 
 
 def test_of_equals_the_first_is_chosen() -> None:

@@ -15,7 +15,7 @@ ENDLESS = 2**64 - 1
 class Wait:
     """State in which no position can be claimed yet, and its reason."""
 
-    why: str
+    reason: str
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class Ring:
                 outcome = self._try_to_claim(wait)
             if not isinstance(outcome, Wait):
                 return outcome
-            wait.sleep(f"no position could be claimed: {outcome.why}")
+            wait.sleep(f"no position could be claimed: {outcome.reason}")
 
     def is_neglected(self) -> bool:
         """Return true if a position could be claimed now, but no process has claimed it."""
@@ -397,10 +397,10 @@ class _Waiting:
         self._timeout_s = timeout_s
         self._until = time.monotonic() + timeout_s
 
-    def sleep(self, why: str) -> None:
+    def sleep(self, reason: str) -> None:
         if time.monotonic() >= self._until:
             raise RingTimeoutError(
-                f"{self._path}: {why}, within {self._timeout_s:g} s",
+                f"{self._path}: {reason}, within {self._timeout_s:g} s",
                 "check for hanging processes on the node, or allow more time",
             )
         time.sleep(POLL_S)

@@ -114,7 +114,7 @@ def test_a_killed_script_goes_on_from_its_checkpoint(tmp_path, harm, cause):
     assert (done.code, project.epochs(RUN)) == (0, {"a": [1, 2, 3, 4]}), done
     first = next(e.data for e in project.driver_events(RUN) if e.kind == "step_ended")
     assert first["fault"]
-    told = [event["error"] for event in events(project, "failed")] or [first["cause"]]
+    told = [event["error"] for event in events(project, "failed")] or [first["description"]]
     assert told[0].endswith(cause)
     starts = [line for line in log_of(project).splitlines() if line.startswith("named before")]
     state = checkpoint_folder(read_spec(project.home.run(RUN)), "a") / "epochs.txt"

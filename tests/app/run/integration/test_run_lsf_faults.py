@@ -121,7 +121,7 @@ def test_a_job_that_the_site_ends(run, reason, state):
     job = run.start()
     run.cluster.ask("end", job=job, reason=reason)
     assert run.finish()[0] is state
-    assert run.jobs()[0].detail.startswith(reason.partition(":")[0])
+    assert run.jobs()[0].reason.startswith(reason.partition(":")[0])
 
 
 def test_a_job_that_lsf_forgets_while_it_trains(run):
@@ -155,7 +155,7 @@ def test_the_limit_of_lsf_ends_a_job(make_run):
     job = run.start("--chain")
     run.limit(job, 0.5)
     assert run.finish()[0] is JobState.TIMEOUT
-    assert run.jobs()[0].detail.startswith("TERM_RUNLIMIT")
+    assert run.jobs()[0].reason.startswith("TERM_RUNLIMIT")
     assert run.reasons() == set()
 
 

@@ -114,7 +114,7 @@ class Story:
         self._write(MEMBERS[0], "failed", error="no such layer")
         placement = [{"node": "n", "gpus": [0]}]
         self._write(DRIVER, "step_started", member=MEMBERS[0], gpus=1, placement=placement)
-        end = {"exit_code": 1, "why": "program-error", "cause": "no such layer", "fault": True}
+        end = {"exit_code": 1, "reason": "program-error", "description": "no such layer", "fault": True}
         self._write(DRIVER, "step_ended", member=MEMBERS[0], **end)
 
     def is_stored(self, state):
