@@ -114,7 +114,7 @@ class HopperOutcome:
         return math.fsum(record.end_s - record.start_s for record in self.records if record.lost)
 
     @property
-    def busy(self) -> float:
+    def gpu_busy_fraction(self) -> float:
         """Share of all workers' time until the makespan that was spent on completed units."""
         done_s = math.fsum(record.end_s - record.start_s for record in self.records if not record.lost)
         whole_s = len(self.units.workers) * self.makespan_s

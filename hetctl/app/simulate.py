@@ -53,9 +53,9 @@ class SimulateRequest:
     restart_s : float or None
         Seconds of each start except the first, instead of all times that were measured beside the
         rates. None: start-up, evaluation and checkpoints take as long as measured.
-    round_limit_s : int or None
+    wall_s : int or None
         Wall-clock limit of each job in seconds.
-    jobs : int or None
+    sample_members : int or None
         Number of members drawn from the ensemble's; None: each is there once.
     arrival_mean_s : float or None
         Mean of the exponential gaps between arrivals in seconds; None: all arrive at the start.
@@ -72,8 +72,8 @@ class SimulateRequest:
     planner: str = USUAL_PLANNER
     options: Mapping[str, Any] = field(default_factory=dict)
     restart_s: float | None = None
-    round_limit_s: int | None = None
-    jobs: int | None = None
+    wall_s: int | None = None
+    sample_members: int | None = None
     arrival_mean_s: float | None = None
     lockstep: bool = False
     node_mtbf_s: float | None = None
@@ -228,19 +228,21 @@ def _as_restarting(members: Sequence[Workload], restart_s: float | None) -> list
 
 
 def _arrivals(members: Sequence[Workload], request: SimulateRequest, seed: int) -> list[Arrival]:
-    """Return drawn jobs and arrivals, with separate random streams: the gaps do not change the jobs."""
-    jobs = list(members)
-    if request.jobs is not None:
-        drawn = random.Random(f"{seed}:jobs").choices(members, k=request.jobs)
-        jobs = [
+    """Return drawn members and arrivals, with separate random streams: the gaps do not change the members."""
+    chosen = list(members)
+    if request.sample_members is not None:
+        drawn = random.Random(f"{seed}:jobs").choices(members, k=request.sample_members)
+        chosen = [
             replace(member, name=f"{member.name}-{number:04d}", family=member.name)
             for number, member in enumerate(drawn, start=1)
         ]
     if request.arrival_mean_s is None:
-        return [Arrival(job) for job in jobs]
+        return [Arrival(member) for member in chosen]
     draw = random.Random(f"{seed}:arrivals")
-    gaps = [draw.expovariate(1 / request.arrival_mean_s) for _ in jobs[1:]]
-    return [Arrival(job, at_s) for job, at_s in zip(jobs, accumulate(gaps, initial=0.0), strict=False)]
+    gaps = [draw.expovariate(1 / request.arrival_mean_s) for _ in chosen[1:]]
+    return [
+        Arrival(member, at_s) for member, at_s in zip(chosen, accumulate(gaps, initial=0.0), strict=False)
+    ]
 
 
 def _search(members: Sequence[Workload], request: SimulateRequest, seed: int) -> SimulatedSearch | None:
@@ -254,7 +256,7 @@ def _search(members: Sequence[Workload], request: SimulateRequest, seed: int) ->
     if request.ensemble.search is None:
         return None
     for given, option in (
-        (request.jobs is not None, "--sample-members"),
+        (request.sample_members is not None, "--sample-members"),
         (request.arrival_mean_s is not None, "--arrival-mean"),
         (request.predicted, "--work predicted"),
     ):
@@ -279,7 +281,7 @@ def _beside_search(arrivals: Sequence[Arrival], ensemble: Ensemble, search: Simu
 def _scenario(request: SimulateRequest, gpus_per_node: int, seed: int) -> Scenario:
     return Scenario(
         cluster=Cluster.of_types({name: (gpus, gpus_per_node) for name, gpus in request.gpus.items()}),
-        timing=JobTiming(request.round_limit_s),
+        timing=JobTiming(request.wall_s),
         lockstep=request.lockstep,
         failures=Failures(request.node_mtbf_s, seed=seed) if request.node_mtbf_s else None,
     )

@@ -251,7 +251,7 @@ def _figures(outcome: HopperOutcome) -> HopperFigures:
         makespan_s=outcome.makespan_s,
         lower_bound_s=outcome.lower_bound_s,
         ratio=outcome.ratio,
-        gpu_busy_fraction=outcome.busy,
+        gpu_busy_fraction=outcome.gpu_busy_fraction,
         lost_s=outcome.lost_s,
         plan_seconds=outcome.plan_seconds,
         makespans_s=outcome.makespans_s,

@@ -70,7 +70,7 @@ def plan_options(function: F) -> F:
         ),
         click.option(
             "--ps-placement",
-            "placement",
+            "ps_placement",
             type=click.Choice(["local", "round-robin"]),
             default="local",
             show_default=True,
@@ -199,7 +199,7 @@ def _rows(outcome: PlanOutcome | SimulationOutcome) -> list[StageRow]:
             receive_s=stage.receive_s,
             bytes=stage.bytes,
             memory_bytes=stage.memory_bytes,
-            busy=stage.gpu_busy_fraction,
+            gpu_busy_fraction=stage.gpu_busy_fraction,
         )
         for number, worker in enumerate(outcome.virtual_workers)
         for stage in worker.stages

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hetctl.app.project import Project
     from hetctl.app.simulate import SimulateRequest, SimulationResult
 
-MOST_GPUS = MOST_JOBS = 1_000_000
+MOST_GPUS = MOST_MEMBERS = 1_000_000
 LEAST_MTBF_S = 600
 """Least mean time between failures in seconds: with less than a checkpoint interval no work is kept."""
 
@@ -55,17 +55,17 @@ LEAST_MTBF_S = 600
     help="Time of each restart, instead of the measured start-up, evaluation and checkpoints.",
 )
 @click.option(
-    "--round-limit",
     "--time",
-    "round_limit_s",
+    "--round-limit",
+    "wall_s",
     type=Duration(),
     help="Wall-clock limit of each job, such as 2h.",
 )
 @click.option(
     "--sample-members",
-    "jobs",
+    "sample_members",
     metavar="N",
-    type=click.IntRange(1, MOST_JOBS),
+    type=click.IntRange(1, MOST_MEMBERS),
     help="Simulate N members, drawn at random.",
 )
 @click.option(
@@ -165,7 +165,7 @@ def _fields(request: SimulateRequest, outcome: SimulationResult) -> dict[str, An
 
     fields: dict[str, Any] = encode(replace(outcome.simulation, intervals=()))
     del fields["intervals"]
-    of_scenario = ("restart_s", "round_limit_s", "jobs", "arrival_mean_s", "node_mtbf_s")
+    of_scenario = ("restart_s", "wall_s", "sample_members", "arrival_mean_s", "node_mtbf_s")
     return {
         "ensemble": request.ensemble.name,
         "site": outcome.site,

@@ -172,7 +172,7 @@ class HopWorkerUse:
     ----------
     visits, repeated : int
         Visits that are done, and those that were lost or undone.
-    busy, waiting : float
+    gpu_busy_fraction, waiting_fraction : float
         Shares of the time in visits that are done: in which it worked, and in which it waited for a state.
     hop_s : float or None
         Mean time of a transfer from another node in seconds; None if there was none.
@@ -181,8 +181,8 @@ class HopWorkerUse:
     worker: str
     visits: int
     repeated: int
-    busy: float
-    waiting: float
+    gpu_busy_fraction: float
+    waiting_fraction: float
     hop_s: float | None
 
 

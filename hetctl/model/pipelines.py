@@ -139,21 +139,21 @@ class PipelineUse:
     ----------
     slowest : str
         Node and GPU of the stage with the longest passes, which sets the pace.
-    busy : float
+    gpu_busy_fraction : float
         Share of its time in which that stage ran passes.
-    wave_wait : float
+    wave_wait_fraction : float
         Share of the first stages' time in which they waited for waves of other virtual workers (the clock
         distance D).
-    idle : float
+    idle_fraction : float
         Share of all stages' time without a pass for other reasons: the bubble.
     within_node, between_nodes : LinkBytes
         Bytes sent to ranks of the same node, and of others.
     """
 
     slowest: str
-    busy: float
-    wave_wait: float
-    idle: float
+    gpu_busy_fraction: float
+    wave_wait_fraction: float
+    idle_fraction: float
     within_node: LinkBytes
     between_nodes: LinkBytes
 
@@ -164,9 +164,9 @@ def pipeline_use(stages: Sequence[StageReport]) -> PipelineUse:
     firsts = [stage for stage in stages if stage.stage == 0]
     return PipelineUse(
         slowest=slowest.worker,
-        busy=_share([slowest.busy_s], [slowest.total_s]),
-        wave_wait=_share([one.wave_wait_s for one in firsts], [one.total_s for one in firsts]),
-        idle=_share([one.idle_s for one in stages], [one.total_s for one in stages]),
+        gpu_busy_fraction=_share([slowest.busy_s], [slowest.total_s]),
+        wave_wait_fraction=_share([one.wave_wait_s for one in firsts], [one.total_s for one in firsts]),
+        idle_fraction=_share([one.idle_s for one in stages], [one.total_s for one in stages]),
         within_node=_link_bytes(stage.within_node for stage in stages),
         between_nodes=_link_bytes(stage.between_nodes for stage in stages),
     )

@@ -128,7 +128,7 @@ class LiveMetrics:
         Samples/s of the whole group since the previous report.
     loss : float or None
         Loss of the last batch; None if ``train_fn`` does not report it.
-    busy : float or None
+    gpu_busy_fraction : float or None
         Share of its GPU, or of its cores, that rank 0 used since the previous report.
     ranks : tuple of RankShare
         Parts of all ranks of a group whose times are compared; empty for others.
@@ -140,5 +140,5 @@ class LiveMetrics:
     samples: int
     rate: float
     loss: float | None = None
-    busy: float | None = None
+    gpu_busy_fraction: float | None = None
     ranks: tuple[RankShare, ...] = ()

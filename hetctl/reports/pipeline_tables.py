@@ -44,9 +44,9 @@ def _members(pipelines: Sequence[PipelineStatus]) -> RenderableType:
             Text(printable(one.member)),
             describe_layout(one.layout),
             Text(printable(use.slowest if use else NONE)),
-            format_percent(use.busy if use else None),
-            format_percent(use.wave_wait if use else None),
-            format_percent(use.idle if use else None),
+            format_percent(use.gpu_busy_fraction if use else None),
+            format_percent(use.wave_wait_fraction if use else None),
+            format_percent(use.idle_fraction if use else None),
         )
     return table
 

@@ -108,8 +108,9 @@ hetctl hopper trace writes them to a file.</p>
 <th class="number">mean hop</th><th class="number">visits</th><th class="number">repeated</th></tr></thead>
 <tbody>
 {% for worker in status.hops.workers %}
-<tr><td>{{ worker.worker }}</td><td class="number">{{ worker.busy | percent }}</td>
-<td class="number">{{ worker.waiting | percent }}</td><td class="number">{{ worker.hop_s | seconds }}</td>
+<tr><td>{{ worker.worker }}</td><td class="number">{{ worker.gpu_busy_fraction | percent }}</td>
+<td class="number">{{ worker.waiting_fraction | percent }}</td>
+<td class="number">{{ worker.hop_s | seconds }}</td>
 <td class="number">{{ worker.visits }}</td><td class="number">{{ worker.repeated }}</td></tr>
 {% endfor %}
 </tbody>
@@ -184,9 +185,9 @@ idle.</p>
 <td class="number">{{ one.predicted_rate | rate }}</td>
 <td class="number">{{ (one.last.rate if one.last else none) | rate }}</td>
 <td>{{ use.slowest if use else "no epoch yet" }}</td>
-<td class="number">{{ (use.busy if use else none) | percent }}</td>
-<td class="number">{{ (use.wave_wait if use else none) | percent }}</td>
-<td class="number">{{ (use.idle if use else none) | percent }}</td></tr>
+<td class="number">{{ (use.gpu_busy_fraction if use else none) | percent }}</td>
+<td class="number">{{ (use.wave_wait_fraction if use else none) | percent }}</td>
+<td class="number">{{ (use.idle_fraction if use else none) | percent }}</td></tr>
 {% endfor %}
 </tbody>
 </table>

@@ -298,7 +298,7 @@ class StageRow:
     receive_s: float
     bytes: int
     memory_bytes: int
-    busy: float | None
+    gpu_busy_fraction: float | None
 
 
 def pipeline_table(
@@ -311,7 +311,7 @@ def pipeline_table(
     figures : sequence of (str, str)
         Names and values of the figures of all virtual workers.
     """
-    simulated = any(row.busy is not None for row in rows)
+    simulated = any(row.gpu_busy_fraction is not None for row in rows)
     headers = [
         ">virtual\nworker",
         "node:GPU",
@@ -325,7 +325,7 @@ def pipeline_table(
     for row in rows:
         cells = [format_ms(row.forward_s), format_ms(row.backward_s), format_ms(row.receive_s)]
         cells += [format_bytes(row.bytes), format_bytes(row.memory_bytes)]
-        cells += [format_percent(row.busy)] if simulated else []
+        cells += [format_percent(row.gpu_busy_fraction)] if simulated else []
         number = str(row.worker) if row.worker != before else ""
         table.add_row(number, Text(printable(row.gpu)), Text(printable(row.layers)), *cells)
         before = row.worker

@@ -186,7 +186,7 @@ def _live_table(status: RunStatus) -> list[RenderableType]:
             str(metrics.epoch),
             format_percent(metrics.position / metrics.samples if metrics.samples else None),
             format_metric(metrics.loss),
-            format_percent(metrics.busy),
+            format_percent(metrics.gpu_busy_fraction),
         )
     return [Text(), table, *_rank_table(alive)]
 
@@ -290,8 +290,8 @@ def _hop_workers(hops: HopStatus) -> RenderableType:
     for worker in hops.workers[:MOST_WORKERS]:
         table.add_row(
             Text(printable(worker.worker)),
-            format_percent(worker.busy),
-            format_percent(worker.waiting),
+            format_percent(worker.gpu_busy_fraction),
+            format_percent(worker.waiting_fraction),
             format_seconds(worker.hop_s),
             f"{worker.visits:,}",
             f"{worker.repeated:,}",

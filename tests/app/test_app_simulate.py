@@ -53,13 +53,13 @@ def test_what_was_measured_counts_unless_restarts_are_given(project: Project) ->
 
 
 def test_each_job_after_a_round_limit_restarts(project: Project) -> None:
-    limited = run_simulation(project, request(gpus=1, restart_s=2.0, round_limit_s=15)).simulation
+    limited = run_simulation(project, request(gpus=1, restart_s=2.0, wall_s=15)).simulation
     assert [i.restart_s for i in limited.intervals if i.member == "b"] == [0.0, 2.0, 2.0]
 
 
 def test_the_same_jobs_come_however_often(project: Project) -> None:
-    often = run_simulation(project, request(jobs=50, arrival_mean_s=1.0))
-    rarely = run_simulation(project, request(jobs=50, arrival_mean_s=1000.0))
+    often = run_simulation(project, request(sample_members=50, arrival_mean_s=1.0))
+    rarely = run_simulation(project, request(sample_members=50, arrival_mean_s=1000.0))
     assert often.arrivals.keys() == rarely.arrivals.keys()
     assert list(rarely.arrivals.values()) == pytest.approx([1000 * at for at in often.arrivals.values()])
     assert next(iter(often.arrivals.values())) == 0
@@ -82,8 +82,8 @@ def test_the_trace_has_exactly_what_was_promised(project: Project) -> None:
 
 
 def test_failing_nodes_lose_what_came_after_the_last_checkpoint(project: Project) -> None:
-    steady = run_simulation(project, request(jobs=40, restart_s=0.0)).simulation
-    failing = run_simulation(project, request(jobs=40, restart_s=0.0, node_mtbf_s=100.0)).simulation
+    steady = run_simulation(project, request(sample_members=40, restart_s=0.0)).simulation
+    failing = run_simulation(project, request(sample_members=40, restart_s=0.0, node_mtbf_s=100.0)).simulation
     assert failing.restarts > 0 == steady.restarts
     assert failing.makespan_s > steady.makespan_s
 

@@ -99,7 +99,7 @@ def test_a_plan_counts_waves_as_the_simulation_does(folder, policy):
     (folder.path / "cluster.yaml").write_text(slow)
     wishes = (*FILES, "--policy", policy, "--clock-distance", "1", "--ps-placement", "round-robin")
     planned, simulated = (succeeded(folder, command, *wishes) for command in ("plan", "simulate"))
-    assert (planned["clock_distance"], planned["placement"]) == (1, "round-robin")
+    assert (planned["clock_distance"], planned["ps_placement"]) == (1, "round-robin")
     assert planned["in_flight"] == simulated["in_flight"]
     assert planned["synchronisation_s"] == simulated["synchronisation_s"] > 0
     assert simulated["planned_throughput"] == planned["throughput"]

@@ -14,13 +14,13 @@ from hetctl.runtime.stages.stage_worker import BACKWARD, FORWARD, INFER
 
 def test_the_slowest_stage_has_the_longest_passes():
     use = pipeline_use(STAGES)
-    assert (use.slowest, use.busy) == ("n1:1", 0.8)
+    assert (use.slowest, use.gpu_busy_fraction) == ("n1:1", 0.8)
 
 
 def test_waits_are_those_of_first_stages_and_bubbles_of_all():
     use = pipeline_use(STAGES)
-    assert use.wave_wait == pytest.approx((1 + 3) / 20)
-    assert use.idle == pytest.approx((4 + 2 + 4 + 3) / 40)
+    assert use.wave_wait_fraction == pytest.approx((1 + 3) / 20)
+    assert use.idle_fraction == pytest.approx((4 + 2 + 4 + 3) / 40)
 
 
 def test_bytes_are_divided_by_link_and_content():
@@ -32,7 +32,7 @@ def test_bytes_are_divided_by_link_and_content():
 def test_stages_that_took_no_time_have_no_shares():
     idle = replace(STAGES[0], forward_s=0.0, backward_s=0.0, wave_wait_s=0.0, idle_s=0.0)
     use = pipeline_use([idle])
-    assert (use.busy, use.wave_wait, use.idle) == (0, 0, 0)
+    assert (use.gpu_busy_fraction, use.wave_wait_fraction, use.idle_fraction) == (0, 0, 0)
 
 
 def test_kinds_of_parameters_are_those_of_servers():

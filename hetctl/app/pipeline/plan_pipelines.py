@@ -29,7 +29,7 @@ class PipelineRequest:
         Minibatches in flight; None: the best number.
     clock_distance : int
         Largest number of waves that a virtual worker may be ahead of the slowest.
-    placement : str
+    ps_placement : str
         Placement of layers on parameter servers, as in `hetctl.methods.pipeline.sync_cost`.
     """
 
@@ -38,13 +38,13 @@ class PipelineRequest:
     policy: str
     in_flight: int | None = None
     clock_distance: int = 0
-    placement: str = LOCAL
+    ps_placement: str = LOCAL
     plan_seconds: float = 2.0
 
     @property
     def waves(self) -> Waves:
         """Synchronisation of virtual workers."""
-        return Waves(self.clock_distance, self.placement)
+        return Waves(self.clock_distance, self.ps_placement)
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class PlanOutcome:
     """
 
     policy: str
-    placement: str
+    ps_placement: str
     in_flight: int
     clock_distance: int
     bottleneck_s: float
@@ -126,7 +126,7 @@ class SimulationOutcome:
     """
 
     policy: str
-    placement: str
+    ps_placement: str
     in_flight: int
     clock_distance: int
     local_staleness: int
@@ -158,7 +158,7 @@ def plan_pipeline(request: PipelineRequest) -> PlanOutcome:
     layers, cluster, planned = _planned(request)
     return PlanOutcome(
         policy=planned.policy,
-        placement=request.placement,
+        ps_placement=request.ps_placement,
         in_flight=planned.in_flight,
         clock_distance=request.clock_distance,
         bottleneck_s=planned.bottleneck_s,
@@ -174,7 +174,7 @@ def plan_pipeline(request: PipelineRequest) -> PlanOutcome:
 def _wave_bytes(planned: PipelinePlan, layers: LayerProfile, nodes: int, waves: Waves) -> tuple[int, ...]:
     """Return the most bytes that waves and parameter servers take of the memory of each node."""
     workers, sizes = planned.virtual_workers, layers.parameter_bytes.tolist()
-    found = wave_bytes(workers, sizes, server_gpus(workers, sizes, nodes, waves.placement), waves.distance)
+    found = wave_bytes(workers, sizes, server_gpus(workers, sizes, nodes, waves.ps_placement), waves.distance)
     return tuple(found.get(node, 0) for node in range(nodes))
 
 
@@ -191,7 +191,7 @@ def simulate_pipeline(request: PipelineRequest, minibatches: int | None = None) 
     bounds = run.bounds
     return SimulationOutcome(
         policy=planned.policy,
-        placement=request.placement,
+        ps_placement=request.ps_placement,
         in_flight=bounds.in_flight,
         clock_distance=bounds.distance,
         local_staleness=bounds.local_staleness,

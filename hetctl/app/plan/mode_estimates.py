@@ -93,7 +93,7 @@ def _laid_out(context: PlanContext, pipelined: Sequence[PipelineMember]) -> dict
     for each in pipelined:
         name = each.member.name
         if texts[name] not in found:
-            found[texts[name]] = each.laid_out(replace(problems[name], seconds=seconds), cluster)
+            found[texts[name]] = each.laid_out(replace(problems[name], search_s=seconds), cluster)
     return {name: found[text] for name, text in texts.items()}
 
 

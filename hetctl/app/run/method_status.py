@@ -130,8 +130,8 @@ def _worker(name: str, own: Sequence[WorkerTotals], whole_s: float) -> HopWorker
         worker=name,
         visits=sum(each.done for each in own),
         repeated=sum(each.repeated for each in own),
-        busy=math.fsum(each.worked_s for each in own) / whole_s if whole_s else 0.0,
-        waiting=math.fsum(each.waited_s for each in own) / whole_s if whole_s else 0.0,
+        gpu_busy_fraction=math.fsum(each.worked_s for each in own) / whole_s if whole_s else 0.0,
+        waiting_fraction=math.fsum(each.waited_s for each in own) / whole_s if whole_s else 0.0,
         hop_s=math.fsum(each.hops_s for each in own) / hops if hops else None,
     )
 

@@ -64,7 +64,7 @@ class LoggedIteration:
     ----------
     time : float
         Time of the answer, in seconds since the epoch.
-    batches, seconds, cpu, memory
+    batches, compute_s, cpu, memory
         As in `Observation`.
     answer : tuple of int
         Batch sizes that the manager set.
@@ -78,7 +78,7 @@ class LoggedIteration:
 
     time: float
     batches: tuple[int, ...]
-    seconds: tuple[float, ...]
+    compute_s: tuple[float, ...]
     cpu: tuple[float, ...]
     memory: tuple[float, ...]
     answer: tuple[int, ...]
@@ -88,7 +88,7 @@ class LoggedIteration:
     @property
     def observations(self) -> list[Observation]:
         """Observations of all workers."""
-        fields = zip(self.batches, self.seconds, self.cpu, self.memory, strict=True)
+        fields = zip(self.batches, self.compute_s, self.cpu, self.memory, strict=True)
         return [Observation(*values) for values in fields]
 
 
@@ -267,7 +267,7 @@ def balance_history(
 
 def iteration_s(iterations: Sequence[LoggedIteration]) -> float:
     """Return the mean time in seconds of the slowest worker."""
-    return statistics.fmean(max(one.seconds) for one in iterations)
+    return statistics.fmean(max(one.compute_s) for one in iterations)
 
 
 def equal_batches_s(iterations: Sequence[LoggedIteration]) -> float:
@@ -291,12 +291,12 @@ class _LearntCurves:
     def __init__(self, first: LoggedIteration) -> None:
         self._history = StepTimeHistory(len(first.batches))
         self._noise = np.full(len(first.batches), FIRST_NOISE)
-        self._launch = LAUNCH_SHARE * np.array(first.seconds)
+        self._launch = LAUNCH_SHARE * np.array(first.compute_s)
         self._now = np.array(first.batches, float)
         self._seen = 0
 
     def add(self, iteration: LoggedIteration) -> None:
-        self._now, seconds = np.array(iteration.batches, float), np.array(iteration.seconds)
+        self._now, seconds = np.array(iteration.batches, float), np.array(iteration.compute_s)
         self._history.add(self._now, seconds, seconds)
         self._seen += 1
 

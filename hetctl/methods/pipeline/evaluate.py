@@ -170,7 +170,7 @@ class GroupingEvaluator:
         workers = self._workers(cuts, in_flight)
         if self._waves is None:
             return Evaluated(grouping, workers)
-        traffic = traffic_of(workers, self._layers, self._cluster, self._waves.placement)
+        traffic = traffic_of(workers, self._layers, self._cluster, self._waves.ps_placement)
         return Evaluated(grouping, workers, WaveSync(traffic, self._waves.distance))
 
     def _workers(self, cuts: Sequence[Sequence[Cut]], in_flight: int) -> tuple[VirtualWorker, ...]:

@@ -50,7 +50,7 @@ class PipelineProblem:
         Policy of grouping, one of `pipeline_plan.POLICIES`.
     in_flight : int or None
         Minibatches in flight, N_m; None: as many as are best.
-    seconds : float
+    search_s : float
         Search time in seconds.
     """
 
@@ -65,7 +65,7 @@ class PipelineProblem:
     policy: str = BEST
     waves: Waves = field(default_factory=Waves)
     in_flight: int | None = None
-    seconds: float = 2.0
+    search_s: float = 2.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _refuse_large_waves(
 
 def _planned(problem: PipelineProblem, cluster: PipelineCluster) -> PipelinePlan:
     """Return the plan with the given number of minibatches in flight, or with `SLACK` if there is memory."""
-    options = PipelineOptions(problem.in_flight, waves=problem.waves, seconds=problem.seconds)
+    options = PipelineOptions(problem.in_flight, waves=problem.waves, seconds=problem.search_s)
     planned = plan(problem.layers, cluster, problem.policy, options)
     for more in range(SLACK, 0, -1) if problem.in_flight is None else ():
         with suppress(InfeasibleError):
@@ -160,7 +160,7 @@ def layout_of(
     if len(workers) == 1:
         return PipelineLayout(workers, planned.in_flight, distance)
     sizes = problem.layers.parameter_bytes.tolist()
-    servers = server_gpus(planned.virtual_workers, sizes, nodes, problem.waves.placement)
+    servers = server_gpus(planned.virtual_workers, sizes, nodes, problem.waves.ps_placement)
     of_nodes = wave_bytes(planned.virtual_workers, sizes, servers, distance)
     return PipelineLayout(
         workers,

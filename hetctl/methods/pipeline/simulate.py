@@ -193,15 +193,15 @@ def simulate_plan(
     plan: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, waves: Waves, count: int
 ) -> PipelineRun:
     """Simulate a plan until each virtual worker has completed `count` waves, at least 2."""
-    pipelines = pipelines_of(plan, layers, cluster, waves.placement)
+    pipelines = pipelines_of(plan, layers, cluster, waves.ps_placement)
     return simulate_pipelines(pipelines, Bounds(plan.in_flight, waves.distance), count)
 
 
 def pipelines_of(
-    plan: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, placement: str
+    plan: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, ps_placement: str
 ) -> tuple[Pipeline, ...]:
-    """Return the virtual workers of a plan; `placement` is one of `PS_PLACEMENTS`."""
-    traffic = traffic_of(plan.virtual_workers, layers, cluster, placement)
+    """Return the virtual workers of a plan; `ps_placement` is one of `PS_PLACEMENTS`."""
+    traffic = traffic_of(plan.virtual_workers, layers, cluster, ps_placement)
     return tuple(Pipeline(_times(w), t) for w, t in zip(plan.virtual_workers, traffic, strict=True))
 
 

@@ -26,16 +26,16 @@ class Waves:
     ----------
     distance : int
         Clock distance D.
-    placement : str
+    ps_placement : str
         Placement of layers, one of `PS_PLACEMENTS`.
     """
 
     distance: int = 0
-    placement: str = LOCAL
+    ps_placement: str = LOCAL
 
 
 def traffic_of(
-    workers: Sequence[VirtualWorker], layers: LayerProfile, cluster: PipelineCluster, placement: str
+    workers: Sequence[VirtualWorker], layers: LayerProfile, cluster: PipelineCluster, ps_placement: str
 ) -> tuple[Traffic, ...]:
     """Return how each virtual worker uses the links between nodes and the parameter servers (8.1).
 
@@ -43,7 +43,7 @@ def traffic_of(
     link of its own to the server on its node. A server adds the updates that it receives to its weights.
     """
     sizes = [float(size) for size in layers.parameter_bytes]
-    servers = server_nodes(workers, sizes, len(cluster.nodes), placement)
+    servers = server_nodes(workers, sizes, len(cluster.nodes), ps_placement)
     return tuple(_traffic(worker, layers, cluster, servers) for worker in workers)
 
 
@@ -119,7 +119,7 @@ def _lanes(lanes: Iterable[Lane]) -> tuple[Lane, ...]:
 
 
 def server_nodes(
-    workers: Sequence[VirtualWorker], sizes: Sequence[float], nodes: int, placement: str
+    workers: Sequence[VirtualWorker], sizes: Sequence[float], nodes: int, ps_placement: str
 ) -> list[int]:
     """Return the node of the parameter server of each layer.
 
@@ -127,19 +127,19 @@ def server_nodes(
     ``local``: a layer goes to the node on which most virtual workers have it; ties are balanced. With Equal
     Distribution all have it on the same node, so that nothing crosses the network.
     """
-    if placement == LOCAL:
+    if ps_placement == LOCAL:
         return _nearest_servers(workers, sizes, nodes)
     with_parameters = accumulate((size > 0 for size in sizes), initial=0)
     return [count % nodes for count, _ in zip(with_parameters, sizes, strict=False)]
 
 
 def server_gpus(
-    workers: Sequence[VirtualWorker], sizes: Sequence[float], nodes: int, placement: str
+    workers: Sequence[VirtualWorker], sizes: Sequence[float], nodes: int, ps_placement: str
 ) -> list[Gpu]:
     """Return the GPU whose rank serves each layer: one on its node that trains it, if there is one."""
     stages = [stage for worker in workers for stage in worker.stages]
     found = []
-    for layer, node in enumerate(server_nodes(workers, sizes, nodes, placement)):
+    for layer, node in enumerate(server_nodes(workers, sizes, nodes, ps_placement)):
         trains = [s for s in stages if s.node == node and s.first <= layer <= s.last]
         server = (trains or [s for s in stages if s.node == node] or stages)[0]
         found.append((server.node, server.gpu))

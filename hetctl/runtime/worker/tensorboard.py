@@ -35,9 +35,9 @@ def figures_of_stages(stages: Sequence[StageReport]) -> Mapping[str, float]:
     use = pipeline_use(stages)
     sent = use.between_nodes
     return {
-        "pipeline/busy": use.busy,
-        "pipeline/wave_wait": use.wave_wait,
-        "pipeline/idle": use.idle,
+        "pipeline/busy": use.gpu_busy_fraction,
+        "pipeline/wave_wait": use.wave_wait_fraction,
+        "pipeline/idle": use.idle_fraction,
         "pipeline/bytes_between_nodes": float(sent.passes + sent.parameters),
     }
 

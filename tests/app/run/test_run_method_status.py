@@ -95,8 +95,10 @@ def test_shares_of_workers_are_those_of_the_time_of_visits():
         max(v.ended_at for v in visits if v.round == r) - min(v.began_at for v in visits if v.round == r)
         for r in (1, 2)
     )
-    assert sum(w.busy + w.waiting for w in hops.workers) == pytest.approx(done_s / whole_s)
-    waited = {w.worker for w in hops.workers if w.waiting}
+    assert sum(w.gpu_busy_fraction + w.waiting_fraction for w in hops.workers) == pytest.approx(
+        done_s / whole_s
+    )
+    waited = {w.worker for w in hops.workers if w.waiting_fraction}
     assert waited == {w.worker for w in hops.workers if w.hop_s is not None}
     assert {w.hop_s for w in hops.workers} <= {0.25, None}
 

@@ -20,7 +20,7 @@ NODES = (Node("n1", (0, 1)), Node("n2", (2, 3)))
 
 def problem(policy="np", memory=20_000, **how):
     layers = tuple(Layer(f"l{n}", {UNNAMED: 1.0}, {UNNAMED: 2.0}, 100, 1000) for n in range(4))
-    how = {"in_flight": 2, "seconds": 0.2, **how}
+    how = {"in_flight": 2, "search_s": 0.2, **how}
     return PipelineProblem(
         LayerProfile(layers), {UNNAMED: memory}, Links(1e6, 1.0, 1e-6, 1e-6), 8, policy=policy, **how
     )

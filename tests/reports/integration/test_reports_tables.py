@@ -243,7 +243,7 @@ def test_what_members_in_training_do_just_now_is_shown(make_run: MakeRun) -> Non
     run = make_run()
     assert "just now" not in "\n".join(show(status_table(run)))
     live_metrics = LiveMetrics(
-        time=0.0, epoch=7, position=50, samples=200, rate=1234.5, loss=0.25, busy=0.875
+        time=0.0, epoch=7, position=50, samples=200, rate=1234.5, loss=0.25, gpu_busy_fraction=0.875
     )
     busy, _ = run.members
     alive = replace(
@@ -251,7 +251,7 @@ def test_what_members_in_training_do_just_now_is_shown(make_run: MakeRun) -> Non
     )
     (shown,) = [line for line in show(status_table(alive)) if "25 %" in line]
     assert shown.split() == ["mlp", "1,234", "7", "25", "%", "0.25", "88", "%"]
-    unknown = replace(live_metrics, loss=None, busy=None)
+    unknown = replace(live_metrics, loss=None, gpu_busy_fraction=None)
     alive = replace(run, members=(replace(busy, state="training", live_metrics=unknown), *run.members[1:]))
     (shown,) = [line for line in show(status_table(alive)) if "25 %" in line]
     assert shown.split()[-2:] == ["-", "-"]

@@ -15,7 +15,9 @@ from hetctl.storage.run_files import STALE_S, read_live_metrics, write_live_metr
 
 PATIENCE_S = 60.0
 EVERY_S = 0.05
-LIVE_METRICS = LiveMetrics(time=1000.0, epoch=2, position=50, samples=100, rate=25.0, loss=0.5, busy=0.75)
+LIVE_METRICS = LiveMetrics(
+    time=1000.0, epoch=2, position=50, samples=100, rate=25.0, loss=0.5, gpu_busy_fraction=0.75
+)
 
 
 def wait_for(condition):
@@ -34,7 +36,7 @@ def test_live_metrics_have_position_and_rate_since_the_last():
         note(4, 10, 0.125)  # 20 samples later, in the next epoch
         first = wait_for(lambda: next((n for n, sign in enumerate(sent) if sign.epoch == 4), None))
         before, now = sent[first - 1 : first + 1]
-        assert (now.position, now.samples, now.loss, now.busy) == (10, 100, 0.125, 0.25)
+        assert (now.position, now.samples, now.loss, now.gpu_busy_fraction) == (10, 100, 0.125, 0.25)
         assert now.rate == pytest.approx(20 / (now.time - before.time))
         wait_for(lambda: sent[-1].rate == 0)
     number = len(sent)
