@@ -110,10 +110,15 @@ def test_the_fluid_time_needs_all_gpus_or_a_member_at_its_peak(
 ) -> None:
     works = [(work, envelope_of(curve, gpus)) for work, curve in members]
     time_s = fluid_time(works, gpus)
-    needed = sum(envelope.gpus_for(work / time_s)[0] for work, envelope in works)
+
+    def needed(time_s: float) -> float:
+        return sum(envelope.gpus_for(work / time_s)[0] for work, envelope in works)
+
     fastest = max(work / envelope.highest for work, envelope in works)
-    assert needed <= gpus * (1 + 1e-9)
-    assert needed == pytest.approx(gpus) or time_s == pytest.approx(fastest)
+    # A curve may be so flat that the rounding of a time is worth several GPUs.
+    rounding = 1e-12
+    assert needed(time_s * (1 + rounding)) <= gpus * (1 + 1e-9)
+    assert time_s == pytest.approx(fastest) or needed(time_s * (1 - rounding)) >= gpus * (1 - 1e-9)
 
 
 def test_nothing_left_takes_no_time() -> None:
