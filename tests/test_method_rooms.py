@@ -1,4 +1,4 @@
-"""Methods are whole: each can be deleted with its rooms and its entries, and the rest still loads."""
+"""Methods are whole: each can be deleted with its rooms and entries, and the rest still loads and trains."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from workbench import new_project, python_without_training
 
 PACKAGE = Path(__file__).parent.parent / "hetctl"
 
@@ -209,6 +210,30 @@ def test_the_rest_loads_without_a_method(method: str, tmp_path: Path) -> None:
     assert "Usage: hetctl" in text
     assert all(f"\n  {name} " not in text for name in commands_of(method))
     assert "\n  plan " in text
+
+
+@pytest.mark.parametrize("method", ROOMS)
+def test_the_rest_trains_without_a_method(method: str, tmp_path: Path) -> None:
+    """Nor do functions import anything that is gone, as far as data-parallel members need them."""
+    package = without(method, tmp_path)
+    environment = {
+        "PYTHONPATH": str(package.parent),
+        "HETCTL_SITE": "local",
+        "HETCTL_SLOT_LOCKS": os.environ["HETCTL_SLOT_LOCKS"],
+    }
+    python = python_without_training(tmp_path)
+    project = new_project(tmp_path / "project", python=python, environment=environment)
+    for line in (
+        "profile import rates.csv",
+        "plan",
+        "simulate --gpus 4",
+        "sites show local",
+        "submit --wait",
+        "status",
+        "report",
+    ):
+        done = project.hetctl(*line.split())
+        assert done.code == 0, done.stdout + done.stderr
 
 
 def test_a_driver_loads_no_method_before_it_needs_one() -> None:
