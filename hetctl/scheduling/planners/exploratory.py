@@ -146,11 +146,11 @@ def _go_on(request: Request, known: Known, most: int) -> tuple[dict[str, Parts],
 
 
 def _stage(workload: Workload, known: Known, kept: Parts) -> Allocation:
-    """Return the allocation of a member's next stage, on the first of the GPUs that it keeps."""
+    """Return the allocation of a member's next stage, on as few nodes as possible of those that it keeps."""
     size = sum(len(part.gpus) for part in kept)
     gpus = known.next_stage(workload, size) or size
     parts, left = list[Placement](), gpus
-    for part in kept:
+    for part in sorted(kept, key=lambda part: len(part.gpus), reverse=True):
         if left:
             parts.append(Placement(part.node, part.gpus[:left]))
             left -= len(parts[-1].gpus)

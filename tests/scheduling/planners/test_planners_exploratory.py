@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.simulation import Simulation
-from hetctl.model.site import Cluster
+from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Options, Request
+from hetctl.scheduling.planners.base import Decision, Held, Options, Request
 from hetctl.scheduling.planners.doubling import DOUBLING
 from hetctl.scheduling.planners.exploratory import EXPLORATORY, STAGE_S
 from hetctl.scheduling.simulate.engine import Engine
@@ -132,3 +133,16 @@ def test_an_explorer_keeps_its_stage_while_others_wait() -> None:
     pairs = [i for i in result.intervals if i.gpus == 2 and i.start_s < 4 * STAGE_S]
     assert len(pairs) >= 6
     assert all(i.end_s - i.start_s >= STAGE_S for i in pairs)
+
+
+def test_a_stage_has_no_more_nodes_than_it_needs() -> None:
+    nodes = (Node("n0", (0, 1, 2)), Node("n1", (0, 1, 2, 3, 4)))
+    large = Workload("large", dict.fromkeys(range(4, 9), 1.0), 1.0)
+    given = Allocation(
+        "large", 8, DATA_PARALLEL, 1.0, tuple(Placement(node.name, node.gpus) for node in nodes)
+    )
+    options = Options(exploration="each")
+    held = (Held(large, given, 0.0),)
+    request = Request((), (), 8, 0, options, held=held, cluster=nodes, now_s=900.0)
+    (stage,) = EXPLORATORY.decide(request).start
+    assert (stage.gpus, stage.placement) == (4, (Placement("n1", (0, 1, 2, 3)),))
