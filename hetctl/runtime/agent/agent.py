@@ -195,10 +195,10 @@ class Agent:
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_EVERY_S
             self._driver.send({})
-            self._sign_for_waiting()
+            self._send_heartbeats_of_waiting()
             self._watch_memory()
 
-    def _sign_for_waiting(self) -> None:
+    def _send_heartbeats_of_waiting(self) -> None:
         """Send heartbeats of ranks that wait for parts, as long as these come: they do not hang."""
         if self._staging and self._staging.bytes_read > self._bytes_staged:
             self._bytes_staged = self._staging.bytes_read
