@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hetctl.runtime.driver.worker_pool import URGENT
 from workbench import alive, wait_for
 
 from hetctl.cluster.launchers import LAUNCHERS
@@ -28,7 +27,7 @@ from hetctl.model.site import HEARTBEAT_EVERY_S, MEMBERS, NODES, Node, Queue, Si
 from hetctl.runtime.agent.messages import AgentAssignment, PartToStage, StageOrder
 from hetctl.runtime.data.part_files import write_manifest
 from hetctl.runtime.driver.exit_causes import exit_reason_of
-from hetctl.runtime.driver.rank_pool import RankPool
+from hetctl.runtime.driver.rank_pool import URGENT, RankPool
 from hetctl.runtime.transport import Address, connect
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage
 from hetctl.storage.paths import AgentFiles

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from hetctl.runtime.frameworks.keras_optimizer import update_in_turn
-from hetctl.runtime.worker.measuring.layer_memory import PoolMemory
+from hetctl.runtime.frameworks.tensorflow_memory import PoolMemory
 
 pytestmark = pytest.mark.training
 WEIGHTS, SIDE = 8, 1024

@@ -94,7 +94,7 @@ def test_status_shows_a_script_within_its_epoch(tmp_path):
     assert project.here("submit", "--gpus", "1", "--json").code == 0
 
     def live_metrics():
-        return project.here("status", "--json").json["members"][0]["heartbeat"]
+        return project.here("status", "--json").json["members"][0]["live_metrics"]
 
     wait_for(live_metrics)
     seen = live_metrics()
