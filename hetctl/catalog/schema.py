@@ -1,7 +1,8 @@
 """Tables of the catalog.
 
 Times are seconds since the epoch, durations seconds. A column `value` (or `spec`, `plan`) holds a whole
-value encoded by `hetctl.model.serialization`; the columns beside it exist for queries.
+value encoded by `hetctl.model.serialization`; the columns beside it, like the events, are for users' own
+queries (docs/files.md). By the events hetctl itself tells which ones of a run it has stored.
 Measurements and plans (points, plans) refer to their ensemble and site by name, without a foreign key, so
 that they survive changes of those.
 """
