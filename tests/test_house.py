@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -357,10 +357,12 @@ def test_every_name_of_a_module_is_used_or_has_a_reason():
     used |= {(entry.module, "FRAMEWORK") for entry in FRAMEWORKS.values()}
     names = [(module, *one) for module, tree in trees.items() for one in _defined_in(tree)]
     assert len(names) > 3000
+    readers = {module: _readers_in(tree) for module, tree in trees.items()}
     unused = {
         (module, name)
         for module, name, definition in names
-        if (module, name) not in used and not _is_used_beside(definition, name, trees[module])
+        if (module, name) not in used
+        and all(reader is definition for reader in readers[module].get(name, ()))
     }
     assert unused == USED_BY_OTHERS.keys()
 
@@ -398,10 +400,11 @@ def _used_of_others(tree, known):
             yield own[node.value.id], node.attr
 
 
-def _is_used_beside(definition, name, tree):
-    return any(
-        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)
-        for statement in tree.body
-        if statement is not definition
-        for node in ast.walk(statement)
-    )
+def _readers_in(tree):
+    """Return for each name the statements of a module that read it."""
+    readers = defaultdict(list)
+    for statement in tree.body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                readers[node.id].append(statement)
+    return readers
