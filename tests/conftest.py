@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,21 @@ class Lanes(LoadFileScheduling):
         if not _on_slurm(nodeid):
             return super()._split_scope(nodeid)
         return "slurm, longest" if any(name in nodeid for name in LONGEST) else "slurm"
+
+
+MAY_HAVE_TESTS: dict[str, Callable[[str], bool]] = {
+    "training": lambda text: "mark.training" in text,
+    "not training": lambda text: not re.search(r"^pytestmark = .*training", text, re.MULTILINE),
+}
+"""Functions from ``-m`` to whether a file of this text may have such tests."""
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Skip files without a test of the part that runs, whose imports take half of the collection."""
+    may_have = MAY_HAVE_TESTS.get(config.option.markexpr)
+    if may_have is None or not collection_path.name.startswith("test_"):
+        return None
+    return None if may_have(collection_path.read_text(encoding="utf-8")) else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
