@@ -154,19 +154,16 @@ def _steps_of(
     spec: RunSpec, script: JobScript, nodes: Sequence[Node], allocations: Sequence[Allocation]
 ) -> tuple[LaunchSpec, ...]:
     address, python = script.files.agents.address, spec.site.python or script.python
-    steps: dict[str, LaunchSpec] = {}
-    for allocation in allocations:
+    ensemble, site = spec.ensemble, spec.site
+    steps: list[LaunchSpec] = []
+    # The step of whole nodes is the same for all members.
+    for allocation in allocations[:1] if site.launch == NODES else allocations:
+        code = ensemble.member(allocation.member).code or ensemble.code
+        frameworks = ensemble.preloaded if site.launch == NODES else code.preloaded
         placement = {allocation.member: allocation.placement}
-        frameworks = _preloaded(spec, allocation.member)
-        for name, sets in sets_by_step(spec.site, nodes, round_prefix(0), placement).items():
-            steps[name] = agents_step(spec.site, name, sets, address, frameworks, python)
-    return tuple(steps.values())
-
-
-def _preloaded(spec: RunSpec, member: str) -> tuple[str, ...]:
-    """Return the frameworks that the agents of a member's step import: those of all on whole nodes."""
-    ensemble = spec.ensemble
-    return ensemble.preloaded if spec.site.launch == NODES else ensemble.of(ensemble.member(member)).preloaded
+        for name, sets in sets_by_step(site, nodes, round_prefix(0), placement).items():
+            steps.append(agents_step(site, name, sets, address, frameworks, python))
+    return tuple(steps)
 
 
 def _example(spec: RunSpec, node: Node) -> Allocation:

@@ -376,23 +376,12 @@ def test_a_second_sigterm_ends_a_rank_that_does_not_leave(job):
     assert (deaf.exit_code, deaf.signalled, deaf.got_sigterm) == (128 + signal.SIGTERM, True, True)
 
 
-def test_sigterm_ends_an_idle_rank(job):
-    job.start("first", 0)
-    job.end_of("first")
-    (pid,) = job.at_work("first")
-    os.kill(pid, signal.SIGTERM)
-    wait_for(lambda: job.rank_pool.reap() == [] and not job.rank_pool._slots)
-    job.start("second", 0)
-    (second,) = job.end_of("second")
-    assert second.exit_code == 0
-    assert job.at_work("second") != [pid]
-
-
-def test_an_idle_rank_that_dies_is_started_again(job):
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_an_idle_rank_that_ends_is_started_again(job, end):
     job.start("first", 0)
     job.end_of("first")
     (old,) = job.at_work("first")
-    os.kill(old, signal.SIGKILL)
+    os.kill(old, end)
     wait_for(lambda: job.rank_pool.reap() == [] and not job.rank_pool._slots)
     job.start("second", 0)
     (second,) = job.end_of("second")

@@ -192,13 +192,12 @@ def _save_beside(
     return saved_s + trained_s - steps * step_s
 
 
-class FullBatches:
-    """An endless epoch of only a loader's full batches; an epoch smaller than a batch is one batch."""
+class LoaderView:
+    """A loader's batches, presented in another way; its owner closes it."""
 
-    def __init__(self, loader: Loader, chunk: int) -> None:
+    def __init__(self, loader: Loader) -> None:
         self._loader = loader
-        self._chunk = min(chunk, loader.samples)
-        self.samples = NO_END
+        self.samples = loader.samples
         self.sample = loader.sample
 
     @property
@@ -212,6 +211,15 @@ class FullBatches:
 
     def close(self) -> None:
         """Do nothing: the loader's owner closes it."""
+
+
+class FullBatches(LoaderView):
+    """An endless epoch of only a loader's full batches; an epoch smaller than a batch is one batch."""
+
+    def __init__(self, loader: Loader, chunk: int) -> None:
+        super().__init__(loader)
+        self._chunk = min(chunk, loader.samples)
+        self.samples = NO_END
 
     def batches(self, _epoch: int, _start: int, _order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield batches without end."""
@@ -221,26 +229,12 @@ class FullBatches:
                     yield batch, chunk
 
 
-class TimedLoader:
+class TimedLoader(LoaderView):
     """A loader that records when it yielded its first batch."""
 
     def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self.samples = loader.samples
-        self.sample = loader.sample
+        super().__init__(loader)
         self.given_at = 0.0
-
-    @property
-    def waited_s(self) -> float:
-        """Time for which the trainer has waited for batches, in seconds."""
-        return self._loader.waited_s
-
-    def split(self, sizes: tuple[int, ...]) -> None:
-        """Split the loader's chunks by these sizes."""
-        self._loader.split(sizes)
-
-    def close(self) -> None:
-        """Do nothing: the loader's owner closes it."""
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield the loader's batches."""
