@@ -10,8 +10,13 @@ from hetctl.cli.output import print_json
 
 @click.command("advance")
 @click.argument("run", required=False)
-@click.option("--after-job", metavar="N", type=int, help="Number of the job that calls this at its end.")
-@click.option("--chain-behind", metavar="N", type=int, help="Number of the job that calls this at its start.")
+@click.option("--after-job", metavar="N", type=int, help="Go on after job N, which calls this at its end.")
+@click.option(
+    "--chain-behind",
+    metavar="N",
+    type=int,
+    help="Queue a job behind job N, which calls this at its start.",
+)
 @json_option
 def command(run: str | None, after_job: int | None, chain_behind: int | None, as_json: bool) -> None:
     """Collect the events of RUN (default: the newest) and submit its next job if one is needed.

@@ -46,13 +46,13 @@ def command() -> None:
     "--workers",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Step times: a CSV file with the columns worker,batch,seconds[,max_batch].",
+    help="Read step times from a CSV file with the columns worker,batch,seconds[,max_batch].",
 )
 @click.option(
     "--batch",
     metavar="N",
     type=click.IntRange(1, MOST_SAMPLES),
-    help="Samples of an iteration, of all workers together.",
+    help="Train on N samples in each iteration, on all workers together.",
 )
 @click.option(
     "--iterations",
@@ -60,21 +60,21 @@ def command() -> None:
     type=click.IntRange(1, MOST_ITERATIONS),
     default=100,
     show_default=True,
-    help="Iterations to simulate.",
+    help="Simulate N iterations.",
 )
 @click.option(
     "--algorithm",
     type=click.Choice(MANAGERS),
     default="curve",
     show_default=True,
-    help="Algorithm that sets the batches.",
+    help="Set the batches with this algorithm.",
 )
 @click.option(
     "--predictor",
     type=click.Choice(PREDICTORS),
     default="ema",
     show_default=True,
-    help="Predictor of speeds, for --algorithm cpu.",
+    help="Predict speeds with this predictor, for --algorithm cpu.",
 )
 @click.option(
     "--change",
@@ -82,7 +82,7 @@ def command() -> None:
     type=ChangeType(),
     metavar="ITERATION:FILE",
     multiple=True,
-    help="Step times from an iteration on: those in FILE. May be given several times.",
+    help="Use the step times in FILE from an iteration on. May be given several times.",
 )
 @click.option(
     "--jitter",
@@ -90,7 +90,7 @@ def command() -> None:
     type=click.FloatRange(0, 1),
     default=0.0,
     show_default=True,
-    help="Standard deviation of each worker's step time, as a share of it.",
+    help="Vary each worker's step time with this standard deviation, as a share of it.",
 )
 @click.option(
     "--seed",
@@ -98,7 +98,7 @@ def command() -> None:
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Seed of random numbers.",
+    help="Seed random numbers.",
 )
 @click.option(
     "--replay",

@@ -15,15 +15,15 @@ from hetctl.model.frameworks import FRAMEWORKS
     "--site",
     metavar="NAME|FILE",
     envvar="HETCTL_SITE",
-    help="Site: a name, or a file.  [default: the site of this machine]",
+    help="Check this site: a name, or a file.  [default: the site of this machine]",
 )
 @click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Queue or partition.")
 @click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Account that is charged.")
-@click.option("--job", is_flag=True, help="Also run a short job on two nodes, and wait for it.")
+@click.option("--job", is_flag=True, help="Run a short job on two nodes, too, and wait for it.")
 @click.option(
     "--framework",
     type=click.Choice(tuple(FRAMEWORKS)),
-    help="Framework whose all-reduce --job measures.  [default: the first that the nodes have]",
+    help="Measure the all-reduce of this framework with --job.  [default: the first that the nodes have]",
 )
 @json_option
 def command(
@@ -40,11 +40,11 @@ def command(
     if framework and not job:
         raise click.UsageError("--framework requires --job")
     from hetctl.app.doctor.doctor import examine
-    from hetctl.reports.site_tables import findings_table
+    from hetctl.reports.site_tables import doctor_table
 
     examination = examine(this_project(), site, account, queue, job=job, framework=framework)
     if as_json:
         print_json(examination, examination.failure)
     else:
-        print_table(findings_table(examination.site, examination.findings))
+        print_table(doctor_table(examination.site, examination.checks))
     exit_on_failure(examination.failure, as_json=as_json)

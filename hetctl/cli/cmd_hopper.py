@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hetctl.cli.options import OutputFile, Seconds, given_options, json_option, this_project
+from hetctl.cli.options import given_options, json_option, this_project
 from hetctl.cli.output import print_json, print_table, write_text
+from hetctl.cli.parameter_types import OutputFile, Seconds
 from hetctl.inputs.visit_log import MOST_EPOCHS
 
 if TYPE_CHECKING:
@@ -60,14 +61,14 @@ def _shared_options(command: F) -> F:
             type=click.Path(path_type=Path),
             metavar="FILE",
             required=True,
-            help="File with the seconds of each configuration on each partition.",
+            help="Read the seconds of each configuration on each partition from this file.",
         ),
         click.option(
             "--scheduler",
             metavar="NAME",
             default="best",
             show_default=True,
-            help="Scheduler: randomized, milp, approximate, or best.",
+            help="Schedule with randomized, milp, approximate, or best.",
         ),
         click.option(
             "--plan-seconds",
@@ -75,10 +76,10 @@ def _shared_options(command: F) -> F:
             type=Seconds(),
             default=0.8,
             show_default=True,
-            help="Time limit of a scheduler that searches.",
+            help="Stop a scheduler that searches after this time.",
         ),
         click.option(
-            "--seed", metavar="N", type=int, default=0, show_default=True, help="Seed of random choices."
+            "--seed", metavar="N", type=int, default=0, show_default=True, help="Seed random choices."
         ),
         click.option(
             "--parallelism",
@@ -86,7 +87,7 @@ def _shared_options(command: F) -> F:
             type=click.Choice(["hopper", "hybrid", "data-parallel", "auto"]),
             default="hopper",
             show_default=True,
-            help="Workers that train a configuration: one at a time, some together, or all; auto: the"
+            help="Train a configuration on one worker at a time, on some together, or on all; auto: on the"
             " cheapest that the rule for few configurations permits.",
         ),
         click.option(
@@ -95,7 +96,7 @@ def _shared_options(command: F) -> F:
             type=click.FloatRange(0, 1, min_open=True),
             default=1.0,
             show_default=True,
-            help="Share of the ideal rate that workers reach when they train together.",
+            help="Assume that workers that train together reach this share of the ideal rate.",
         ),
         click.option("--trace", type=OutputFile(), help="Write a line of JSON for each hop."),
         click.option("--report", type=OutputFile(), help="Write a page with a Gantt chart."),
@@ -125,7 +126,7 @@ def plan(trace: Path | None, report: Path | None, as_json: bool, **options: Any)
     "--epochs",
     metavar="N",
     type=click.IntRange(1, MOST_EPOCHS),
-    help="Epochs of every configuration.  [default: 1, or those of --replay]",
+    help="Train every configuration for N epochs.  [default: 1, or those of --replay]",
 )
 @click.option(
     "--outage",
@@ -133,7 +134,7 @@ def plan(trace: Path | None, report: Path | None, as_json: bool, **options: Any)
     type=OutageType(),
     metavar="WORKER@START-END",
     multiple=True,
-    help="Absence of a worker from START to END, such as w3@600-1200; w3@0-600 joins late, w3@600"
+    help="Take a worker away from START to END, such as w3@600-1200; w3@0-600 joins late, w3@600"
     " never returns. May be given several times.",
 )
 @click.option(
@@ -180,7 +181,7 @@ def simulate(
     type=OutputFile(),
     default="hops.jsonl",
     show_default=True,
-    help="File to write.",
+    help="Write this file.",
 )
 @json_option
 def trace(run: str | None, output: Path, as_json: bool) -> None:
@@ -227,7 +228,7 @@ def _show(outcome: HopperOutcome, trace: Path | None, report: Path | None, *, as
     if report:
         from hetctl.reports.simulation_page import render_hopper
 
-        write_text(report, render_hopper(figures, units.configs, units.workers, outcome.steps))
+        write_text(report, render_hopper(figures, units.configs, units.workers, outcome.tasks))
     if as_json:
         print_json(figures)
         return

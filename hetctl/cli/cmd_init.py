@@ -9,7 +9,7 @@ import click
 
 @click.command("init")
 @click.argument("folder", type=click.Path(path_type=Path), default=".")
-@click.option("--example", metavar="NAME", default="digits", show_default=True, help="Name of the example.")
+@click.option("--example", metavar="NAME", default="digits", show_default=True, help="Copy this example.")
 def command(folder: Path, example: str) -> None:
     """Create a project in FOLDER, by default this one, from an example.
 

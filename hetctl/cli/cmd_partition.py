@@ -19,7 +19,7 @@ MOST_PARTS = 10_000
     "--count",
     metavar="N",
     type=click.IntRange(1, MOST_PARTS),
-    help="Number of parts.  [default: that of the ensemble file]",
+    help="Make N parts.  [default: those of the ensemble file]",
 )
 @click.option(
     "--seed",
@@ -27,7 +27,7 @@ MOST_PARTS = 10_000
     type=click.IntRange(0),
     default=0,
     show_default=True,
-    help="Seed of random choices.",
+    help="Seed random choices.",
 )
 @click.option(
     "--replicas",

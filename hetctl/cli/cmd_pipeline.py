@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hetctl.cli.options import Seconds, json_option, this_project
+from hetctl.cli.options import json_option, this_project
 from hetctl.cli.output import exit_on_failure, print_json, print_table
+from hetctl.cli.parameter_types import Seconds
 from hetctl.model.errors import HetctlError
 
 if TYPE_CHECKING:
@@ -38,27 +39,27 @@ def plan_options(function: F) -> F:
             metavar="FILE",
             type=click.Path(path_type=Path),
             required=True,
-            help="Layer profile: CSV, or PipeDream's graph text.",
+            help="Read the layer profile: CSV, or PipeDream's graph text.",
         ),
         click.option(
             "--cluster",
             metavar="FILE",
             type=click.Path(path_type=Path),
             required=True,
-            help="Cluster file: GPU types, nodes and links.",
+            help="Read GPU types, nodes and links from this file.",
         ),
         click.option(
             "--policy",
             type=click.Choice(["np", "ed", "hd", "best"]),
             default="best",
             show_default=True,
-            help="Virtual workers: of one node (np), equal parts of all (ed), two types (hd), or the best.",
+            help="Form virtual workers of one node (np), equal parts of all (ed), two types (hd), or best.",
         ),
         click.option(
             "--in-flight",
             metavar="N",
             type=click.IntRange(1, MOST_IN_FLIGHT),
-            help="Minibatches in each virtual worker at a time.  [default: the best number]",
+            help="Keep N minibatches in each virtual worker at a time.  [default: the best number]",
         ),
         click.option(
             "--clock-distance",
@@ -66,7 +67,7 @@ def plan_options(function: F) -> F:
             type=click.IntRange(0, MOST_CLOCKS),
             default=0,
             show_default=True,
-            help="Waves by which a virtual worker may be ahead of the slowest.",
+            help="Let a virtual worker be N waves ahead of the slowest.",
         ),
         click.option(
             "--ps-placement",
@@ -74,7 +75,7 @@ def plan_options(function: F) -> F:
             type=click.Choice(["local", "round-robin"]),
             default="local",
             show_default=True,
-            help="Node whose parameter server holds a layer: where it is trained, or one after the other.",
+            help="Serve the parameters of a layer where it is trained, or on the nodes in turn.",
         ),
         click.option(
             "--plan-seconds",
@@ -82,7 +83,7 @@ def plan_options(function: F) -> F:
             type=Seconds(),
             default=2.0,
             show_default=True,
-            help="Time limit of the search for the best groups.",
+            help="Stop the search for the best groups after this time.",
         ),
     ]
     for option in reversed(options):
@@ -119,7 +120,7 @@ def plan(as_json: bool, **options: Any) -> None:
     "--minibatches",
     metavar="N",
     type=click.IntRange(1, MOST_MINIBATCHES),
-    help="Least number of minibatches of each virtual worker.  [default: enough for a steady state]",
+    help="Simulate N minibatches of each virtual worker at least.  [default: enough for a steady state]",
 )
 @json_option
 def simulate(as_json: bool, minibatches: int | None, **options: Any) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hetctl.cli.options import (
-    Seconds,
     ensemble_and_site,
     ensemble_option,
     given_options,
@@ -19,6 +18,7 @@ from hetctl.cli.options import (
     this_project,
 )
 from hetctl.cli.output import exit_on_failure, print_json, print_table
+from hetctl.cli.parameter_types import Seconds
 from hetctl.model.errors import MembersFailedError
 
 if TYPE_CHECKING:
@@ -201,7 +201,7 @@ def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool)
     metavar="FILE",
     type=click.File("w", lazy=True),
     default="-",
-    help="File to write.  [default: stdout]",
+    help="Write this file.  [default: stdout]",
 )
 def export_table(member: str | None, output: Any, **options: Any) -> None:
     """Write the rates as a CSV table that `hetctl profile import` reads.

@@ -25,7 +25,7 @@ from hetctl.cli.output import print_json
 @planner_options
 @sharing_option
 @click.option(
-    "--run", metavar="NAME", default="preview", show_default=True, help="Name of the run in the script."
+    "--run", metavar="NAME", default="preview", show_default=True, help="Name the run in the script."
 )
 @json_option
 def command(run: str, as_json: bool, **options: Any) -> None:

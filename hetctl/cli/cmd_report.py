@@ -19,7 +19,7 @@ from hetctl.cli.output import print_json, write_text
     type=click.Path(dir_okay=False, path_type=Path),
     default="report.html",
     show_default=True,
-    help="File to write.",
+    help="Write this file.",
 )
 @json_option
 def command(run: str | None, output: Path, as_json: bool) -> None:

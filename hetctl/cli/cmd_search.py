@@ -30,7 +30,7 @@ def command() -> None:
     type=click.IntRange(min=1),
     default=MOST_TRIALS,
     show_default=True,
-    help="Number of trials to show; --json has all.",
+    help="Show N trials; --json has all.",
 )
 @json_option
 def show(run: str | None, best: int, as_json: bool) -> None:
@@ -56,7 +56,7 @@ def show(run: str | None, best: int, as_json: bool) -> None:
     "-o",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="CSV file to write.  [default: stdout]",
+    help="Write this CSV file.  [default: stdout]",
 )
 @click.option(
     "--study",

@@ -7,18 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hetctl.cli.options import (
-    Duration,
-    GpusByType,
-    OutputFile,
-    Seconds,
-    ensemble_option,
-    given_options,
-    json_option,
-    planner_options,
-    this_project,
-)
+from hetctl.cli.options import ensemble_option, given_options, json_option, planner_options, this_project
 from hetctl.cli.output import print_json, print_table, write_text
+from hetctl.cli.parameter_types import Duration, GpusByType, OutputFile, Seconds
 
 if TYPE_CHECKING:
     from hetctl.app.project import Project
@@ -32,34 +23,35 @@ LEAST_MTBF_S = 600
 @click.command("simulate")
 @click.argument("name", required=False)
 @ensemble_option
+@click.option("--search", "search_file", metavar="FILE", help="Simulate the search of this ensemble file.")
 @click.option(
-    "--search", "search_file", metavar="FILE", help="Ensemble file with a search: simulate that one."
+    "--rates-of", "site", metavar="SITE", help="Use the rates of this site, if they were measured at several."
 )
 @click.option(
-    "--rates-of", "site", metavar="SITE", help="Site of the rates, if they were measured at several."
-)
-@click.option(
-    "--gpus", type=GpusByType(), required=True, help="GPUs of the cluster, such as 80 or v100:40,p100:40."
+    "--gpus",
+    type=GpusByType(),
+    required=True,
+    help="Simulate a cluster of 80 or v100:40,p100:40.",
 )
 @click.option(
     "--gpus-per-node",
     metavar="N",
     type=click.IntRange(1, MOST_GPUS),
-    help="GPUs of each node.  [default: the site's, or 4]",
+    help="Give each node N GPUs.  [default: the site's, or 4]",
 )
 @planner_options
 @click.option(
     "--restart-seconds",
     "restart_s",
     type=Seconds(least=0),
-    help="Time of each restart, instead of the measured start-up, evaluation and checkpoints.",
+    help="Charge each restart this time, instead of the measured start-up, evaluation and checkpoints.",
 )
 @click.option(
     "--time",
     "--round-limit",
     "wall_s",
     type=Duration(),
-    help="Wall-clock limit of each job, such as 2h.",
+    help="Limit each job to this wall-clock time, such as 2h.",
 )
 @click.option(
     "--sample-members",
@@ -72,27 +64,27 @@ LEAST_MTBF_S = 600
     "--arrival-mean",
     "arrival_mean_s",
     type=Seconds(),
-    help="Mean interval between arrivals, such as 500 or 10m.",
+    help="Let members arrive at this mean interval, such as 500 or 10m.",
 )
 @click.option(
     "--sharing",
     type=click.Choice(["none", "cached", "lockstep", "independent"]),
     default="independent",
     show_default=True,
-    help="Sharing of prepared samples; with lockstep a flotilla trains at the rate of its slowest member.",
+    help="Share prepared samples; with lockstep a flotilla trains at the rate of its slowest member.",
 )
 @click.option(
     "--node-mtbf",
     "node_mtbf_s",
     type=Seconds(least=LEAST_MTBF_S),
-    help="Mean time between failures of a node, such as 30d.",
+    help="Let each node fail after this mean time, such as 30d.",
 )
 @click.option(
     "--work",
     type=click.Choice(["clairvoyant", "predicted"]),
     default="clairvoyant",
     show_default=True,
-    help="Work left as planners see it: exact, or predicted from the loss so far.",
+    help="Tell planners the work left exactly, or as predicted from the loss so far.",
 )
 @click.option("--report", type=OutputFile(), help="Write a page with a Gantt chart.")
 @click.option("--trace", type=OutputFile(), help="Write a line of JSON for each interval of each member.")

@@ -54,7 +54,7 @@ NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode", "predict_rates"
     type=click.IntRange(min=0),
     default=2,
     show_default=True,
-    help="Failures that each member is forgiven until it finishes an epoch.",
+    help="Forgive each member N failures until it finishes an epoch.",
 )
 @click.option("--max-jobs", metavar="N", type=click.IntRange(min=1), help="Stop after N jobs.")
 @click.option("--max-rounds", metavar="N", type=click.IntRange(min=1), help="Stop after N rounds.")
@@ -70,7 +70,7 @@ NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode", "predict_rates"
 @click.option(
     "--modules",
     type=click.Choice(["kept", "edited"]),
-    help="Modules of an unfinished run: those of its submission, or the ones edited since.",
+    help="Continue an unfinished run with the modules of its submission, or with those edited since.",
 )
 @json_option
 @click.pass_context

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
+from hetctl.cli.parameter_types import Duration, Seconds
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import (
     HOP_SCHEDULERS,
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DAY_S = 86400
 OF_MODES = {
     "hop_scheduler": HOPPER,
     "policy": PIPELINE,
@@ -42,75 +40,6 @@ OF_MODES = {
     "ps_placement": PIPELINE,
 }
 """Options of planning that only one mode has, or auto."""
-
-
-class PlannerOption(click.Option):
-    """``--planner``, whose help names the planners there are."""
-
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the option with its help; planners are imported for it alone, as that takes 0.1 s."""
-        from hetctl.app.plan.planner_names import planner_names
-
-        self.help = f"Planner: {', '.join(planner_names())}, or auto (the best of all in a simulation)."
-        return super().get_help_record(ctx)
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """Option ``2h``, ``90m`` or ``1:30:00``: seconds as an int."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse by the rule of the file readers."""
-        from hetctl.inputs.quantities import parse_duration
-
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_duration(value)
-        except BadInputError as error:
-            self.fail("; ".join(filter(None, (error.message, error.hint))), param, ctx)
-
-
-class Seconds(click.ParamType):  # type: ignore[type-arg]
-    """Option ``500``, ``2.5``, ``10m`` or ``30d``: seconds as a float.
-
-    Parameters
-    ----------
-    least : float or None
-        Smallest permitted value; None: anything above 0.
-    """
-
-    name = "seconds"
-
-    def __init__(self, least: float | None = None) -> None:
-        self.least = least
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse a number, or any other form of a time."""
-        try:
-            seconds = float(value)
-        except ValueError:
-            days = value.removesuffix("d")
-            seconds = DAY_S * int(days) if days.isdecimal() else Duration().convert(value, param, ctx)
-        if not math.isfinite(seconds) or seconds < (self.least or 0) or (self.least is None and not seconds):
-            rule = "above 0" if self.least is None else f"at least {self.least:g}"
-            self.fail(f"{value} is not a time of {rule} seconds", param, ctx)
-        return seconds
-
-
-class OutputFile(click.Path):
-    """Option for a file to be written at the end, in an existing folder."""
-
-    def __init__(self) -> None:
-        super().__init__(dir_okay=False, writable=True, path_type=Path)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Raise BadInputError at once for a file that could not be written later."""
-        path = Path(str(super().convert(value, param, ctx)))
-        if not path.parent.is_dir():
-            self.fail(f"there is no folder {path.parent}", param, ctx)
-        return path
 
 
 def this_project() -> Project:
@@ -133,21 +62,15 @@ def given_options(context: click.Context) -> list[str]:
     return [name for name in context.params if context.get_parameter_source(name) is written]
 
 
-class GpusByType(click.ParamType):  # type: ignore[type-arg]
-    """Option ``80``, or ``v100:40,p100:40``: GPUs by type, "" if there is only one."""
+class PlannerOption(click.Option):
+    """``--planner``, whose help names the planners there are."""
 
-    name = "gpus"
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option with its help; planners are imported for it alone, as that takes 0.1 s."""
+        from hetctl.app.plan.planner_names import planner_names
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
-        """Parse by the rule of the file readers."""
-        from hetctl.inputs.quantities import parse_gpus
-
-        if isinstance(value, dict):
-            return value
-        try:
-            return parse_gpus(value)
-        except BadInputError as error:
-            self.fail("; ".join(filter(None, (error.message, error.hint))), param, ctx)
+        self.help = f"Plan with {', '.join(planner_names())}, or auto (the best of all in a simulation)."
+        return super().get_help_record(ctx)
 
 
 def json_option(command: F) -> F:
@@ -162,7 +85,7 @@ def ensemble_option(command: F) -> F:
         "--ensemble",
         metavar="FILE|NAME",
         envvar="HETCTL_ENSEMBLE",
-        help="Ensemble file, or a name in the catalog.  [default: ensemble.yaml]",
+        help="Use this ensemble file, or a name in the catalog.  [default: ensemble.yaml]",
     )(command)
 
 
@@ -173,7 +96,7 @@ def site_option(command: F) -> F:
         "--site",
         metavar="NAME|FILE",
         envvar="HETCTL_SITE",
-        help="Site: a name, or a file.  [default: the site of this machine]",
+        help="Use this site: a name, or a file.  [default: the site of this machine]",
     )(command)
 
 
@@ -186,21 +109,21 @@ def site_options(command: F) -> F:
             metavar="N",
             type=click.IntRange(min=1),
             envvar="HETCTL_GPUS",
-            help="GPUs (or slots) of each job.",
+            help="Request N GPUs (or slots) for each job.",
         ),
         click.option(
             "--time",
             type=Duration(),
             envvar="HETCTL_TIME",
-            help="Wall-clock limit of each job, such as 2h, 90m or 1:30:00.",
+            help="Limit each job to this wall-clock time, such as 2h, 90m or 1:30:00.",
         ),
-        click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Queue or partition."),
-        click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Account that is charged."),
+        click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Use this queue or partition."),
+        click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Charge this account."),
         click.option(
             "--launch",
             type=click.Choice(["nodes", "members"]),
             envvar="HETCTL_LAUNCH",
-            help="Steps in a job: one on all nodes, or one for each member and round.  [default: the site's]",
+            help="Start one step on all nodes, or one for each member and round.  [default: the site's]",
         ),
     ]
     return _add(options, command)
@@ -215,47 +138,47 @@ def planner_options(command: F) -> F:
             metavar="NAME",
             default=USUAL_PLANNER,
             show_default=True,
-            help="Planner.",
+            help="Plan with this planner.",
         ),
         click.option(
             "--objective",
             type=click.Choice(["makespan", "mean-jct"]),
-            help="Time to minimise: of the whole run, or of members on average.  [default: makespan]",
+            help="Minimise the time of the whole run, or of members on average.  [default: makespan]",
         ),
         click.option(
             "--delta",
             metavar="RATE",
             type=float,
-            help="Largest difference of rates in a flotilla, in samples/s.",
+            help="Allow this difference of rates in a flotilla, in samples/s.",
         ),
         click.option(
             "--relative-delta",
             metavar="SHARE",
             type=float,
-            help="The same, as a share of the fastest rate.  [default: 0.12]",
+            help="Allow this difference, as a share of the fastest rate.  [default: 0.12]",
         ),
         click.option(
             "--alpha",
             metavar="SHARE",
             type=float,
-            help="Share of active GPUs below which a flotilla stops.  [default: 0.8]",
+            help="Stop a flotilla below this share of active GPUs.  [default: 0.8]",
         ),
         click.option(
             "--max-permutations",
             metavar="N",
             type=int,
-            help="Orders to try when packing members.  [default: 1024]",
+            help="Try N orders when packing members.  [default: 1024]",
         ),
         click.option(
             "--plan-seconds",
             metavar="SECONDS",
             type=Seconds(),
-            help="Time limit of a planner that searches.  [default: 2]",
+            help="Stop a planner that searches after this time.  [default: 2]",
         ),
         click.option(
             "--exploration",
             type=click.Choice(["shared", "each"]),
-            help="Exploration of rates: shared by alike members, or by each for itself.  [default: shared]",
+            help="Explore rates once for alike members, or for each by itself.  [default: shared]",
         ),
         click.option(
             "--mix-types",
@@ -267,9 +190,9 @@ def planner_options(command: F) -> F:
         click.option(
             "--balance",
             type=click.Choice(BALANCE_MODES),
-            help="Batch sizes that follow the speeds of a member's GPUs.  [default: the ensemble's]",
+            help="Let batch sizes follow the speeds of a member's GPUs.  [default: the ensemble's]",
         ),
-        click.option("--seed", metavar="N", type=int, help="Seed of random choices.  [default: 0]"),
+        click.option("--seed", metavar="N", type=int, help="Seed random choices.  [default: 0]"),
     ]
     return _add(options, command)
 
@@ -279,8 +202,7 @@ def sharing_option(command: F) -> F:
     return click.option(
         "--sharing",
         type=click.Choice(["cached", "lockstep", "none"]),
-        help="Sharing of prepared samples among the members on a node.  [default: cached; none with --mode"
-        " hopper]",
+        help="Share prepared samples on a node.  [default: cached; none with --mode hopper]",
     )(command)
 
 
@@ -301,36 +223,36 @@ def mode_options(command: F) -> F:
             type=click.Choice(["data-parallel", "hopper", "pipeline", "auto"]),
             default="data-parallel",
             show_default=True,
-            help="Mode of training: all members data-parallel, all hopping over partitions, or all as"
-            " pipelines; auto: for each member the one that suits it.",
+            help="Train all members data-parallel, all hopping over partitions, or all as pipelines;"
+            " auto: each in the mode that suits it.",
         ),
         click.option(
             "--hop-scheduler",
             type=click.Choice(HOP_SCHEDULERS),
-            help="Scheduler of members that hop.  [default: best]",
+            help="Schedule members that hop with this algorithm.  [default: best]",
         ),
         click.option(
             "--policy",
             type=click.Choice(PIPELINE_POLICIES),
-            help="Virtual workers of pipelines: of one node (np), equal parts of all (ed), two types (hd), or"
-            " the best.  [default: best]",
+            help="Form virtual workers of one node (np), equal parts of all (ed), two types (hd), or best."
+            "  [default: best]",
         ),
         click.option(
             "--in-flight",
             metavar="N",
             type=click.IntRange(1),
-            help="Minibatches in each virtual worker at a time.  [default: the best number]",
+            help="Keep N minibatches in each virtual worker at a time.  [default: the best number]",
         ),
         click.option(
             "--clock-distance",
             metavar="N",
             type=click.IntRange(0),
-            help="Waves by which a virtual worker may be ahead of the slowest.  [default: 0]",
+            help="Let a virtual worker be N waves ahead of the slowest.  [default: 0]",
         ),
         click.option(
             "--ps-placement",
             type=click.Choice(PS_PLACEMENTS),
-            help="Node whose parameter server holds a layer: where it is trained, or one after the other."
+            help="Serve the parameters of a layer where it is trained, or on the nodes in turn."
             "  [default: local]",
         ),
     ]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pipelined_run import step_started
+from pipelined_run import task_started
 from workbench import new_project
 
 from hetctl.app.plan import planning
@@ -539,7 +539,7 @@ def test_a_check_says_which_weights_were_too_old(tmp_path):
     folder = project.home.run(submitted(project, "--mode", "auto").run)
     refused = project.here("pipeline", "check")
     assert (refused.code, "has trained a wave" in refused.stderr) == (2, True)
-    EventWriter(folder.events, DRIVER, 0).write("step_started", **step_started(member="giant"))
+    EventWriter(folder.events, DRIVER, 0).write("task_started", **task_started(member="giant"))
     log = WaveRecorder(folder.waves / "giant-000.jsonl", 0)
     log.write(WaveRecord(1, 0, 0, 0, 1, (0, 0, 1), (0, 0, 0)))
     (check,) = project.here("pipeline", "check", "--json").json["checks"]
