@@ -27,17 +27,17 @@ class CheckResult:
 
     Parameters
     ----------
-    fix : str
+    hint : str
         Action that resolves a warning or failure.
     """
 
-    check: str
-    outcome: CheckStatus
-    found: str
-    fix: str = ""
-    blame: FaultDomain = FaultDomain.SITE
+    name: str
+    status: CheckStatus
+    message: str
+    hint: str = ""
+    fault_domain: FaultDomain = FaultDomain.SITE
 
 
-def first_failure(findings: tuple[CheckResult, ...]) -> CheckResult | None:
+def first_failure(checks: tuple[CheckResult, ...]) -> CheckResult | None:
     """Return the first failure: causes are checked before their consequences."""
-    return next((finding for finding in findings if finding.outcome is CheckStatus.FAILED), None)
+    return next((check for check in checks if check.status is CheckStatus.FAILED), None)

@@ -1,4 +1,4 @@
-"""Terminal output for sites: their list, the keys of one, its check, and the findings about it."""
+"""Terminal output for sites: their list, the keys of one, the rendered cases, and results of `doctor`."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ def check_table(site: str, cases: Sequence[str]) -> RenderableType:
     )
 
 
-def findings_table(site: str, findings: Sequence[CheckResult]) -> RenderableType:
-    """Return a table of the findings about a site, with fixes below those that need one."""
-    table = ruled_table("check", "outcome", f"site {printable(site)}", gap=1, fold=f"site {printable(site)}")
-    for finding in findings:
-        text = Text(printable(finding.found))
-        if finding.fix:
-            text.append(f"\nto fix: {printable(finding.fix)}", "dim")
-        table.add_row(Text(finding.check), Text(finding.outcome.value, STYLES[finding.outcome]), text)
-    return Group(table, Text(), _summary(findings))
+def doctor_table(site: str, checks: Sequence[CheckResult]) -> RenderableType:
+    """Return a table of the checks of a site, with fixes below those that need one."""
+    table = ruled_table("check", "status", f"site {printable(site)}", gap=1, fold=f"site {printable(site)}")
+    for check in checks:
+        text = Text(printable(check.message))
+        if check.hint:
+            text.append(f"\nto fix: {printable(check.hint)}", "dim")
+        table.add_row(Text(check.name), Text(check.status.value, STYLES[check.status]), text)
+    return Group(table, Text(), _summary(checks))
 
 
-def _summary(findings: Sequence[CheckResult]) -> Text:
-    counts = {outcome: sum(finding.outcome is outcome for finding in findings) for outcome in CheckStatus}
-    return Text(", ".join(f"{count} {outcome.value}" for outcome, count in counts.items()))
+def _summary(checks: Sequence[CheckResult]) -> Text:
+    counts = {status: sum(check.status is status for check in checks) for status in CheckStatus}
+    return Text(", ".join(f"{count} {status.value}" for status, count in counts.items()))
 
 
 def _place(key: SiteKey, marks: Mapping[str, str]) -> str:

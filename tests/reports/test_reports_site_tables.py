@@ -6,7 +6,7 @@ from rich.console import Console
 
 from hetctl.model.check_result import CheckResult, CheckStatus
 from hetctl.model.site import SiteKey
-from hetctl.reports.site_tables import findings_table, keys_table
+from hetctl.reports.site_tables import doctor_table, keys_table
 
 
 def show(renderable) -> list[str]:
@@ -35,11 +35,11 @@ def test_measured_links_have_a_date_instead_of_a_file():
 
 
 def test_findings_say_what_to_fix_and_hide_control_characters():
-    findings = [
+    checks = [
         CheckResult("commands", CheckStatus.OK, "sbatch"),
         CheckResult("queue main", CheckStatus.FAILED, "none\x1b[31m of this name", "correct `queues`"),
     ]
-    lines = show(findings_table("lab", findings))
+    lines = show(doctor_table("lab", checks))
     assert any(line.split() == ["queue", "main", "failed", "none", "of", "this", "name"] for line in lines)
     assert any(line.strip() == "to fix: correct `queues`" for line in lines)
     assert lines[-1].strip() == "1 ok, 0 warning, 1 failed"

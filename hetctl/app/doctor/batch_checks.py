@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hetctl.app.doctor.sample_jobs import cases_of, script_of
-from hetctl.app.doctor.site_checks import account_finding, node_finding, queue_finding
+from hetctl.app.doctor.site_checks import account_check, node_check, queue_check
 from hetctl.app.project import Project
 from hetctl.cluster.batch import queue_info
 from hetctl.cluster.batch.command import Answer, CommandRunner
@@ -21,7 +21,7 @@ from hetctl.model.site import Site
 
 
 def local_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
-    """Yield the finding for local jobs, which are processes."""
+    """Yield the result for local jobs, which are processes."""
     yield CheckResult("batch system", CheckStatus.OK, "jobs are local processes")
 
 
@@ -29,7 +29,7 @@ def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
     """Query Slurm about itself, its queues, its nodes and the user's accounts, and test a script."""
     answers = _answers(site, ["scontrol", "ping"], "Slurm's controller answers")
     yield answers
-    if answers.outcome is CheckStatus.FAILED:
+    if answers.status is CheckStatus.FAILED:
         return
     qos = site.queue_option == "qos"
     ask, read = (
@@ -41,7 +41,7 @@ def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
     used = _used_queue(site)
     nodes = run_command(site, queue_info.nodes_command(None if qos else used))
     groups = queue_info.parse_nodes_of_partition(nodes.stdout)
-    yield node_finding(site, used, groups)
+    yield node_check(site, used, groups)
     yield _account(site)
     yield dry_run(project, site)
 
@@ -50,7 +50,7 @@ def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: 
     """Query LSF about itself and its queues; it cannot test a script without submitting it."""
     answers = _answers(site, ["bqueues"], "LSF answers")
     yield answers
-    if answers.outcome is not CheckStatus.FAILED:
+    if answers.status is not CheckStatus.FAILED:
         yield from _queues(site, queue_info.lsf_queue_command, queue_info.parse_lsf_queue)
 
 
@@ -75,7 +75,7 @@ def _queues(
     for name in dict.fromkeys(queue.name for queue in site.queues):
         # A query that fails gives output without facts.
         facts = read(run_command(site, ask(name)).stdout, name)
-        yield queue_finding(site, name, name == _used_queue(site), facts)
+        yield queue_check(site, name, name == _used_queue(site), facts)
 
 
 def _used_queue(site: Site) -> str:
@@ -91,7 +91,7 @@ def _account(site: Site) -> CheckResult:
     if answer.code != 0:
         found = f"not checked: {answer.error_tail}"
         return CheckResult("account", CheckStatus.WARNING, found, "a site without accounting has no accounts")
-    return account_finding(site.account, queue_info.parse_accounts(answer.stdout))
+    return account_check(site.account, queue_info.parse_accounts(answer.stdout))
 
 
 def _answers(site: Site, command: Sequence[str], well: str) -> CheckResult:

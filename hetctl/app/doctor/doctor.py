@@ -12,10 +12,10 @@ from pathlib import Path
 from hetctl.app.doctor.batch_checks import run_command
 from hetctl.app.doctor.probe_job import probed
 from hetctl.app.doctor.site_checks import (
-    ability_finding,
-    command_findings,
+    ability_check,
+    command_checks,
     filesystem_of,
-    place_finding,
+    place_check,
 )
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
@@ -42,7 +42,7 @@ ERRORS: dict[FaultDomain, type[HetctlError]] = {
 
 @dataclass(frozen=True)
 class Examination:
-    """Findings about a site, causes before consequences.
+    """Results of the checks of a site, causes before consequences.
 
     Parameters
     ----------
@@ -51,16 +51,16 @@ class Examination:
     """
 
     site: str
-    findings: tuple[CheckResult, ...]
+    checks: tuple[CheckResult, ...]
     all_reduce: tuple[AllReduce, ...] = ()
 
     @property
     def failure(self) -> HetctlError | None:
         """Error of the first failure, which may have caused the others; None if nothing failed."""
-        failed = first_failure(self.findings)
+        failed = first_failure(self.checks)
         if failed is None:
             return None
-        return ERRORS[failed.blame](f"site {self.site}: {failed.check}: {failed.found}", failed.fix)
+        return ERRORS[failed.fault_domain](f"site {self.site}: {failed.name}: {failed.message}", failed.hint)
 
 
 def examine(
@@ -87,19 +87,19 @@ def examine(
     site = project.site(name)
     site = replace(site, account=account or site.account, queue=queue or site.queue)
     job_size(site, None, None, None)
-    findings = [CheckResult("site file", CheckStatus.OK, f"site {site.name} is well formed")]
-    findings += command_findings(site, shutil.which)
-    reachable = first_failure(tuple(findings)) is None
+    checks = [CheckResult("site file", CheckStatus.OK, f"site {site.name} is well formed")]
+    checks += command_checks(site, shutil.which)
+    reachable = first_failure(tuple(checks)) is None
     if reachable:
-        findings += batch_findings(project, site)
+        checks += batch_checks(project, site)
     home = project.home.path
-    findings.append(place_finding(site, home, filesystem_of(home, MOUNTS.read_text(encoding="utf-8"))))
-    findings.append(ability_finding(home))
-    findings += python_findings(site)
-    if not job or first_failure(tuple(findings)) is not None:
-        return Examination(site.name, tuple(findings))
+    checks.append(place_check(site, home, filesystem_of(home, MOUNTS.read_text(encoding="utf-8"))))
+    checks.append(ability_check(home))
+    checks += python_checks(site)
+    if not job or first_failure(tuple(checks)) is not None:
+        return Examination(site.name, tuple(checks))
     found = probed(project, site, framework)
-    return Examination(site.name, (*findings, *found.findings), found.all_reduce)
+    return Examination(site.name, (*checks, *found.checks), found.all_reduce)
 
 
 def packages_of_nodes() -> dict[str, str]:
@@ -113,13 +113,13 @@ def packages_of_nodes() -> dict[str, str]:
     return {**uses, "mpi4py": "lockstep on several nodes needs it"}
 
 
-def batch_findings(project: Project, site: Site) -> Iterator[CheckResult]:
+def batch_checks(project: Project, site: Site) -> Iterator[CheckResult]:
     """Query the batch system as its entry says; yield nothing if it names no queries."""
     if checks := BATCH_SYSTEMS[site.batch_system].checks:
         yield from load_entry(checks)(project, site)
 
 
-def python_findings(site: Site) -> Iterator[CheckResult]:
+def python_checks(site: Site) -> Iterator[CheckResult]:
     """Check that the compute nodes' Python imports what members need, as far as visible from this machine."""
     python = site.python or sys.executable
     packages = packages_of_nodes()
@@ -139,6 +139,6 @@ def python_findings(site: Site) -> Iterator[CheckResult]:
         if seen["found"][name]:
             yield CheckResult(f"package {name}", CheckStatus.OK, "there")
         else:
-            outcome = CheckStatus.FAILED if name == "hetctl" else CheckStatus.WARNING
+            status = CheckStatus.FAILED if name == "hetctl" else CheckStatus.WARNING
             fix = f"{use}: install it for {python}, or name its module in `setup`"
-            yield CheckResult(f"package {name}", outcome, "cannot be imported", fix)
+            yield CheckResult(f"package {name}", status, "cannot be imported", fix)

@@ -48,7 +48,7 @@ exec {python} -m hetctl.runtime.driver.probe {folder}
 
 @dataclass(frozen=True)
 class Probe:
-    """Findings of the job.
+    """Results of the job.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ class Probe:
         All-reduce speeds of the groups on each node, then of all GPUs.
     """
 
-    findings: tuple[CheckResult, ...]
+    checks: tuple[CheckResult, ...]
     all_reduce: tuple[AllReduce, ...] = ()
 
 
@@ -144,39 +144,39 @@ def _read(site: Site, job: str, folder: Path) -> Probe:
     )
     reports = _decoded(RankReport, folder.glob("rank-*.json"))
     agents_said = _tail(log_file(folder, site.launch))
-    launched = job_findings(site, end, reports, agents_said, _tail(folder / LEADERS_LOG))
+    launched = job_checks(site, end, reports, agents_said, _tail(folder / LEADERS_LOG))
     times = _decoded(RankTime, folder.glob("time-*.json"))
     ended_well = [group.name for group in end.groups if group.exit_code == 0]
     speeds = tuple(
         speed_of(end.framework or "", [rank for rank in times if rank.group == name]) for name in ended_well
     )
     error_tail = _tail(all_reduce_task(folder, end.groups[-1].name).log) if end.groups else ""
-    return Probe((ran, *launched, *link_findings(site, end, speeds, times, error_tail)), speeds)
+    return Probe((ran, *launched, *link_checks(site, end, speeds, times, error_tail)), speeds)
 
 
 def _decoded(kind: type[T], paths: Iterable[Path]) -> list[T]:
     return [decode(kind, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(paths)]
 
 
-def job_findings(
+def job_checks(
     site: Site, end: ProbeEnd, reports: Sequence[RankReport], agents_said: str, leaders_said: str
 ) -> Iterator[CheckResult]:
-    """Yield findings from the reports of ranks and node leaders.
+    """Yield results from the reports of ranks and node leaders.
 
     Parameters
     ----------
     agents_said, leaders_said : str
         Last lines of their logs.
     """
-    yield launch_finding(site, end, reports, agents_said)
+    yield launch_check(site, end, reports, agents_said)
     if reports and site.device == "gpu":
-        yield gpu_finding(site, reports)
+        yield gpu_check(site, reports)
     if len(end.nodes) > 1 and LAUNCHERS[site.launcher].leaders:
-        yield mpi_finding(site, end, leaders_said)
+        yield mpi_check(site, end, leaders_said)
 
 
-def launch_finding(site: Site, end: ProbeEnd, reports: Sequence[RankReport], error_tail: str) -> CheckResult:
-    """Return a finding on the start and end of every rank on the expected nodes."""
+def launch_check(site: Site, end: ProbeEnd, reports: Sequence[RankReport], error_tail: str) -> CheckResult:
+    """Check the start and end of every rank on the expected nodes."""
     per_node = Counter(report.node for report in reports)
     spread = ", ".join(f"{count} on {node}" for node, count in sorted(per_node.items())) or "none"
     found = f"{len(reports)} of {end.ranks} ranks, by agents that {site.launcher} started: {spread}"
@@ -187,8 +187,8 @@ def launch_finding(site: Site, end: ProbeEnd, reports: Sequence[RankReport], err
     return CheckResult("launch", CheckStatus.FAILED, f"{found}; {ending}", fix)
 
 
-def mpi_finding(site: Site, end: ProbeEnd, error_tail: str) -> CheckResult:
-    """Return a finding on the MPI world of the node leaders, which serve rounds in lockstep."""
+def mpi_check(site: Site, end: ProbeEnd, error_tail: str) -> CheckResult:
+    """Check the MPI world of the node leaders, which serve rounds in lockstep."""
     nodes = len(end.nodes)
     if end.leaders_exit_code == 0 and end.mpi_sizes == (nodes,) * nodes:
         return CheckResult("MPI", CheckStatus.OK, f"the leaders of the nodes are one world of {nodes}")
@@ -200,7 +200,7 @@ def mpi_finding(site: Site, end: ProbeEnd, error_tail: str) -> CheckResult:
     return CheckResult("MPI", CheckStatus.FAILED, f"leaders see worlds of {seen} instead of {nodes}", fix)
 
 
-def gpu_finding(site: Site, reports: Sequence[RankReport]) -> CheckResult:
+def gpu_check(site: Site, reports: Sequence[RankReport]) -> CheckResult:
     """Check that every rank sees all GPUs of its node.
 
     NCCL needs to see all of a node's GPUs to send over NVLink. Without the variable no GPU is hidden.
@@ -228,7 +228,7 @@ def _tail(log: Path) -> str:
 
 
 def probed(project: Project, site: Site, framework: str | None) -> Probe:
-    """Run the probe job; a refusal by the batch system is a finding, too."""
+    """Run the probe job; a refusal by the batch system is a result, too."""
     try:
         return probe(project, site, framework)
     except BatchSystemError as error:
@@ -244,10 +244,10 @@ NOT_DIRECT = (
 )
 
 
-def link_findings(
+def link_checks(
     site: Site, end: ProbeEnd, speeds: Sequence[AllReduce], ranks: Sequence[RankTime], error_tail: str
 ) -> Iterator[CheckResult]:
-    """Yield findings from all-reduces; none for a single GPU, or if ranks did not start.
+    """Yield results from all-reduces; none for a single GPU, or if ranks did not start.
 
     Parameters
     ----------
@@ -258,13 +258,13 @@ def link_findings(
     """
     if end.exit_code != 0 or end.ranks == 1:
         return
-    yield speed_finding(end, speeds, error_tail)
+    yield speed_check(end, speeds, error_tail)
     if speeds and site.device == "gpu":
-        yield from detour_findings(speeds, ranks)
+        yield from detour_checks(speeds, ranks)
 
 
-def speed_finding(end: ProbeEnd, speeds: Sequence[AllReduce], error_tail: str) -> CheckResult:
-    """Return a finding on the all-reduce speed of the groups."""
+def speed_check(end: ProbeEnd, speeds: Sequence[AllReduce], error_tail: str) -> CheckResult:
+    """Check the all-reduce speed of the groups."""
     if not end.groups:
         choices = " or ".join(" with ".join(entry.packages) for entry in FRAMEWORKS.values())
         found = "not measured: the Python of the nodes has no framework that trains on several GPUs"
@@ -283,7 +283,7 @@ def speed_finding(end: ProbeEnd, speeds: Sequence[AllReduce], error_tail: str) -
     )
 
 
-def detour_findings(speeds: Sequence[AllReduce], ranks: Sequence[RankTime]) -> Iterator[CheckResult]:
+def detour_checks(speeds: Sequence[AllReduce], ranks: Sequence[RankTime]) -> Iterator[CheckResult]:
     """Warn about GPUs of a node that communicate through the node's memory."""
     first = speeds[0]
     if first.backend != NCCL:

@@ -37,8 +37,8 @@ FOLDER = "shared folder"
 ABILITIES = "file system"
 
 
-def command_findings(site: Site, which: Callable[[str], str | None]) -> Iterator[CheckResult]:
-    """Yield findings on the commands of the batch system."""
+def command_checks(site: Site, which: Callable[[str], str | None]) -> Iterator[CheckResult]:
+    """Check the commands of the batch system."""
     entry = BATCH_SYSTEMS[site.batch_system]
     missing = [name for name in entry.commands if not which(name)]
     if missing:
@@ -51,17 +51,17 @@ def command_findings(site: Site, which: Callable[[str], str | None]) -> Iterator
         if not which(name):
             yield CheckResult(f"command {name}", CheckStatus.WARNING, "not on the PATH", f"it reports {use}")
     if LAUNCHERS[site.launcher].on_path:
-        yield _launcher_finding(site.launcher, which)
+        yield _launcher_check(site.launcher, which)
 
 
-def _launcher_finding(launcher: str, which: Callable[[str], str | None]) -> CheckResult:
+def _launcher_check(launcher: str, which: Callable[[str], str | None]) -> CheckResult:
     if found := which(launcher):
         return CheckResult("launcher", CheckStatus.OK, f"{launcher}: {found}")
     fix = "jobs need it on the compute nodes; name a module in `setup`, and try it with --job"
     return CheckResult("launcher", CheckStatus.WARNING, f"{launcher} is not on the PATH here", fix)
 
 
-def queue_finding(site: Site, name: str, used: bool, facts: QueueFacts | None) -> CheckResult:
+def queue_check(site: Site, name: str, used: bool, facts: QueueFacts | None) -> CheckResult:
     """Compare a queue's limits with the site file's; problems with a queue not in use are only warnings."""
     check = f"{'QOS' if site.queue_option == 'qos' else 'queue'} {name}"
     bad = CheckStatus.FAILED if used else CheckStatus.WARNING
@@ -75,7 +75,7 @@ def queue_finding(site: Site, name: str, used: bool, facts: QueueFacts | None) -
     return CheckResult(check, CheckStatus.OK, f"open, {_limits(facts)}, no less than in the site file")
 
 
-def node_finding(site: Site, name: str, groups: Sequence[NodeClass]) -> CheckResult:
+def node_check(site: Site, name: str, groups: Sequence[NodeClass]) -> CheckResult:
     """Compare a partition's nodes with the site file."""
     check = f"nodes of {name}"
     cores, memory = site.gpus_per_node * site.cores_per_gpu, site.memory_per_node // MEBIBYTE
@@ -94,8 +94,8 @@ def node_finding(site: Site, name: str, groups: Sequence[NodeClass]) -> CheckRes
     return CheckResult(check, CheckStatus.OK, f"{count} with at least {wanted}: {_groups(groups)}")
 
 
-def account_finding(account: str | None, accounts: Sequence[str]) -> CheckResult:
-    """Return a finding on the account: one of the user's, or not."""
+def account_check(account: str | None, accounts: Sequence[str]) -> CheckResult:
+    """Check the account: one of the user's, or not."""
     yours = f"yours: {', '.join(accounts) or 'none'}"
     if account is None:
         return CheckResult(
@@ -150,8 +150,8 @@ def filesystem_of(path: Path, mounts: str) -> str:
     return best[1]
 
 
-def place_finding(site: Site, path: Path, kind: str) -> CheckResult:
-    """Return a finding on access from compute nodes, by the file system; only a job can verify it."""
+def place_check(site: Site, path: Path, kind: str) -> CheckResult:
+    """Check the access from compute nodes, by the file system; only a job can verify it."""
     found = f"{path} is on {kind}"
     if BATCH_SYSTEMS[site.batch_system].runs_here or kind.startswith(SHARED):
         return CheckResult(FOLDER, CheckStatus.OK, found)
@@ -159,7 +159,7 @@ def place_finding(site: Site, path: Path, kind: str) -> CheckResult:
     return CheckResult(FOLDER, CheckStatus.WARNING, f"{found}, which seems to be local to this machine", fix)
 
 
-def ability_finding(path: Path) -> CheckResult:
+def ability_check(path: Path) -> CheckResult:
     """Test writing, renaming, linking and locking in a temporary folder beside the future one."""
     # The home may not exist yet, and checks must not create it.
     parent = next(each for each in (path, *path.parents) if each.is_dir())

@@ -8,15 +8,15 @@ import pytest
 from workbench import new_project
 
 from hetctl.app.doctor.doctor import Examination, packages_of_nodes
-from hetctl.app.doctor.probe_job import job_findings, link_findings
+from hetctl.app.doctor.probe_job import job_checks, link_checks
 from hetctl.app.doctor.site_checks import (
-    ability_finding,
-    account_finding,
-    command_findings,
+    ability_check,
+    account_check,
+    command_checks,
     filesystem_of,
-    node_finding,
-    place_finding,
-    queue_finding,
+    node_check,
+    place_check,
+    queue_check,
 )
 from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
@@ -52,14 +52,14 @@ def test_the_schema_has_every_launcher():
 
 def test_missing_commands_are_blamed_on_the_batch_system():
     there = {"sbatch", "squeue", "scancel", "scontrol", "srun", "sacctmgr"}
-    found = list(command_findings(SITE, lambda name: f"/usr/bin/{name}" if name in there else None))
-    assert [(one.check, one.outcome) for one in found] == [
+    found = list(command_checks(SITE, lambda name: f"/usr/bin/{name}" if name in there else None))
+    assert [(one.name, one.status) for one in found] == [
         ("commands", FAILED),
         ("command sacct", WARNING),
         ("launcher", OK),
     ]
-    assert found[0].found == "not on the PATH of this machine: sinfo"
-    assert found[0].blame is FaultDomain.BATCH_SYSTEM
+    assert found[0].message == "not on the PATH of this machine: sinfo"
+    assert found[0].fault_domain is FaultDomain.BATCH_SYSTEM
 
 
 @pytest.mark.parametrize(
@@ -76,10 +76,10 @@ def test_missing_commands_are_blamed_on_the_batch_system():
     ],
 )
 def test_a_queue_smaller_than_the_site_file_says_is_found(name, facts, outcome, words):
-    finding = queue_finding(SITE, name, name == "main", facts)
-    assert finding.outcome is outcome
-    assert words in finding.found
-    assert bool(finding.fix) == (outcome is not OK)
+    check = queue_check(SITE, name, name == "main", facts)
+    assert check.status is outcome
+    assert words in check.message
+    assert bool(check.hint) == (outcome is not OK)
 
 
 @pytest.mark.parametrize(
@@ -95,11 +95,11 @@ def test_a_queue_smaller_than_the_site_file_says_is_found(name, facts, outcome, 
     ],
 )
 def test_nodes_smaller_than_the_site_file_says_are_found(groups, outcome):
-    assert node_finding(SITE, "main", groups).outcome is outcome
+    assert node_check(SITE, "main", groups).status is outcome
 
 
 def test_a_site_with_slots_needs_no_gpus():
-    assert node_finding(replace(SITE, device="slot"), "main", [NodeClass(4, 8, 6000, 0)]).outcome is OK
+    assert node_check(replace(SITE, device="slot"), "main", [NodeClass(4, 8, 6000, 0)]).status is OK
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_site_with_slots_needs_no_gpus():
     [(None, [], OK), ("ml", ["ml", "x"], OK), ("ml", ["x"], FAILED), ("ml", [], WARNING)],
 )
 def test_an_account_that_the_user_lacks_is_found(account, accounts, outcome):
-    assert account_finding(account, accounts).outcome is outcome
+    assert account_check(account, accounts).status is outcome
 
 
 MOUNTS = """\
@@ -134,14 +134,14 @@ def test_the_innermost_mount_counts(tmp_path, path, kind):
 
 
 def test_only_a_shared_folder_is_well_placed(tmp_path):
-    assert place_finding(SITE, tmp_path, "lustre").outcome is OK
-    assert place_finding(SITE, tmp_path, "nfs4").outcome is OK
-    assert place_finding(SITE, tmp_path, "tmpfs").outcome is WARNING
-    assert place_finding(replace(SITE, batch_system="local"), tmp_path, "tmpfs").outcome is OK
+    assert place_check(SITE, tmp_path, "lustre").status is OK
+    assert place_check(SITE, tmp_path, "nfs4").status is OK
+    assert place_check(SITE, tmp_path, "tmpfs").status is WARNING
+    assert place_check(replace(SITE, batch_system="local"), tmp_path, "tmpfs").status is OK
 
 
 def test_a_folder_is_tried_and_left_as_it_was(tmp_path):
-    assert ability_finding(tmp_path / "not" / "yet").outcome is OK
+    assert ability_check(tmp_path / "not" / "yet").status is OK
     assert list(tmp_path.iterdir()) == []
 
 
@@ -150,8 +150,8 @@ def test_a_file_system_without_links_is_found_out(tmp_path, monkeypatch):
         raise OSError(95, "Operation not supported")
 
     monkeypatch.setattr("os.link", refuse)
-    finding = ability_finding(tmp_path)
-    assert (finding.outcome, finding.found) == (FAILED, f"{tmp_path} cannot link (Operation not supported)")
+    check = ability_check(tmp_path)
+    assert (check.status, check.message) == (FAILED, f"{tmp_path} cannot link (Operation not supported)")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -179,7 +179,7 @@ ALL = reports("0,1", "0,1", "0,1", "0,1")
     ],
 )
 def test_what_ranks_and_leaders_see(end, seen, outcomes):
-    found = {one.check: one.outcome for one in job_findings(SITE, end, seen, "srun: error: x", "")}
+    found = {one.name: one.status for one in job_checks(SITE, end, seen, "srun: error: x", "")}
     assert found == outcomes
 
 
@@ -211,8 +211,8 @@ LINKED = [*times(links=(4, 4)), *times(links=(4, 4), node="n2")]
 
 def judged(speeds, ranks, end=MEASURED, site=SITE):
     return [
-        (one.check, one.outcome, one.found, one.fix)
-        for one in link_findings(site, end, speeds, ranks, "what it said")
+        (one.name, one.status, one.message, one.hint)
+        for one in link_checks(site, end, speeds, ranks, "what it said")
     ]
 
 
@@ -296,20 +296,20 @@ def test_nothing_is_said_of_one_gpu_or_if_ranks_did_not_start(end):
 
 
 @pytest.mark.parametrize(
-    ("findings", "code"),
+    ("checks", "code"),
     [
         ([CheckResult("a", OK, ""), CheckResult("b", WARNING, "")], None),
         ([CheckResult("a", WARNING, ""), CheckResult("b", FAILED, "", "", FaultDomain.BATCH_SYSTEM)], 4),
         ([CheckResult("a", FAILED, ""), CheckResult("b", FAILED, "", "", FaultDomain.BATCH_SYSTEM)], 2),
     ],
 )
-def test_the_first_failure_gives_the_exit_code(findings, code):
-    failure = Examination("lab", tuple(findings)).failure
+def test_the_first_failure_gives_the_exit_code(checks, code):
+    failure = Examination("lab", tuple(checks)).failure
     assert (failure.exit_code if failure else None) == code
 
 
 def outcomes_of(result):
-    return {one["check"]: one["outcome"] for one in result.json["findings"]}
+    return {one["name"]: one["status"] for one in result.json["checks"]}
 
 
 @pytest.fixture
@@ -366,11 +366,11 @@ def test_a_group_that_cannot_meet_says_why(project):
     (project.path / "lab.yaml").write_text(SLOTS + "network: {gloo: [nonesuch0]}\n")
     result = project.hetctl("doctor", "--json", "--site", "./lab.yaml", "--job", "--framework", "pytorch")
     assert result.code == 2, result.stdout
-    finding = next(one for one in result.json["findings"] if one["check"] == "all-reduce")
-    assert finding["found"].startswith(
+    check = next(one for one in result.json["checks"] if one["name"] == "all-reduce")
+    assert check["message"].startswith(
         "nothing measured; the pytorch group on localhost ended with exit code"
     )
-    assert "network.gloo of the site file names nonesuch0" in finding["fix"]
+    assert "network.gloo of the site file names nonesuch0" in check["hint"]
     assert result.json["all_reduce"] == []
 
 
@@ -426,8 +426,8 @@ class TestOnSlurm:
             ),
             *("job", "launch", "MPI", "GPUs", "all-reduce"),
         }
-        launch = next(one for one in result.json["findings"] if one["check"] == "launch")
-        assert launch["found"] == "4 of 4 ranks, by agents that srun started: 2 on n1, 2 on n2"
+        launch = next(one for one in result.json["checks"] if one["name"] == "launch")
+        assert launch["message"] == "4 of 4 ranks, by agents that srun started: 2 on n1, 2 on n2"
         groups = [(group["nodes"], group["gpus"]) for group in result.json["all_reduce"]]
         assert groups == [(["n1"], 2), (["n2"], 2), (["n1", "n2"], 4)]
         assert all(group["bus_gb_per_s"] > 0 for group in result.json["all_reduce"])
@@ -444,10 +444,10 @@ class TestOnSlurm:
     def test_a_wrong_site_file(self, examine, old, new, check, words):
         result = examine(RIGHT.replace(old, new))
         assert result.code == 2, result.stdout
-        finding = next(one for one in result.json["findings"] if one["outcome"] == "failed")
-        assert finding["check"] == check
-        assert words in finding["found"]
-        assert finding["fix"]
+        failed = next(one for one in result.json["checks"] if one["status"] == "failed")
+        assert failed["name"] == check
+        assert words in failed["message"]
+        assert failed["hint"]
 
     def test_what_only_slurm_itself_refuses(self, examine):
         result = examine(RIGHT + "directives: [--constraint=nonesuch]\n")

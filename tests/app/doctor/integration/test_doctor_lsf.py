@@ -32,17 +32,17 @@ def examine(cluster, tmp_path):
     return examine
 
 
-def finding_of(result, check):
-    return next(one for one in result.json["findings"] if one["check"] == check)
+def check_of(result, check):
+    return next(one for one in result.json["checks"] if one["name"] == check)
 
 
 def test_a_right_site_file(examine):
     result = examine(RIGHT)
     assert result.code == 0, result.stdout
-    assert finding_of(result, "batch system")["found"] == "LSF answers"
+    assert check_of(result, "batch system")["message"] == "LSF answers"
     for queue, limit in (("normal", "12h"), ("long", "any time")):
-        finding = finding_of(result, f"queue {queue}")
-        assert (finding["outcome"], f"any nodes for {limit}," in finding["found"]) == ("ok", True), finding
+        check = check_of(result, f"queue {queue}")
+        assert (check["status"], f"any nodes for {limit}," in check["message"]) == ("ok", True), check
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,21 @@ def test_a_right_site_file(examine):
 def test_a_wrong_site_file(examine, old, new, check, words):
     result = examine(RIGHT.replace(old, new))
     assert result.code == 2, result.stdout
-    assert [one["check"] for one in result.json["findings"] if one["outcome"] == "failed"] == [check]
-    finding = finding_of(result, check)
-    assert words in finding["found"]
-    assert finding["fix"]
+    assert [one["name"] for one in result.json["checks"] if one["status"] == "failed"] == [check]
+    failed = check_of(result, check)
+    assert words in failed["message"]
+    assert failed["hint"]
 
 
 def test_what_is_wrong_with_a_queue_that_is_not_used_only_warns(examine):
     result = examine(RIGHT.replace("long", "lnog"))
     assert result.code == 0, result.stdout
-    assert finding_of(result, "queue lnog")["outcome"] == "warning"
+    assert check_of(result, "queue lnog")["status"] == "warning"
 
 
 def test_lsf_that_does_not_answer(cluster, examine):
     cluster.stop()
     result = examine(RIGHT)
     assert result.code == 4, result.stdout
-    finding = finding_of(result, "batch system")
-    assert (finding["outcome"], "Connection refused" in finding["found"]) == ("failed", True)
+    check = check_of(result, "batch system")
+    assert (check["status"], "Connection refused" in check["message"]) == ("failed", True)
