@@ -102,20 +102,20 @@ class Job:
         held: dict[tuple[str, int], str] = {}
         for event in (e for e in events_in(self.run) if e.source == DRIVER):
             member = event.data.get("member")
-            if event.kind == "step_started":
+            if event.kind == "task_started":
                 ours = [(p["node"], gpu) for p in event.data["placement"] for gpu in p["gpus"]]
                 assert not set(ours) & set(held), (member, held)
                 held |= dict.fromkeys(ours, member)
-            elif event.kind == "step_ended":
+            elif event.kind == "task_ended":
                 held = {gpu: holder for gpu, holder in held.items() if holder != member}
         assert not held
 
     def events(self, kind: str, source: str = DRIVER) -> list:
         return [e for e in events_in(self.run) if e.kind == kind and e.source == source]
 
-    def steps(self, member: str) -> list[int]:
-        """GPUs of a member's steps, one after another."""
-        return [e.data["gpus"] for e in self.events("step_started") if e.data["member"] == member]
+    def task_gpus(self, member: str) -> list[int]:
+        """GPUs of a member's tasks, one after another."""
+        return [e.data["gpus"] for e in self.events("task_started") if e.data["member"] == member]
 
     def reasons(self, member: str) -> list[str]:
         """Why a member was stopped, each time."""

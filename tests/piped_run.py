@@ -39,7 +39,7 @@ def layouts_of(events, member):
     return {
         event.round: decode(PipelineLayout, event.data["pipeline"])
         for event in events
-        if event.kind == "step_started" and event.data["member"] == member
+        if event.kind == "task_started" and event.data["member"] == member
     }
 
 

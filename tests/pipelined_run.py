@@ -33,7 +33,7 @@ STAGES = (
 )
 
 
-def step_started(layout: PipelineLayout | None = LAYOUT, rate: float = 100.0, member: str = "a") -> dict:
+def task_started(layout: PipelineLayout | None = LAYOUT, rate: float = 100.0, member: str = "a") -> dict:
     pipeline = {} if layout is None else {"pipeline": encode(layout)}
     return {"member": member, "gpus": 4, "placement": PLACEMENT, "rate": rate, **pipeline}
 

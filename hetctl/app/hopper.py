@@ -19,7 +19,7 @@ from hetctl.methods.hopper.simulate import Outage, VisitRecord, simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import HOPPER
-from hetctl.model.run_status import StepSpan
+from hetctl.model.run_status import TaskSpan
 from hetctl.scheduling.planners.base import nearest
 
 AUTO, RANDOMIZED, REPLAY = "auto", "randomized", "replay"
@@ -121,9 +121,9 @@ class HopperOutcome:
         return done_s / whole_s if whole_s else 1.0
 
     @property
-    def steps(self) -> tuple[StepSpan, ...]:
+    def tasks(self) -> tuple[TaskSpan, ...]:
         """Visits as steps for a chart of workers."""
-        return tuple(_step(record) for record in self.records)
+        return tuple(_task(record) for record in self.records)
 
 
 def plan_hops(request: HopperRequest) -> HopperOutcome:
@@ -225,8 +225,8 @@ def trace_of(outcome: HopperOutcome) -> str:
     )
 
 
-def _step(record: VisitRecord) -> StepSpan:
-    return StepSpan(
+def _task(record: VisitRecord) -> TaskSpan:
+    return TaskSpan(
         member=record.visit.config,
         round=record.visit.epoch,
         node=record.visit.worker,

@@ -24,7 +24,7 @@ class Event:
     seq : int
         Line number from 0; (source, seq) identifies the event permanently.
     kind : str
-        ``step_started``, ``epoch``, ``converged``, ..: see docs/files.md.
+        ``task_started``, ``epoch``, ``converged``, ..: see docs/files.md.
     time : float
         Seconds since the epoch, on the writer's clock.
     round : int

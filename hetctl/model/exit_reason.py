@@ -1,4 +1,4 @@
-"""Reasons for which a member's step ends, and their consequences for the member."""
+"""Reasons for which a member's task ends, and their consequences for the member."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class ExitReason(enum.Enum):
-    """Reason for which a step ended.
+    """Reason for which a task ended.
 
     FINISHED: the member has converged. STOPPED: it left with a checkpoint, because the driver or SIGTERM
     requested it, because no further epoch fitted, or because it was forced to leave. TIME, PREEMPTED,
@@ -40,7 +40,7 @@ FREE_NODE_FAILURES = 3
 """Node failures of a member in one run that are not counted against it; further ones are."""
 
 JOB_FATAL = frozenset({ExitReason.TIME, ExitReason.PREEMPTED, ExitReason.CANCELLED, ExitReason.DISK_FULL})
-"""Reasons that would end every other step of the job, too."""
+"""Reasons that would end every other task of the job, too."""
 
 # 71 and 74 are EX_OSERR and EX_IOERR of sysexits.h; 75 below is EX_TEMPFAIL.
 EXIT_CODES = {ExitReason.PROGRAM_ERROR: 1, ExitReason.OUT_OF_MEMORY: 71, ExitReason.DISK_FULL: 74}

@@ -205,7 +205,7 @@ class PipelineEpoch:
 
 @dataclass(frozen=True)
 class PipelineStatus:
-    """Pipeline of a member in its newest step.
+    """Pipeline of a member in its newest task.
 
     Parameters
     ----------

@@ -19,7 +19,7 @@ NONE, CACHED, LOCKSTEP = "none", "cached", "lockstep"
 
 @dataclass(frozen=True)
 class Usage:
-    """Rounds started, and the GPU-seconds of steps; a running step counts until the time of the query."""
+    """Rounds started, and the GPU-seconds of tasks; a running task counts until the time of the query."""
 
     rounds: int
     gpu_seconds: float
@@ -64,7 +64,7 @@ class RunSpec:
     chain : bool
         If true, each job submits the next one as soon as it starts.
     retries : int
-        Number of failed steps without a finished epoch after which a member is still retried.
+        Number of failed tasks without a finished epoch after which a member is still retried.
     checkpoints : str
         Absolute folder of all checkpoints.
     sharing : str

@@ -110,7 +110,7 @@ class MemberStatus:
     best : float or None
         Best value so far of the stop rule's `metric`.
     predicted_s, measured_s : float or None
-        Predicted and measured seconds in steps (start-up, training, evaluation, checkpoints) over all rounds.
+        Predicted and measured seconds in tasks (start-up, training, evaluation, checkpoints) over all rounds.
     reason : str or None
         Reason why the member converged or failed.
     log_tail : tuple of str
@@ -204,7 +204,7 @@ class BalanceHistory:
 
 
 @dataclass(frozen=True)
-class StepSpan:
+class TaskSpan:
     """Member on the GPUs of one node, in seconds from the run's start; `end_s` is None while it runs."""
 
     member: str
@@ -250,7 +250,7 @@ class RunStatus:
         Seconds from the start of the first job to the end of the last, or until now while the run goes on.
     states : mapping of str to str
         States of all members, in the order of the ensemble.
-    members, steps, history
+    members, tasks, history
         Data of all members, or of those to be shown.
     history : mapping of str to tuple of EpochResult
         Finished epochs by member.
@@ -282,7 +282,7 @@ class RunStatus:
     states: Mapping[str, str]
     members: tuple[MemberStatus, ...]
     rounds: tuple[RoundSpan, ...]
-    steps: tuple[StepSpan, ...]
+    tasks: tuple[TaskSpan, ...]
     jobs: tuple[Job, ...]
     history: Mapping[str, tuple[EpochResult, ...]]
     warnings: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Progress of a member: its finished epochs, the ends of its steps, and its live metrics in training."""
+"""Progress of a member: its finished epochs, the ends of its tasks, and its live metrics in training."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Progress:
     Parameters
     ----------
     failures : int
-        Steps that failed since the last finished epoch.
+        Tasks that failed since the last finished epoch.
     part_samples : int
         Samples of the unfinished epoch in the last checkpoint.
     node_failures : int
-        Number of steps that ended because one of their nodes failed.
+        Number of tasks that ended because one of their nodes failed.
     batch_size : int or None
         Batch size to which it was reduced after it ran out of memory; None: it was not reduced.
     furthest : int

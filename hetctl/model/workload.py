@@ -64,7 +64,7 @@ class Workload:
         return other
 
     def interrupted(self, samples_left: float) -> Workload:
-        """Return the member after a step that did not finish it."""
+        """Return the member after a task that did not finish it."""
         startup_s = self.startup_s if self.restart_s is None else self.restart_s
         return replace(self, samples_left=samples_left, startup_s=startup_s)
 

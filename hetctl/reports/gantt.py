@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 
-from hetctl.model.run_status import StepSpan
+from hetctl.model.run_status import TaskSpan
 from hetctl.reports.figures import LABEL_SIZE, WIDTH, Tips, draw_svg, fits, rectangles, time_unit
 from hetctl.reports.palette import GREY, IDLE, INK, RULE, ink_on
 from hetctl.reports.summary import Spans, end_of, job_spans, now_s
@@ -19,7 +19,7 @@ from hetctl.reports.units import device_word, format_seconds
 ROW, LEAST, MOST = 21.0, 46.0, 620.0  # points: height of a row, of the smallest and of the largest chart
 TOP, BOTTOM, RIGHT = 22.0, 34.0, 8.0
 UNUSED = "unused"
-DETAILED_STEPS = 2000
+DETAILED_TASKS = 2000
 
 Box = tuple[float, float, float, float]
 
@@ -30,10 +30,10 @@ class Wording:
 
     Parameters
     ----------
-    step : str
+    task : str
         Tip of a bar.
     failed : str
-        Outcome of a failed step.
+        Outcome of a failed task.
     rounds : bool
         True if the starts of rounds are marked.
     numbered : bool
@@ -42,7 +42,7 @@ class Wording:
 
     title: str
     axis: str
-    step: str
+    task: str
     failed: str
     rounds: bool
     numbered: bool
@@ -51,7 +51,7 @@ class Wording:
 RUN = Wording(
     title="{devices} over time, by member",
     axis="time since the first job started ({unit}); round numbers above",
-    step="{step.member} · round {step.round} · {devices} of {step.node} · {length} · {outcome}",
+    task="{task.member} · round {task.round} · {devices} of {task.node} · {length} · {outcome}",
     failed="failed with exit code {code}",
     rounds=True,
     numbered=True,
@@ -59,7 +59,7 @@ RUN = Wording(
 HOPS = Wording(
     title="workers over time, by configuration",
     axis="time since the start ({unit})",
-    step="{step.member} · epoch {step.round} · worker {step.node} · {length} · {outcome}",
+    task="{task.member} · epoch {task.round} · worker {task.node} · {length} · {outcome}",
     failed="undone by a failure",
     rounds=False,
     numbered=False,
@@ -89,7 +89,7 @@ class ChartLayout:
 
 @dataclass(frozen=True)
 class Look:
-    """Appearance of steps that are drawn as one shape."""
+    """Appearance of tasks that are drawn as one shape."""
 
     tip: str
     colour: str
@@ -108,7 +108,7 @@ def gantt_svg(spans: Spans, colours: Mapping[str, str], wording: Wording = RUN) 
     def draw(figure: Figure, tips: Tips) -> None:
         axes = figure.add_axes(_place(layout))
         _draw_idle(axes, spans, layout)
-        _draw_steps(axes, spans, colours, layout, tips, wording)
+        _draw_tasks(axes, spans, colours, layout, tips, wording)
         if wording.rounds:
             _draw_rounds(axes, spans, layout)
         _label_rows(axes, layout, wording)
@@ -118,7 +118,7 @@ def gantt_svg(spans: Spans, colours: Mapping[str, str], wording: Wording = RUN) 
 
 
 def _layout(spans: Spans) -> ChartLayout:
-    used = {(step.node, gpu) for step in spans.steps for gpu in step.gpus}
+    used = {(task.node, gpu) for task in spans.tasks for gpu in task.gpus}
     ordered = sorted(used, key=lambda row: (_natural(row[0]), row[1]))
     ordered += [(UNUSED, i) for i in range(spans.gpus - len(used))]
     longest = max((len(node) for node, _ in ordered), default=0)
@@ -152,8 +152,8 @@ def _draw_idle(axes: Axes, spans: Spans, layout: ChartLayout) -> None:
     same_nodes = len(layout.rows) <= spans.gpus
     jobs = {span.index: span.job for span in spans.rounds}
     nodes: dict[int, set[str]] = {job: set() for job in jobs.values()}
-    for step in spans.steps:
-        nodes.get(jobs.get(step.round, -1), set()).add(step.node)
+    for task in spans.tasks:
+        nodes.get(jobs.get(task.round, -1), set()).add(task.node)
     boxes = [
         (start, row + 0.06, end, row + 0.94)
         for job, (start, end) in job_spans(spans).items()
@@ -163,21 +163,21 @@ def _draw_idle(axes: Axes, spans: Spans, layout: ChartLayout) -> None:
     axes.add_patch(PathPatch(rectangles(boxes), facecolor=IDLE, linewidth=0))
 
 
-def _draw_steps(
+def _draw_tasks(
     axes: Axes, spans: Spans, colours: Mapping[str, str], layout: ChartLayout, tips: Tips, wording: Wording
 ) -> None:
-    # Steps with equal tips are joined to one shape, which keeps the page of a large run small.
-    detailed = len(spans.steps) <= DETAILED_STEPS
+    # Tasks with equal tips are joined to one shape, which keeps the page of a large run small.
+    detailed = len(spans.tasks) <= DETAILED_TASKS
     numbers = {member: str(number) for number, member in enumerate(colours, start=1)}
     shapes: dict[Look, list[Box]] = {}
-    for step in spans.steps:
-        tip = _describe(step, layout, spans.device, wording) if detailed else step.member
-        colour = colours.get(step.member, GREY)
-        look = Look(tip, colour, step.exit_code not in (None, 0), step.end_s is None)
-        boxes = list(_boxes(step, layout))
+    for task in spans.tasks:
+        tip = _describe(task, layout, spans.device, wording) if detailed else task.member
+        colour = colours.get(task.member, GREY)
+        look = Look(tip, colour, task.exit_code not in (None, 0), task.end_s is None)
+        boxes = list(_boxes(task, layout))
         shapes.setdefault(look, []).extend(boxes)
         for box in boxes:
-            _label_bar(axes, (step.member, numbers.get(step.member, "")), box, layout, look)
+            _label_bar(axes, (task.member, numbers.get(task.member, "")), box, layout, look)
     edge = 0.6 if layout.row_height > 6 else 0.0
     for look, boxes in shapes.items():
         patch = PathPatch(
@@ -192,22 +192,22 @@ def _draw_steps(
         axes.add_patch(patch)
 
 
-def _describe(step: StepSpan, layout: ChartLayout, device: str, wording: Wording) -> str:
-    length = format_seconds(end_of(step, layout.now_s) - step.start_s)
-    devices = f"{device_word(device, len(step.gpus))} {', '.join(map(str, step.gpus))}"
+def _describe(task: TaskSpan, layout: ChartLayout, device: str, wording: Wording) -> str:
+    length = format_seconds(end_of(task, layout.now_s) - task.start_s)
+    devices = f"{device_word(device, len(task.gpus))} {', '.join(map(str, task.gpus))}"
     ends = {None: "running", 0: "done"}
-    outcome = ends.get(step.exit_code, wording.failed.format(code=step.exit_code))
-    return wording.step.format(step=step, devices=devices, length=length, outcome=outcome)
+    outcome = ends.get(task.exit_code, wording.failed.format(code=task.exit_code))
+    return wording.task.format(task=task, devices=devices, length=length, outcome=outcome)
 
 
-def _boxes(step: StepSpan, layout: ChartLayout) -> Iterator[Box]:
+def _boxes(task: TaskSpan, layout: ChartLayout) -> Iterator[Box]:
     """Yield a box for every sequence of adjacent rows."""
-    end = end_of(step, layout.now_s)
-    rows = sorted(layout.rows[(step.node, gpu)] for gpu in step.gpus)
+    end = end_of(task, layout.now_s)
+    rows = sorted(layout.rows[(task.node, gpu)] for gpu in task.gpus)
     first = 0
     for i in range(1, len(rows) + 1):
         if i == len(rows) or rows[i] != rows[i - 1] + 1:
-            yield step.start_s, rows[first] + 0.06, end, rows[i - 1] + 0.94
+            yield task.start_s, rows[first] + 0.06, end, rows[i - 1] + 0.94
             first = i
 
 

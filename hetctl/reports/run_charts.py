@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, Percent
 
 from hetctl.model.hops import HopSpan, HopStatus, slots_in
 from hetctl.model.pipelines import PipelineEpoch, StageReport
-from hetctl.model.run_status import BalanceHistory, MemberStatus, RunStatus, StepSpan
+from hetctl.model.run_status import BalanceHistory, MemberStatus, RunStatus, TaskSpan
 from hetctl.reports.figures import Tips, draw_svg, time_unit
 from hetctl.reports.gantt import HOPS, gantt_svg
 from hetctl.reports.palette import COLOURS, GREY, IDLE, INK, RULE, ink_on
@@ -252,14 +252,14 @@ def hop_svg(hops: HopStatus, colours: Mapping[str, str]) -> str | None:
     if not 0 < len(hops.spans) <= MOST_VISITS:
         return None
     end_s = max(span.end_s for span in hops.spans)
-    steps = [_span_of_visit(span, slot) for span in hops.spans for slot in slots_in(span.worker)]
+    tasks = [_span_of_visit(span, slot) for span in hops.spans for slot in slots_in(span.worker)]
     # A visit to a group is in the row of each of its GPUs.
-    spans = Spans("slot", len(hops.workers), end_s, steps, one_round(end_s))
+    spans = Spans("slot", len(hops.workers), end_s, tasks, one_round(end_s))
     return gantt_svg(spans, colours, HOPS)
 
 
-def _span_of_visit(span: HopSpan, slot: str) -> StepSpan:
-    return StepSpan(
+def _span_of_visit(span: HopSpan, slot: str) -> TaskSpan:
+    return TaskSpan(
         member=span.member,
         round=span.epoch,
         node=slot,

@@ -51,18 +51,18 @@ RUN = """\
 {% endblock %}
 {% block sections %}
 {% if not gantt %}
-<section><p>No step has started yet; figures appear as members train.</p></section>
+<section><p>No task has started yet; figures appear as members train.</p></section>
 {% endif %}
 
 {% if gantt %}
 <section>
 <h2>{{ devices[0] | upper }}{{ devices[1:] }} over time</h2>
-<p>One row for each {{ device }}; a bar is a member's step, with its name or number; pale while it
+<p>One row for each {{ device }}; a bar is a member's task, with its name or number; pale while it
 runs. A thin line starts a round; white is time without a job.</p>
 <div class="wide">{{ gantt }}</div>
 {% call key() %}
 <li><i class="idle"></i>idle</li>
-<li><i class="hatched"></i>failed step</li>
+<li><i class="hatched"></i>failed task</li>
 {% endcall %}
 </section>
 {% endif %}
@@ -248,7 +248,7 @@ bounds of N_m minibatches in flight and the clock distance D, in all rounds.</p>
 {% if accuracy %}
 <section>
 <h2>Predicted against measured time</h2>
-<p>Time of converged members in steps, over all rounds: start-up, training, evaluation and checkpoints.</p>
+<p>Time of converged members in tasks, over all rounds: start-up, training, evaluation and checkpoints.</p>
 <div class="wide">{{ accuracy }}</div>
 </section>
 {% endif %}
@@ -341,7 +341,7 @@ def render_page(status: RunStatus, search: SearchStatus | None = None) -> str:
         comparison=describe_comparison(status),
         batches={member.member: describe_batches(member, status.device) for member in status.members},
         failed=[member for member in status.members if member.state == "failed"],
-        gantt=Markup(gantt_svg(spans_of(status), colours)) if status.steps else None,
+        gantt=Markup(gantt_svg(spans_of(status), colours)) if status.tasks else None,
         hopping=_hopping(status, colours),
         learning=Markup(learning_svg(status, colours)) if any(status.history.values()) else None,
         search=search,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from hetctl.model.run_status import RoundSpan, StepSpan
+from hetctl.model.run_status import RoundSpan, TaskSpan
 from hetctl.model.simulation import Interval, Simulation
 from hetctl.reports.gantt import HOPS, gantt_svg
 from hetctl.reports.page import fill
@@ -119,14 +119,14 @@ def _rounds(simulation: Simulation) -> tuple[RoundSpan, ...]:
 
 def _spans(simulation: Simulation) -> Spans:
     """Return the spans for the chart; many rounds are shown as one."""
-    steps = [_span(i, part.node, part.gpus) for i in simulation.intervals for part in i.allocation.placement]
+    tasks = [_span(i, part.node, part.gpus) for i in simulation.intervals for part in i.allocation.placement]
     marked = simulation.rounds <= MOST_MARKED
     rounds = _rounds(simulation) if marked else one_round(simulation.makespan_s)
-    return Spans("gpu", simulation.gpus, simulation.makespan_s, steps, rounds)
+    return Spans("gpu", simulation.gpus, simulation.makespan_s, tasks, rounds)
 
 
-def _span(interval: Interval, node: str, gpus: tuple[int, ...]) -> StepSpan:
-    return StepSpan(
+def _span(interval: Interval, node: str, gpus: tuple[int, ...]) -> TaskSpan:
+    return TaskSpan(
         interval.member, interval.round_index, node, gpus, interval.start_s, interval.end_s, exit_code=0
     )
 
@@ -199,7 +199,7 @@ class Row:
 
 
 def render_hopper(
-    figures: HopperFigures, configs: Sequence[str], workers: Sequence[str], steps: Sequence[StepSpan]
+    figures: HopperFigures, configs: Sequence[str], workers: Sequence[str], tasks: Sequence[TaskSpan]
 ) -> str:
     """Return the page; the same values give the same text.
 
@@ -207,13 +207,13 @@ def render_hopper(
     ----------
     configs, workers : sequence of str
         Configurations and workers in the order of the tables.
-    steps : sequence of StepSpan
+    tasks : sequence of TaskSpan
         Hops: `member` is the configuration, `node` the worker, `round` the epoch; an exit code
         other than 0 means that its result was lost by a failure.
     """
     colours = colours_of(configs)
-    spans = Spans("slot", figures.workers, figures.makespan_s, steps, one_round(figures.makespan_s))
-    drawn = 0 < len(steps) <= MOST_HOPS
+    spans = Spans("slot", figures.workers, figures.makespan_s, tasks, one_round(figures.makespan_s))
+    drawn = 0 < len(tasks) <= MOST_HOPS
     return fill(
         HOPPER_TEMPLATE,
         colours,
@@ -221,11 +221,11 @@ def render_hopper(
         about=hops_headline(figures),
         makespans_s=figures.makespans_s,
         cards=_hopper_cards(figures),
-        hops=len(steps),
+        hops=len(tasks),
         gantt=Markup(gantt_svg(spans, colours, HOPS)) if drawn else None,
         tables=[
-            ("Worker", _rows(workers, [(step.node, step) for step in steps]), False),
-            ("Configuration", _rows(configs, [(step.member, step) for step in steps]), True),
+            ("Worker", _rows(workers, [(task.node, task) for task in tasks]), False),
+            ("Configuration", _rows(configs, [(task.member, task) for task in tasks]), True),
         ],
     )
 
@@ -240,20 +240,20 @@ def _hopper_cards(figures: HopperFigures) -> list[tuple[str, str, str]]:
     ]
 
 
-def _rows(names: Iterable[str], steps: Iterable[tuple[str, StepSpan]]) -> list[Row]:
-    by_name: Mapping[str, list[StepSpan]] = {name: [] for name in names}
-    for name, step in steps:
-        by_name[name].append(step)
+def _rows(names: Iterable[str], tasks: Iterable[tuple[str, TaskSpan]]) -> list[Row]:
+    by_name: Mapping[str, list[TaskSpan]] = {name: [] for name in names}
+    for name, task in tasks:
+        by_name[name].append(task)
     return [_row(name, those) for name, those in by_name.items()]
 
 
-def _row(name: str, steps: Sequence[StepSpan]) -> Row:
-    ends = [(step, step.end_s or 0.0) for step in steps if step.exit_code == 0]
+def _row(name: str, tasks: Sequence[TaskSpan]) -> Row:
+    ends = [(task, task.end_s or 0.0) for task in tasks if task.exit_code == 0]
     return Row(
         name=name,
         hops=len(ends),
-        undone=len(steps) - len(ends),
-        began_s=min((step.start_s for step in steps), default=None),
+        undone=len(tasks) - len(ends),
+        began_s=min((task.start_s for task in tasks), default=None),
         done_s=max((end_s for _, end_s in ends), default=None),
-        busy_s=sum(end_s - step.start_s for step, end_s in ends),
+        busy_s=sum(end_s - task.start_s for task, end_s in ends),
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.model.run_status import MemberStatus, RoundSpan, RunStatus, StepSpan
+from hetctl.model.run_status import MemberStatus, RoundSpan, RunStatus, TaskSpan
 from hetctl.reports.units import device_word, format_percent, format_seconds
 
 IDLE_MARK = "·"
@@ -89,13 +89,13 @@ class Spans:
     device: str
     gpus: int
     measured_s: float
-    steps: Sequence[StepSpan]
+    tasks: Sequence[TaskSpan]
     rounds: Sequence[RoundSpan]
 
 
 def spans_of(status: RunStatus) -> Spans:
     """Return the spans of a run."""
-    return Spans(status.device, status.gpus, status.measured_s, status.steps, status.rounds)
+    return Spans(status.device, status.gpus, status.measured_s, status.tasks, status.rounds)
 
 
 def one_round(seconds: float) -> tuple[RoundSpan, ...]:
@@ -104,13 +104,13 @@ def one_round(seconds: float) -> tuple[RoundSpan, ...]:
 
 
 def now_s(spans: Spans) -> float:
-    """Return the last known second since the run's start; running steps last until then."""
-    each: tuple[RoundSpan | StepSpan, ...] = (*spans.rounds, *spans.steps)
+    """Return the last known second since the run's start; running tasks last until then."""
+    each: tuple[RoundSpan | TaskSpan, ...] = (*spans.rounds, *spans.tasks)
     return max([spans.measured_s, *(span.end_s or span.start_s for span in each)])
 
 
-def end_of(span: StepSpan | RoundSpan, now: float) -> float:
-    """Return the end of a step or round; `now` if it is running."""
+def end_of(span: TaskSpan | RoundSpan, now: float) -> float:
+    """Return the end of a task or round; `now` if it is running."""
     return now if span.end_s is None else span.end_s
 
 
@@ -126,12 +126,12 @@ def job_spans(spans: Spans) -> dict[int, tuple[float, float]]:
 
 
 def busy_fraction(status: RunStatus) -> float | None:
-    """Return the share of the GPU time held by jobs in which a member's step ran; None before that."""
+    """Return the share of the GPU time held by jobs in which a member's task ran; None before that."""
     spans = spans_of(status)
     held = spans.gpus * sum(end - start for start, end in job_spans(spans).values())
     now = now_s(spans)
-    busy = sum(len(step.gpus) * (end_of(step, now) - step.start_s) for step in spans.steps)
-    # Clocks of nodes differ, so that steps may seem to exceed their job.
+    busy = sum(len(task.gpus) * (end_of(task, now) - task.start_s) for task in spans.tasks)
+    # Clocks of nodes differ, so that tasks may seem to exceed their job.
     return min(busy / held, 1.0) if held > 0 else None
 
 

@@ -84,7 +84,7 @@ class EndJob:
     Parameters
     ----------
     refused : tuple of (str, float) or None
-        A member that was given no GPUs, and the seconds that its shortest step would have needed.
+        A member that was given no GPUs, and the seconds that its shortest task would have needed.
     """
 
     reason: str

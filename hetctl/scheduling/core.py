@@ -45,7 +45,7 @@ class JobOptions:
     Parameters
     ----------
     round_overhead_s : float
-        Time from the start of a round, except the job's first, to the start of its steps, in seconds.
+        Time from the start of a round, except the job's first, to the start of its tasks, in seconds.
     """
 
     round_overhead_s: float = 0.0
@@ -136,8 +136,8 @@ class Core:
     def _on_node_joined(self, event: events.NodeJoined) -> None:
         self._pool.add([event.node])
         # A group that lost its ranks on a node which is back at once holds the GPUs until it has ended.
-        for step in self.running.values():
-            self._pool.take(step.task.allocation)
+        for running in self.running.values():
+            self._pool.take(running.task.allocation)
         self._changed = True
 
     def _on_node_lost(self, event: events.NodeLost) -> None:
@@ -151,16 +151,16 @@ class Core:
     def _on_member_arrived(self, _event: events.MemberArrived) -> None:
         self._changed = True
 
-    def _on_step_started(self, event: events.StepStarted) -> None:
+    def _on_task_started(self, event: events.TaskStarted) -> None:
         self.running[event.name].since_s = event.since_s
 
-    def _on_step_signalled(self, event: events.StepSignalled) -> None:
+    def _on_task_signalled(self, event: events.TaskSignalled) -> None:
         """Stop the whole group, unless it is already stopping."""
-        step = self.running[event.name]
-        if not step.stopping:
+        task = self.running[event.name]
+        if not task.stopping:
             self._stop_member(event.name, SIGNAL)
 
-    def _on_step_ended(self, event: events.StepEnded) -> None:
+    def _on_task_ended(self, event: events.TaskEnded) -> None:
         ended = self.running.pop(event.name)
         ended_round = self._rounds[ended.round]
         self._pool.release(ended.task.allocation)
@@ -180,8 +180,8 @@ class Core:
             self._commands.append(EndRound(ended.round, ended_round.ended_by))
             del self._rounds[ended.round]
 
-    def _react_to_end(self, event: events.StepEnded) -> None:
-        """End the job or delay the next launch if the end of a step requires it."""
+    def _react_to_end(self, event: events.TaskEnded) -> None:
+        """End the job or delay the next launch if the end of a task requires it."""
         if event.reason in JOB_FATAL:
             self._end(event.reason.value)
         elif event.reason is ExitReason.NOT_LAUNCHED:
@@ -189,9 +189,9 @@ class Core:
 
     def _on_epoch_done(self, event: events.EpochDone) -> None:
         """Call an elastic planner again if a member's rate differs much from the planned one."""
-        step = self.running.get(event.member)
-        if step and self._planner.paradigm == "elastic" and is_noteworthy(step.rate, event.rate):
-            step.rate, self._changed = event.rate, True
+        task = self.running.get(event.member)
+        if task and self._planner.paradigm == "elastic" and is_noteworthy(task.rate, event.rate):
+            task.rate, self._changed = event.rate, True
 
     def _on_job_ending(self, event: events.JobEnding) -> None:
         self._end(event.reason)
@@ -326,10 +326,10 @@ class Core:
                 self._stop_member(name, RESIZE if name in given else PREEMPTED)
 
     def _stop_member(self, name: str, reason: str) -> None:
-        step = self.running[name]
-        step.stopping = True
-        self._rounds[step.round].reasons[name] = reason
-        self._commands.append(Stop(step.round, reason, name))
+        task = self.running[name]
+        task.stopping = True
+        self._rounds[task.round].reasons[name] = reason
+        self._commands.append(Stop(task.round, reason, name))
 
     def _start_pending(self, now_s: float) -> None:
         """Start one round with all whose GPUs are free, except members that are done or no longer fit."""
@@ -381,9 +381,9 @@ _HANDLERS: Mapping[type, Callable[[Core, Any], None]] = {
     events.NodeJoined: Core._on_node_joined,
     events.NodeLost: Core._on_node_lost,
     events.MemberArrived: Core._on_member_arrived,
-    events.StepStarted: Core._on_step_started,
-    events.StepSignalled: Core._on_step_signalled,
-    events.StepEnded: Core._on_step_ended,
+    events.TaskStarted: Core._on_task_started,
+    events.TaskSignalled: Core._on_task_signalled,
+    events.TaskEnded: Core._on_task_ended,
     events.EpochDone: Core._on_epoch_done,
     events.Tick: Core._on_tick,
     events.JobEnding: Core._on_job_ending,

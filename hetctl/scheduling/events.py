@@ -49,7 +49,7 @@ class NodeJoined:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """Failure of a node; the ends of the steps on it are events of their own, and come first."""
+    """Failure of a node; the ends of the tasks on it are events of their own, and come first."""
 
     now_s: float
     node: str
@@ -64,7 +64,7 @@ class MemberArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class StepStarted:
+class TaskStarted:
     """Start of a task's group, at once or shortly after the event.
 
     Parameters
@@ -79,7 +79,7 @@ class StepStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSignalled:
+class TaskSignalled:
     """Arrival of SIGTERM at a rank of a task's group: the group has to leave."""
 
     now_s: float
@@ -87,7 +87,7 @@ class StepSignalled:
 
 
 @dataclass(frozen=True, slots=True)
-class StepEnded:
+class TaskEnded:
     """End of a task's group; its GPUs are free.
 
     Parameters
@@ -131,9 +131,9 @@ SchedulingEvent = (
     | NodeJoined
     | NodeLost
     | MemberArrived
-    | StepStarted
-    | StepSignalled
-    | StepEnded
+    | TaskStarted
+    | TaskSignalled
+    | TaskEnded
     | EpochDone
     | Tick
     | JobEnding

@@ -97,17 +97,17 @@ def should_stop(
     return waiting or any(gpus < max_gpus[member] for member, gpus in active.items())
 
 
-def round_s(steps: Sequence[tuple[float, int]], alpha: float) -> float:
+def round_s(tasks: Sequence[tuple[float, int]], alpha: float) -> float:
     """Return the seconds until less than the share `alpha` of a round's GPUs is active.
 
     Parameters
     ----------
-    steps : sequence of (seconds, GPUs)
-        Seconds and GPUs of each member's step.
+    tasks : sequence of (seconds, GPUs)
+        Seconds and GPUs of each member's task.
     """
-    active = sum(gpus for _, gpus in steps)
+    active = sum(gpus for _, gpus in tasks)
     least = alpha * active
-    for seconds, gpus in sorted(steps):
+    for seconds, gpus in sorted(tasks):
         active -= gpus
         if active < least or active == 0:
             return seconds

@@ -77,7 +77,7 @@ class EventLog:
     A member's file grows from the start of its step to the end. The first call lists the folder to find the
     existing files; later files follow from the drivers' events: a file is read when its member's step has
     started or ended. In between, all files of members in training are read, or only those that have grown, if
-    trainers report the lengths. A killed driver leaves steps open: their files count as in training until the
+    trainers report the lengths. A killed driver leaves tasks open: their files count as in training until the
     member's next step has ended, since a trainer may outlive its driver for a moment.
     """
 
@@ -134,12 +134,12 @@ class EventLog:
         return unread
 
     def _update_in_training(self, driver_events: Iterable[Event]) -> list[str]:
-        """Update the set of members in training; return the members whose steps have started or ended."""
+        """Update the set of members in training; return the members whose tasks have started or ended."""
         changed = []
         for event in driver_events:
-            if event.kind == "step_started":
+            if event.kind == "task_started":
                 self._in_training[event.data["member"]] = None
-            elif event.kind == "step_ended":
+            elif event.kind == "task_ended":
                 self._in_training.pop(event.data["member"], None)
             else:
                 continue

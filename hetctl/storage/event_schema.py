@@ -32,7 +32,7 @@ class JobEnded:
 
 @dataclass(frozen=True)
 class NodeFailed:
-    """Loss of nodes during a step."""
+    """Loss of nodes during a task."""
 
     job: int
     nodes: tuple[str, ...]
@@ -62,7 +62,7 @@ class RoundEnded:
 
 
 @dataclass(frozen=True)
-class StepStartedRecord:
+class TaskStartedRecord:
     """Launch of a member."""
 
     member: str
@@ -73,8 +73,8 @@ class StepStartedRecord:
 
 
 @dataclass(frozen=True)
-class StepEndedRecord:
-    """End of a member's step."""
+class TaskEndedRecord:
+    """End of a member's task."""
 
     member: str
     exit_code: int
@@ -171,7 +171,7 @@ class MigrationRecord:
 
 
 @dataclass(frozen=True)
-class SampleVisitsRecord:
+class SampleAccessesRecord:
     """Visits of the samples of partitioned data after an epoch, and how many samples each rank holds."""
 
     epoch: int
@@ -287,8 +287,8 @@ FORMS: dict[str, type] = {
     "parts_staged": PartsStagedRecord,
     "round_started": RoundStarted,
     "round_ended": RoundEnded,
-    "step_started": StepStartedRecord,
-    "step_ended": StepEndedRecord,
+    "task_started": TaskStartedRecord,
+    "task_ended": TaskEndedRecord,
     "started": Started,
     "first_step": FirstStep,
     "epoch": EpochResult,
@@ -298,7 +298,7 @@ FORMS: dict[str, type] = {
     "stages": Stages,
     "straggler": Straggler,
     "migration": MigrationRecord,
-    "sample_visits": SampleVisitsRecord,
+    "sample_accesses": SampleAccessesRecord,
     "visit": VisitEnded,
     "visit_lost": VisitLost,
     "visits_undone": VisitsUndone,

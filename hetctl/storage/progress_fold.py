@@ -21,7 +21,7 @@ RECENT_RESTARTS = 3
 """Number of newest restarts that are kept for a member."""
 OF_MEMBERS = frozenset({"started", "first_step", "epoch", "converged", "stopped", "failed"})
 """Kinds of event in a member's file that determine its progress."""
-OF_DRIVERS = frozenset({"step_ended", TRIAL, REPORT})
+OF_DRIVERS = frozenset({"task_ended", TRIAL, REPORT})
 """Kinds of event in the drivers' file that determine the progress of the member that they name."""
 
 
@@ -140,10 +140,10 @@ def _next(member: Member, retries: int, state: _MemberFold, event: Event) -> _Me
     progress = state.progress
     if event.kind == "failed":
         return replace(state, error=str(event.data.get("error", "")))
-    if event.kind == "step_ended":
+    if event.kind == "task_ended":
         if not progress.active:
             return state
-        return replace(state, progress=_after_step(progress, member, event, state.error, retries), error="")
+        return replace(state, progress=_after_task(progress, member, event, state.error, retries), error="")
     if event.kind == "started":
         return _resumed(state, event)
     if event.kind == "epoch":
@@ -195,8 +195,8 @@ def _with_restart(progress: Progress, seconds: float | None) -> Progress:
     return replace(progress, restarts_s=(*progress.restarts_s, float(seconds))[-RECENT_RESTARTS:])
 
 
-def _after_step(progress: Progress, member: Member, event: Event, error: str, retries: int) -> Progress:
-    """Count the end of a step against the member or not; `error` is the report of its trainer."""
+def _after_task(progress: Progress, member: Member, event: Event, error: str, retries: int) -> Progress:
+    """Count the end of a task against the member or not; `error` is the report of its trainer."""
     reason, cause = ExitReason(event.data["reason"]), str(event.data["description"])
     if reason is ExitReason.OUT_OF_MEMORY:
         smaller = member.smaller_batch(progress.batch_size or member.batch_size)

@@ -19,7 +19,7 @@ from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import ProgressFold
 from hetctl.storage.snapshot import Row, StaleSnapshotError, key_of, read_snapshot, row_of, write_snapshot
-from hetctl.storage.step_fold import StepFold, StepKey, StepRecord, StepReport, Steps, UsageFold
+from hetctl.storage.task_fold import TaskFold, TaskKey, TaskRecord, TaskReport, Tasks, UsageFold
 from hetctl.storage.visit_totals import TotalsFold, WorkerTotals
 
 
@@ -32,15 +32,15 @@ class RunState:
     ----------
     facts : RunFacts
         Facts about jobs and rounds.
-    reports : mapping of (int, str) to StepReport
-        Reports by round and member, without those of steps that ended before the snapshot.
+    reports : mapping of (int, str) to TaskReport
+        Reports by round and member, without those of tasks that ended before the snapshot.
     hops : TotalsFold
         Totals of the visits of members that hop.
     """
 
     def __init__(self, folder: RunFolder, ensemble: Ensemble, retries: int) -> None:
         self._folder, self._ensemble, self._retries = folder, ensemble, retries
-        kept = (Event, EpochResult, Progress, StepRecord, StepReport, RunVisit, RunHopPlan, WorkerTotals)
+        kept = (Event, EpochResult, Progress, TaskRecord, TaskReport, RunVisit, RunHopPlan, WorkerTotals)
         self._key = key_of(folder, *kept)
         try:
             # With 10,000 members and 259,000 events, `status` takes 3 s of CPU time instead of 7.5, and a
@@ -52,8 +52,8 @@ class RunState:
     def _begin(self, kept: dict[str, Any] | None) -> None:
         self._log = EventLog(self._folder)
         self._progress = ProgressFold(self._ensemble, self._retries)
-        self._steps, self._usage, self.facts = StepFold(), UsageFold(), RunFacts()
-        self.reports: dict[StepKey, StepReport] = defaultdict(StepReport)
+        self._tasks, self._usage, self.facts = TaskFold(), UsageFold(), RunFacts()
+        self.reports: dict[TaskKey, TaskReport] = defaultdict(TaskReport)
         self.hops = TotalsFold()
         self._unreported = set(self._progress.progress)
         self._is_changed = False
@@ -62,11 +62,11 @@ class RunState:
         with without_collections():
             self._log.restore(kept["log"])
             self._progress.restore(kept["progress"])
-            self._steps.restore(kept["steps"])
-            self._usage.restore(kept["usage"], self._steps.steps)
+            self._tasks.restore(kept["tasks"])
+            self._usage.restore(kept["usage"], self._tasks.tasks)
             self.facts.restore(kept["facts"])
             self.hops.restore(kept["hops"])
-            self.reports |= {(index, name): decode(StepReport, row) for index, name, row in kept["reports"]}
+            self.reports |= {(index, name): decode(TaskReport, row) for index, name, row in kept["reports"]}
 
     def keep(self) -> None:
         """Write a snapshot of the last update, if anything has changed since the last snapshot.
@@ -78,11 +78,11 @@ class RunState:
         """
         if not self._is_changed:
             return
-        wanted = {*self.open_steps, *((index, DRIVER) for index, _ in self.open_steps)}
+        wanted = {*self.open_tasks, *((index, DRIVER) for index, _ in self.open_tasks)}
         parts = {
             "log": self._log.rows(),
             "progress": self._progress.rows(),
-            "steps": self._steps.rows(),
+            "tasks": self._tasks.rows(),
             "usage": self._usage.rows(),
             "facts": self.facts.rows(),
             "hops": self.hops.rows(),
@@ -107,13 +107,13 @@ class RunState:
         return self._progress.progress
 
     @property
-    def open_steps(self) -> Mapping[StepKey, StepRecord]:
-        """Steps by round and member whose end was not reported."""
-        return self._usage.open_steps
+    def open_tasks(self) -> Mapping[TaskKey, TaskRecord]:
+        """Tasks by round and member whose end was not reported."""
+        return self._usage.open_tasks
 
-    def steps_of(self, member: str) -> Mapping[int, Steps]:
-        """Return the steps of a member, by round."""
-        return self._steps.of(member)
+    def tasks_of(self, member: str) -> Mapping[int, Tasks]:
+        """Return the tasks of a member, by round."""
+        return self._tasks.of(member)
 
     def used(self, now: float) -> Usage:
         """Return the resources used by the run; `now` is in seconds since the epoch."""
@@ -147,8 +147,8 @@ class RunState:
     def _folded(self, events: Sequence[Event]) -> set[str]:
         for event in events:
             self.reports[event.round, event.source].add(event)
-        steps = self._steps.add(events)
-        self._usage.add(events, steps)
+        tasks = self._tasks.add(events)
+        self._usage.add(events, tasks)
         self.facts.add(events)
         self.hops.add(events)
         self._is_changed = self._is_changed or bool(events)

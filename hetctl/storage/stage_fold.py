@@ -7,15 +7,15 @@ from collections.abc import Iterable
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.serialization import decode
 from hetctl.storage.event_log import EventFile
-from hetctl.storage.event_schema import Stages, StepStartedRecord
+from hetctl.storage.event_schema import Stages, TaskStartedRecord
 from hetctl.storage.paths import RunFolder
 
 
 class StageFold:
-    """Newest step and newest stages of each member, derived from events in whatever order they are read."""
+    """Newest task and newest stages of each member, derived from events in whatever order they are read."""
 
     def __init__(self) -> None:
-        self._steps: dict[str, Event] = {}
+        self._tasks: dict[str, Event] = {}
         self._stages: dict[str, Event] = {}
 
     def add(self, events: Iterable[Event]) -> None:
@@ -23,13 +23,13 @@ class StageFold:
         for event in events:
             if event.kind == "stages":
                 _keep_newest(self._stages, event.source, event)
-            elif event.source == DRIVER and event.kind == "step_started" and event.data.get("pipeline"):
-                _keep_newest(self._steps, str(event.data["member"]), event)
+            elif event.source == DRIVER and event.kind == "task_started" and event.data.get("pipeline"):
+                _keep_newest(self._tasks, str(event.data["member"]), event)
 
-    def step_of(self, member: str) -> StepStartedRecord | None:
-        """Return the newest step of a member as a pipeline; None before the first."""
-        event = self._steps.get(member)
-        return None if event is None else decode(StepStartedRecord, event.data)
+    def task_of(self, member: str) -> TaskStartedRecord | None:
+        """Return the newest task of a member as a pipeline; None before the first."""
+        event = self._tasks.get(member)
+        return None if event is None else decode(TaskStartedRecord, event.data)
 
     def stages_of(self, member: str) -> Stages | None:
         """Return the newest report of a member's stages; None before the first."""

@@ -74,7 +74,7 @@ class Absence:
 
 
 def _has_visit(run: RunFolder) -> bool:
-    return any(event.kind == "step_started" for event in events_in(run))
+    return any(event.kind == "task_started" for event in events_in(run))
 
 
 def _parent(pid: int) -> int:

@@ -27,7 +27,8 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import TrainableNetwork, load_framework
-from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, Saver, TrainingState
+from hetctl.runtime.worker.async_checkpoint import Saver
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, TrainingState
 from hetctl.runtime.worker.group import SingleRank
 from hetctl.runtime.worker.user_functions import UserFunctions
 

@@ -112,12 +112,12 @@ def spent_s(events: Sequence[Event]) -> float:
     """Return the time from the first rank's begin, without its start, to the end of the last step."""
     begun = [event.data["began_at"] + event.data["meet_s"] for event in events if event.kind == "visit"]
     begun += [event.time for event in events if event.kind == "started"]
-    return max(event.time for event in events if event.kind == "step_ended") - min(begun)
+    return max(event.time for event in events if event.kind == "task_ended") - min(begun)
 
 
 def group_sizes(events: Sequence[Event]) -> str:
     """Return the numbers of GPUs that trained a member together."""
-    found = {event.data["gpus"] for event in events if event.kind == "step_started"}
+    found = {event.data["gpus"] for event in events if event.kind == "task_started"}
     return ", ".join(map(str, sorted(found)))
 
 

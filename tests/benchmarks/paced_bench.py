@@ -247,7 +247,7 @@ def _bound_of_the_rest(members: list[Paced], events: list[Event], at: float, nod
 
 
 def _steps(events: list[Event], member: str, at: float) -> list[Event]:
-    return [e for e in events if e.kind == "step_started" and e.data["member"] == member and e.time <= at]
+    return [e for e in events if e.kind == "task_started" and e.data["member"] == member and e.time <= at]
 
 
 def _is_on(events: list[Event], member: str, node: str, at: float) -> bool:

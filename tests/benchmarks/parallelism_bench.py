@@ -152,7 +152,7 @@ def bytes_moved(side: Side, events: Sequence[Event]) -> float:
 
 def spent_s(events: Sequence[Event]) -> float:
     """Return the time from the start of the first step to the end of the last one."""
-    steps = [event.time for event in events if event.kind in ("step_started", "step_ended")]
+    steps = [event.time for event in events if event.kind in ("task_started", "task_ended")]
     return max(steps) - min(steps)
 
 

@@ -137,11 +137,11 @@ def table(quick: bool = False) -> Table:
     apart = max(run.apart for run in sorted_runs)
     return Table(
         title,
-        ("the data lie", "accuracy", "migrated samples", "in transfers", "visits differ by at most"),
+        ("the data lie", "accuracy", "migrated samples", "in transfers", "accesses differ by at most"),
         tuple(rows),
         (
             Figure("sorted by label, balanced: accuracy below that of shuffled data", lost, 0.01),
-            Figure("sorted by label, balanced: largest difference of visits", apart, 2),
+            Figure("sorted by label, balanced: largest difference of accesses", apart, 2),
         ),
         f"scikit-learn's digits (1,437 images), {epochs} epochs, {seeds} seeds, PyTorch, momentum 0.9; mean "
         f"accuracy of the last five epochs, least and most of the seeds. {NODES * BATCH} images a step; "
@@ -218,7 +218,7 @@ def _trained(events: Sequence[Event]) -> Trained:
         return [event.data for event in events if event.kind == kind]
 
     migrated = [event["samples"] for event in of("migration")]
-    apart = [event["most"] - event["fewest"] for event in of("sample_visits")]
+    apart = [event["most"] - event["fewest"] for event in of("sample_accesses")]
     accuracy = [epoch["metrics"]["val_accuracy"] for epoch in of("epoch")]
     return Trained(accuracy, sum(migrated), len(migrated), max(apart, default=0))
 

@@ -215,7 +215,7 @@ def slowest_rate_of(events: Sequence[Event], minibatches: int) -> float:
 
 def step_of(events: Sequence[Event]) -> dict:
     """Return the start of the member's only step."""
-    (step,) = [event.data for event in events if event.kind == "step_started"]
+    (step,) = [event.data for event in events if event.kind == "task_started"]
     return step
 
 

@@ -197,12 +197,12 @@ def _told_by_driver(spec: RunSpec, index: int, at: float, unfinished: int) -> It
     for allocation in _allocations(spec.ensemble):
         placement = encode(allocation.placement)
         yield {
-            **{"kind": "step_started", "time": at + 1, "member": allocation.member},
+            **{"kind": "task_started", "time": at + 1, "member": allocation.member},
             **{"gpus": 1, "mode": DATA_PARALLEL, "rate": 100.0, "placement": placement, "batch_size": 32},
         }
     for number, name in enumerate(names[unfinished:]):
         yield {
-            **{"kind": "step_ended", "time": at + 900 + number / 1000, "member": name, "exit_code": 0},
+            **{"kind": "task_ended", "time": at + 900 + number / 1000, "member": name, "exit_code": 0},
             **{"reason": "told", "description": "told to leave", "fault": False},
         }
     if not unfinished:
@@ -265,7 +265,7 @@ def _end(run: Sample, names: list[str], events: Mapping[str, EventWriter]) -> No
     for name in names:
         events[name].write("checkpoint", **_checkpoint(name, ROUNDS, 700))
         events[name].write("stopped", reason="alpha", part_samples=700)
-    ends = ({"kind": "step_ended", "time": time.time(), "member": name, **end} for name in names)
+    ends = ({"kind": "task_ended", "time": time.time(), "member": name, **end} for name in names)
     _append(run.folder.events_of(DRIVER), LAST, ends)
 
 

@@ -39,17 +39,17 @@ def driver_events(start: float, index: int) -> list[Event]:
     where = {"gpus": 1, "mode": "data-parallel", "rate": 5.0, "placement": [{"node": "n0", "gpus": [0]}]}
     told = [
         ("round_started", 0, {"job": 0, "predicted_s": 40.0, "members": ["a", "b"]}),
-        ("step_started", 1, {"member": "a", **where}),
-        ("step_started", 1, {"member": "b", **where}),
-        ("step_ended", 30, {"member": "a", "exit_code": 0, "reason": "finished", "description": ""}),
+        ("task_started", 1, {"member": "a", **where}),
+        ("task_started", 1, {"member": "b", **where}),
+        ("task_ended", 30, {"member": "a", "exit_code": 0, "reason": "finished", "description": ""}),
         (
-            "step_ended",
+            "task_ended",
             31,
             {"member": "b", "exit_code": 137, "reason": "killed", "description": "killed by SIGKILL"},
         ),
         # The step is tried once more.
-        ("step_started", 32, {"member": "b", **where}),
-        ("step_ended", 35, {"member": "b", "exit_code": 0, "reason": "finished", "description": ""}),
+        ("task_started", 32, {"member": "b", **where}),
+        ("task_ended", 35, {"member": "b", "exit_code": 0, "reason": "finished", "description": ""}),
         ("round_ended", 36, {"ended_by": "alpha"}),
     ]
     first = index * len(told)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from hetctl.model.job import Job, JobState
-from hetctl.model.run_status import MemberRate, MemberStatus, RoundSpan, RunStatus, StepSpan
+from hetctl.model.run_status import MemberRate, MemberStatus, RoundSpan, RunStatus, TaskSpan
 from hetctl.model.training_progress import EpochResult
 
 MakeRun = Callable[..., RunStatus]
@@ -42,8 +42,8 @@ def _make_run(names: tuple[str, ...] = ("mlp", "cnn"), rounds: int = 3) -> RunSt
     """Give each member its own GPU, four to a node, for 80 of the 100 seconds of each round."""
     bests = {name: 0.9 + 0.01 * i for i, name in enumerate(names)}
     members = tuple(_member(name, bests[name], rounds) for name in names)
-    steps = tuple(
-        StepSpan(name, r, f"node-{i // 4}", (i % 4,), 100.0 * r, 100.0 * r + 80, 0)
+    tasks = tuple(
+        TaskSpan(name, r, f"node-{i // 4}", (i % 4,), 100.0 * r, 100.0 * r + 80, 0)
         for r in range(rounds)
         for i, name in enumerate(names)
     )
@@ -62,7 +62,7 @@ def _make_run(names: tuple[str, ...] = ("mlp", "cnn"), rounds: int = 3) -> RunSt
         states={member.member: member.state for member in members},
         members=members,
         rounds=tuple(RoundSpan(r, 0, 100.0 * r, 100.0 * (r + 1), 93.0, "converged") for r in range(rounds)),
-        steps=steps,
+        tasks=tasks,
         jobs=(Job(0, "hetctl-digits-1-0-a", "4711", JobState.FINISHED, 1, 600, 1e9),),
         history={name: _history(bests[name], 2 * rounds) for name in names if rounds},
     )

@@ -112,8 +112,8 @@ def test_equal_statuses_give_equal_pages_and_keep_matplotlib(make_run: MakeRun) 
 
 def test_references_inside_figures_lead_somewhere(make_run: MakeRun) -> None:
     run = make_run()
-    steps = (replace(run.steps[0], exit_code=137), *run.steps[1:])
-    page = render_page(replace(run, steps=steps))
+    tasks = (replace(run.tasks[0], exit_code=137), *run.tasks[1:])
+    page = render_page(replace(run, tasks=tasks))
     wanted = set(re.findall(r"url\(#([^)]+)\)", page)) | set(re.findall(r'href="#([^"]+)"', page))
     assert wanted <= set(re.findall(r'id="([^"]+)"', page))
     assert "failed with exit code 137" in page
@@ -125,15 +125,15 @@ def test_a_run_without_rounds_has_a_page_without_figures(make_run: MakeRun, name
     run = replace(make_run(names, rounds=0), state="queued", measured_s=0.0, gpus=4)
     outline = Outline(render_page(run))
     assert outline.figures == []
-    assert any(text.startswith("No step has started yet") for text in outline.texts["p"])
+    assert any(text.startswith("No task has started yet") for text in outline.texts["p"])
 
 
-def test_a_running_run_shows_open_steps(make_run: MakeRun) -> None:
+def test_a_running_run_shows_open_tasks(make_run: MakeRun) -> None:
     run = make_run()
-    steps = tuple(replace(s, end_s=None, exit_code=None) if s.round == 2 else s for s in run.steps)
+    tasks = tuple(replace(s, end_s=None, exit_code=None) if s.round == 2 else s for s in run.tasks)
     rounds = (*run.rounds[:2], replace(run.rounds[2], end_s=None, ended_by=None))
     members = tuple(replace(member, state="training", reason=None) for member in run.members)
-    running = replace(run, state="running", steps=steps, rounds=rounds, members=members, measured_s=250.0)
+    running = replace(run, state="running", tasks=tasks, rounds=rounds, members=members, measured_s=250.0)
     outline = Outline(render_page(running))
     assert len(outline.figures) == 2
     assert any("round 2 · slot 0 of node-0 · 50 s · running" in title for title in outline.texts["title"])
@@ -143,8 +143,8 @@ def test_a_running_run_shows_open_steps(make_run: MakeRun) -> None:
 
 def test_a_member_on_gpus_that_are_not_neighbours_has_two_bars(make_run: MakeRun) -> None:
     run = make_run(("a", "b", "c"), rounds=1)
-    wide = replace(run.steps[0], gpus=(0, 2))
-    page = render_page(replace(run, steps=(wide, run.steps[1])))
+    wide = replace(run.tasks[0], gpus=(0, 2))
+    page = render_page(replace(run, tasks=(wide, run.tasks[1])))
     shape = page[page.index("<title>a · round 0") :]
     path = re.search(r' d="([^"]+)"', shape)
     assert path is not None
@@ -163,8 +163,8 @@ def test_idle_time_is_painted_where_a_job_held_gpus(make_run: MakeRun) -> None:
     assert idle_rows(render_page(replace(run, gpus=5))) == 5
     rounds = (run.rounds[0], replace(run.rounds[1], job=1))
     assert idle_rows(render_page(replace(run, rounds=rounds))) == 4
-    moved = tuple(replace(step, node="other") if step.round == 1 else step for step in run.steps)
-    assert idle_rows(render_page(replace(run, rounds=rounds, steps=moved))) == 4
+    moved = tuple(replace(task, node="other") if task.round == 1 else task for task in run.tasks)
+    assert idle_rows(render_page(replace(run, rounds=rounds, tasks=moved))) == 4
 
 
 def test_the_page_of_a_large_run_stays_small(make_run: MakeRun) -> None:

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from hetctl.model.run_status import StepSpan
+from hetctl.model.run_status import TaskSpan
 from hetctl.reports.simulation_page import MOST_DRAWN, render_hopper
 from hetctl.reports.simulation_tables import HopperFigures, hopper_table, hops_headline
 
@@ -30,9 +30,9 @@ def figures() -> HopperFigures:
 
 
 STEPS = (
-    StepSpan("a<b>", 0, "w0", (0,), 0.0, 2.0, 1),
-    StepSpan("a<b>", 0, "w1", (0,), 2.0, 5.0, 0),
-    StepSpan("c", 0, "w0", (0,), 4.0, 9.0, 0),
+    TaskSpan("a<b>", 0, "w0", (0,), 0.0, 2.0, 1),
+    TaskSpan("a<b>", 0, "w1", (0,), 2.0, 5.0, 0),
+    TaskSpan("c", 0, "w0", (0,), 4.0, 9.0, 0),
 )
 
 

@@ -40,17 +40,17 @@ def test_gpus_are_idle_between_rounds_but_not_between_jobs(make_run: MakeRun) ->
     assert busy_fraction(replace(run, gpus=4)) == pytest.approx(0.4)
     queued = replace(run.rounds[2], job=1, start_s=1200.0, end_s=1300.0)
     late = tuple(
-        replace(step, start_s=1200.0, end_s=1280.0) if step.round == 2 else step for step in run.steps
+        replace(task, start_s=1200.0, end_s=1280.0) if task.round == 2 else task for task in run.tasks
     )
-    split = replace(run, rounds=(*run.rounds[:2], queued), steps=late)
+    split = replace(run, rounds=(*run.rounds[:2], queued), tasks=late)
     assert busy_fraction(split) == pytest.approx(0.8)
 
 
-def test_a_running_step_is_busy_until_now(make_run: MakeRun) -> None:
+def test_a_running_task_is_busy_until_now(make_run: MakeRun) -> None:
     run = make_run(("mlp",), rounds=1)
-    step = replace(run.steps[0], end_s=None, exit_code=None)
+    task = replace(run.tasks[0], end_s=None, exit_code=None)
     open_round = replace(run.rounds[0], end_s=None, ended_by=None)
-    running = replace(run, steps=(step,), rounds=(open_round,), measured_s=50.0)
+    running = replace(run, tasks=(task,), rounds=(open_round,), measured_s=50.0)
     assert busy_fraction(running) == pytest.approx(1.0)
 
 

@@ -26,9 +26,9 @@ from hetctl.scheduling.events import (
     NodeJoined,
     NodeLost,
     SchedulingEvent,
-    StepEnded,
-    StepSignalled,
-    StepStarted,
+    TaskEnded,
+    TaskSignalled,
+    TaskStarted,
     Tick,
 )
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
@@ -111,7 +111,7 @@ class Bench:
     def done(self, now_s: float, name: str) -> SchedulingEvent:
         """Let a member converge."""
         del self.members[name]
-        return StepEnded(now_s, name, ExitReason.FINISHED)
+        return TaskEnded(now_s, name, ExitReason.FINISHED)
 
 
 def placed(commands: Sequence[Command]) -> dict[str, Allocation]:
@@ -168,9 +168,9 @@ def test_too_few_active_gpus_stop_a_round_and_a_new_plan_follows() -> None:
     bench.at(0.0)
     assert bench.at(1.0, bench.done(1.0, "a")) == [Stop(5, "alpha")]
     assert (
-        bench.at(2.0, StepEnded(2.0, "b", ExitReason.STOPPED), StepEnded(2.0, "c", ExitReason.STOPPED)) == []
+        bench.at(2.0, TaskEnded(2.0, "b", ExitReason.STOPPED), TaskEnded(2.0, "c", ExitReason.STOPPED)) == []
     )
-    ended, start = bench.at(3.0, StepEnded(3.0, "d", ExitReason.STOPPED))
+    ended, start = bench.at(3.0, TaskEnded(3.0, "d", ExitReason.STOPPED))
     assert ended == EndRound(5, "alpha")
     assert list(placed([start])) == list("bcde")
 
@@ -188,8 +188,8 @@ def test_gpus_are_waited_for_that_others_are_about_to_leave() -> None:
     assert bench.all_at(1.0) == []
     bench.core.handle(EpochDone(1.0, "a", 20.0))
     assert bench.at(1.5) == [Stop(5, "preempted", "b"), Stop(5, "resize", "a")]
-    assert bench.at(2.0, EpochDone(2.0, "a", 50.0), StepEnded(2.0, "a", ExitReason.STOPPED)) == []
-    ended, start = bench.at(3.0, StepEnded(3.0, "b", ExitReason.STOPPED))
+    assert bench.at(2.0, EpochDone(2.0, "a", 50.0), TaskEnded(2.0, "a", ExitReason.STOPPED)) == []
+    ended, start = bench.at(3.0, TaskEnded(3.0, "b", ExitReason.STOPPED))
     assert ended == EndRound(5, "preempted")
     assert placed([start]) == {"a": on("a", "node-0", 0, 1)}
 
@@ -220,7 +220,7 @@ def test_the_planner_is_called_at_its_time_but_not_too_often() -> None:
 
     bench = Bench(Planner("p", "elastic", decide), "a")
     assert bench.all_at(0.0)[-1] == ScheduleTick(8.0)
-    assert bench.all_at(8.0, StepStarted(8.0, "a", 8.0)) == []
+    assert bench.all_at(8.0, TaskStarted(8.0, "a", 8.0)) == []
     assert bench.all_at(8.01, MemberArrived(8.01, "b")) == [ScheduleTick(8.0 + POLL_S)]
     bench.at(8.0 + POLL_S)
     assert asked == [0.0, 8.0, 8.0 + POLL_S]
@@ -230,8 +230,8 @@ def test_the_planner_is_called_at_its_time_but_not_too_often() -> None:
 def test_a_member_that_got_a_signal_leaves_and_is_planned_anew(planner: Planner) -> None:
     bench = Bench(planner, "a")
     bench.at(0.0)
-    assert bench.at(1.0, StepSignalled(1.0, "a"), StepSignalled(1.0, "a")) == [Stop(5, "signal", "a")]
-    ended, start = bench.at(2.0, StepEnded(2.0, "a", ExitReason.STOPPED))
+    assert bench.at(1.0, TaskSignalled(1.0, "a"), TaskSignalled(1.0, "a")) == [Stop(5, "signal", "a")]
+    ended, start = bench.at(2.0, TaskEnded(2.0, "a", ExitReason.STOPPED))
     assert ended == EndRound(5, "signal")
     assert list(placed([start])) == ["a"]
 
@@ -240,18 +240,18 @@ def test_a_signal_to_a_member_that_is_leaving_changes_nothing() -> None:
     bench = Bench(LOCAL, "abcdef")
     bench.at(0.0)
     assert bench.at(1.0, JobEnding(1.0, "time")) == [Stop(5, "time", at_once=True)]
-    assert bench.at(1.5, StepSignalled(1.5, "a")) == []
-    ends = [StepEnded(2.0, name, ExitReason.STOPPED) for name in list(bench.core.running)]
+    assert bench.at(1.5, TaskSignalled(1.5, "a")) == []
+    ends = [TaskEnded(2.0, name, ExitReason.STOPPED) for name in list(bench.core.running)]
     assert bench.at(2.0, *ends) == [EndRound(5, "time"), EndJob("time")]
 
 
 def test_a_job_continues_until_its_last_node_is_lost() -> None:
     bench = Bench(LOCAL, "abcdef")
     bench.at(0.0)
-    lost = [StepEnded(1.0, name, ExitReason.NODE_FAILURE) for name in "ab"]
+    lost = [TaskEnded(1.0, name, ExitReason.NODE_FAILURE) for name in "ab"]
     assert bench.at(1.0, *lost, NodeLost(1.0, "node-0")) == []
     assert placed(bench.at(2.0, bench.done(2.0, "c"))) == {"a": on("a", "node-1", 0)}
-    last = [StepEnded(3.0, name, ExitReason.NODE_FAILURE) for name in "da"]
+    last = [TaskEnded(3.0, name, ExitReason.NODE_FAILURE) for name in "da"]
     assert bench.at(3.0, *last, NodeLost(3.0, "node-1"))[-1] == EndJob("node-failure")
 
 
@@ -267,7 +267,7 @@ def test_a_returned_node_is_used_once_its_last_group_has_ended() -> None:
     assert placed(bench.at(0.0))["a"].gpus == 2
     assert bench.at(1.0, NodeLost(1.0, first.name)) == []
     assert bench.at(1.5, NodeJoined(1.5, first)) == []
-    commands = bench.at(2.0, StepEnded(2.0, "a", ExitReason.NODE_FAILURE))
+    commands = bench.at(2.0, TaskEnded(2.0, "a", ExitReason.NODE_FAILURE))
     assert {p.node for p in placed(commands)["a"].placement} == {first.name, second.name}
 
 
@@ -275,7 +275,7 @@ def test_no_member_waits_for_gpus_of_a_lost_node() -> None:
     bench = Bench(Planner("p", "elastic", moved), "ab", Cluster.of(4, 2).nodes)
     bench.at(0.0)
     bench.at(1.0, EpochDone(1.0, "a", 50.0))
-    lost = [StepEnded(2.0, name, ExitReason.NODE_FAILURE) for name in "ab"]
+    lost = [TaskEnded(2.0, name, ExitReason.NODE_FAILURE) for name in "ab"]
     commands = bench.at(2.0, *lost, NodeLost(2.0, "node-0"))
     assert placed(commands) == {"a": on("a", "node-1", 0), "b": on("b", "node-1", 1)}
 
@@ -284,7 +284,7 @@ def test_no_member_waits_for_gpus_of_a_lost_node() -> None:
     ("event", "reason"),
     [
         (JobEnding(1.0, "signal"), "signal"),
-        (StepEnded(1.0, "a", ExitReason.DISK_FULL), "disk-full"),
+        (TaskEnded(1.0, "a", ExitReason.DISK_FULL), "disk-full"),
         (Tick(50.0), "deadline"),
     ],
 )
@@ -294,14 +294,14 @@ def test_when_the_job_ends_all_leave_and_the_first_reason_stands(event: Scheduli
     bench.at(0.0)
     commands = bench.at(event.now_s, event, JobEnding(event.now_s, "later"))
     assert [c for c in commands if isinstance(c, Stop)] == [Stop(5, reason, at_once=True)]
-    ends = [StepEnded(60.0, name, ExitReason.STOPPED) for name in list(bench.core.running)]
+    ends = [TaskEnded(60.0, name, ExitReason.STOPPED) for name in list(bench.core.running)]
     assert bench.at(60.0, *ends)[-1] == EndJob(reason)
 
 
 def test_after_a_failed_launch_nothing_starts_during_the_pause() -> None:
     bench = Bench(LOCAL, "a")
     bench.at(0.0)
-    commands = bench.all_at(1.0, StepEnded(1.0, "a", ExitReason.NOT_LAUNCHED))
+    commands = bench.all_at(1.0, TaskEnded(1.0, "a", ExitReason.NOT_LAUNCHED))
     assert commands == [EndRound(5, "failed"), ScheduleTick(1.0 + LAUNCH_PAUSE_S)]
     assert list(placed(bench.at(1.0 + LAUNCH_PAUSE_S))) == ["a"]
 
@@ -324,7 +324,7 @@ def test_ranks_about_to_end_neither_end_the_job_nor_get_work() -> None:
 def test_a_job_without_room_ends_with_the_refused_member() -> None:
     bench = Bench(LOCAL, "ab", deadline_s=150.0)
     assert list(placed(bench.at(0.0))) == ["a", "b"]
-    ends = [StepEnded(60.0, name, ExitReason.KILLED) for name in "ab"]
+    ends = [TaskEnded(60.0, name, ExitReason.KILLED) for name in "ab"]
     assert bench.at(60.0, *ends) == [EndRound(5, "failed"), EndJob("deadline", ("a", 100.0))]
 
 
@@ -337,7 +337,7 @@ def test_a_member_without_room_restarts_on_more_gpus_only() -> None:
 
     bench = Bench(Planner("p", "elastic", all_to_the_first), "ab", Cluster.of(2, 2).nodes, 500.0)
     bench.at(0.0)
-    assert bench.at(1.0, StepEnded(1.0, "a", ExitReason.STOPPED, no_room=True)) == []
+    assert bench.at(1.0, TaskEnded(1.0, "a", ExitReason.STOPPED, no_room=True)) == []
     commands = bench.at(9.0, bench.done(9.0, "b"))
     assert placed(commands) == {"a": on("a", "node-0", 0, 1)}
 
@@ -381,8 +381,8 @@ def ended(
         for other in there:
             del held[other]
         back = [NodeJoined(now_s, each) for each in bench.nodes if each.name == node and what == "away"]
-        return [*(StepEnded(now_s, n, ExitReason.NODE_FAILURE) for n in there), NodeLost(now_s, node), *back]
+        return [*(TaskEnded(now_s, n, ExitReason.NODE_FAILURE) for n in there), NodeLost(now_s, node), *back]
     del held[name]
     if what == "done":
         return [bench.done(now_s, name)]
-    return [StepEnded(now_s, name, ExitReason.STOPPED if what == "told" else ExitReason.KILLED)]
+    return [TaskEnded(now_s, name, ExitReason.STOPPED if what == "told" else ExitReason.KILLED)]

@@ -93,7 +93,7 @@ class Run:
         """Why steps ended, by member."""
         ends: dict[str, list[str]] = {}
         for event in self.project.driver_events(RUN):
-            if event.kind == "step_ended":
+            if event.kind == "task_ended":
                 ends.setdefault(event.data["member"], []).append(event.data["reason"])
         return ends
 
@@ -200,7 +200,7 @@ def test_a_node_that_dies_takes_its_own_ranks_alone(run):
         assert {node for event in failed for node in event.data["nodes"]} == {lost}
         assert {name for name, ends in run.ends().items() if "node-failure" in ends} == on_it
         assert all("killed" not in ends for ends in run.ends().values())
-        later = [e for e in run.project.driver_events(RUN) if e.kind == "step_started"][-1]
+        later = [e for e in run.project.driver_events(RUN) if e.kind == "task_started"][-1]
         assert lost not in nodes_in(later)
     finally:
         run.cluster.boot_node(lost)
@@ -221,7 +221,7 @@ def test_a_node_whose_agent_connects_late_is_used_from_then_on(run, tmp_path):
     events = run.project.driver_events(RUN)
     (failed,) = {node for e in events if e.kind == "node_failed" for node in e.data["nodes"]}
     at = max(number for number, e in enumerate(events) if e.kind == "node_failed")
-    assert any(e.kind == "step_started" and failed in nodes_in(e) for e in events[at:])
+    assert any(e.kind == "task_started" and failed in nodes_in(e) for e in events[at:])
 
 
 def nodes_in(event):

@@ -55,7 +55,7 @@ RATES = "member,gpus,rate,samples\n"
 def test_a_group_on_two_nodes_equals_one_rank_with_larger_batch(slurm_cluster, tmp_path, framework):
     project = project_of(framework, slurm_cluster, tmp_path / "project", {"m": RANKS})
     project.run("submit", "--gpus", "4", "--time", "10m", "--wait")
-    (step,) = [e.data for e in project.driver_events("wide-001") if e.kind == "step_started"]
+    (step,) = [e.data for e in project.driver_events("wide-001") if e.kind == "task_started"]
     assert [len(place["gpus"]) for place in step["placement"]] == [2, 2]
     seed = zlib.crc32(b"5/m")
     (one,), _ = train_on(framework, 1, RANKS * BATCH, CONFIG, tmp_path, samples=SAMPLES, seed=seed)
@@ -173,7 +173,7 @@ def partitioned_project(cluster, folder, framework, *, functions=None, **how):
 def migrations_of(project):
     """Return the data of the events about visits after each epoch, and of those about migrations."""
     events = events_in(project.home.run("wide-001"))
-    return tuple([e.data for e in events if e.kind == kind] for kind in ("sample_visits", "migration"))
+    return tuple([e.data for e in events if e.kind == kind] for kind in ("sample_accesses", "migration"))
 
 
 def place_images(folder, places):

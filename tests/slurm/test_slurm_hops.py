@@ -312,7 +312,7 @@ def after_visits(project, count):
 
 def rank_at_work(project):
     """Return the process of the rank that has begun its visit last."""
-    started = [event for event in project.driver_events(RUN) if event.kind == "step_started"][-1]
+    started = [event for event in project.driver_events(RUN) if event.kind == "task_started"][-1]
     (place,) = started.data["placement"]
     return ranks_of(project.home.run(RUN).path, place["node"])[0]
 

@@ -82,7 +82,7 @@ def test_a_lost_node_ends_the_job_and_the_next_one_goes_on(slurm_cluster, tmp_pa
     project = project_of(slurm_cluster, tmp_path, {"a": 2, "b": 2}, {"a": 9, "b": 9})
     assert project.here("submit", *OPTIONS, "fixed-2").code == 0
     wait_for(lambda: project.epochs(RUN).keys() == {"a", "b"}, seconds=60)
-    (first, second) = (e for e in project.driver_events(RUN) if e.kind == "step_started")
+    (first, second) = (e for e in project.driver_events(RUN) if e.kind == "task_started")
     lost = second.data["placement"][0]["node"]
     script = slurm_cluster.run("squeue", "--noheader", "--format=%B").strip()
     lost = lost if lost != script else first.data["placement"][0]["node"]
@@ -138,7 +138,7 @@ def _state(project) -> str:
 def _started(project):
     """Members by round, as their steps are called, and on how many nodes each was placed."""
     for event in project.driver_events(RUN):
-        if event.kind == "step_started":
+        if event.kind == "task_started":
             yield f"{round_prefix(event.round)}/{event.data['member']}", len(event.data["placement"])
 
 

@@ -77,7 +77,7 @@ def test_a_pipeline_loses_a_stage_and_a_node_but_no_wave(project, slurm_cluster,
         wait_for(lambda: project.here("status", "--json").json["state"] == "finished", 180)
     finally:
         slurm_cluster.boot_node("n2")
-    steps = [e for e in events_in(folder) if e.kind == "step_started"]
+    steps = [e for e in events_in(folder) if e.kind == "task_started"]
     assert [event.data["gpus"] for event in steps] == [4, 4, 2]
     monkeypatch.syspath_prepend(str(project.path))
     spec = read_spec(folder)

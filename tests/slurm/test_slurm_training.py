@@ -123,8 +123,8 @@ def steps_in_training(run):
     """Return the steps on several GPUs that have finished an epoch and have not ended, with their round."""
     events = events_in(run)
     trained = {(event.round, event.source) for event in events if event.kind == "epoch"}
-    ended = {(event.round, event.data["member"]) for event in events if event.kind == "step_ended"}
-    steps = [(event.round, event.data) for event in events if event.kind == "step_started"]
+    ended = {(event.round, event.data["member"]) for event in events if event.kind == "task_ended"}
+    steps = [(event.round, event.data) for event in events if event.kind == "task_started"]
     return [(i, step) for i, step in steps if step["gpus"] > 1 and (i, step["member"]) in trained - ended]
 
 
@@ -133,7 +133,7 @@ def fault_of(run, index, member):
     end = time.monotonic() + 60
     while time.monotonic() < end:
         for event in read_events(run.events_of(DRIVER)):
-            if (event.round, event.kind, event.data.get("member")) == (index, "step_ended", member):
+            if (event.round, event.kind, event.data.get("member")) == (index, "task_ended", member):
                 return event.data["fault"]
         time.sleep(0.1)
     raise AssertionError("the step whose rank was killed did not end")
@@ -170,7 +170,7 @@ def test_it_takes_three_rounds_and_two_jobs(story):
 
 
 def test_members_train_on_one_two_and_four_gpus(story):
-    assert {event.data["gpus"] for event in story.of("step_started")} >= {1, 2, 4}
+    assert {event.data["gpus"] for event in story.of("task_started")} >= {1, 2, 4}
 
 
 def test_a_round_ended_by_the_limit_continues_in_the_next_job(story):
@@ -182,12 +182,12 @@ def test_a_round_ended_by_the_limit_continues_in_the_next_job(story):
 
 
 def test_the_killed_step_is_reported_and_costs_no_finished_epoch(story):
-    failed = [event for event in story.of("step_ended") if event.data["fault"]]
+    failed = [event for event in story.of("task_ended") if event.data["fault"]]
     assert [event.data["member"] for event in failed] == [story.killed]
     assert failed[0].data["description"] == "killed by SIGKILL"
     assert failed[0].data["fault"]
     later = [
-        e for e in story.of("step_started") if e.data["member"] == story.killed and e.time > failed[0].time
+        e for e in story.of("task_started") if e.data["member"] == story.killed and e.time > failed[0].time
     ]
     assert later
 
@@ -224,14 +224,14 @@ def test_a_job_starts_one_step(story):
 
 def test_ranks_stay_from_round_to_round(story):
     """None is started again in a job but those of the group that was killed."""
-    killed = max(e.data["gpus"] for e in story.of("step_started") if e.data["member"] == story.killed)
+    killed = max(e.data["gpus"] for e in story.of("task_started") if e.data["member"] == story.killed)
     starts = Counter((record["job"], record["gpu"]) for record in story.witnesses_of_the_run())
     assert sum(starts.values()) - len(starts) <= killed
 
 
 def test_ranks_ran_on_the_nodes_that_the_plan_named(story):
     planned = set()
-    for event in story.of("step_started"):
+    for event in story.of("task_started"):
         placements = [decode(Placement, place) for place in event.data["placement"]]
         assert len(placements) == -(-event.data["gpus"] // 2)
         planned |= {f"{place.node}-{gpu}" for place in placements for gpu in place.gpus}
@@ -243,11 +243,11 @@ def test_the_catalog_agrees_with_the_events(story):
         epochs = set(catalog.execute("SELECT member, epoch, gpus FROM epochs WHERE run = ?", [RUN]))
         ended = catalog.execute(
             "SELECT json_extract(data, '$.member'), json_extract(data, '$.exit_code')"
-            " FROM events WHERE run = ? AND kind = 'step_ended'",
+            " FROM events WHERE run = ? AND kind = 'task_ended'",
             [RUN],
         ).fetchall()
     assert epochs == {(e.source, e.data["epoch"], e.data["gpus"]) for e in story.of("epoch")}
-    assert sorted(ended) == sorted((e.data["member"], e.data["exit_code"]) for e in story.of("step_ended"))
+    assert sorted(ended) == sorted((e.data["member"], e.data["exit_code"]) for e in story.of("task_ended"))
 
 
 def test_profiling_went_through_one_job_for_many_points(story):
@@ -267,5 +267,5 @@ def test_the_plan_keeps_the_contract(story):
 
 def test_events_of_the_driver_are_whole(story):
     driver = [event.kind for event in story.events() if event.source == DRIVER]
-    assert driver.count("step_started") == driver.count("step_ended")
+    assert driver.count("task_started") == driver.count("task_ended")
     assert read_spec(story.run).wall_s == WALL_S

@@ -109,7 +109,7 @@ def test_a_group_on_both_types_trains_with_the_planned_batches(tmp_path, cluster
     run = project.home.run("types-001")
     assert options_from(read_spec(run).options).mix_types
     events = events_in(run)
-    (step,) = [event.data for event in events if event.kind == "step_started"]
+    (step,) = [event.data for event in events if event.kind == "task_started"]
     assert {place["node"] for place in step["placement"]} == {"n1", "n2", "n3", "n4"}
     (started,) = [event.data["reason"] for event in events if event.kind == "balance_started"]
     assert started == "several types of GPU"

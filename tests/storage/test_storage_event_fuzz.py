@@ -11,7 +11,7 @@ from hetctl.app.run.next_state import progressed_at, reasons_of_jobs
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.storage.event_files import read_events
 from hetctl.storage.progress_fold import progress_of
-from hetctl.storage.step_fold import usage_of
+from hetctl.storage.task_fold import usage_of
 
 INPUTS = 10_000
 ENSEMBLE = Ensemble("e", "tensorflow", Functions("nets:f", "nets:g"), (Member("a"),), "/project")
@@ -19,9 +19,9 @@ PLACE = [{"node": "n1", "gpus": [0]}]
 DRIVER = [
     {"kind": "job_started", "time": 1.0, "job": 0, "batch_id": "7", "nodes": [], "deadline": 9e9},
     {"kind": "round_started", "time": 2.0, "index": 0, "job": 0, "predicted_s": 3.5, "members": ["a"]},
-    {"kind": "step_started", "time": 2.1, "member": "a", "gpus": 1, "placement": PLACE, "batch_size": 32},
+    {"kind": "task_started", "time": 2.1, "member": "a", "gpus": 1, "placement": PLACE, "batch_size": 32},
     {
-        "kind": "step_ended",
+        "kind": "task_ended",
         "time": 9.0,
         "member": "a",
         "exit_code": 137,

@@ -47,12 +47,12 @@ def begin(run, index, *members, job=None):
         write(run, index, DRIVER, "job_started", job=job)
     write(run, index, DRIVER, "round_started", job=job or 0, predicted_s=1.0, members=list(members))
     for name in members:
-        write(run, index, DRIVER, "step_started", member=name, gpus=1, placement=[])
+        write(run, index, DRIVER, "task_started", member=name, gpus=1, placement=[])
 
 
 def end(run, index, *members, over=True):
     for name in members:
-        write(run, index, DRIVER, "step_ended", member=name, exit_code=0, reason="told", description="told")
+        write(run, index, DRIVER, "task_ended", member=name, exit_code=0, reason="told", description="told")
     if over:
         write(run, index, DRIVER, "round_ended", ended_by="alpha")
 
@@ -69,7 +69,7 @@ def test_appended_events_are_read_once(run):
     assert kinds(log.fresh()) == [
         (0, DRIVER, "job_started"),
         (0, DRIVER, "round_started"),
-        (0, DRIVER, "step_started"),
+        (0, DRIVER, "task_started"),
         (0, "a", "started"),
     ]
     assert log.fresh() == []
@@ -268,7 +268,7 @@ def test_a_length_that_does_not_show_yet_is_looked_for_again(run, opened, ended)
 @pytest.mark.parametrize("name", ["", "../../x", "\0", "x" * 5000, "\ud800", "driver"])
 def test_names_that_were_garbled_open_no_file(run, name):
     begin(run, 0, name)
-    assert [event.kind for event in EventLog(run).fresh()] == ["round_started", "step_started"]
+    assert [event.kind for event in EventLog(run).fresh()] == ["round_started", "task_started"]
 
 
 def test_all_events_are_in_order_of_time(run):

@@ -15,7 +15,7 @@ from hetctl.model.run import Usage
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in, progress_in, progress_of
-from hetctl.storage.step_fold import usage_of
+from hetctl.storage.task_fold import usage_of
 
 ENSEMBLE = Ensemble("e", "tensorflow", Functions("a:b", "a:c"), (Member("a"), Member("b")), "/x")
 RETRIES = 2
@@ -37,7 +37,7 @@ def epoch(member, number, **later):
 
 
 def ended(member, reason="program-error", description="exit code 1"):
-    return event(DRIVER, "step_ended", member=member, exit_code=1, reason=reason, description=description)
+    return event(DRIVER, "task_ended", member=member, exit_code=1, reason=reason, description=description)
 
 
 def fold(*events):
@@ -233,19 +233,19 @@ def test_events_of_all_rounds_are_read(tmp_path):
 def test_use_counts_rounds_and_gpu_seconds():
     events = [
         event(DRIVER, "round_started", 0),
-        event(DRIVER, "step_started", 10, member="a", gpus=2),
-        event(DRIVER, "step_started", 10, member="b", gpus=1),
-        event(DRIVER, "step_ended", 30, member="a"),
+        event(DRIVER, "task_started", 10, member="a", gpus=2),
+        event(DRIVER, "task_started", 10, member="b", gpus=1),
+        event(DRIVER, "task_ended", 30, member="a"),
         event(DRIVER, "round_started", 30),
-        event("a", "step_started", 30, member="a", gpus=50),
+        event("a", "task_started", 30, member="a", gpus=50),
     ]
     assert usage_of(events, now=50) == Usage(rounds=2, gpu_seconds=20 * 2 + 40)
 
 
-def test_a_step_of_a_killed_job_counts_until_the_last_event():
+def test_a_task_of_a_killed_job_counts_until_the_last_event():
     events = [
         event(DRIVER, "job_started", 0),
-        event(DRIVER, "step_started", 10, member="a", gpus=2),
+        event(DRIVER, "task_started", 10, member="a", gpus=2),
         event("a", "epoch", 30),
         event(DRIVER, "job_started", 1000),
     ]
@@ -253,14 +253,14 @@ def test_a_step_of_a_killed_job_counts_until_the_last_event():
 
 
 def test_an_end_without_a_start_costs_nothing():
-    assert usage_of([event(DRIVER, "step_ended", 30, member="a")], now=50) == Usage(0, 0.0)
+    assert usage_of([event(DRIVER, "task_ended", 30, member="a")], now=50) == Usage(0, 0.0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.floats(0, 100)), max_size=8))
 def test_use_is_the_sum_over_steps(steps):
     events, now = [], 0.0
     for gpus, seconds in steps:
-        events.append(event(DRIVER, "step_started", now, member="a", gpus=gpus))
+        events.append(event(DRIVER, "task_started", now, member="a", gpus=gpus))
         now += seconds
-        events.append(event(DRIVER, "step_ended", now, member="a"))
+        events.append(event(DRIVER, "task_ended", now, member="a"))
     assert usage_of(events, now).gpu_seconds == pytest.approx(sum(g * s for g, s in steps))

@@ -20,7 +20,7 @@ from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import ProgressFold, progress_in, progress_of
 from hetctl.storage.run_state import RunState, without_collections
-from hetctl.storage.step_fold import StepFold, StepReport, UsageFold, report_of, usage_of
+from hetctl.storage.task_fold import TaskFold, TaskReport, UsageFold, report_of, usage_of
 
 RULE = StopRule("loss", max_epochs=6, patience=3)
 MEMBERS = (
@@ -36,14 +36,14 @@ NOW = 1000.0
 
 ends = st.builds(
     lambda member, reason: (
-        "step_ended",
+        "task_ended",
         {"member": member, "exit_code": 1, "reason": reason.value, "description": reason.name},
     ),
     st.sampled_from(NAMES),
     st.sampled_from(ExitReason),
 )
 starts = st.builds(
-    lambda member, gpus: ("step_started", {"member": member, "gpus": gpus, "placement": []}),
+    lambda member, gpus: ("task_started", {"member": member, "gpus": gpus, "placement": []}),
     st.sampled_from(NAMES),
     st.integers(1, 4),
 )
@@ -118,13 +118,13 @@ def pieces(draw, history):
 def test_the_order_of_files_does_not_matter(data):
     history = data.draw(histories())
     once = in_order(event for file in history for event in file)
-    progress, steps, usage = ProgressFold(ENSEMBLE, RETRIES), StepFold(), UsageFold()
+    progress, tasks, usage = ProgressFold(ENSEMBLE, RETRIES), TaskFold(), UsageFold()
     workloads = Workloads(ENSEMBLE, PROFILES, 4, 4)
     workloads.update(progress.progress)
     for piece in data.draw(pieces(history)):
         changed = progress.add(piece)
         workloads.update({name: progress.progress[name] for name in changed})
-        usage.add(piece, steps.add(piece))
+        usage.add(piece, tasks.add(piece))
     assert progress.progress == progress_of(ENSEMBLE, once, RETRIES)
     assert list(progress.progress) == NAMES
     assert usage.used(NOW) == usage_of(once, NOW)
@@ -158,14 +158,14 @@ def test_a_report_has_the_last_values(told):
 
 
 def test_without_events_nothing_is_reported():
-    assert report_of([]) == StepReport()
+    assert report_of([]) == TaskReport()
 
 
 def test_each_look_reads_what_was_written_since_the_last(tmp_path):
     run = RunFolder(tmp_path)
     driver, trainer = (EventWriter(run.create().events, name, 0) for name in (DRIVER, "a"))
     driver.write("round_started", job=0, predicted_s=1.0, members=["a"])
-    driver.write("step_started", member="a", gpus=2, placement=[])
+    driver.write("task_started", member="a", gpus=2, placement=[])
     state = RunState(run, ENSEMBLE, RETRIES)
     assert state.refresh() == set(NAMES)
     assert state.refresh() == set()
@@ -183,22 +183,22 @@ def test_each_look_reads_what_was_written_since_the_last(tmp_path):
     assert state.refresh() == {"a"}
     assert len(state.progress["a"].epochs) == 1
     assert state.reports[0, "a"].rate == 7.0
-    driver.write("step_ended", member="a", exit_code=1, reason="killed", description="killed by SIGKILL")
+    driver.write("task_ended", member="a", exit_code=1, reason="killed", description="killed by SIGKILL")
     news = state.refresh()
-    assert (news, list(state.steps_of("a")), state.open_steps) == ({"a"}, [0], {})
+    assert (news, list(state.tasks_of("a")), state.open_tasks) == ({"a"}, [0], {})
     assert state.progress["a"].failures == 1
     assert state.progress == progress_in(run, ENSEMBLE, RETRIES)
-    (step,) = state.steps_of("a")[0]
-    assert state.used(time.time()) == Usage(1, pytest.approx(step.gpu_seconds))
+    (task,) = state.tasks_of("a")[0]
+    assert state.used(time.time()) == Usage(1, pytest.approx(task.gpu_seconds))
 
 
-def test_a_step_of_a_killed_job_counts_until_its_last_event():
+def test_a_task_of_a_killed_job_counts_until_its_last_event():
     events = [
         Event(DRIVER, 0, "job_started", 0.0, {"job": 0}, 0),
-        Event(DRIVER, 0, "step_started", 10.0, {"member": "a", "gpus": 2}, 1),
+        Event(DRIVER, 0, "task_started", 10.0, {"member": "a", "gpus": 2}, 1),
         Event("b", 0, "started", 40.0, {"epochs": 9, "part_samples": 0}, 2),
         Event(DRIVER, 0, "job_started", 100.0, {"job": 1}, 3),
-        Event(DRIVER, 1, "step_started", 110.0, {"member": "a", "gpus": 1}, 3),
+        Event(DRIVER, 1, "task_started", 110.0, {"member": "a", "gpus": 1}, 3),
     ]
     assert usage_of(events, 150.0).gpu_seconds == 30 * 2 + 40
 

@@ -30,12 +30,12 @@ def state_of(run):
 
 def told(state, news):
     """Return the values of a state."""
-    steps = {name: state.steps_of(name) for name in NAMES}
-    reports = {key: state.reports[key] for key in state.open_steps}
+    tasks = {name: state.tasks_of(name) for name in NAMES}
+    reports = {key: state.reports[key] for key in state.open_tasks}
     rounds = {index: dict(events) for index, events in state.facts.rounds.items()}
     facts = rounds, state.facts.jobs, state.facts.first_step, state.facts.last, state.facts.began_at
     moments = state.began_at, state.next_round
-    return dict(state.progress), state.used(NOW), news, steps, reports, facts, moments
+    return dict(state.progress), state.used(NOW), news, tasks, reports, facts, moments
 
 
 def without_snapshot(run):
@@ -76,7 +76,7 @@ def begin(run):
             driver.write("job_started", job=0)
         driver.write("round_started", job=0, predicted_s=1.0, members=names)
         for name in names:
-            driver.write("step_started", member=name, gpus=1, placement=[{"node": "n", "gpus": [0]}])
+            driver.write("task_started", member=name, gpus=1, placement=[{"node": "n", "gpus": [0]}])
             EventWriter(run.events, name, index).write("first_step", startup_s=1.0)
             epoch = {
                 "epoch": index + 1,
@@ -87,7 +87,7 @@ def begin(run):
             }
             EventWriter(run.events, name, index).write("epoch", **epoch, rate=9.0, evaluate_s=0.1)
             if index == 0:
-                driver.write("step_ended", member=name, exit_code=0, reason="told", description="told")
+                driver.write("task_ended", member=name, exit_code=0, reason="told", description="told")
 
 
 def test_only_new_events_are_read(run, monkeypatch):
@@ -135,7 +135,7 @@ SPOILT = {
     "a file is gone": lambda run: run.events_of("b").unlink(),
     "run.json has changed": lambda run: run.spec.write_text("{}"),
     "of another run": lambda run: _say(run.state, of="another"),
-    "garbled steps": lambda run: _say(run.state, steps=[[0]]),
+    "garbled tasks": lambda run: _say(run.state, tasks=[[0]]),
     "no facts": lambda run: _say(run.state, facts=None),
     "garbled reports": lambda run: _say(run.state, reports=[[0, "a", {"stop_reasons": 3}]]),
     "a list of progress": lambda run: _say(run.state, progress=[]),

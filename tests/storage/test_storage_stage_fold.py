@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from pipelined_run import ALONE, LAYOUT, STAGES, stages, step_started
+from pipelined_run import ALONE, LAYOUT, STAGES, stages, task_started
 
 from hetctl.model.events import DRIVER, Event
 from hetctl.storage.event_files import EventWriter
@@ -14,9 +14,9 @@ from hetctl.storage.paths import RunFolder
 from hetctl.storage.stage_fold import StageFold, StageLog
 
 EVENTS = (
-    Event(DRIVER, 0, "step_started", 1.0, step_started(ALONE)),
+    Event(DRIVER, 0, "task_started", 1.0, task_started(ALONE)),
     Event("a", 0, "stages", 2.0, stages(1, STAGES[:2])),
-    Event(DRIVER, 1, "step_started", 3.0, step_started(rate=70.0)),
+    Event(DRIVER, 1, "task_started", 3.0, task_started(rate=70.0)),
     Event("a", 1, "stages", 4.0, stages(2)),
 )
 
@@ -26,30 +26,30 @@ def test_the_newest_counts_in_whatever_order_it_is_read(events):
     fold = StageFold()
     for event in events:
         fold.add([event])
-    step, told = fold.step_of("a"), fold.stages_of("a")
-    assert (step.pipeline, step.rate) == (LAYOUT, 70.0)
+    task, told = fold.task_of("a"), fold.stages_of("a")
+    assert (task.pipeline, task.rate) == (LAYOUT, 70.0)
     assert (told.epoch, told.stages) == (2, STAGES)
 
 
-def test_steps_of_other_modes_and_other_members_are_left_out():
+def test_tasks_of_other_modes_and_other_members_are_left_out():
     fold = StageFold()
-    fold.add([Event(DRIVER, 0, "step_started", 1.0, step_started(None)), *EVENTS[1:2]])
-    assert fold.step_of("a") is None
-    assert (fold.step_of("b"), fold.stages_of("b")) == (None, None)
+    fold.add([Event(DRIVER, 0, "task_started", 1.0, task_started(None)), *EVENTS[1:2]])
+    assert fold.task_of("a") is None
+    assert (fold.task_of("b"), fold.stages_of("b")) == (None, None)
 
 
 def test_a_layout_that_cannot_be_read_is_no_event():
-    assert well_formed("step_started", step_started())
-    assert not well_formed("step_started", step_started() | {"pipeline": {"workers": [[{"rank": 0}]]}})
+    assert well_formed("task_started", task_started())
+    assert not well_formed("task_started", task_started() | {"pipeline": {"workers": [[{"rank": 0}]]}})
 
 
 def test_a_log_reads_what_was_appended(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.create()
     log = StageLog(run, ["a"])
-    assert log.refresh().step_of("a") is None
-    EventWriter(run.events, DRIVER, 0).write("step_started", **step_started())
-    assert log.refresh().step_of("a").pipeline == LAYOUT
+    assert log.refresh().task_of("a") is None
+    EventWriter(run.events, DRIVER, 0).write("task_started", **task_started())
+    assert log.refresh().task_of("a").pipeline == LAYOUT
     for epoch in (1, 2):
         EventWriter(run.events, "a", 0).write("stages", **stages(epoch))
         assert log.refresh().stages_of("a").epoch == epoch

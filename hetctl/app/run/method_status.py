@@ -173,13 +173,13 @@ def pipeline_statuses(
 
 
 def _status(name: str, fold: StageFold, epochs: Iterable[EpochResult]) -> PipelineStatus | None:
-    step, stages = fold.step_of(name), fold.stages_of(name)
-    if step is None or step.pipeline is None:
+    task, stages = fold.task_of(name), fold.stages_of(name)
+    if task is None or task.pipeline is None:
         return None
     # After the loss of a node the layers are on other stages: the figures of the earlier ones are void.
-    known = stages is not None and _are_of(step.pipeline, stages.stages)
+    known = stages is not None and _are_of(task.pipeline, stages.stages)
     last = _epoch(stages, epochs) if stages is not None and known else None
-    return PipelineStatus(name, step.pipeline, step.rate, last)
+    return PipelineStatus(name, task.pipeline, task.rate, last)
 
 
 def _are_of(layout: PipelineLayout, stages: Iterable[StageReport]) -> bool:

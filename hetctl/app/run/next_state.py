@@ -15,7 +15,7 @@ from hetctl.model.searches import SEARCH_ENDED
 from hetctl.model.training_progress import Progress
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in, progress_of
-from hetctl.storage.step_fold import usage_of
+from hetctl.storage.task_fold import usage_of
 
 ALL_CONVERGED = "every member has converged"
 

@@ -128,7 +128,7 @@ class RunWatch:
         assert spec.ensemble.partitions is not None
         # Each event is read once, unless visits were undone that the run's state has only counted.
         totals = view.hops.totals if view.hops.is_exact else totals_of(self._visits.refresh().visits)
-        open_steps = [step for step in status.steps if step.end_s is None and step.gpus]
+        open_tasks = [task for task in status.tasks if task.end_s is None and task.gpus]
         return hop_status(
             totals,
             view.hops.plans,
@@ -136,7 +136,7 @@ class RunWatch:
             self._start(self._stored()[0]),
             members=[member.member for member in status.members],
             ended=[name for name, progress in view.progress.items() if not progress.active],
-            at={step.member: worker_named(step.node, step.gpus) for step in open_steps},
+            at={task.member: worker_named(task.node, task.gpus) for task in open_tasks},
         )
 
     def _start(self, record: RunRecord) -> float:
@@ -219,7 +219,7 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
         states=states,
         members=shown.members,
         rounds=view.rounds(start),
-        steps=shown.steps,
+        tasks=shown.tasks,
         jobs=tuple(jobs),
         history=shown.history,
         warnings=view.warnings,

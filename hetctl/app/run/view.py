@@ -1,4 +1,4 @@
-"""Rounds, steps, members and rates of a run for display, updated with its events."""
+"""Rounds, tasks, members and rates of a run for display, updated with its events."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hetctl.model.events import DRIVER, Event
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
-from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, StepSpan
+from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, TaskSpan
 from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.perf.seen_rates import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunFacts, RunState
-from hetctl.storage.step_fold import StepRecord
+from hetctl.storage.task_fold import TaskRecord
 from hetctl.storage.visit_totals import TotalsFold
 
 TRAINING = "training"
@@ -31,7 +31,7 @@ class DisplayedMembers:
     """Parts of a `RunStatus` that belong to the displayed members."""
 
     members: tuple[MemberStatus, ...]
-    steps: tuple[StepSpan, ...]
+    tasks: tuple[TaskSpan, ...]
     history: Mapping[str, tuple[EpochResult, ...]]
 
 
@@ -78,9 +78,9 @@ class RunView:
         Parameters
         ----------
         under_way : bool
-            True if steps without an end are running; otherwise they ended with their last event.
+            True if tasks without an end are running; otherwise they ended with their last event.
         """
-        training = {name for _, name in self._state.open_steps} if under_way else set()
+        training = {name for _, name in self._state.open_tasks} if under_way else set()
         return {
             name: _state_of(done, name in training)
             for name, done in self.progress.items()
@@ -96,7 +96,7 @@ class RunView:
         *,
         under_way: bool,
     ) -> DisplayedMembers:
-        """Return the lines of members, with their steps by round, and in a round by start.
+        """Return the lines of members, with their tasks by round, and in a round by start.
 
         Parameters
         ----------
@@ -112,7 +112,7 @@ class RunView:
             members=tuple(
                 self._line(name, state, spans[name], live_metrics.get(name)) for name, state in states.items()
             ),
-            steps=tuple(
+            tasks=tuple(
                 sorted(chain.from_iterable(spans.values()), key=lambda s: (s.round, s.start_s, s.member))
             ),
             history={name: self.progress[name].epochs for name in states},
@@ -135,7 +135,7 @@ class RunView:
             name
             for name, member in self._members.items()
             if member.command and not self.progress[name].epochs and not self.progress[name].failed
-            if any(step.ended_at for steps in self._state.steps_of(name).values() for step in steps)
+            if any(task.ended_at for tasks in self._state.tasks_of(name).values() for task in tasks)
         ]
 
     @property
@@ -146,24 +146,24 @@ class RunView:
         profile = self._profiles.get(name)
         return rates_of(self._members[name], profile, self.progress[name], self.spec.site)
 
-    def _spans_of(self, name: str, start: float, under_way: bool) -> list[StepSpan]:
+    def _spans_of(self, name: str, start: float, under_way: bool) -> list[TaskSpan]:
         return [
             span
-            for index, steps in sorted(self._state.steps_of(name).items())
-            for step in steps
-            for span in step_spans(step, index, name, start, self._open_until(index, name, under_way))
+            for index, tasks in sorted(self._state.tasks_of(name).items())
+            for task in tasks
+            for span in task_spans(task, index, name, start, self._open_until(index, name, under_way))
         ]
 
     def _open_until(self, index: int, name: str, under_way: bool) -> float | None:
-        """Return the end of a step without one, by its or its driver's last event; None if it is running."""
-        if under_way or (index, name) not in self._state.open_steps:
+        """Return the end of a task without one, by its or its driver's last event; None if it is running."""
+        if under_way or (index, name) not in self._state.open_tasks:
             return None
         reports = self._state.reports
         heard = (reports[index, source].last_at for source in (name, DRIVER))
         return max(at for at in heard if at is not None)
 
     def _line(
-        self, name: str, state: str, own: Sequence[StepSpan], live_metrics: LiveMetrics | None
+        self, name: str, state: str, own: Sequence[TaskSpan], live_metrics: LiveMetrics | None
     ) -> MemberStatus:
         member, progress = self._members[name], self.progress[name]
         held = _held(own)
@@ -190,26 +190,26 @@ class RunView:
         )
 
 
-def step_spans(
-    step: StepRecord, index: int, member: str, start: float, open_until: float | None
-) -> Iterable[StepSpan]:
-    """Return a step's time on each of its nodes.
+def task_spans(
+    task: TaskRecord, index: int, member: str, start: float, open_until: float | None
+) -> Iterable[TaskSpan]:
+    """Return a task's time on each of its nodes.
 
     Parameters
     ----------
     open_until : float or None
-        End of a step without one, in seconds since the epoch; None: it is running.
+        End of a task without one, in seconds since the epoch; None: it is running.
     """
-    ended_at = open_until if step.ended_at is None else step.ended_at
-    for place in step.placement:
-        yield StepSpan(
+    ended_at = open_until if task.ended_at is None else task.ended_at
+    for place in task.placement:
+        yield TaskSpan(
             member=member,
             round=index,
             node=place["node"],
             gpus=tuple(place["gpus"]),
-            start_s=step.began_at - start,
+            start_s=task.began_at - start,
             end_s=None if ended_at is None else ended_at - start,
-            exit_code=step.exit_code,
+            exit_code=task.exit_code,
         )
 
 
@@ -299,21 +299,21 @@ def _best(metrics: Sequence[float], mode: str) -> float | None:
     return max(metrics) if mode == "max" else min(metrics)
 
 
-def _held(steps: Iterable[StepSpan]) -> dict[int, int]:
-    """Return the most GPUs of a member at a time, by round: one that hops has many steps in a round."""
-    by_step: dict[tuple[int, float], int] = defaultdict(int)
-    for step in steps:
-        by_step[step.round, step.start_s] += len(step.gpus)
+def _held(tasks: Iterable[TaskSpan]) -> dict[int, int]:
+    """Return the most GPUs of a member at a time, by round: one that hops has many tasks in a round."""
+    by_task: dict[tuple[int, float], int] = defaultdict(int)
+    for task in tasks:
+        by_task[task.round, task.start_s] += len(task.gpus)
     held: dict[int, int] = defaultdict(int)
-    for (index, _), gpus in by_step.items():
+    for (index, _), gpus in by_task.items():
         held[index] = max(held[index], gpus)
     return held
 
 
-def _seconds(steps: Iterable[StepSpan]) -> float | None:
-    """Return the total time of all steps; a step on several nodes counts once."""
-    by_step = {(s.round, s.start_s): s.end_s - s.start_s for s in steps if s.end_s is not None}
-    return sum(by_step.values()) if by_step else None
+def _seconds(tasks: Iterable[TaskSpan]) -> float | None:
+    """Return the total time of all tasks; a task on several nodes counts once."""
+    by_task = {(s.round, s.start_s): s.end_s - s.start_s for s in tasks if s.end_s is not None}
+    return sum(by_task.values()) if by_task else None
 
 
 def batch_changes(member: Member, epochs: Iterable[EpochResult]) -> tuple[BatchChange, ...]:

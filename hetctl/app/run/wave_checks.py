@@ -16,7 +16,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER
 from hetctl.model.pipelines import PipelineLayout, WaveCheck, WaveRecord
 from hetctl.model.serialization import decode
-from hetctl.storage.event_schema import StepStartedRecord
+from hetctl.storage.event_schema import TaskStartedRecord
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
 
@@ -64,17 +64,17 @@ def wave_checks(folder: RunFolder) -> tuple[WaveCheck, ...]:
 def _layouts_in(folder: RunFolder) -> Mapping[str, Layouts]:
     layouts: defaultdict[str, dict[int, PipelineLayout]] = defaultdict(dict)
     for event in events_in(folder):
-        if event.source == DRIVER and event.kind == "step_started":
-            step = decode(StepStartedRecord, event.data)
-            if step.pipeline is not None:
-                layouts[step.member][event.round] = step.pipeline
+        if event.source == DRIVER and event.kind == "task_started":
+            task = decode(TaskStartedRecord, event.data)
+            if task.pipeline is not None:
+                layouts[task.member][event.round] = task.pipeline
     return layouts
 
 
 def _checks(member: str, layouts: Layouts, records: Iterable[WaveRecord]) -> Iterator[WaveCheck]:
     alike: defaultdict[tuple[int, int, bool], list[WaveRecord]] = defaultdict(list)
     for record in records:
-        # Without its step the bounds of a record are not known.
+        # Without its task the bounds of a record are not known.
         if layout := layouts.get(record.round):
             alike[layout.in_flight, layout.distance, len(layout.workers) > 1].append(record)
     for (in_flight, distance, shares), own in sorted(alike.items()):

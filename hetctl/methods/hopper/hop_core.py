@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from hetctl.methods.hopper import hop_events
@@ -26,6 +26,7 @@ from hetctl.methods.hopper.hop_commands import (
 )
 from hetctl.methods.hopper.hop_events import HopProgress
 from hetctl.methods.hopper.hop_plans import HopPlanner, is_evaluation
+from hetctl.methods.hopper.hop_start import HopRules, at_workers, state_at_start
 from hetctl.methods.hopper.state_book import StateBook
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.worker_groups import workers_of
@@ -47,29 +48,6 @@ WRITE_S = 60.0
 """Seconds for which the end of a job waits for checkpoints of ranks that may have ended."""
 PATIENCE_S = 5.0
 """Seconds between two attempts to end a job that waits."""
-
-
-@dataclass(frozen=True)
-class HopRules:
-    """Rules of a job in which members hop.
-
-    Parameters
-    ----------
-    partitions : int
-        Number of partitions of the data.
-    replay : sequence of Visit
-        Visits to repeat, in the order of their starts; empty: the planner's.
-    first_number : int
-        Number of the job's first visit, larger than those of earlier jobs.
-    least_members : int
-        Least number of members that hop; fewer end the hops, each after its epoch. 0: hop to the end.
-    """
-
-    partitions: int
-    seed: int = 0
-    replay: Sequence[Visit] = ()
-    first_number: int = 0
-    least_members: int = 0
 
 
 @dataclass
@@ -126,7 +104,7 @@ class HopCore:
         self._names = tuple(f"p{number}" for number in range(rules.partitions))
         self._replay = tuple(rules.replay)
         reschedule = None if rules.replay else self._plan
-        self._hopper = Hopper.resume(_state_of(rules, progress, self._names), reschedule)
+        self._hopper = Hopper.resume(state_at_start(rules, progress, self._names), reschedule)
         self._book = StateBook({each.member.name: each.visit for each in progress})
         self._nodes: dict[str, Node] = {}
         self._stores: dict[str, tuple[str, ...]] = {}
@@ -326,14 +304,14 @@ class HopCore:
         self._members[name] = joined.member
         self._hopper.config_joins(name, 2 * len(self._history[name]))
 
-    def _on_step_started(self, event: events.StepStarted) -> None:
+    def _on_task_started(self, event: events.TaskStarted) -> None:
         self.running[event.name].since_s = event.since_s
 
-    def _on_step_signalled(self, event: events.StepSignalled) -> None:
+    def _on_task_signalled(self, event: events.TaskSignalled) -> None:
         if not self.running[event.name].stopping:
             self._stop(event.name, SIGNAL)
 
-    def _on_step_ended(self, event: events.StepEnded) -> None:
+    def _on_task_ended(self, event: events.TaskEnded) -> None:
         ended = self.running.pop(event.name)
         member, worker = event.name, ended.visit.worker
         self._may_be_used_up = True
@@ -536,59 +514,14 @@ class HopCore:
         return made.visits
 
 
-def at_workers(visits: Sequence[Visit], homes: Mapping[str, Sequence[str]]) -> tuple[Visit, ...]:
-    """Return visits at the present workers: those of the same names, or others like them.
-
-    A worker is like another one if it has the partitions and as many GPUs.
-
-    Parameters
-    ----------
-    homes : mapping of str to sequence of str
-        Partitions by worker.
-    """
-    visited: dict[str, set[str]] = {}
-    for visit in visits:
-        visited.setdefault(visit.worker, set()).add(visit.partition)
-    places = {worker: worker for worker in visited if visited[worker].issubset(homes.get(worker, ()))}
-    for worker in visited.keys() - places.keys():
-        free = (
-            w
-            for w in homes
-            if w not in places.values()
-            and visited[worker].issubset(homes[w])
-            and len(gpus_in(w)) == len(gpus_in(worker))
-        )
-        places[worker] = next(free, worker)
-    return tuple(replace(visit, worker=places[visit.worker]) for visit in visits)
-
-
-def _state_of(rules: HopRules, progress: Iterable[HopProgress], names: Sequence[str]) -> HopperState:
-    """Return the hopper's state at the start of a job, with the visits of the present epochs done."""
-    log, configs = [], {}
-    for each in progress:
-        name, epoch = each.member.name, 2 * len(each.history)
-        trained = range(rules.partitions) if each.evaluating else each.visited
-        evaluated = each.visited if each.evaluating else ()
-        log += [Visit(-1, name, epoch, names[number], "") for number in trained]
-        log += [Visit(-1, name, epoch + 1, names[number], "") for number in evaluated]
-        configs[name] = epoch + each.evaluating
-    return HopperState(
-        partitions=tuple(names),
-        seed=rules.seed,
-        configs=configs,
-        log=tuple(log),
-        started=rules.first_number,
-    )
-
-
 _HANDLERS: Mapping[type, Callable[[HopCore, Any], None]] = {
     events.JobOpened: HopCore._on_job_opened,
     events.NodeJoined: HopCore._on_node_joined,
     events.NodeLost: HopCore._on_node_lost,
     events.MemberArrived: HopCore._on_member_arrived,
-    events.StepStarted: HopCore._on_step_started,
-    events.StepSignalled: HopCore._on_step_signalled,
-    events.StepEnded: HopCore._on_step_ended,
+    events.TaskStarted: HopCore._on_task_started,
+    events.TaskSignalled: HopCore._on_task_signalled,
+    events.TaskEnded: HopCore._on_task_ended,
     events.EpochDone: HopCore._ignore,
     events.Tick: HopCore._on_tick,
     events.JobEnding: HopCore._on_job_ending,

@@ -59,7 +59,7 @@ class StoreLost:
 
 @dataclass(frozen=True, slots=True)
 class VisitDone:
-    """End of a visit whose new state is in the store of its worker's node; the end of its step follows.
+    """End of a visit whose new state is in the store of its worker's node; the end of its task follows.
 
     Parameters
     ----------

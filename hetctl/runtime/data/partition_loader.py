@@ -8,8 +8,8 @@ from collections.abc import Callable, Generator
 import numpy as np
 
 from hetctl.runtime.data.loaders import Batch, Samples
+from hetctl.runtime.data.sample_accesses import Numbers, SampleAccesses, Transfer
 from hetctl.runtime.data.sample_exchange import SampleExchange
-from hetctl.runtime.data.sample_visits import Numbers, SampleVisits, Transfer
 from hetctl.runtime.data.sampler import Chunk, Order, parts_of
 
 
@@ -53,14 +53,14 @@ class PartitionLoader:
     """A rank's batches from partitioned data; a `Loader`.
 
     An epoch has as many samples as all partitions together. As long as samples have to migrate, a few of them
-    are visited twice in an epoch, and others not at all.
+    are accessed twice in an epoch, and others not at all.
 
     Parameters
     ----------
     samples : Samples
         Samples of this rank's partitions, in the order of the partitions.
-    visits : SampleVisits
-        Visits of all ranks' samples.
+    accesses : SampleAccesses
+        Accesses of all ranks' samples.
     sizes : tuple of int
         First batch sizes by rank.
 
@@ -76,30 +76,30 @@ class PartitionLoader:
         self,
         rank: int,
         samples: Samples,
-        visits: SampleVisits,
+        accesses: SampleAccesses,
         sizes: tuple[int, ...],
         exchange: SampleExchange,
     ) -> None:
-        self.samples = len(visits.home)
+        self.samples = len(accesses.home)
         self.sample = samples[0][[0]], samples[1][[0]]
-        self.visits = visits
+        self.accesses = accesses
         self.waited_s = 0.0
         self.on_landed: Callable[[Transfer], None] = lambda _: None
         self._rank = rank
         self._sizes = sizes
         self._exchange = exchange
         self._held = HeldSamples(self.samples)
-        self._held.add(np.flatnonzero(visits.home == rank), samples)
+        self._held.add(np.flatnonzero(accesses.home == rank), samples)
         self._is_settled = False
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield copies of the samples."""
-        order = order or (self.visits.seed, epoch)
+        order = order or (self.accesses.seed, epoch)
         self._settle()
         while start < self.samples:
             # The sizes may have changed since the last chunk.
             stop = min(start + sum(self._sizes), self.samples)
-            draw = self.visits.draw(self._sizes, parts_of(stop - start, self._sizes))
+            draw = self.accesses.draw(self._sizes, parts_of(stop - start, self._sizes))
             for change in draw.changes:
                 self._land(change.transfer) if change.has_landed else self._send(change.transfer)
             own = draw.samples[self._rank]
@@ -119,12 +119,12 @@ class PartitionLoader:
         if self._is_settled:
             return
         self._is_settled = True
-        away = self.visits.away()
+        away = self.accesses.away()
         for transfer in away:
             self._send(transfer)
         for transfer in away:
             self._land(transfer)
-        for transfer in self.visits.pending:
+        for transfer in self.accesses.pending:
             self._send(transfer)
 
     def _send(self, transfer: Transfer) -> None:

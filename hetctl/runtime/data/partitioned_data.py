@@ -16,8 +16,8 @@ from hetctl.model.site import NetworkInterfaces, Timeouts
 from hetctl.runtime.data.loaders import ArrayLoader, Loader
 from hetctl.runtime.data.part_files import path_on_node
 from hetctl.runtime.data.partition_loader import PartitionLoader
+from hetctl.runtime.data.sample_accesses import SampleAccesses
 from hetctl.runtime.data.sample_exchange import SampleExchange
-from hetctl.runtime.data.sample_visits import SampleVisits
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream, parts_of, streams_of
 from hetctl.runtime.data.sources import ArraySource, as_sources
 from hetctl.runtime.worker.group import Group, RankInfo, all_gather
@@ -70,11 +70,11 @@ class PartitionedData:
         training = joined(self.training[number] for number in own)
         sizes = all_gather(group, {str(number): len(self.training[number]) for number in own})
         samples = {int(number): size for rank in sizes for number, size in rank.items()}
-        visits = SampleVisits(np.repeat(homes, [samples[number] for number in wanted]), member.seed)
+        accesses = SampleAccesses(np.repeat(homes, [samples[number] for number in wanted]), member.seed)
         loader = PartitionLoader(
             rank_info.rank,
             (training.x, training.y),
-            visits,
+            accesses,
             parts_of(member.chunk(rank_info.size), (1,) * rank_info.size),
             SampleExchange(group, rank_info, training.spec, interfaces, timeouts),
         )

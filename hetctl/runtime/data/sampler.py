@@ -16,12 +16,12 @@ Numbers = npt.NDArray[np.int64]
 Order = tuple[int, ...]
 """Seed and epoch, from which the order of an epoch's samples is computed."""
 UNSHUFFLED = 2**64
-"""Seed of a stream that visits the samples by number in all epochs; members' seeds are smaller."""
+"""Seed of a stream that reads the samples by number in all epochs; members' seeds are smaller."""
 
 
 @lru_cache(maxsize=2)
 def epoch_order(samples: int, seed: int, epoch: int) -> Numbers:
-    """Return the order in which epoch `epoch` visits the samples, independent of earlier epochs."""
+    """Return the order in which epoch `epoch` reads the samples, independent of earlier epochs."""
     if seed == UNSHUFFLED:
         order: Numbers = np.arange(samples)
     else:

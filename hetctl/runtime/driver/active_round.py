@@ -1,4 +1,4 @@
-"""A round with running steps, and the members that were told to stop, with the times."""
+"""A round with running tasks, and the members that were told to stop, with the times."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hetctl.scheduling.rounds import DEADLINE
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.event_log import EventFile, end_of_file
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.step_fold import StepReport, report_of
+from hetctl.storage.task_fold import TaskReport, report_of
 
 
 @dataclass
 class ActiveRound:
-    """A round with running steps.
+    """A round with running tasks.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class ActiveRound:
     stop_task : callable
         Function that tells the ranks of a member to stop, given its name and the reason.
     active : dict
-        Allocations of the members whose steps run.
+        Allocations of the members whose tasks run.
     stopping_since : dict
         Members that were told to stop, with the times, in seconds since the epoch, from which their delays
         count.
@@ -37,9 +37,9 @@ class ActiveRound:
     stopped : bool
         True if all members were told to stop.
     reports : dict
-        Reports of the trainers of steps that have ended, by member.
+        Reports of the trainers of tasks that have ended, by member.
     visits : bool
-        True if the steps are visits, whose ranks report to the driver and write no events.
+        True if the tasks are visits, whose ranks report to the driver and write no events.
     """
 
     folder: RunFolder
@@ -51,7 +51,7 @@ class ActiveRound:
     stopping_since: dict[str, float] = field(default_factory=dict)
     terminated: set[str] = field(default_factory=set)
     stopped: bool = False
-    reports: dict[str, StepReport] = field(default_factory=dict)
+    reports: dict[str, TaskReport] = field(default_factory=dict)
     visits: bool = False
     _event_files: dict[str, EventFile] = field(default_factory=dict)
 
@@ -88,48 +88,48 @@ class ActiveRound:
         now = time.time()
         return ((name, now - since) for name, since in self.stopping_since.items() if name in self.active)
 
-    def close(self, step: EndedGroup, profiled_peak: int) -> ExitReason:
-        """Record the end of a step and its reason; return the reason.
+    def close(self, task: EndedGroup, profiled_peak: int) -> ExitReason:
+        """Record the end of a task and its reason; return the reason.
 
         Parameters
         ----------
         profiled_peak : int
             Known peak of the member's memory in bytes, used if its trainer reported none.
         """
-        del self.active[step.name]
-        events = self._event_files[step.name].fresh()
+        del self.active[task.name]
+        events = self._event_files[task.name].fresh()
         # A trainer that outlives its driver for a moment may still write events of an earlier round.
         report = report_of(event for event in events if event.round == self.index)
-        self.reports[step.name] = report
-        reason = self._reason_of(step, report)
-        description = step.description(reason)
-        if reason is ExitReason.OUT_OF_MEMORY and not step.overuse:
+        self.reports[task.name] = report
+        reason = self._reason_of(task, report)
+        description = task.description(reason)
+        if reason is ExitReason.OUT_OF_MEMORY and not task.overuse:
             description = with_peak(description, report.peak_memory_bytes or profiled_peak)
         self.events.write(
-            "step_ended",
-            member=step.name,
-            exit_code=step.exit_code,
+            "task_ended",
+            member=task.name,
+            exit_code=task.exit_code,
             reason=reason.value,
             description=description,
             fault=reason in MEMBER_FAULTS,
         )
         return reason
 
-    def _reason_of(self, step: EndedGroup, report: StepReport) -> ExitReason:
-        """Return why a step ended; a member that was told to stop may also be killed while it does."""
-        if step.hung:
+    def _reason_of(self, task: EndedGroup, report: TaskReport) -> ExitReason:
+        """Return why a task ended; a member that was told to stop may also be killed while it does."""
+        if task.hung:
             return ExitReason.HUNG
         # The signal was the driver's own: its exit code must not count as a failure of the member.
-        if step.name in self.terminated:
+        if task.name in self.terminated:
             return ExitReason.STOPPED
-        if step.exit_code == 0 and (report.exit_reason or self.visits):
+        if task.exit_code == 0 and (report.exit_reason or self.visits):
             return report.exit_reason or ExitReason.STOPPED
         # srun and ranks may exit with 0 after a node is lost, so a clean exit counts
         # only with the trainer's last event.
-        reason = exit_reason_of(step.exit_code, step.output, report.failed_by)
-        if step.lost_nodes and reason is ExitReason.KILLED:
+        reason = exit_reason_of(task.exit_code, task.output, report.failed_by)
+        if task.lost_nodes and reason is ExitReason.KILLED:
             return ExitReason.NODE_FAILURE
-        if reason is ExitReason.KILLED and step.name in self.stopping_since:
+        if reason is ExitReason.KILLED and task.name in self.stopping_since:
             return ExitReason.STOPPED
         return reason
 

@@ -14,10 +14,8 @@ import selectors
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -51,10 +49,11 @@ from hetctl.runtime.agent.messages import (
     StageOrder,
     StoreOrder,
 )
+from hetctl.runtime.driver.agent_step import AgentLink, AgentStep
 from hetctl.runtime.driver.exit_causes import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.interfaces import control_address
-from hetctl.runtime.job_logs import append, end_of, log_line
+from hetctl.runtime.job_logs import append, log_line
 from hetctl.runtime.transport import Connection, Listener
 from hetctl.runtime.worker.messages import write_address
 from hetctl.storage.paths import AgentFiles
@@ -69,8 +68,6 @@ TOUCH_EVERY_S = 2.0
 """Seconds between two touches of the driver's file, by which unconnected agents detect that it runs."""
 LAST_S = 10.0
 """Seconds in which the agent of the last node, having closed its connection, may return or end its step."""
-MOST_RETURNS = 3
-"""Losses of a node after which it is used again; the next ones would cost its members more than it gains."""
 NO_STAGES: Mapping[str, StageOrder] = MappingProxyType({})
 
 
@@ -109,92 +106,6 @@ class RankEvents(Protocol):
         lost_node : str or None
             Node that is lost with the ranks, if one is.
         """
-
-
-@dataclass
-class _AgentLink:
-    """Connection to an agent.
-
-    Parameters
-    ----------
-    held : ResourceSet
-        Resource set as planned.
-    node : str
-        Node on which the agent runs.
-    lost_at : float
-        Time at which it counts as lost, by the monotonic clock; each message moves it.
-    closed : bool
-        True once the agent has closed its connection.
-    """
-
-    held: ResourceSet
-    node: str
-    connection: Connection
-    lost_at: float
-    closed: bool = False
-
-
-@dataclass
-class _AgentStep:
-    """A running step of agents.
-
-    Parameters
-    ----------
-    sets : dict of str to ResourceSet
-        Resource sets by planned node, without those whose agents are lost.
-    member : bool
-        True if the step belongs to one member and ends with its group.
-    log : Path
-        File for the output of its agents and their launcher.
-    log_start : int
-        Length of the log in bytes at the launch.
-    join_until : float
-        Time by which all agents must connect, by the monotonic clock; the others are lost.
-    agents : dict of str to _AgentLink
-        Agents that have connected and are not lost, by the planned nodes of their sets.
-    to_start : dict of NodeGpu to str or None
-        GPUs of ranks that are forked when their agents have connected, with their frameworks.
-    lost : dict of str to Node
-        Nodes that are lost, by name; they are used again when an agent connects from there.
-    losses : Counter
-        Number of losses of each node.
-    released_at : float or None
-        Time at which its agents were released, by the same clock; None if they were not.
-    """
-
-    sets: dict[str, ResourceSet]
-    member: bool
-    log: Path
-    log_start: int
-    join_until: float
-    agents: dict[str, _AgentLink] = field(default_factory=dict)
-    to_start: dict[NodeGpu, str | None] = field(default_factory=dict)
-    lost: dict[str, Node] = field(default_factory=dict)
-    losses: Counter[str] = field(default_factory=Counter)
-    released_at: float | None = None
-    signalled: signal.Signals | None = None
-
-    @property
-    def output(self) -> str:
-        """Output since the launch, of a step of all nodes; empty for a member's, whose log has it."""
-        return "" if self.member else end_of(self.log, self.log_start)
-
-    def expects(self, node: str) -> bool:
-        """Return true if an agent on that node may still connect: none has, and the step is not released."""
-        return self.released_at is None and self.agent_on(node) is None
-
-    def agent_on(self, node: str) -> _AgentLink | None:
-        """Return the agent on a node."""
-        return next((agent for agent in self.agents.values() if agent.node == node), None)
-
-    def may_return(self, node: str) -> bool:
-        """Return true if an agent on a lost node may connect again."""
-        return self.released_at is None and node in self.lost and self.losses[node] <= MOST_RETURNS
-
-    def sets_on(self, node: str) -> list[str]:
-        """Return the keys of the resource sets on a node, of connected agents or else as planned."""
-        where = {key: self.agents[key].node if key in self.agents else key for key in self.sets}
-        return [key for key, real in where.items() if real == node]
 
 
 class AgentPool:
@@ -241,7 +152,7 @@ class AgentPool:
         self._timeouts = site.timeouts
         self._leave_s = leave_s
         self._steps = StepPool()
-        self._running: dict[str, _AgentStep] = {}
+        self._running: dict[str, AgentStep] = {}
         self._selector = selectors.DefaultSelector()
         self._listener = Listener(secrets.token_hex(32), control_address(site.network.control))
         address = self._listener.address
@@ -283,7 +194,7 @@ class AgentPool:
         by_node = {each.node: each for each in sets}
         member = self.site.launch == MEMBERS
         join_until = time.monotonic() + self._timeouts.join_s
-        self._running[name] = _AgentStep(by_node, member, log, log_start, join_until)
+        self._running[name] = AgentStep(by_node, member, log, log_start, join_until)
 
     def release(self, name: str) -> None:
         """Tell the agents of a step to leave; agents that connect later are rejected."""
@@ -389,26 +300,26 @@ class AgentPool:
             self._answer_join(facts, connection)
         self.wait(0)
 
-    def _agent_of(self, step: str, gpu: NodeGpu) -> _AgentLink | None:
+    def _agent_of(self, step: str, gpu: NodeGpu) -> AgentLink | None:
         running = self._running.get(step)
         return running.agents.get(gpu[0]) if running else None
 
-    def _agent_on(self, node: str) -> _AgentLink | None:
+    def _agent_on(self, node: str) -> AgentLink | None:
         agents = (step.agent_on(node) for step in self._running.values())
         return next(filter(None, agents), None)
 
-    def _send(self, agent: _AgentLink, *messages: Any) -> None:
+    def _send(self, agent: AgentLink, *messages: Any) -> None:
         """Send messages; a closed connection is noticed when it is next read."""
         with suppress(ConnectionError):
             for message in messages:
                 agent.connection.send(message)
 
-    def _close(self, agent: _AgentLink) -> None:
+    def _close(self, agent: AgentLink) -> None:
         if not agent.closed:
             self._selector.unregister(agent.connection)
         agent.connection.close()
 
-    def _receive_from(self, agent: _AgentLink) -> None:
+    def _receive_from(self, agent: AgentLink) -> None:
         now = time.monotonic()
         try:
             for message in agent.connection.arrived():
@@ -427,7 +338,7 @@ class AgentPool:
         agents = (agent for step in self._running.values() for agent in step.agents.values())
         return STEP_END_S if any(not agent.closed for agent in agents) else LAST_S
 
-    def _pass_on(self, agent: _AgentLink, message: Any) -> None:
+    def _pass_on(self, agent: AgentLink, message: Any) -> None:
         if FROM in message:
             self._events.on_message((agent.held.node, message[FROM]), message["message"])
         elif ENDED in message:
@@ -455,14 +366,14 @@ class AgentPool:
                 if now > step.join_until:
                     self._continue_without_absent(name, step)
 
-    def _force_end(self, name: str, step: _AgentStep, waited_s: float) -> None:
+    def _force_end(self, name: str, step: AgentStep, waited_s: float) -> None:
         """Signal a released step that has not ended: SIGTERM first, then SIGKILL."""
         number = END_SIGNALS[min(int(waited_s / self._leave_s), len(END_SIGNALS) - 1)]
         if number not in (None, step.signalled):
             self._steps.signal(number, name)
             step.signalled = number
 
-    def _continue_without_absent(self, name: str, step: _AgentStep) -> None:
+    def _continue_without_absent(self, name: str, step: AgentStep) -> None:
         for node in [node for node in step.sets if node not in step.agents]:
             # One slow start must not cost the node for the whole job: it may connect late.
             self._continue_without(name, step, node, f"no agent of {name} connected from {node}")
@@ -484,7 +395,7 @@ class AgentPool:
             cause = f"{found.step} was to start on {', '.join(step.sets)}, and started on {node}"
             self._fail_member(found.step, step, cause)
 
-    def _take_back(self, name: str, step: _AgentStep) -> None:
+    def _take_back(self, name: str, step: AgentStep) -> None:
         """Use a node again that was lost, or whose last agent has ended."""
         last = step.agent_on(name)
         if last and last.closed:
@@ -496,7 +407,7 @@ class AgentPool:
             self._events.on_return(name)
 
     def _reject(
-        self, found: AgentFacts, node: str | None, step: _AgentStep | None, connection: Connection
+        self, found: AgentFacts, node: str | None, step: AgentStep | None, connection: Connection
     ) -> None:
         """Reject an agent: finally, unless the last one on its node is not known to have ended."""
         names = ", ".join(node.name for node in self.nodes)
@@ -509,7 +420,7 @@ class AgentPool:
                 connection.send({LEAVE: True})
         connection.close()
 
-    def _set_for(self, node: str, step: _AgentStep) -> ResourceSet | None:
+    def _set_for(self, node: str, step: AgentStep) -> ResourceSet | None:
         """Return an agent's set on a node; launchers that choose nodes may use any of the same type."""
         free = {name: held for name, held in step.sets.items() if name not in step.agents}
         same_type = (name for name in free if self.site.type_of(name) == self.site.type_of(node))
@@ -517,7 +428,7 @@ class AgentPool:
         return free.get(node) or free.get(other)
 
     def _admit(
-        self, held: ResourceSet, node: str, step: _AgentStep, found: AgentFacts, connection: Connection
+        self, held: ResourceSet, node: str, step: AgentStep, found: AgentFacts, connection: Connection
     ) -> None:
         seen, given = len(found.gpus), len(held.gpus)
         # The last node of a job may have GPUs that the run does not use;
@@ -532,7 +443,7 @@ class AgentPool:
         where = f"{node} ({found.host}){planned}"
         log_line(f"agent of step {found.step} on {where}, {len(found.cores)} cores{_gpu_list(found)}")
         lost_at = time.monotonic() + self._timeouts.silence_s
-        agent = step.agents[held.node] = _AgentLink(held, node, connection, lost_at)
+        agent = step.agents[held.node] = AgentLink(held, node, connection, lost_at)
         self._selector.register(connection, selectors.EVENT_READ, agent)
         site = self.site
         assignment = AgentAssignment(
@@ -543,7 +454,7 @@ class AgentPool:
         orders = [{START: gpu[1], "framework": step.to_start.pop(gpu)} for gpu in own]
         self._send(agent, encode(assignment), *orders)
 
-    def _continue_without(self, name: str, step: _AgentStep, node: str, cause: str) -> None:
+    def _continue_without(self, name: str, step: AgentStep, node: str, cause: str) -> None:
         """Continue without an agent: a member's step ends; in a step of all nodes the node is lost."""
         if step.member:
             self._fail_member(name, step, cause)
@@ -551,7 +462,7 @@ class AgentPool:
             log_line(cause)
             self._mark_node_lost(node)
 
-    def _fail_member(self, name: str, step: _AgentStep, cause: str) -> None:
+    def _fail_member(self, name: str, step: AgentStep, cause: str) -> None:
         """End the step of a member that was not placed as planned, and its group; log the cause."""
         log_line(f"{MISPLACED}: {cause}")
         append(step.log, f"{MISPLACED}: {cause}\n")

@@ -33,9 +33,9 @@ from hetctl.scheduling.events import (
     JobOpened,
     NodeJoined,
     NodeLost,
-    StepEnded,
-    StepSignalled,
-    StepStarted,
+    TaskEnded,
+    TaskSignalled,
+    TaskStarted,
     Tick,
 )
 from hetctl.scheduling.planners import planner_named
@@ -224,20 +224,20 @@ class Driver:
             self._rank_pool.wait(POLL_S)
 
     def _process_ends(self) -> None:
-        """Process ended steps first, then the end of the job: a step may get the signal before the driver."""
+        """Process ended tasks first, then the end of the job: a task may get the signal before the driver."""
         ended = self._rank_pool.reap()
         self._exchanges.reap()
-        if not self._core.ending and any(step.got_sigterm for step in ended):
+        if not self._core.ending and any(task.got_sigterm for task in ended):
             # A batch system that ends a job signals steps and driver in any order.
             time.sleep(self._signal_delay_s)
         self._send(Tick(self._now_s()))
         self._report_joined_nodes()
         self._send_all(mode.reports() for mode in self._modes)
         self._watch_for_the_end()
-        for name in (*self._rank_pool.signalled(), *(step.name for step in ended if step.signalled)):
-            self._send(StepSignalled(self._now_s(), name))
-        for step in ended:
-            self._close_step(step)
+        for name in (*self._rank_pool.signalled(), *(task.name for task in ended if task.signalled)):
+            self._send(TaskSignalled(self._now_s(), name))
+        for task in ended:
+            self._close_task(task)
         self._report_lost_nodes()
         self._record_returns()
         self._send_all(mode.arrivals(some_ended=bool(ended)) for mode in self._modes)
@@ -260,39 +260,39 @@ class Driver:
             self._send(NodeJoined(self._now_s(), node))
 
     def _report_lost_nodes(self) -> None:
-        """Report lost nodes to the scheduling, after the ends of the steps on them."""
+        """Report lost nodes to the scheduling, after the ends of the tasks on them."""
         present = {node.name for node in self._rank_pool.nodes}
         for name in [name for name in self._nodes if name not in present]:
             self._nodes.remove(name)
             self._send(NodeLost(self._now_s(), name))
 
     def _record_returns(self) -> None:
-        """Record the nodes that are used again, after the ends of the steps that were lost with them."""
+        """Record the nodes that are used again, after the ends of the tasks that were lost with them."""
         for node in dict.fromkeys((*self._rank_pool.take_returned(), *self._returned)):
             self._events.write("node_joined", job=self._job, node=node)
         self._returned = []
 
-    def _close_step(self, step: EndedGroup) -> None:
-        """Report the end of a step to the scheduling, and nodes that failed with it."""
-        running = self._core.running[step.name]
+    def _close_task(self, task: EndedGroup) -> None:
+        """Report the end of a task to the scheduling, and nodes that failed with it."""
+        running = self._core.running[task.name]
         open_round = self._open[running.round]
-        reason = open_round.close(step, self._members.peak_memory(step.name))
+        reason = open_round.close(task, self._members.peak_memory(task.name))
         for mode in self._modes:
-            mode.on_step_ended(running, reason.value)
-        no_room = step.exit_code == 0 and open_round.had_no_room(step.name)
+            mode.on_task_ended(running, reason.value)
+        no_room = task.exit_code == 0 and open_round.had_no_room(task.name)
         if reason is ExitReason.NODE_FAILURE:
-            self._report_failed_nodes(step)
-        self._send(StepEnded(self._now_s(), step.name, reason, no_room))
-        if reason is ExitReason.NODE_FAILURE and (not step.lost_nodes or self._spec.site.launch == MEMBERS):
+            self._report_failed_nodes(task)
+        self._send(TaskEnded(self._now_s(), task.name, reason, no_room))
+        if reason is ExitReason.NODE_FAILURE and (not task.lost_nodes or self._spec.site.launch == MEMBERS):
             # Named by the launcher, or still needed: Slurm starts no more steps in a job that lost a node.
             self._send(JobEnding(self._now_s(), reason.value))
 
-    def _report_failed_nodes(self, step: EndedGroup) -> None:
-        placed = (place.node for place in step.placement)
-        nodes = step.lost_nodes or failed_nodes(step.output, placed)
-        self._events.write("node_failed", job=self._job, member=step.name, nodes=list(nodes))
+    def _report_failed_nodes(self, task: EndedGroup) -> None:
+        placed = (place.node for place in task.placement)
+        nodes = task.lost_nodes or failed_nodes(task.output, placed)
+        self._events.write("node_failed", job=self._job, member=task.name, nodes=list(nodes))
         # A group on several nodes may end after one of them has returned.
-        self._returned += [node.name for node in self._rank_pool.nodes if node.name in step.lost_nodes]
+        self._returned += [node.name for node in self._rank_pool.nodes if node.name in task.lost_nodes]
 
     def _report_staged(self) -> None:
         for node, staged in self._rank_pool.take_staged():
@@ -351,9 +351,9 @@ class Driver:
         for task in command.tasks:
             if task.name in started:
                 now_s = self._now_s()
-                self._send(StepStarted(now_s, task.name, now_s))
+                self._send(TaskStarted(now_s, task.name, now_s))
             else:
-                self._send(StepEnded(self._now_s(), task.name, ExitReason.NOT_LAUNCHED))
+                self._send(TaskEnded(self._now_s(), task.name, ExitReason.NOT_LAUNCHED))
 
     def _stop(self, command: Stop) -> None:
         open_round = self._open.get(command.round)

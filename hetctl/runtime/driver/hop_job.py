@@ -17,7 +17,7 @@ from hetctl.methods.hopper.hop_commands import (
     StartVisit,
     UndoVisits,
 )
-from hetctl.methods.hopper.hop_core import HopCore, HopRules, RunningVisit
+from hetctl.methods.hopper.hop_core import HopCore, RunningVisit
 from hetctl.methods.hopper.hop_events import (
     HopEvents,
     MemberJoined,
@@ -29,6 +29,7 @@ from hetctl.methods.hopper.hop_events import (
     VisitDone,
 )
 from hetctl.methods.hopper.hop_plans import HopPlanner
+from hetctl.methods.hopper.hop_start import HopRules
 from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, visits_to_repeat
 from hetctl.model.events import DRIVER
@@ -53,7 +54,7 @@ from hetctl.runtime.driver.job_modes import JobContext, JobMode
 from hetctl.runtime.driver.rank_pool import StoreReports
 from hetctl.runtime.worker.checkpoint import TrainingState
 from hetctl.runtime.worker.messages import StateSaved, VisitReport, VisitSpec
-from hetctl.scheduling.events import StepEnded, StepStarted
+from hetctl.scheduling.events import TaskEnded, TaskStarted
 from hetctl.storage.event_files import EventWriter
 
 TRIALS_EVERY_S = 1.0
@@ -178,7 +179,7 @@ class HopJob(JobMode):
             yield MemberJoined(job.now_s, progress_of(job.folder, job.spec, member))
         self._asked.update(asked)
 
-    def on_step_ended(self, running: Any, reason: str) -> None:
+    def on_task_ended(self, running: Any, reason: str) -> None:
         """Record a visit that has ended without a new state."""
         if isinstance(running, RunningVisit) and not running.done:
             times = {"began_at": self.job.members.began_at + running.since_s, "ended_at": time.time()}
@@ -210,9 +211,9 @@ class HopJob(JobMode):
             job.on_failure(error)
         now_s = job.now_s
         if name in opened.active:
-            job.send(StepStarted(now_s, name, now_s))
+            job.send(TaskStarted(now_s, name, now_s))
         else:
-            job.send(StepEnded(now_s, name, ExitReason.NOT_LAUNCHED))
+            job.send(TaskEnded(now_s, name, ExitReason.NOT_LAUNCHED))
 
     def _fetch(self, command: FetchState) -> None:
         self.job.rank_pool.fetch(command.node, command.state, command.source)

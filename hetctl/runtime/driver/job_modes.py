@@ -82,21 +82,21 @@ class JobMode:
         raise NotImplementedError
 
     def reports(self) -> Iterable[Any]:
-        """Return the events that agents and ranks have reported; they come before the ends of steps."""
+        """Return the events that agents and ranks have reported; they come before the ends of tasks."""
         return ()
 
     def arrivals(self, *, some_ended: bool) -> Iterable[Any]:  # noqa: ARG002
-        """Return the events that come after the ends of steps, such as new trials of a search.
+        """Return the events that come after the ends of tasks, such as new trials of a search.
 
         Parameters
         ----------
         some_ended : bool
-            True if steps have ended since the last call.
+            True if tasks have ended since the last call.
         """
         return ()
 
-    def on_step_ended(self, running: Any, reason: str) -> None:
-        """Record the end of a step, if it is one of this mode, before the scheduling is told.
+    def on_task_ended(self, running: Any, reason: str) -> None:
+        """Record the end of a task, if it is one of this mode, before the scheduling is told.
 
         Parameters
         ----------

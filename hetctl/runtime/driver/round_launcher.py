@@ -146,7 +146,7 @@ class RoundLauncher:
     ) -> None:
         # Before the group forms: GPUs of a step whose driver is killed are counted from this event on.
         opened.events.write(
-            "step_started",
+            "task_started",
             member=member.name,
             gpus=allocation.gpus,
             mode=allocation.mode,

@@ -21,7 +21,7 @@ from hetctl.scheduling.planners.base import Held
 from hetctl.scheduling.rounds import RunningTask
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunState
-from hetctl.storage.step_fold import StepReport
+from hetctl.storage.task_fold import TaskReport
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class RunMembers:
         is_trial = self._trials is not None and name in self._trials
         return self._trials.member(name) if self._trials and is_trial else self._members[name]
 
-    def _reports(self, opened: ActiveRound) -> dict[str, StepReport]:
+    def _reports(self, opened: ActiveRound) -> dict[str, TaskReport]:
         """Return the reports of the trainers of a round's members."""
         return {name: self._state.reports[opened.index, name] for name in opened.active}
 

@@ -30,7 +30,7 @@ class TrialQueue:
     gpus : int
         Number of GPUs of the job.
     is_busy : callable
-        Function that returns true for a member whose step has not ended.
+        Function that returns true for a member whose task has not ended.
     on_failure : callable
         Function called with the error if an event cannot be written; nothing is asked for afterwards.
     """

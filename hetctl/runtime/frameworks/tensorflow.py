@@ -5,312 +5,31 @@ from __future__ import annotations
 import math
 import os
 import threading
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 # TensorFlow reads it when it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import keras
-import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 from tensorflow.python.framework.config import disable_op_determinism
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
-from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.data.named_arrays import fields_of
-from hetctl.runtime.frameworks import GLOO, NCCL, packed_state
+from hetctl.runtime.frameworks import GLOO, NCCL
 from hetctl.runtime.frameworks.keras_chain import KerasChain
-from hetctl.runtime.frameworks.keras_model import array_of, compiled_model, first_samples, ignore_padding
-from hetctl.runtime.frameworks.keras_optimizer import KerasAccumulation, KerasRate
+from hetctl.runtime.frameworks.keras_model import compiled_model
+from hetctl.runtime.frameworks.keras_network import KerasNetwork, horovod, make_variables
 from hetctl.runtime.frameworks.tensorflow_memory import GPU, memory_gauge
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import CollectiveGroup, Group
 from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
-from hetctl.runtime.worker.training_context import TrainingContext
-from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
-from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
+from hetctl.runtime.worker.user_functions import UserFunctions
 
-CONTEXT = "context/"
-"""Prefix of the names of the state of a ``train_fn``."""
-RATE_FACTOR = "learning_rate_factor"
-SEED = "seed_generator_state"
-"""Name of the variables of Keras' ``SeedGenerator``."""
 HOST = "localhost"
-
-
-class KerasNetwork:
-    """A compiled Keras model on this rank."""
-
-    def __init__(self, model: Any, member: Member, functions: UserFunctions, group: Group) -> None:
-        self._model = model
-        self._member = member
-        self._optimizer = model.optimizer
-        self._group = group
-        self._rate = KerasRate(model.optimizer)
-        with tf.device("CPU:0"):
-            self._rows = tf.Variable(member.batch_size, trainable=False, dtype=tf.int32)
-        ignore_padding(model, self._rows)
-        self._train_fn = functions.train_fn or _default_train_fn(model, self._rows)
-        self._whole = functions.evaluate_fn and WholeEvaluation(functions.evaluate_fn, member.config)
-        self._context: TrainingContext | None = None
-        if takes_context(self._train_fn):
-            self._context = TrainingContext(group.rank, group.size, _device())
-        self._test_step = _test_step_of(model)
-        self._predict_step = _predict_step_of(model)
-        self.timer = GraphStepTimer() if group.size > 1 else None
-        self._accumulation: KerasAccumulation | None = None
-        if group.size > 1:
-            _horovod().broadcast_variables([_raw(v) for _, v in self._variables()], root_rank=0)
-        if member.micro_batch_size is not None:
-            self._accumulation = KerasAccumulation(model, self._added_up)
-        elif group.size > 1:
-            self._average_gradients()
-
-    def train(self, batches: Batches) -> float:
-        """Run ``train_fn``; return the loss, averaged over the samples of all ranks."""
-        if self._accumulation is not None:
-            self._accumulation.begin()
-        rows = self._member.rows_trained(self._group.size)
-        data = TrainingData(batches, rows, _fields_of_all, on_batch=self._noting(batches))
-        config = dict(self._member.config)
-        if self._context is not None:
-            self._context.begin(batches.epoch)
-        more = () if self._context is None else (self._context,)
-        loss = loss_of(self._train_fn(data, self._model, self._optimizer, config, *more))
-        if self._group.size > 1:
-            self._agree_on_statistics(batches.share)
-            own = tf.constant(loss * batches.share, tf.float64)
-            loss = float(_horovod().allreduce(own, op=_horovod().Sum))
-        if self._context is not None and batches.ends_epoch:
-            self._context.end_epoch()
-        return loss
-
-    def end_epoch(self, metrics: Mapping[str, float]) -> None:
-        """Show the results to ``train_fn``."""
-        if self._context is not None:
-            self._context.metrics = metrics
-
-    def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
-        """Evaluate each rank's share; the metrics' variables are summed over the ranks."""
-        self._model.reset_metrics()
-        tested = False
-        for samples, count in batches:
-            tested |= count > 0
-            x, y = pad(samples, self._member.rows_evaluated)
-            if count:
-                self._test_step(_tensors_of(x), tf.convert_to_tensor(y), tf.constant(count))
-            if self._whole and count:
-                outputs = self._predict_step(_tensors_of(x), tf.constant(count))
-                self._whole.add(tf.nest.map_structure(np.asarray, outputs), samples[1][:count])
-            elif self._whole:
-                self._whole.skip()
-        if self._group.size > 1:
-            self._add_up_metrics(tested, samples)
-        metrics = self._metrics()
-        return metrics if self._whole is None else {**metrics, **self._metrics_of_all(self._whole, metrics)}
-
-    def metric_sums(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the variables of the metrics, by position: they are sums, as in Keras' own."""
-        return {str(i): array_of(variable) for i, variable in enumerate(self._model.metrics_variables)}
-
-    def metrics_of(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
-        """Return the metrics of sums; the variables have them afterwards."""
-        for i, variable in enumerate(self._model.metrics_variables):
-            variable.assign(sums[str(i)])
-        return self._metrics()
-
-    def _metrics_of_all(self, whole: WholeEvaluation, others: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics that rank 0 computes of the predictions of all ranks."""
-        own = whole.taken()
-        shares = [own] if self._group.size == 1 else _horovod().allgather_object(own)
-        is_first = self._group.rank == 0
-        metrics: dict[str, float] = self._group.broadcast(whole.metrics(shares, others) if is_first else None)
-        return metrics
-
-    def _metrics(self) -> dict[str, float]:
-        results = self._model.get_metrics_result()
-        return {f"val_{name}": float(value) for name, value in results.items()}
-
-    def save(self) -> dict[str, npt.NDArray[Any]]:
-        """Return every variable by its position, and the factor of a schedule, which is not a variable."""
-        arrays = {name: array_of(variable) for name, variable in self._variables()}
-        packed = {} if self._context is None else packed_state.pack(self._context.save())
-        own = {f"{CONTEXT}{name}": array for name, array in packed.items()}
-        return {**arrays, **own, RATE_FACTOR: np.array(self._rate.factor)}
-
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Assign every variable.
-
-        Raises
-        ------
-        BadInputError
-            If the network that ``model_fn`` now builds has other variables.
-        """
-        arrays = dict(arrays)
-        rate_factor = float(arrays.pop(RATE_FACTOR))
-        packed = {n.removeprefix(CONTEXT): arrays.pop(n) for n in list(arrays) if n.startswith(CONTEXT)}
-        variables = dict(self._variables())
-        shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-        saved = {name: tuple(array.shape) for name, array in arrays.items()}
-        if shapes != saved:
-            raise BadInputError(
-                "the checkpoint has other variables than the network that model_fn builds now",
-                "undo the change of model_fn, or start a new run with `hetctl submit --new`",
-            )
-        for name, variable in variables.items():
-            variable.assign(arrays[name])
-        self._rate.restore(rate_factor)
-        if packed and self._context is not None:
-            self._context.restore(packed_state.unpack(packed))
-
-    def adopt(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Assign every variable but the learning rate; a schedule is the network's own in any case."""
-        with self._rate.kept():
-            self.restore(arrays)
-
-    def generators(self) -> Any:
-        """Return the states of the layers' generators, in the order of the variables."""
-        return [array_of(variable).tolist() for variable in self._seeds()]
-
-    def set_generators(self, states: Any) -> None:
-        """Assign the states of the layers' generators."""
-        for variable, state in zip(self._seeds(), states, strict=True):
-            variable.assign(state)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks; Horovod has them on every rank."""
-        values: list[Any] = _horovod().allgather_object(value)
-        return values
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Scale a constant learning rate, which is a variable, or a schedule."""
-        self._rate.scale(factor)
-
-    def _seeds(self) -> list[Any]:
-        """Return the states of the layers' random generators, which are variables."""
-        return [variable for variable in self._model.variables if variable.name == SEED]
-
-    def _variables(self) -> list[tuple[str, Any]]:
-        owners = {"model": self._model, "optimizer": self._optimizer}
-        return [
-            (f"{owner}/{index:04d}", variable)
-            for owner, holder in owners.items()
-            for index, variable in enumerate(holder.variables)
-        ]
-
-    def _average_gradients(self) -> None:
-        """Average in the optimizer's ``apply``, which both ``fit`` and custom loops use.
-
-        Each rank's weight is its share of the samples (LB-BSP, Equation 7). Keras 3 never calls the method
-        that Horovod's own DistributedOptimizer overrides.
-        """
-        # A variable, because a Python number would be a constant of the traced step.
-        self._weight = tf.Variable(1.0 / self._group.size, trainable=False, dtype=tf.float64)
-        apply = self._optimizer.apply
-
-        def apply_averaged(gradients: Any, trainable_variables: Any = None) -> Any:
-            # Embeddings have sparse gradients, whose rows Horovod would gather
-            # from all ranks instead of adding them.
-            dense = [tf.convert_to_tensor(g) for g in gradients]
-            # Horovod's own prescale_factor must be equal on all ranks, and shares of a last batch are not.
-            weighted = [g * tf.cast(self._weight, g.dtype) for g in dense]
-            return apply(self._added_up(weighted), trainable_variables)
-
-        self._optimizer.apply = apply_averaged
-
-    def _added_up(self, gradients: list[Any]) -> list[Any]:
-        """Return the sums of weighted gradients over the ranks, whose own part of a step ends here."""
-        if self.timer is None:
-            return gradients
-        summed: list[Any] = _horovod().grouped_allreduce(self.timer.end(gradients), op=_horovod().Sum)
-        return summed
-
-    def _noting(self, batches: Batches) -> Callable[[int], None]:
-        """Tell the compiled step the number of samples in each batch, and the averaging their share."""
-        noted: dict[Any, Any] = {}
-
-        def note(variable: Any, value: float) -> None:
-            if noted.get(id(variable)) != value:
-                variable.assign(value)
-                noted[id(variable)] = value
-
-        def on_batch(samples: int) -> None:
-            note(self._rows, samples)
-            if self._context is not None:
-                self._context.step += 1
-            if self._accumulation is not None:
-                note(self._accumulation.weight, batches.weight)
-                note(self._accumulation.ends_step, batches.ends_step)
-            elif self._group.size > 1:
-                note(self._weight, batches.weight)
-
-        return on_batch
-
-    def _add_up_metrics(self, tested: bool, samples: Samples) -> None:
-        """Set every rank's metrics to those of all samples: their variables are sums, as in Keras' own."""
-        if not tested:
-            # The first step creates the variables; a rank without samples needs them, too, at zero.
-            self._test_step(*map(_tensors_of, samples), tf.constant(1))
-            self._model.reset_metrics()
-        own = [_raw(variable) for variable in self._model.metrics_variables]
-        for variable, total in zip(own, _horovod().grouped_allreduce(own, op=_horovod().Sum), strict=True):
-            variable.assign(total)
-
-    def _agree_on_statistics(self, share: float) -> None:
-        """Average the statistics that each rank has gathered, such as batch-normalisation means.
-
-        The weights are the ranks' shares of the samples, as for gradients.
-        """
-        hvd = _horovod()
-        own = [_raw(v) for v in self._model.non_trainable_variables if "float" in str(v.dtype)]
-        if own:
-            weighted = [variable * tf.cast(share, variable.dtype) for variable in own]
-            for variable, mean in zip(own, hvd.grouped_allreduce(weighted, op=hvd.Sum), strict=True):
-                variable.assign(mean)
-
-
-class GraphStepTimer:
-    """Timer whose end is an operation of the step's graph, between the gradients and their average."""
-
-    def __init__(self) -> None:
-        self._step = 0
-        self._began = math.inf
-        with tf.device("CPU:0"):
-            self._ended = tf.Variable(0.0, trainable=False, dtype=tf.float64)
-
-    def begin(self, step: int) -> None:
-        """Start the time of a step."""
-        # The same clock as tf.timestamp(): the wall clock, which a jump may disturb once.
-        self._step, self._began = step, time.time()
-
-    def end(self, gradients: list[Any]) -> list[Any]:
-        """Return the gradients, which are available only after the time is taken."""
-        with tf.device("CPU:0"), tf.control_dependencies(self._computed(gradients)):
-            ended = self._ended.assign(tf.timestamp())
-        with tf.control_dependencies([ended]):
-            return [tf.identity(gradient) for gradient in gradients]
-
-    def taken(self) -> list[tuple[int, float]]:
-        """Return the last step, once, if it has averaged gradients."""
-        seconds = float(self._ended.numpy()) - self._began
-        self._began = math.inf
-        return [(self._step, seconds)] if seconds > 0 else []
-
-    @staticmethod
-    def _computed(gradients: list[Any]) -> list[Any]:
-        """Return a tensor that exists when all gradients are computed; on a GPU, operations return before."""
-        if not tf.config.get_visible_devices("GPU"):
-            return gradients
-        # One number of each in one copy to the node's memory, for which the GPU has to finish them.
-        numbers = [tf.cast(tf.reshape(gradient, [-1])[:1], tf.float32) for gradient in gradients]
-        with tf.device("CPU:0"):
-            return [tf.identity(tf.concat(numbers, axis=0))]
 
 
 class TensorFlow:
@@ -370,7 +89,7 @@ class TensorFlow:
 
     def load(self) -> None:
         """Import Horovod."""
-        _horovod()
+        horovod()
 
     def initialize(self, group: CollectiveGroup) -> None:
         """Start Horovod over Gloo: unlike an MPI world, its worlds can be formed repeatedly.
@@ -388,11 +107,11 @@ class TensorFlow:
         port = group.broadcast(self._open_rendezvous(group.size) if group.rank == 0 else None)
         os.environ.update(_gloo_environment(group, port))
         with gloo_over("HOROVOD_GLOO_IFACE", group.interface):
-            _horovod().init()
+            horovod().init()
 
     def shutdown(self) -> None:
         """Shut down Horovod."""
-        _horovod().shutdown()
+        horovod().shutdown()
         if self._rendezvous is not None:
             # The server checks twice a second whether it has to end; the next member need not wait for that.
             threading.Thread(target=self._rendezvous.stop, name="rendezvous", daemon=True).start()
@@ -401,14 +120,14 @@ class TensorFlow:
     def backend(self) -> str:
         """Return NCCL if Horovod supports it and there is a GPU; without it, data go through host memory."""
         has_gpu = bool(tf.config.get_visible_devices("GPU"))
-        return NCCL if has_gpu and _horovod().nccl_built() else GLOO
+        return NCCL if has_gpu and horovod().nccl_built() else GLOO
 
     def all_reduce(self, count: int) -> Callable[[], None]:
         """Return a function that sums zeros."""
         values = tf.zeros(count)
 
         def run() -> None:
-            _horovod().allreduce(values, op=_horovod().Sum, name="all_reduce")
+            horovod().allreduce(values, op=horovod().Sum, name="all_reduce")
             # Operations on a GPU return before they are done.
             tf.test.experimental.sync_devices()
 
@@ -458,83 +177,6 @@ class TensorFlow:
 FRAMEWORK = TensorFlow()
 
 
-def make_variables(model: Any, x: Any, y: Any) -> None:
-    """Create all variables of a model, its optimizer, loss and metrics by a step that changes none.
-
-    A compiled step that creates variables is traced twice.
-    """
-    inputs, targets = _tensors_of(x[:1]), tf.convert_to_tensor(y[:1])
-    outputs = model(inputs, training=False)
-    model.optimizer.build(model.trainable_variables)
-    model.compute_loss(x=inputs, y=targets, y_pred=outputs)
-    model.compute_metrics(inputs, targets, outputs)
-    model.reset_metrics()
-
-
-def _fields_of_all(arrays: Arrays) -> tuple[Any, ...]:
-    return tuple(map(fields_of, arrays))
-
-
-def _tensors_of(rows: Any) -> Any:
-    """Return an array as a tensor; of records, their fields by name."""
-    return tf.nest.map_structure(tf.convert_to_tensor, fields_of(rows))
-
-
-def _first(values: Any, count: Any) -> Any:
-    """Return the first rows of a tensor, or of each in a mapping."""
-    return tf.nest.map_structure(lambda value: value[:count], values)
-
-
-def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
-    """Return plain training by the model's compiled loss, which returns the mean loss over samples.
-
-    Batches are padded to one size, so that the step is traced once; the loss is that of the first `rows`
-    rows, with any reduction, so that the other rows have no gradient.
-    """
-
-    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            outputs = tf.nest.map_structure(
-                lambda output: first_samples(output, rows), model(x, training=True)
-            )
-            loss = model.compute_loss(x=_first(x, rows), y=y[:rows], y_pred=outputs)
-        variables = model.trainable_variables
-        model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-        return loss
-
-    def train_fn(data: Any, _model: Any, _optimizer: Any, _config: dict[str, Any]) -> float:
-        losses, sizes = [], []
-        for x, y, _ in data.padded():
-            data.loss = step(tf.nest.map_structure(tf.convert_to_tensor, x), tf.convert_to_tensor(y))
-            # Kept as a tensor: to read its value in each step would wait for the GPU.
-            losses.append(data.loss)
-            sizes.append(data.counted)
-        return float(np.average(np.array(losses, dtype=float), weights=sizes)) if any(sizes) else 0.0
-
-    return train_fn
-
-
-def _test_step_of(model: Any) -> Any:
-    """Return the model's own evaluation step, traced once for batches of one size."""
-
-    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def step(x: Any, y: Any, count: Any) -> Any:
-        return model.test_step((_first(x, count), y[:count]))
-
-    return step
-
-
-def _predict_step_of(model: Any) -> Any:
-    """Return a step whose outputs are those of evaluation: Keras' own test step returns none."""
-
-    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
-    def step(x: Any, count: Any) -> Any:
-        return tf.nest.map_structure(lambda output: output[:count], model(x, training=False))
-
-    return step
-
-
 def _gloo_environment(group: CollectiveGroup, port: int) -> dict[str, str]:
     """Return the variables that Horovod's own launcher would set if all ranks were on one host.
 
@@ -554,19 +196,3 @@ def _gloo_environment(group: CollectiveGroup, port: int) -> dict[str, str]:
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
     }
-
-
-def _device() -> str:
-    """Return the name of the device on which this rank's operations run."""
-    return "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0"
-
-
-def _horovod() -> Any:
-    import horovod.tensorflow as hvd
-
-    return hvd
-
-
-def _raw(variable: Any) -> Any:
-    """Return the TensorFlow variable inside a Keras 3 variable; Horovod accepts no other."""
-    return variable if isinstance(variable, tf.Variable) else variable.value

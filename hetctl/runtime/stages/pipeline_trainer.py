@@ -21,14 +21,13 @@ from hetctl.runtime.stages.epoch_part import EpochPart, TrainedPart
 from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, receive
 from hetctl.runtime.stages.parameter_server import LAYER
 from hetctl.runtime.stages.stage_worker import PartHooks, StageWorker
+from hetctl.runtime.worker.async_checkpoint import BackgroundWriter, OnSaved
 from hetctl.runtime.worker.checkpoint import (
     ArrayFile,
     Arrays,
-    BackgroundWriter,
     CheckpointFolder,
     Loaded,
     Manifest,
-    OnSaved,
     TrainingState,
 )
 from hetctl.runtime.worker.group import all_gather

@@ -21,7 +21,8 @@ from hetctl.runtime.data.partitioned_data import read_partition
 from hetctl.runtime.data.sharing.node_folder import node_folder, state_folder
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import TrainableNetwork
-from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, OnSaved, TrainingState
+from hetctl.runtime.worker.async_checkpoint import OnSaved
+from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import SavingFailure, WorkerContext
 from hetctl.runtime.worker.live_metrics import Busy, busy_share
 from hetctl.storage.event_files import EventWriter

@@ -17,14 +17,8 @@ from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.model.training_settings import EPOCHS, STEPS
 from hetctl.runtime.data.loaders import Loader
-from hetctl.runtime.worker.checkpoint import (
-    Arrays,
-    CheckpointFolder,
-    Loaded,
-    Manifest,
-    OnSaved,
-    TrainingState,
-)
+from hetctl.runtime.worker.async_checkpoint import OnSaved
+from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded, Manifest, TrainingState
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.random_state import set_random_state

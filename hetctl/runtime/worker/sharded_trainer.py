@@ -11,12 +11,12 @@ from typing import Protocol
 
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.frameworks import TrainableNetwork
+from hetctl.runtime.worker.async_checkpoint import OnSaved
 from hetctl.runtime.worker.checkpoint import (
     ArrayFile,
     Arrays,
     CheckpointFolder,
     Loaded,
-    OnSaved,
     TrainingState,
     file_in,
 )

@@ -13,17 +13,18 @@ import numpy.typing as npt
 
 from hetctl.model.training_progress import RankShare
 from hetctl.runtime.data.batches import Batches, StepBalancer, held_out_batches
-from hetctl.runtime.data.sample_visits import SampleVisits
+from hetctl.runtime.data.sample_accesses import SampleAccesses
 from hetctl.runtime.frameworks import TrainableNetwork
-from hetctl.runtime.worker.checkpoint import Arrays, OnSaved, Saver
+from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
+from hetctl.runtime.worker.checkpoint import Arrays
 from hetctl.runtime.worker.member_trainer import CheckpointSaver, MemberTrainer
 from hetctl.runtime.worker.random_state import RANKS, gathered_states, random_state, restore_own
 from hetctl.runtime.worker.step_clock import EpochClock
 
 MANAGER_STATE = "balance/manager"
 """Name of the state of the manager of batch sizes among a checkpoint's arrays."""
-VISITS = "visits/"
-"""Prefix of the names of the state of `SampleVisits`."""
+ACCESSES = "accesses/"
+"""Prefix of the names of the state of `SampleAccesses`."""
 SCORES = "scores/"
 """Prefix of the sums from which a member that hops computes the metrics of an unfinished evaluation."""
 
@@ -49,13 +50,13 @@ class Trainer(MemberTrainer):
     ----------
     balancer : TrainingBalancer or None
         Balancer of the group's batch sizes; None: they are constant.
-    visits : SampleVisits or None
-        Visits of the samples of partitioned data; None: each sample is visited once in an epoch.
+    accesses : SampleAccesses or None
+        Accesses of the samples of partitioned data; None: each sample is accessed once in an epoch.
     """
 
     network: TrainableNetwork
     balancer: TrainingBalancer | None = None
-    visits: SampleVisits | None = None
+    accesses: SampleAccesses | None = None
 
     def _new_saver(self) -> CheckpointSaver:
         return Saver(self.checkpoints)
@@ -64,9 +65,9 @@ class Trainer(MemberTrainer):
         managed = arrays.get(MANAGER_STATE)
         if managed is not None and self.balancer is not None:
             self.balancer.restore(managed.tobytes())
-        visits = {name: array for name, array in arrays.items() if name.startswith(VISITS)}
-        if visits and self.visits is not None:
-            self.visits.restore({name.removeprefix(VISITS): array for name, array in visits.items()})
+        accesses = {name: array for name, array in arrays.items() if name.startswith(ACCESSES)}
+        if accesses and self.accesses is not None:
+            self.accesses.restore({name.removeprefix(ACCESSES): array for name, array in accesses.items()})
         self.network.restore(own_arrays(arrays))
 
     def _adopt_arrays(self, arrays: Arrays) -> None:
@@ -108,9 +109,11 @@ class Trainer(MemberTrainer):
         if not batches.complete:
             return False
         self._finish_epoch(number, clock.rate, last_s)
-        if self.visits is not None:
-            fewest, most = self.visits.extremes
-            self.events.write("sample_visits", epoch=number, fewest=fewest, most=most, held=self.visits.held)
+        if self.accesses is not None:
+            fewest, most = self.accesses.extremes
+            self.events.write(
+                "sample_accesses", epoch=number, fewest=fewest, most=most, held=self.accesses.held
+            )
         return True
 
     def _is_pause_due(self) -> bool:
@@ -152,15 +155,15 @@ class Trainer(MemberTrainer):
         arrays = self.network.save() | of_ranks
         if self.balancer is not None and (managed := self.balancer.state()):
             arrays[MANAGER_STATE] = np.frombuffer(managed, np.uint8)
-        if self.visits is not None:
-            arrays.update({f"{VISITS}{name}": array for name, array in self.visits.save().items()})
+        if self.accesses is not None:
+            arrays.update({f"{ACCESSES}{name}": array for name, array in self.accesses.save().items()})
         self._saver.save(arrays, self.state, report)
 
 
 def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return the network's own arrays of a checkpoint, not those of managers, visits, scores or ranks."""
+    """Return the network's own arrays of a checkpoint, not those of managers, accesses, scores or ranks."""
     return {
         name: array
         for name, array in arrays.items()
-        if name != MANAGER_STATE and not name.startswith((VISITS, SCORES, RANKS))
+        if name != MANAGER_STATE and not name.startswith((ACCESSES, SCORES, RANKS))
     }

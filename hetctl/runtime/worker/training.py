@@ -12,7 +12,7 @@ from hetctl.model.training_settings import OFF
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.partition_loader import PartitionLoader
-from hetctl.runtime.data.sample_visits import Transfer
+from hetctl.runtime.data.sample_accesses import Transfer
 from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
@@ -64,9 +64,9 @@ def _run(
     checkpoints = CheckpointFolder(Path(spec.checkpoints))
     events = reporter(assignment.task, built.group, context.send_written)
     balancer = _balancer(spec, assignment.task, built, events, stack)
-    visits = None
+    accesses = None
     if isinstance(built.training, PartitionLoader):
-        visits = built.training.visits
+        accesses = built.training.accesses
         built.training.on_landed = partial(
             _report_migration, events, worker_names(spec), built.training.sample
         )
@@ -86,7 +86,7 @@ def _run(
         restarted_at=restarted_at,
         heartbeat=context.heartbeat,
         balancer=balancer,
-        visits=visits,
+        accesses=accesses,
     )
     if built.group.rank != 0:
         trainer.run()

@@ -22,14 +22,14 @@ from hetctl.scheduling.events import (
     MemberArrived,
     NodeLost,
     SchedulingEvent,
-    StepEnded,
-    StepStarted,
+    TaskEnded,
+    TaskStarted,
     Tick,
 )
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario, Successors
 from hetctl.scheduling.simulate.simulated_members import SimulatedMembers
-from hetctl.scheduling.simulate.simulated_step import SimulatedStep, begin_at_pace, lost, paced, stopped
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask, begin_at_pace, lost, paced, stopped
 
 Note = Callable[[Request, Decision], None]
 
@@ -37,7 +37,7 @@ Note = Callable[[Request, Decision], None]
 class ScenarioEvent(IntEnum):
     """Kinds of events on the virtual clock; simultaneous ones occur in this order."""
 
-    STEP_ENDS = 0
+    TASK_ENDS = 0
     NODE_FAILS = 1
     NODE_RETURNS = 2
 
@@ -45,7 +45,7 @@ class ScenarioEvent(IntEnum):
 class Engine:
     """Simulated run at `now` seconds.
 
-    After `run`, `steps` holds every step in the order of their starts, `planning_s` the seconds that the
+    After `run`, `tasks` holds every task in the order of their starts, `planning_s` the seconds that the
     planner took for each decision, and `followed` the members that came after others.
     """
 
@@ -59,7 +59,7 @@ class Engine:
         successors: Successors | None = None,
     ) -> None:
         self._members = SimulatedMembers(planner, options, scenario.work_estimator)
-        self.steps = self._members.steps
+        self.tasks = self._members.tasks
         self.planning_s: list[float] = []
         self.now = 0.0
         self._planner, self._scenario, self._options, self._note = planner, scenario, options, note
@@ -154,7 +154,7 @@ class Engine:
             index = self._members.begin(self._begun(allocation, command.round, start_s, rate))
             self._rounds[command.round].add(index)
             self._expect(index)
-            self._send(StepStarted(self.now, allocation.member, start_s))
+            self._send(TaskStarted(self.now, allocation.member, start_s))
         self._next_round, self._planner_state = command.round + 1, command.planner_state
         self._fresh = False
 
@@ -164,12 +164,12 @@ class Engine:
 
     def _begun(
         self, allocation: Allocation, number: int, start_s: float, rate: float | None
-    ) -> SimulatedStep:
-        """Return a member's step at its beginning."""
+    ) -> SimulatedTask:
+        """Return a member's task at its beginning."""
         workload = self._members.unfinished[allocation.member]
-        step = begin_at_pace(workload, allocation, number, start_s, *self._limits, rate)
-        assert step is not None
-        return step
+        task = begin_at_pace(workload, allocation, number, start_s, *self._limits, rate)
+        assert task is not None
+        return task
 
     @property
     def _limits(self) -> tuple[float, float]:
@@ -178,7 +178,7 @@ class Engine:
     def _stop(self, command: Stop) -> None:
         one = command.member
         for index in self._rounds[command.round] if one is None else [self._members.running[one]]:
-            self.steps[index] = stopped(self.steps[index], self.now)
+            self.tasks[index] = stopped(self.tasks[index], self.now)
             self._expect(index)
 
     def _end_round(self, command: EndRound) -> None:
@@ -192,14 +192,14 @@ class Engine:
 
     def _expect(self, index: int) -> None:
         # The entry of the earlier end stays in the queue and is recognised as stale by its time.
-        heapq.heappush(self._queue, (self.steps[index].end_s, ScenarioEvent.STEP_ENDS, index, ""))
+        heapq.heappush(self._queue, (self.tasks[index].end_s, ScenarioEvent.TASK_ENDS, index, ""))
 
     def _is_stale(self, due: tuple[float, ScenarioEvent, int, str]) -> bool:
         at_s, kind, index, _ = due
-        if kind != ScenarioEvent.STEP_ENDS:
+        if kind != ScenarioEvent.TASK_ENDS:
             return False
-        step = self.steps[index]
-        return step.end_s != at_s or self._members.running.get(step.workload.name) != index
+        task = self.tasks[index]
+        return task.end_s != at_s or self._members.running.get(task.workload.name) != index
 
     def _due_events(self) -> Iterator[SchedulingEvent]:
         """Yield all events that are due by now."""
@@ -212,24 +212,24 @@ class Engine:
             self._members.add(workload)
             yield MemberArrived(self.now, workload.name)
 
-    def _step_ends(self, index: int, _node: str) -> Iterator[SchedulingEvent]:
+    def _task_ends(self, index: int, _node: str) -> Iterator[SchedulingEvent]:
         yield self._end(index, ExitReason.STOPPED)
 
     def _node_fails(self, _index: int, node: str) -> Iterator[SchedulingEvent]:
-        """Let a node fail, and with it the steps that it has a part of."""
+        """Let a node fail, and with it the tasks that it has a part of."""
         failures = self._scenario.failures
         assert failures is not None
         returns_s = self.now + failures.repair_s
         heapq.heappush(self._queue, (returns_s, ScenarioEvent.NODE_RETURNS, 0, node))
         self._schedule_failure(node, returns_s)
         self._down.add(node)
-        # A list, since `_fail_step` changes the running steps.
+        # A list, since `_fail_task` changes the running tasks.
         for index in [i for i in self._members.running.values() if self._is_on(i, node)]:
-            yield self._fail_step(index)
+            yield self._fail_task(index)
         yield NodeLost(self.now, node)
 
     def _is_on(self, index: int, node: str) -> bool:
-        return any(part.node == node for part in self.steps[index].allocation.placement)
+        return any(part.node == node for part in self.tasks[index].allocation.placement)
 
     def _node_returns(self, _index: int, node: str) -> Iterator[SchedulingEvent]:
         """Make a node available again, for the next job."""
@@ -241,45 +241,45 @@ class Engine:
             fails_s = up_s + self._random.expovariate(1 / self._scenario.failures.node_mtbf_s)
             heapq.heappush(self._queue, (fails_s, ScenarioEvent.NODE_FAILS, 0, node))
 
-    def _fail_step(self, index: int) -> StepEnded:
-        """End a step whose node has failed."""
+    def _fail_task(self, index: int) -> TaskEnded:
+        """End a task whose node has failed."""
         assert self._scenario.failures is not None
-        self.steps[index] = lost(self.steps[index], self.now, self._scenario.failures.checkpoint_every_s)
+        self.tasks[index] = lost(self.tasks[index], self.now, self._scenario.failures.checkpoint_every_s)
         return self._end(index, ExitReason.NODE_FAILURE)
 
-    def _end(self, index: int, reason: ExitReason) -> StepEnded:
-        """End a step, with that reason if the member has not converged."""
-        step = self._members.end(index)
-        self._rounds[step.round_index].discard(index)
-        self._touched.add(step.round_index)
-        if step.converged:
-            self._follow(step.workload.name)
-            return StepEnded(self.now, step.workload.name, ExitReason.FINISHED)
-        no_room = reason is ExitReason.STOPPED and not self._is_stopping(step)
-        return StepEnded(self.now, step.workload.name, reason, no_room)
+    def _end(self, index: int, reason: ExitReason) -> TaskEnded:
+        """End a task, with that reason if the member has not converged."""
+        task = self._members.end(index)
+        self._rounds[task.round_index].discard(index)
+        self._touched.add(task.round_index)
+        if task.converged:
+            self._follow(task.workload.name)
+            return TaskEnded(self.now, task.workload.name, ExitReason.FINISHED)
+        no_room = reason is ExitReason.STOPPED and not self._is_stopping(task)
+        return TaskEnded(self.now, task.workload.name, reason, no_room)
 
     def _follow(self, member: str) -> None:
         """Let the members that follow one arrive now."""
         if self._successors is not None:
-            ends = ((step, min(step.end_s, self.now)) for step in self.steps)
-            gpu_s = math.fsum(step.allocation.gpus * (end_s - step.start_s) for step, end_s in ends)
+            ends = ((task, min(task.end_s, self.now)) for task in self.tasks)
+            gpu_s = math.fsum(task.allocation.gpus * (end_s - task.start_s) for task, end_s in ends)
             for workload in self._successors(member, self.now, gpu_s):
                 self.followed.append(workload)
                 self._arrivals.appendleft(Arrival(workload, self.now))
 
-    def _is_stopping(self, step: SimulatedStep) -> bool:
+    def _is_stopping(self, task: SimulatedTask) -> bool:
         """Return true if the member in training got a stop command."""
-        return self._core.running[step.workload.name].stopping
+        return self._core.running[task.workload.name].stopping
 
     def _set_pace(self, indices: Iterable[int]) -> None:
         """Set the rates of members that share their data to the slowest one's."""
         if not self._is_lockstep:
             return
-        rate = min(self.steps[index].allocation.rate for index in indices)
+        rate = min(self.tasks[index].allocation.rate for index in indices)
         for index in indices:
-            step = self.steps[index]
-            if step.rate != rate and not self._is_stopping(step):
-                self.steps[index] = paced(step, self.now, rate, *self._limits)
+            task = self.tasks[index]
+            if task.rate != rate and not self._is_stopping(task):
+                self.tasks[index] = paced(task, self.now, rate, *self._limits)
                 self._expect(index)
 
     def _plan_fitting(
@@ -301,7 +301,7 @@ _CARRIED_OUT: Mapping[type, Callable[[Engine, Any], None]] = {
     EndJob: Engine._end_job,
 }
 _SCENARIO_HANDLERS: Mapping[ScenarioEvent, Callable[[Engine, int, str], Iterator[SchedulingEvent]]] = {
-    ScenarioEvent.STEP_ENDS: Engine._step_ends,
+    ScenarioEvent.TASK_ENDS: Engine._task_ends,
     ScenarioEvent.NODE_FAILS: Engine._node_fails,
     ScenarioEvent.NODE_RETURNS: Engine._node_returns,
 }

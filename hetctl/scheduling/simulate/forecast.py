@@ -15,7 +15,7 @@ from hetctl.perf.bounds import fluid_bound
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, allocations_after, gpu_count
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
-from hetctl.scheduling.simulate.simulated_step import SimulatedStep, forecasts
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask, forecasts
 
 MOST_NAMED = 3
 
@@ -31,7 +31,7 @@ def forecast(
     """Predict every round until all workloads have converged, and the time that they take.
 
     A member converges when its samples are done. In the global paradigm a round ends when all of its
-    steps have ended; in the others rounds overlap, one for each time that GPUs were allocated.
+    tasks have ended; in the others rounds overlap, one for each time that GPUs were allocated.
 
     Parameters
     ----------
@@ -52,8 +52,8 @@ def forecast(
         reasons[request.round_index] = reasons_for(planner, request, decision)
 
     arrivals = [Arrival(workload) for workload in workloads]
-    steps = Engine(planner, arrivals, scenario, options, note if explain else None).run().steps
-    makespan_s = max((step.end_s for step in steps), default=0.0)
+    tasks = Engine(planner, arrivals, scenario, options, note if explain else None).run().tasks
+    makespan_s = max((task.end_s for task in tasks), default=0.0)
     lower_bound_s = fluid_bound(workloads, cluster.gpus)
     return Plan(
         planner=planner.name,
@@ -63,23 +63,23 @@ def forecast(
         predicted_makespan_s=makespan_s,
         lower_bound_s=lower_bound_s,
         ratio=makespan_s / lower_bound_s if lower_bound_s else 1.0,
-        rounds=_rounds(steps, reasons),
-        members=forecasts((workload.name for workload in workloads), steps),
+        rounds=_rounds(tasks, reasons),
+        members=forecasts((workload.name for workload in workloads), tasks),
         options=asdict(options),
     )
 
 
-def _rounds(steps: Sequence[SimulatedStep], reasons: dict[int, dict[str, str]]) -> tuple[Round, ...]:
-    by_round: dict[int, list[SimulatedStep]] = defaultdict(list)
-    for step in steps:
-        by_round[step.round_index].append(step)
+def _rounds(tasks: Sequence[SimulatedTask], reasons: dict[int, dict[str, str]]) -> tuple[Round, ...]:
+    by_round: dict[int, list[SimulatedTask]] = defaultdict(list)
+    for task in tasks:
+        by_round[task.round_index].append(task)
     # A member that waits for GPUs to become free starts in a later round than the decision's.
     decided = sorted(reasons)
     return tuple(
         Round(
             index=index,
-            predicted_s=max(step.end_s for step in those) - those[0].start_s,
-            allocations=tuple(step.allocation for step in those),
+            predicted_s=max(task.end_s for task in those) - those[0].start_s,
+            allocations=tuple(task.allocation for task in those),
             start_s=those[0].start_s,
             reasons=reasons[decided[bisect_right(decided, index) - 1]] if decided else {},
         )

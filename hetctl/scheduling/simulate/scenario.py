@@ -28,7 +28,7 @@ class JobTiming:
     grace_s : float
         Time before the limit by which all training of a job has ended, in seconds.
     round_overhead_s : float
-        Time from the end of steps to the start of the next ones in the same job, in seconds.
+        Time from the end of tasks to the start of the next ones in the same job, in seconds.
     job_overhead_s : float
         Time from the end of a job to the start of the next one, in seconds.
     """
@@ -48,7 +48,7 @@ class JobTiming:
 class Failures:
     """Independent failures of nodes, after exponentially distributed times.
 
-    A failure on a member's node ends its step; as in the driver, the job continues on the other nodes.
+    A failure on a member's node ends its task; as in the driver, the job continues on the other nodes.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario, Successors
-from hetctl.scheduling.simulate.simulated_step import SimulatedStep, forecasts
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask, forecasts
 
 
 def simulate(
@@ -41,13 +41,13 @@ def simulate(
     engine = Engine(planner, arrivals, scenario, options, successors=successors).run()
     arrivals = [*arrivals, *map(Arrival, engine.followed)]
     arrived_s = {arrival.workload.name: arrival.at_s for arrival in arrivals}
-    members = forecasts(arrived_s, engine.steps)
+    members = forecasts(arrived_s, engine.tasks)
     makespan_s = max((member.done_s for member in members), default=0.0)
     mean_jct_s = _mean([member.done_s - arrived_s[member.member] for member in members])
     jobs = [(arrival.at_s, arrival.workload) for arrival in arrivals]
     mean = options.objective == MEAN_JCT
     bound_s = (mean_jct_bound if mean else makespan_bound)(jobs, scenario.cluster.gpus)
-    busy = math.fsum(s.allocation.gpus * (s.end_s - s.start_s - s.startup_s) for s in engine.steps)
+    busy = math.fsum(s.allocation.gpus * (s.end_s - s.start_s - s.startup_s) for s in engine.tasks)
     whole = scenario.cluster.gpus * makespan_s
     return Simulation(
         planner=planner.name,
@@ -60,25 +60,25 @@ def simulate(
         mean_jct_s=mean_jct_s,
         lower_bound_s=bound_s,
         ratio=(mean_jct_s if mean else makespan_s) / bound_s if bound_s else 1.0,
-        rounds=len({step.round_index for step in engine.steps}),
-        restarts=len(engine.steps) - len(members),
+        rounds=len({task.round_index for task in engine.tasks}),
+        restarts=len(engine.tasks) - len(members),
         gpu_busy_fraction=busy / whole if whole else 0.0,
         plan_seconds=math.fsum(engine.planning_s),
         slowest_plan_s=max(engine.planning_s, default=0.0),
-        intervals=tuple(_interval(step) for step in engine.steps),
+        intervals=tuple(_interval(task) for task in engine.tasks),
         members=members,
         options=asdict(options),
     )
 
 
-def _interval(step: SimulatedStep) -> Interval:
+def _interval(task: SimulatedTask) -> Interval:
     return Interval(
-        allocation=step.allocation,
-        round_index=step.round_index,
-        start_s=step.start_s,
-        end_s=step.end_s,
-        restart_s=step.startup_s,
-        samples=step.samples,
+        allocation=task.allocation,
+        round_index=task.round_index,
+        start_s=task.start_s,
+        end_s=task.end_s,
+        restart_s=task.startup_s,
+        samples=task.samples,
     )
 
 

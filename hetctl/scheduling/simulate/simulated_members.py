@@ -13,7 +13,7 @@ from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Held, Options, Planner
 from hetctl.scheduling.rounds import RunningTask
 from hetctl.scheduling.simulate.scenario import WorkEstimate
-from hetctl.scheduling.simulate.simulated_step import SimulatedStep, kept_at
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask, kept_at
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SimulatedObservation:
 
 
 class SimulatedMembers:
-    """Members of a simulated run, and their steps (`hetctl.scheduling.observer.Observer`).
+    """Members of a simulated run, and their tasks (`hetctl.scheduling.observer.Observer`).
 
     Parameters
     ----------
@@ -36,16 +36,16 @@ class SimulatedMembers:
     Attributes
     ----------
     unfinished : dict of str to Workload
-        Members that have not converged, as they were when their last steps ended.
-    steps : list of SimulatedStep
-        All steps in the order of their starts.
+        Members that have not converged, as they were when their last tasks ended.
+    tasks : list of SimulatedTask
+        All tasks in the order of their starts.
     running : dict of str to int
-        Numbers of the steps that have not ended, by member.
+        Numbers of the tasks that have not ended, by member.
     """
 
     def __init__(self, planner: Planner, options: Options, work_estimator: WorkEstimate | None) -> None:
         self.unfinished: dict[str, Workload] = {}
-        self.steps: list[SimulatedStep] = []
+        self.tasks: list[SimulatedTask] = []
         self.running: dict[str, int] = {}
         self._is_elastic, self._work_estimator = planner.paradigm == "elastic", work_estimator
         self._waiting = WaitingQueue(planner, options)
@@ -55,22 +55,22 @@ class SimulatedMembers:
         self.unfinished[workload.name] = workload
         self._waiting.add(workload)
 
-    def begin(self, step: SimulatedStep) -> int:
-        """Start a member's step; return its number."""
-        self._waiting.remove(step.workload.name)
-        self.running[step.workload.name] = len(self.steps)
-        self.steps.append(step)
-        return len(self.steps) - 1
+    def begin(self, task: SimulatedTask) -> int:
+        """Start a member's task; return its number."""
+        self._waiting.remove(task.workload.name)
+        self.running[task.workload.name] = len(self.tasks)
+        self.tasks.append(task)
+        return len(self.tasks) - 1
 
-    def end(self, index: int) -> SimulatedStep:
-        """End a step, let its member wait if it has not converged, and return the step."""
-        step = self.steps[index]
-        del self.running[step.workload.name]
-        if step.converged:
-            del self.unfinished[step.workload.name]
+    def end(self, index: int) -> SimulatedTask:
+        """End a task, let its member wait if it has not converged, and return the task."""
+        task = self.tasks[index]
+        del self.running[task.workload.name]
+        if task.converged:
+            del self.unfinished[task.workload.name]
         else:
-            self.add(step.workload.interrupted(step.samples_left))
-        return step
+            self.add(task.workload.interrupted(task.samples_left))
+        return task
 
     def left(self, now_s: float) -> Mapping[str, Workload]:
         """Return members that have not converged, with the work left after their finished epochs."""
@@ -107,15 +107,15 @@ class SimulatedMembers:
         )
 
     def _as_of_now(self, name: str, now_s: float) -> Workload:
-        step = self.steps[self.running[name]]
-        return step.workload.interrupted(step.left_at(now_s))
+        task = self.tasks[self.running[name]]
+        return task.workload.interrupted(task.left_at(now_s))
 
     def as_finished(self, name: str, now_s: float) -> Workload:
         """Return a member with the work left after its finished epochs."""
         if name not in self.running:
             return self.unfinished[name]
-        step = self.steps[self.running[name]]
-        return step.workload.interrupted(kept_at(step, now_s))
+        task = self.tasks[self.running[name]]
+        return task.workload.interrupted(kept_at(task, now_s))
 
 
 class _Left(Mapping[str, Workload]):

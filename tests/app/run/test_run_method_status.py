@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hopping_run import BEGAN_AT, plan_event, trace_of, visit_events
-from pipelined_run import ALONE, LAYOUT, STAGES, stages, step_started
+from pipelined_run import ALONE, LAYOUT, STAGES, stages, task_started
 
 from hetctl.app.run.hop_trace import lines_of
 from hetctl.app.run.method_status import hop_spans, hop_status, pipeline_statuses
@@ -129,7 +129,7 @@ def test_the_trace_has_the_visits_in_the_order_of_their_numbers():
     ]
 
 
-STEP = Event(DRIVER, 0, "step_started", 1.0, step_started())
+STEP = Event(DRIVER, 0, "task_started", 1.0, task_started())
 HISTORY = {"a": (EpochResult(1, {}, 10.0, 4, 12.0, 90.0), EpochResult(2, {}, 10.0, 4, 22.0, 80.0)), "b": ()}
 
 
@@ -156,9 +156,9 @@ def test_before_its_first_epoch_a_pipeline_has_a_layout():
 
 def test_figures_of_an_earlier_layout_are_left_out():
     earlier = Event("a", 0, "stages", 2.0, stages(1))
-    (seen,) = statuses(STEP, earlier, Event(DRIVER, 1, "step_started", 3.0, step_started(ALONE)))
+    (seen,) = statuses(STEP, earlier, Event(DRIVER, 1, "task_started", 3.0, task_started(ALONE)))
     assert (seen.layout, seen.last) == (ALONE, None)
 
 
 def test_members_of_other_modes_have_no_pipeline():
-    assert statuses(Event(DRIVER, 0, "step_started", 1.0, step_started(None))) == ()
+    assert statuses(Event(DRIVER, 0, "task_started", 1.0, task_started(None))) == ()

@@ -13,7 +13,7 @@ from hetctl.app.project import Project, Waits
 from hetctl.app.run import status as looking
 from hetctl.app.run.collect import ended_by_files
 from hetctl.app.run.select_run import record_of
-from hetctl.app.run.view import step_spans
+from hetctl.app.run.view import task_spans
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.lock import ProjectLock
 from hetctl.cli.watch import follow
@@ -21,9 +21,9 @@ from hetctl.cluster.batch.local import LocalBatch
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState
-from hetctl.model.run_status import StepSpan
+from hetctl.model.run_status import TaskSpan
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.step_fold import StepRecord
+from hetctl.storage.task_fold import TaskRecord
 
 ENSEMBLE = """\
 name: trio
@@ -194,7 +194,7 @@ def test_a_finished_run_takes_no_longer_without_batch_system(finished, silence):
     assert [job["state"] for job in after["jobs"]] == ["finished"]
     (ended_at,) = [one.time for one in events_in(finished.home.run(RUN)) if one.kind == "job_ended"]
     assert after["jobs"][0]["ended_at"] == ended_at
-    assert all(step["end_s"] is not None for step in after["steps"])
+    assert all(task["end_s"] is not None for task in after["tasks"])
     assert record_and_jobs(finished)[1][0].state is JobState.PENDING
 
 
@@ -251,8 +251,8 @@ def test_what_the_files_prove_of_a_job(job, events, done, silent, state, ended_a
     assert (found.state, found.ended_at) == (state, ended_at)
 
 
-def test_an_open_step_of_a_killed_driver_is_closed_after_the_run():
-    step = StepRecord(2.0, 1, [{"node": "n1", "gpus": [0]}])
-    (ended,) = step_spans(step, 0, "a", 1.0, 5.0)
-    (going_on,) = step_spans(step, 0, "a", 1.0, None)
-    assert (ended, going_on.end_s) == (StepSpan("a", 0, "n1", (0,), 1.0, 4.0, None), None)
+def test_an_open_task_of_a_killed_driver_is_closed_after_the_run():
+    task = TaskRecord(2.0, 1, [{"node": "n1", "gpus": [0]}])
+    (ended,) = task_spans(task, 0, "a", 1.0, 5.0)
+    (going_on,) = task_spans(task, 0, "a", 1.0, None)
+    assert (ended, going_on.end_s) == (TaskSpan("a", 0, "n1", (0,), 1.0, 4.0, None), None)

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 import pytest
-from pipelined_run import stages, step_started
+from pipelined_run import stages, task_started
 
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of
@@ -21,7 +21,7 @@ from hetctl.model.job import Job, JobState, JobStatus
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import RunSpec
-from hetctl.model.run_status import MemberRate, StepSpan, foremost
+from hetctl.model.run_status import MemberRate, TaskSpan, foremost
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
 from hetctl.storage.event_files import EventWriter
@@ -77,13 +77,13 @@ def course(project):
         write(index, DRIVER, "round_started", job=0, predicted_s=10.0, members=members)
         for gpu, name in enumerate(members):
             placement = [{"node": "n", "gpus": [gpu]}]
-            write(index, DRIVER, "step_started", member=name, gpus=1, placement=placement)
+            write(index, DRIVER, "task_started", member=name, gpus=1, placement=placement)
 
     def ended(index, name, reason="told"):
         write(
             index,
             DRIVER,
-            "step_ended",
+            "task_ended",
             member=name,
             exit_code=0,
             reason=reason,
@@ -139,7 +139,7 @@ def assert_cut(cut, whole):
     names = [member.member for member in cut.members]
     assert names == list(foremost(whole.states, 2))
     assert cut.members == tuple(member for member in whole.members if member.member in names)
-    assert cut.steps == tuple(step for step in whole.steps if step.member in names)
+    assert cut.tasks == tuple(task for task in whole.tasks if task.member in names)
     assert cut.history == {name: whole.history[name] for name in names}
     assert (cut.states, cut.warnings, cut.rounds) == (whole.states, whole.warnings, whole.rounds)
 
@@ -162,12 +162,12 @@ def test_what_a_killed_job_left_open_ends_when_no_job_is_left(project):
     watch = RunWatch(project, RUN)
     for _ in course(project):
         running = watch.poll()
-    assert [step.end_s for step in running.steps][-1] is None
+    assert [task.end_s for task in running.tasks][-1] is None
     with Catalog.open(project.home.catalog) as catalog:
         catalog.save_job(RUN, replace(JOB, state=JobState.VANISHED, ended_at=9.0))
         catalog.set_run_state(RUN, "stopped")
     stopped = watch.poll()
-    assert all(step.end_s is not None for step in stopped.steps)
+    assert all(task.end_s is not None for task in stopped.tasks)
     assert stopped == RunWatch(project, RUN).poll()
 
 
@@ -190,7 +190,7 @@ def test_looks_read_only_what_is_new(project, monkeypatch):
     assert b"".join(read) == b""
     next(steps)
     watch.poll()
-    assert [line.split(b'"')[3] for line in b"".join(read).splitlines()] == [b"step_ended", b"round_ended"]
+    assert [line.split(b'"')[3] for line in b"".join(read).splitlines()] == [b"task_ended", b"round_ended"]
 
 
 def test_every_change_of_the_catalog_shows_in_its_stamp(project):
@@ -240,9 +240,9 @@ def test_plan_whose_rates_were_off_by_more_than_a_fifth_says_so():
 
 
 def test_a_member_holds_one_gpu_in_a_round_of_many_visits():
-    """And its time is that of all its visits; a step on two nodes has the GPUs of both, and counts once."""
-    visits = [StepSpan("m0", 0, "a", (0,), start_s, start_s + 2.0, 0) for start_s in (0.0, 3.0, 6.0)]
-    group = [StepSpan("m0", 1, node, (0, 1), 10.0, 15.0, 0) for node in ("a", "b")]
+    """And its time is that of all its visits; a task on two nodes has the GPUs of both, and counts once."""
+    visits = [TaskSpan("m0", 0, "a", (0,), start_s, start_s + 2.0, 0) for start_s in (0.0, 3.0, 6.0)]
+    group = [TaskSpan("m0", 1, node, (0, 1), 10.0, 15.0, 0) for node in ("a", "b")]
     assert _held([*visits, *group]) == {0: 1, 1: 4}
     assert _seconds([*visits, *group]) == 3 * 2.0 + 5.0
     assert _seconds([]) is None
@@ -270,7 +270,7 @@ def test_pipelines_of_a_run_are_shown_while_they_train(project):
     with_pipelines(project)
     watch = RunWatch(project, RUN)
     assert watch.poll().pipelines == ()
-    EventWriter(run.events, DRIVER, 0).write("step_started", **step_started())
+    EventWriter(run.events, DRIVER, 0).write("task_started", **task_started())
     assert [(one.member, one.last) for one in watch.poll().pipelines] == [("a", None)]
     EventWriter(run.events, "a", 0).write("stages", **stages())
     seen = watch.poll().pipelines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pipelined_run import ALONE, LAYOUT, step_started
+from pipelined_run import ALONE, LAYOUT, task_started
 
 from hetctl.app.run.wave_checks import wave_checks
 from hetctl.model.events import DRIVER
@@ -21,7 +21,7 @@ def run_with(tmp_path, *layouts):
     folder = RunFolder(tmp_path)
     folder.create()
     for number, layout in enumerate(layouts):
-        EventWriter(folder.events, DRIVER, number).write("step_started", **step_started(layout))
+        EventWriter(folder.events, DRIVER, number).write("task_started", **task_started(layout))
     return folder
 
 

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from hetctl.methods.hopper import hop_commands as do
 from hetctl.methods.hopper import hop_events
-from hetctl.methods.hopper.hop_core import HopCore, HopRules
+from hetctl.methods.hopper.hop_core import HopCore
 from hetctl.methods.hopper.hop_events import HopProgress, MemberJoined
 from hetctl.methods.hopper.hop_plans import HopPlanner
+from hetctl.methods.hopper.hop_start import HopRules
 from hetctl.methods.hopper.schedule import SearchOptions
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.exit_reason import ExitReason
@@ -121,7 +122,7 @@ class Executor:
         saved = f"{visit.config}-{self.checkpoints[visit.config]}"
         assert command.state == newest if command.state else newest in (None, saved)
         assert command.checkpoint == self.checkpoints[visit.config]
-        self.send(events.StepStarted(self.now, visit.config, self.now))
+        self.send(events.TaskStarted(self.now, visit.config, self.now))
         seconds = 100.0 / self.rates[len(gpus_in(visit.worker))] if visit.epoch % 2 == 0 else 0.1
         self.at(seconds * self.draw.uniform(0.8, 1.2), self.end_visit, visit, command.state, self.now)
 
@@ -135,7 +136,7 @@ class Executor:
         node = node_of(visit.worker)
         if self.core.running[visit.config].stopping:
             self.lost.append(visit)
-            self.send(events.StepEnded(self.now, visit.config, ExitReason.STOPPED))
+            self.send(events.TaskEnded(self.now, visit.config, ExitReason.STOPPED))
         elif state is not None and state not in self.stores[node]:
             self.at(0.05, self.end_visit, visit, state, began)
         else:
@@ -155,7 +156,7 @@ class Executor:
         is_quick = self.draw.random() < QUICK_SHARE
         if is_quick:
             self.save(visit, node)
-        self.send(events.StepEnded(self.now, visit.config, ExitReason.STOPPED))
+        self.send(events.TaskEnded(self.now, visit.config, ExitReason.STOPPED))
         if not is_quick:
             self.at(SAVE_S, self.save, visit, node)
 
@@ -202,7 +203,7 @@ class Executor:
         for name, running in list(self.core.running.items()):
             if node_of(running.visit.worker) == node:
                 self.lost.append(running.visit)
-                self.send(events.StepEnded(self.now, name, ExitReason.NODE_FAILURE))
+                self.send(events.TaskEnded(self.now, name, ExitReason.NODE_FAILURE))
         del self.nodes[node]
         self.stores[node] = set()
         self.send(events.NodeLost(self.now, node))
@@ -212,7 +213,7 @@ class Executor:
         if names:
             name = names[number % len(names)]
             self.lost.append(self.core.running[name].visit)
-            self.send(events.StepEnded(self.now, name, ExitReason.KILLED))
+            self.send(events.TaskEnded(self.now, name, ExitReason.KILLED))
 
     def join_node(self, node, gpus):
         """Let the agent of a node connect late."""
@@ -236,14 +237,14 @@ class Executor:
         for name, running in list(self.core.running.items()):
             if node_of(running.visit.worker) == node:
                 self.lost.append(running.visit)
-                self.send(events.StepEnded(self.now, name, ExitReason.NODE_FAILURE))
+                self.send(events.TaskEnded(self.now, name, ExitReason.NODE_FAILURE))
         self.at(0.3, self.open_store, node)
 
     def restart_agents(self):
         """Kill all ranks and agents, which start again with empty stores."""
         for name, running in list(self.core.running.items()):
             self.lost.append(running.visit)
-            self.send(events.StepEnded(self.now, name, ExitReason.KILLED))
+            self.send(events.TaskEnded(self.now, name, ExitReason.KILLED))
         for node in self.nodes:
             self.stores[node] = set()
             self.at(0.3, self.open_store, node)

@@ -132,14 +132,16 @@ def test_samples_migrate_to_the_rank_with_the_larger_batch(tmp_path):
         training.on_landed = landed.append
         targets = drawn(training, 8, (2, 6))
         training.close()
-        return targets, training.visits, landed, drawn_held_out(validation)
+        return targets, training.accesses, landed, drawn_held_out(validation)
 
-    ((slow, visits, landed, held_out), (fast, others_visits, others_landed, also)) = on_each_rank(train, 2)
+    ((slow, accesses, landed, held_out), (fast, others_accesses, others_landed, also)) = on_each_rank(
+        train, 2
+    )
     assert (len(slow), len(fast)) == (320, 960)
     counts = Counter(slow + fast)
     assert len(counts) == 4 * PART
     assert max(counts.values()) - min(counts.values()) <= 2
-    assert visits.held == others_visits.held == [40, 120]
+    assert accesses.held == others_accesses.held == [40, 120]
     assert [t.number for t in landed] == [t.number for t in others_landed] != []
     assert sorted(held_out + also) == sorted(10 * [0] + 20 * [1] + 30 * [2] + 40 * [3])
 
@@ -153,7 +155,7 @@ def test_samples_move_on_as_soon_as_they_have_arrived(tmp_path):
         loader = opened(group, tmp_path / str(group.rank), 3)[0]
         targets = [target for step in range(12) for target in drawn(loader, 1, sizes[step % 4])]
         loader.close()
-        return targets, loader.visits.extremes
+        return targets, loader.accesses.extremes
 
     (first, extremes), (second, _), (third, _) = on_each_rank(train, 3)
     counts = Counter(first + second + third)
@@ -167,10 +169,10 @@ def test_a_stopped_group_goes_on_with_the_same_samples(tmp_path):
 
     def train(loader, epochs, state=None):
         if state:
-            loader.visits.restore(state)
+            loader.accesses.restore(state)
         targets = drawn(loader, epochs, (1, 7))
         loader.close()
-        return targets, loader.visits.save()
+        return targets, loader.accesses.save()
 
     def whole(group):
         return train(opened(group, tmp_path / str(group.rank), 2)[0], 7)[0]

@@ -16,7 +16,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import StoreOrder
 from hetctl.runtime.data.sharing.node_folder import MEMORY, node_folder, state_folder
-from hetctl.runtime.driver.agent_pool import MOST_RETURNS
+from hetctl.runtime.driver.agent_step import MOST_RETURNS
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.worker.messages import TRAIN, StateSaved, TaskMessage, VisitReport
 from hetctl.storage.paths import AgentFiles

@@ -94,7 +94,7 @@ def test_a_job_reports_its_id_and_nodes(tmp_path):
 def test_a_step_that_is_killed_is_reported_and_tried_again(tmp_path):
     job = Job(tmp_path, {"victim": {"epochs": 4, "kill_after": 2}, "other": {"epochs": 2}})
     job.drive()
-    ended = [e for e in job.events("step_ended") if e.data["member"] == "victim"]
+    ended = [e for e in job.events("task_ended") if e.data["member"] == "victim"]
     assert (ended[0].data["exit_code"], ended[0].data["description"]) == (137, "killed by SIGKILL")
     assert ended[-1].data["exit_code"] == 0
     assert sum("victim" in members for members in job.rounds()) == len(ended) == 2
@@ -109,10 +109,10 @@ def test_a_job_may_have_a_step_for_each_member(tmp_path):
     job = Job(tmp_path, members, site=site, options={"alpha": 0.8})
     output = job.drive()
     assert "ended: finished" in output
-    ended = {(e.data["member"], e.data["reason"]) for e in job.events("step_ended")}
+    ended = {(e.data["member"], e.data["reason"]) for e in job.events("task_ended")}
     assert ended == {("a", "killed"), ("a", "finished"), ("b", "told"), ("b", "finished"), ("c", "finished")}
     assert {name: job.trained(name)[-1] for name in members} == {"a": 3, "b": 8, "c": 2}
-    started = [f"round-{e.round:04d}/{e.data['member']}" for e in job.events("step_started")]
+    started = [f"round-{e.round:04d}/{e.data['member']}" for e in job.events("task_started")]
     assert sorted(line.split()[3] for line in output.splitlines() if line.startswith("agent")) == sorted(
         started
     )
@@ -125,7 +125,7 @@ def test_a_failing_member_ends_and_the_others_continue(tmp_path):
     progress = job.progress()
     assert progress["broken"].failed == "no such layer"
     assert progress["good"].converged
-    assert len([e for e in job.events("step_ended") if e.data["member"] == "broken"]) == 2
+    assert len([e for e in job.events("task_ended") if e.data["member"] == "broken"]) == 2
     assert job.trained("good") == [1, 2, 3]
 
 
@@ -134,7 +134,7 @@ def test_a_local_planner_refills_a_freed_gpu_while_others_train(tmp_path):
     # With this seed the long member is among the first.
     job = Job(tmp_path, members, planner="independent", options={"seed": 1})
     job.drive()
-    spans = {e.data["member"]: e.time for e in job.events("step_ended")}
+    spans = {e.data["member"]: e.time for e in job.events("task_ended")}
     starts = [e.time for e in job.events("round_started")]
     assert any(start < spans["long"] for start in starts[1:])
     assert sum(len(members) for members in job.rounds()) == 5
@@ -152,7 +152,7 @@ def test_the_job_ends_in_order_on_request(tmp_path, by):
         job.run.job(0).stop.write_text("signal\n")
     process.communicate(timeout=60)
     assert (process.returncode, job.reason) == (0, "signal")
-    assert {(e.data["exit_code"], e.data["reason"]) for e in job.events("step_ended")} == {(0, "told")}
+    assert {(e.data["exit_code"], e.data["reason"]) for e in job.events("task_ended")} == {(0, "told")}
     assert [e.data["reason"] for e in job.events("stopped", "a")] == ["signal"]
     assert job.events("round_ended")[-1].data["ended_by"] == "signal"
 
@@ -160,11 +160,11 @@ def test_the_job_ends_in_order_on_request(tmp_path, by):
 def test_a_hanging_step_is_terminated_then_killed_in_the_grace(tmp_path):
     job = Job(tmp_path, {"deaf": {"hang": True}, "good": {"epochs": 500}}, wall_s=14, grace_s=4)
     job.drive()
-    deaf = next(e for e in job.events("step_ended") if e.data["member"] == "deaf")
+    deaf = next(e for e in job.events("task_ended") if e.data["member"] == "deaf")
     assert deaf.data["description"] == "killed by SIGKILL"
     assert job.events("deaf", "deaf")
     assert job.progress()["deaf"].failures == 0
-    good = next(e for e in job.events("step_ended") if e.data["member"] == "good")
+    good = next(e for e in job.events("task_ended") if e.data["member"] == "good")
     assert good.data["exit_code"] == 0
     assert job.reason == "deadline"
 
@@ -195,7 +195,7 @@ def test_the_job_holds_no_more_gpus_than_were_asked_for(tmp_path):
 def test_a_member_without_room_for_an_epoch_is_started_once(tmp_path):
     job = Job(tmp_path, {"tight": {"no_room": True}, "good": {"epochs": 8}}, wall_s=15, grace_s=3)
     job.drive()
-    starts = [e for e in job.events("step_started") if e.data["member"] == "tight"]
+    starts = [e for e in job.events("task_started") if e.data["member"] == "tight"]
     assert len(starts) == 1
     assert job.reason == "deadline"
     assert job.progress()["tight"].active

@@ -19,7 +19,7 @@ from hetctl.runtime.driver.run_members import RunMembers, as_of_now
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import write_spec
-from hetctl.storage.step_fold import report_of
+from hetctl.storage.task_fold import report_of
 
 CANDIDATE = Workload("m", {1: 10.0}, samples_left=340.0, samples_per_epoch=100, startup_s=5.0)
 
@@ -67,13 +67,13 @@ def test_epochs_count_when_announced_or_at_the_end_of_the_step(tmp_path):
         "b": EventWriter(tmp_path / "events", "b", 0),
     }
     for name, trainer in trainers.items():
-        driver.write("step_started", member=name, gpus=1, placement=[])
+        driver.write("task_started", member=name, gpus=1, placement=[])
         trainer.write("epoch", **encode(EpochResult(1, {"loss": 1.0}, 1.0, 1, 1.0)), evaluate_s=0.1)
     assert samples_left(members) == {"a": 200, "b": 200}
     for trainer in trainers.values():
         trainer.write("epoch", **encode(EpochResult(2, {"loss": 1.0}, 1.0, 1, 1.0)), evaluate_s=0.1)
     assert samples_left(members) == {"a": 100, "b": 200}
-    driver.write("step_ended", member="b", exit_code=0, reason="told", description="told")
+    driver.write("task_ended", member="b", exit_code=0, reason="told", description="told")
     assert samples_left(members) == {"a": 100, "b": 100}
 
 

@@ -81,11 +81,11 @@ class SlurmJob(Job):
         return super().start(PATH=f"{tools}:{os.environ['PATH']}", **environment, **how)
 
     def nodes_of(self, member: str) -> list[str]:
-        started = [e for e in self.events("step_started") if e.data["member"] == member]
+        started = [e for e in self.events("task_started") if e.data["member"] == member]
         return [place["node"] for event in started for place in event.data["placement"]]
 
     def whys(self, member: str) -> list[str]:
-        return [e.data["reason"] for e in self.events("step_ended") if e.data["member"] == member]
+        return [e.data["reason"] for e in self.events("task_ended") if e.data["member"] == member]
 
 
 @pytest.mark.parametrize("planner", ["flotilla", "fluid", "static", "independent"])
@@ -132,7 +132,7 @@ def test_a_node_that_returns_is_used_by_the_same_job(tmp_path, fault, epochs):
     job.leaves_nothing_behind()
     (back,) = job.events("node_joined")
     assert (job.reason, back.data) == ("finished", {"job": 0, "node": "n2"})
-    later = [event for event in job.events("step_started") if event.time > back.time]
+    later = [event for event in job.events("task_started") if event.time > back.time]
     assert any(place["node"] == "n2" for event in later for place in event.data["placement"])
     for name, progress in job.progress().items():
         assert (progress.failures, job.trained(name)[-1]) == (0, epochs)
@@ -142,7 +142,7 @@ def test_a_step_is_retried_after_a_pause_if_slurm_is_unreachable(tmp_path):
     job = SlurmJob(tmp_path, {"a": {"epochs": 2}}, retries=0)
     contact = "srun: error: Unable to create step for job 7: Unable to contact slurm controller"
     assert "ended: finished" in job.drive(fault=f"STEP|1|1|{contact}")
-    refused, again = job.events("step_ended")[0], job.events("step_started")[1]
+    refused, again = job.events("task_ended")[0], job.events("task_started")[1]
     assert again.time - refused.time >= LAUNCH_PAUSE_S - 0.01  # rounding
     assert job.whys("a") == ["not-launched", "finished"]
     assert (job.progress()["a"].failures, job.trained("a")) == (0, [1, 2])
@@ -205,8 +205,8 @@ def shrinking(folder: Path, oom_above: int, **member) -> Job:
 def test_out_of_memory_is_tried_again_with_half_the_batch(tmp_path):
     job = shrinking(tmp_path, 16, min_batch_size=16)
     assert "ended: finished" in job.drive()
-    steps = [e.data for e in job.events("step_started") if e.data["member"] == "big"]
-    ends = [e.data for e in job.events("step_ended") if e.data["member"] == "big"]
+    steps = [e.data for e in job.events("task_started") if e.data["member"] == "big"]
+    ends = [e.data for e in job.events("task_ended") if e.data["member"] == "big"]
     assert [step["batch_size"] for step in steps] == [64, 32, 16]
     assert [end["reason"] for end in ends] == ["out-of-memory", "out-of-memory", "finished"]
     progress = job.progress()["big"]
@@ -218,7 +218,7 @@ def test_out_of_memory_fails_with_the_peak_at_the_smallest_batch(tmp_path):
     assert "ended: finished" in job.drive()
     assert job.progress()["big"].failed == "out of memory: 3.00 GiB at its peak"
     assert job.progress()["good"].converged
-    assert len(job.steps("big")) == 1
+    assert len(job.task_gpus("big")) == 1
 
 
 def test_a_step_killed_for_memory_has_the_profiled_peak(tmp_path):
@@ -235,7 +235,7 @@ def test_a_rank_that_exceeds_its_share_is_ended_with_its_peak(tmp_path):
     members = {"greedy": {"eat": 450 * 2**20, "epochs": 1000}, "good": {"epochs": 60}}
     job = Job(tmp_path, members, memory=400 * 2**20, retries=0, options={"alpha": 0.0})
     job.drive()
-    (end,) = (e.data for e in job.events("step_ended") if e.data["member"] == "greedy")
+    (end,) = (e.data for e in job.events("task_ended") if e.data["member"] == "greedy")
     assert (end["reason"], end["exit_code"], end["fault"]) == ("out-of-memory", 71, True)
     found = re.fullmatch(
         r"out of memory: (\S+) GiB at its peak, and its share of the node is 0.20 GiB", end["description"]
@@ -245,13 +245,13 @@ def test_a_rank_that_exceeds_its_share_is_ended_with_its_peak(tmp_path):
     assert job.progress()["greedy"].failed == end["description"]
     assert end["description"] in job.run.log_of("greedy").read_text()
     assert job.progress()["good"].converged
-    assert len(job.steps("good")) == 1
+    assert len(job.task_gpus("good")) == 1
 
 
 def test_a_disk_full_for_a_trainer_ends_the_job_without_fault(tmp_path):
     job = Job(tmp_path, {"a": {"epochs": 9, "disk_full_after": 2}, "b": {"epochs": 20}}, retries=0)
     job.drive()
-    ends = {e.data["member"]: e.data for e in job.events("step_ended")}
+    ends = {e.data["member"]: e.data for e in job.events("task_ended")}
     assert (ends["a"]["reason"], ends["a"]["description"], ends["a"]["fault"]) == (
         "disk-full",
         "disk full",

@@ -17,10 +17,10 @@ from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Decision, Planner
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import read_planner_state
-from hetctl.storage.step_fold import usage_of
+from hetctl.storage.task_fold import usage_of
 
 AGAIN_S = 0.1
-STEPS = ("step_started", "step_ended")
+STEPS = ("task_started", "task_ended")
 
 
 def give(member: str, *gpus: int, rate: float = 100.0) -> Allocation:
@@ -87,13 +87,13 @@ def test_a_member_is_resized_and_another_makes_room_for_it(tmp_path, monkeypatch
     job.drive_by(Script([apart, together, apart], after(0.6)).planner, monkeypatch)
     assert job.reason == "finished"
     assert job.rounds() == [["a", "b"], ["a"], ["a", "b"]]
-    assert (job.steps("a"), job.steps("b")) == ([1, 2, 1], [1, 1])
+    assert (job.task_gpus("a"), job.task_gpus("b")) == ([1, 2, 1], [1, 1])
     assert (job.reasons("a"), job.reasons("b")) == (["resize", "resize"], ["preempted"])
     assert job.trained("a") == list(range(1, 41))
     assert job.trained("b") == list(range(1, 31))
     ended_by = [event.data["ended_by"] for event in job.events("round_ended")]
     assert ended_by == ["preempted", "resize", "converged"]
-    assert not any(event.data["fault"] for event in job.events("step_ended"))
+    assert not any(event.data["fault"] for event in job.events("task_ended"))
 
 
 def test_only_those_wait_whose_gpus_are_not_free_yet(tmp_path, monkeypatch):
@@ -105,10 +105,10 @@ def test_only_those_wait_whose_gpus_are_not_free_yet(tmp_path, monkeypatch):
     job.drive_by(script.planner, monkeypatch)
     assert job.rounds() == [["slow", "quick"], ["new"], ["quick"]]
     began_and_ended = [(e.kind, e.data["member"]) for e in events_in(job.run) if e.kind in STEPS]
-    new, slow = began_and_ended.index(("step_started", "new")), began_and_ended.index(("step_ended", "slow"))
-    assert new < slow < began_and_ended.index(("step_started", "quick"), new)
+    new, slow = began_and_ended.index(("task_started", "new")), began_and_ended.index(("task_ended", "slow"))
+    assert new < slow < began_and_ended.index(("task_started", "quick"), new)
     left = job.events("stopped", "slow")[0].time
-    assert job.events("step_ended")[0].data["member"] == "quick"
+    assert job.events("task_ended")[0].data["member"] == "quick"
     asked = [script.requests[i].now_s for i in range(len(script.requests))]
     told = job.events("stopped", "quick")[0].time
     began = events_in(job.run)[0].time
@@ -118,7 +118,7 @@ def test_only_those_wait_whose_gpus_are_not_free_yet(tmp_path, monkeypatch):
 def test_gpu_hours_of_a_resized_member_sum_over_its_steps(tmp_path, monkeypatch):
     job = scripted(tmp_path, {"a": {"epochs": 30}})
     job.drive_by(Script([(give("a", 0),), (give("a", 0, 1),)], after(0.5)).planner, monkeypatch)
-    starts, ends = job.events("step_started"), job.events("step_ended")
+    starts, ends = job.events("task_started"), job.events("task_ended")
     spent = sum((e.time - s.time) * s.data["gpus"] for s, e in zip(starts, ends, strict=True))
     usage = usage_of(events_in(job.run), time.time())
     assert (usage.rounds, usage.gpu_seconds) == (2, pytest.approx(spent))
@@ -129,11 +129,11 @@ def test_a_trainer_that_does_not_leave_is_killed_without_fault(tmp_path, monkeyp
     job = scripted(tmp_path, {"deaf": {"hang": True}, "good": {"epochs": 60}}, grace_s=1)
     states = [(give("deaf", 0), give("good", 1)), (give("good", 0, 1),)]
     job.drive_by(Script(states, after(2.5)).planner, monkeypatch)
-    ended = {event.data["member"]: event for event in job.events("step_ended")}
+    ended = {event.data["member"]: event for event in job.events("task_ended")}
     assert ended["deaf"].data["description"] == "killed by SIGKILL"
     assert ended["deaf"].data["fault"] is False
     assert job.progress()["deaf"].failures == 0
-    assert job.steps("good") == [1, 2]
+    assert job.task_gpus("good") == [1, 2]
     assert job.progress()["good"].converged
     assert job.events("round_ended")[0].data["ended_by"] in ("resize", "preempted")
 
@@ -143,7 +143,7 @@ def test_a_member_that_converges_when_stopped_stays_converged(tmp_path, monkeypa
     script = Script([(give("a", 0),), (give("a", 1),)], after(0.0))
     monkeypatch.setattr("hetctl.runtime.driver.rank_pool.RankPool.stop", lambda *_: None)
     job.drive_by(script.planner, monkeypatch)
-    assert (job.steps("a"), job.reason) == ([1], "finished")
+    assert (job.task_gpus("a"), job.reason) == ([1], "finished")
     assert job.events("round_ended")[0].data["ended_by"] == "converged"
 
 
@@ -153,7 +153,7 @@ def test_near_the_deadline_a_member_stays_where_it_is(tmp_path, monkeypatch):
     states = [(give("a", 0, rate=10.0),), (give("a", 0, 1, rate=1.45),)]
     script = Script(states, lambda request, _since_s: request.held and request.now_s > 1.5)
     job.drive_by(script.planner, monkeypatch, seconds=8)
-    assert (job.steps("a"), job.reasons("a"), job.reason) == ([1], [], "finished")
+    assert (job.task_gpus("a"), job.reasons("a"), job.reason) == ([1], [], "finished")
     assert any(held.fixed for request in script.requests for held in request.held)
 
 
@@ -200,9 +200,9 @@ def test_every_planner_brings_every_member_to_its_end(tmp_path, planner):
     assert {name: job.trained(name) for name in members} == {
         name: list(range(1, config["epochs"] + 1)) for name, config in members.items()
     }
-    assert not any(event.data["fault"] for event in job.events("step_ended"))
+    assert not any(event.data["fault"] for event in job.events("task_ended"))
     if planner == "doubling":
-        assert max(job.steps("a")) > 1
+        assert max(job.task_gpus("a")) > 1
 
 
 @pytest.mark.parametrize("planner", ["fluid", "doubling", "static", "independent", "flotilla"])
@@ -220,8 +220,8 @@ def test_a_member_that_needs_two_gpus_never_has_one(tmp_path, planner):
         options={"plan_seconds": 0.1},
     )  # fmt: skip
     assert "ended: finished" in job.drive()
-    assert min(job.steps("wide")) >= 2
-    assert set(job.steps("exact")) == {3}
+    assert min(job.task_gpus("wide")) >= 2
+    assert set(job.task_gpus("exact")) == {3}
     assert job.trained("wide") == list(range(1, 7))
     assert job.trained("b") == list(range(1, 9))
 
@@ -243,7 +243,7 @@ def test_a_resized_global_batch_ends_as_a_still_one(tmp_path, monkeypatch):
         )
         script = Script([(give("m", *range(gpus)),) for gpus in states], after_samples(40))
         job.drive_by(script.planner, monkeypatch, real=True)
-        assert job.steps("m") == states
+        assert job.task_gpus("m") == states
         epochs = job.progress()["m"].epochs
         losses[name] = [epoch.metrics["val_loss"] for epoch in epochs]
     assert len(losses["still"]) == 2
@@ -262,7 +262,7 @@ def test_a_member_resized_twice_trains_every_sample_once(tmp_path, monkeypatch, 
     )  # fmt: skip
     alone, both = (give("m", 0),), (give("m", 0, 1),)
     job.drive_by(Script([alone, both, alone], after_samples(40)).planner, monkeypatch, real=True)
-    assert (job.steps("m"), job.reason) == ([1, 2, 1], "finished")
+    assert (job.task_gpus("m"), job.reason) == ([1, 2, 1], "finished")
     assert job.trained("m") == [1, 2, 3]
     stops, starts = job.events("stopped", "m"), job.events("started", "m")
     assert [event.data["reason"] for event in stops] == ["resize", "resize"]

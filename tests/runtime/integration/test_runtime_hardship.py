@@ -54,7 +54,7 @@ def test_a_full_disk_or_damaged_checkpoint_costs_no_epoch(tmp_path, monkeypatch)
         job.drive_by(FLOTILLA, monkeypatch, number=1, real=True)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    end = job.events("step_ended")[-1].data
+    end = job.events("task_ended")[-1].data
     assert (job.reason, end["reason"], end["description"], end["fault"]) == (
         "disk-full",
         "disk-full",
@@ -87,10 +87,10 @@ def test_a_full_disk_or_damaged_checkpoint_costs_no_epoch(tmp_path, monkeypatch)
 def test_a_member_out_of_memory_continues_with_a_smaller_batch(tmp_path, monkeypatch, framework, error):
     job = real_job(tmp_path, "hungry_train_fn", {"most": 40}, framework, batch_size=64, min_batch_size=16)
     job.drive_by(FLOTILLA, monkeypatch, real=True)
-    assert [event.data["reason"] for event in job.events("step_ended")] == ["out-of-memory", "finished"]
-    assert [event.data["batch_size"] for event in job.events("step_started")] == [64, 32]
+    assert [event.data["reason"] for event in job.events("task_ended")] == ["out-of-memory", "finished"]
+    assert [event.data["batch_size"] for event in job.events("task_started")] == [64, 32]
     (failed,) = job.events("failed", "m")
     assert failed.data["error"].startswith(error)
     assert failed.data["peak_memory_bytes"] > 2**26
-    assert "GiB at its peak" in job.events("step_ended")[0].data["description"]
+    assert "GiB at its peak" in job.events("task_ended")[0].data["description"]
     assert job.progress()["m"].converged

@@ -135,7 +135,7 @@ def test_a_group_is_formed_again_after_the_loss_of_a_rank(tmp_path, framework, h
     fragile = member("fragile", max_gpus=2, how=how, rank=rank, done=str(tmp_path / "done"))
     job = real_job(tmp_path / "job", framework, (fragile,), slots=2, train_fn="fragile_train_fn")
     assert "ended: finished" in job.drive()
-    first, second = job.events("step_ended")
+    first, second = job.events("task_ended")
     assert first.data["reason"] == {"raise": "program-error", "kill": "killed"}[how]
     assert second.data["reason"] == "finished"
     errors = [event.data["error"] for event in job.events("failed", "fragile")]
@@ -182,7 +182,7 @@ def test_sigterm_writes_a_checkpoint_within_an_epoch(tmp_path, framework, gpus, 
     assert 0 < stopped.data["part_samples"] < 640
     assert first.data["part_samples"] == 0
     assert second.data["part_samples"] == stopped.data["part_samples"]
-    assert [(e.data["reason"], e.data["fault"]) for e in job.events("step_ended")] == [
+    assert [(e.data["reason"], e.data["fault"]) for e in job.events("task_ended")] == [
         ("told", False),
         ("finished", False),
     ]

@@ -52,7 +52,7 @@ def run(
     engine = Engine(planner, arrivals, Scenario(Cluster.of(gpus, per_node), **scenario), Options()).run()  # type: ignore[arg-type]
     return [
         (s.workload.name, s.allocation.gpus, s.start_s, s.end_s, pytest.approx(s.samples))
-        for s in engine.steps
+        for s in engine.tasks
     ]
 
 

@@ -20,7 +20,7 @@ from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Re
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.forecast import forecast, reasons_for
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
-from hetctl.scheduling.simulate.simulated_step import SimulatedStep
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask
 
 FLOTILLA, INDEPENDENT = PLANNERS["flotilla"], PLANNERS["independent"]
 A, B, C = (
@@ -116,7 +116,7 @@ def test_a_stop_costs_a_checkpoint_and_a_start_up() -> None:
     assert plan.predicted_makespan_s == pytest.approx(16 + 1300 / 200 + 2)
 
 
-def test_a_global_round_ends_with_its_last_step() -> None:
+def test_a_global_round_ends_with_its_last_task() -> None:
     members = (member("a", [10], 100), member("b", [10], 200), member("c", [10], 100))
     plan = predict(GLOBAL, members, 2)
     assert gpus_by_round(plan) == [{"a": 1, "b": 1}, {"c": 1}]
@@ -194,7 +194,7 @@ planners = st.sampled_from([FLOTILLA, INDEPENDENT, LOCAL, GLOBAL])
 alphas = st.sampled_from([0.0, 0.5, 0.8, 1.0])
 
 
-def longest_step(members: Sequence[Workload]) -> float:
+def longest_task(members: Sequence[Workload]) -> float:
     """Return the seconds in which every member gets a whole epoch done on any GPUs it may be given."""
     whole = [replace(c, samples_left=float(c.samples_per_epoch or c.samples_left)) for c in members]
     return max(least_step_s(c, rate) for c in whole for rate in c.rates.values()) + 10
@@ -205,27 +205,27 @@ def longest_step(members: Sequence[Workload]) -> float:
 def test_all_samples_are_trained_once_whatever_the_limits(
     planner: Planner, members: tuple[Workload, ...], gpus: int, alpha: float, jobs: float | None
 ) -> None:
-    wall_s = None if jobs is None else jobs * longest_step(members)
+    wall_s = None if jobs is None else jobs * longest_task(members)
     timing = JobTiming(wall_s, 0.0, 1.0, 5.0)
     arrivals = [Arrival(member) for member in members]
     scenario = Scenario(Cluster.of(gpus, 4), timing)
-    steps = Engine(planner, arrivals, scenario, Options(alpha=alpha)).run().steps
+    tasks = Engine(planner, arrivals, scenario, Options(alpha=alpha)).run().tasks
     trained: dict[str, float] = defaultdict(float)
-    for step in steps:
-        assert step.samples >= 0
-        assert step.end_s - step.start_s <= timing.usable_s * (1 + 1e-9)
-        trained[step.workload.name] += step.samples
+    for task in tasks:
+        assert task.samples >= 0
+        assert task.end_s - task.start_s <= timing.usable_s * (1 + 1e-9)
+        trained[task.workload.name] += task.samples
     assert dict(trained) == pytest.approx({c.name: c.samples_left for c in members})
-    assert sum(step.converged for step in steps) == len(members)
-    assert_nothing_is_used_twice(steps)
+    assert sum(task.converged for task in tasks) == len(members)
+    assert_nothing_is_used_twice(tasks)
 
 
-def assert_nothing_is_used_twice(steps: Sequence[SimulatedStep]) -> None:
+def assert_nothing_is_used_twice(tasks: Sequence[SimulatedTask]) -> None:
     uses: dict[object, list[tuple[float, float]]] = defaultdict(list)
-    for step in steps:
-        held = [(part.node, gpu) for part in step.allocation.placement for gpu in part.gpus]
-        for user in (step.workload.name, *held):
-            uses[user].append((step.start_s, step.end_s))
+    for task in tasks:
+        held = [(part.node, gpu) for part in task.allocation.placement for gpu in part.gpus]
+        for user in (task.workload.name, *held):
+            uses[user].append((task.start_s, task.end_s))
     for spans in uses.values():
         assert all(end <= start for (_, end), (start, _) in pairwise(sorted(spans)))
 

@@ -20,7 +20,8 @@ from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import Batch, Loader
 from hetctl.runtime.data.sampler import Order
-from hetctl.runtime.worker.checkpoint import CheckpointFolder, Saver, TrainingState
+from hetctl.runtime.worker.async_checkpoint import Saver
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
 from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
 from hetctl.runtime.worker.member_trainer import check_metrics

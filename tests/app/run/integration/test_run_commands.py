@@ -112,7 +112,7 @@ def test_a_killed_script_goes_on_from_its_checkpoint(tmp_path, harm, cause):
     project = project_of(tmp_path, "--epochs", "4", "--harm", harm)
     done = submitted(project)
     assert (done.code, project.epochs(RUN)) == (0, {"a": [1, 2, 3, 4]}), done
-    first = next(e.data for e in project.driver_events(RUN) if e.kind == "step_ended")
+    first = next(e.data for e in project.driver_events(RUN) if e.kind == "task_ended")
     assert first["fault"]
     told = [event["error"] for event in events(project, "failed")] or [first["description"]]
     assert told[0].endswith(cause)

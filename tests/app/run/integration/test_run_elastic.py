@@ -42,8 +42,8 @@ def test_a_run_with_resized_members_is_told_right(tmp_path):
     members = {member["member"]: member for member in run.json["members"]}
     assert {member["state"] for member in members.values()} == {"converged"}
     assert members["long"]["gpus_by_round"] == [1, 2]
-    steps = [step for step in run.json["steps"] if step["member"] == "long"]
-    assert members["long"]["measured_s"] == pytest.approx(sum(s["end_s"] - s["start_s"] for s in steps))
+    tasks = [task for task in run.json["tasks"] if task["member"] == "long"]
+    assert members["long"]["measured_s"] == pytest.approx(sum(s["end_s"] - s["start_s"] for s in tasks))
     assert [round_["ended_by"] for round_ in run.json["rounds"]] == ["resize", "converged"]
     assert "long" in project.here("status").stdout
     assert project.here("report", "-o", "page.html").code == 0

@@ -58,7 +58,7 @@ def test_members_of_two_frameworks_and_three_data_sets_train(project):
         (name, epoch) for name in "abkr" for epoch in (1, 2)
     ]
     # A rank that is replaced has not failed.
-    assert {event.data["reason"] for event in events if event.kind == "step_ended"} == {"finished"}
+    assert {event.data["reason"] for event in events if event.kind == "task_ended"} == {"finished"}
     kept = [path.name for path in project.home.run("mixed-001").modules.glob("*/*.py")]
     assert {"sequences.py", "tiny.py", "tiny_torch.py"} <= set(kept)
     assert SAMPLES in {profile["samples_per_epoch"] for profile in measured.json["points"]}

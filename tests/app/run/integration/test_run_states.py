@@ -113,9 +113,9 @@ class Story:
             self._write(member, "converged", reason="done")
         self._write(MEMBERS[0], "failed", error="no such layer")
         placement = [{"node": "n", "gpus": [0]}]
-        self._write(DRIVER, "step_started", member=MEMBERS[0], gpus=1, placement=placement)
+        self._write(DRIVER, "task_started", member=MEMBERS[0], gpus=1, placement=placement)
         end = {"exit_code": 1, "reason": "program-error", "description": "no such layer", "fault": True}
-        self._write(DRIVER, "step_ended", member=MEMBERS[0], **end)
+        self._write(DRIVER, "task_ended", member=MEMBERS[0], **end)
 
     def is_stored(self, state):
         """Have the catalog hold one of the two states that a run under way may have there."""

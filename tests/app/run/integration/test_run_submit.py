@@ -182,7 +182,7 @@ def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start, tmp_path):
     assert (cancelled.code, cancelled.json["state"]) == (0, "cancelled")
     wait_for(lambda: not alive(str(project.path)))
     assert state(project) == "cancelled"
-    ended = [event for event in project.driver_events() if event.kind == "step_ended"]
+    ended = [event for event in project.driver_events() if event.kind == "task_ended"]
     assert ended
     assert {event.data["exit_code"] for event in ended} == {0}
     assert [e.data["reason"] for e in project.driver_events() if e.kind == "job_ended"] == ["signal"]

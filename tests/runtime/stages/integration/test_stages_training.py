@@ -158,7 +158,7 @@ def test_a_killed_stage_costs_the_waves_since_a_checkpoint(tmp_path, of, checkpo
     os.kill(ranks[0] if of == "first" else ranks[-1], signal.SIGKILL)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output
-    assert job.steps("m") == [4, 4]
+    assert job.task_gpus("m") == [4, 4]
     _, second = job.events("started", "m")
     assert second.data["part_samples"] > 0
     arrays, state = newest(checkpoint_folder(job.spec, "m"))

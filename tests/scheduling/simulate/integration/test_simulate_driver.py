@@ -22,12 +22,12 @@ from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Cluster
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.commands import Command, EndJob, ScheduleTick, Start
-from hetctl.scheduling.events import SchedulingEvent, StepEnded
+from hetctl.scheduling.events import SchedulingEvent, TaskEnded
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import options_from
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
-from hetctl.scheduling.simulate.simulated_step import SimulatedStep
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask
 
 ONE = Cluster.of(4, 2)
 TWO_TYPES = Cluster.of_types({"v100": (2, 2), "p100": (2, 2)})
@@ -72,7 +72,7 @@ class RunCase:
     options: Mapping[str, Any]
 
 
-def simulate(ensemble: Ensemble, run: RunCase, monkeypatch: pytest.MonkeyPatch) -> list[SimulatedStep]:
+def simulate(ensemble: Ensemble, run: RunCase, monkeypatch: pytest.MonkeyPatch) -> list[SimulatedTask]:
     known = {p.member: p for p in run.profiles}
     cluster = run.cluster
     members = active_workloads(ensemble, known, {}, cluster.gpus, cluster.gpus_per_node)
@@ -83,7 +83,7 @@ def simulate(ensemble: Ensemble, run: RunCase, monkeypatch: pytest.MonkeyPatch) 
         failures = Failures(1.0, repair_s=1e9)
     scenario = Scenario(cluster, JobTiming(run.usable_s), run.lockstep, failures)
     arrivals = [Arrival(member) for member in members]
-    return Engine(planner_named(run.planner), arrivals, scenario, options_from(run.options)).run().steps
+    return Engine(planner_named(run.planner), arrivals, scenario, options_from(run.options)).run().tasks
 
 
 @pytest.fixture
@@ -103,10 +103,10 @@ def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Both:
             tmp_path, monkeypatch, profiles, planner, options, cluster, usable_s, failed_at_s
         )
         run = (profiles, cluster, usable_s, failed_at_s or {}, False, options)
-        steps = simulate(virtual.ensemble, RunCase(planner, *run), monkeypatch)
+        tasks = simulate(virtual.ensemble, RunCase(planner, *run), monkeypatch)
         by_round = defaultdict(list)
-        for step in steps:
-            by_round[step.round_index].append(step)
+        for task in tasks:
+            by_round[task.round_index].append(task)
         simulated = [
             (those[0].start_s, {s.workload.name: s.allocation.placement for s in those})
             for those in by_round.values()
@@ -150,7 +150,7 @@ def test_a_job_continues_without_a_failed_node(both: Both) -> None:
     assert later == {"node-0"}
 
 
-def test_a_failed_node_without_a_step_is_noticed_at_once(both: Both) -> None:
+def test_a_failed_node_without_a_task_is_noticed_at_once(both: Both) -> None:
     """d is on node-0 until 22 s, and a elsewhere until 42 s; then c and b go to node-1, one by one."""
     profiles = [profile(name, epochs, 10.0) for name, epochs in (("a", 4), ("b", 1), ("c", 2), ("d", 2))]
     driven, simulated = both("homogeneous", profiles, Cluster.of(2, 1), failed_at_s={"node-0": 30.0})
@@ -235,16 +235,16 @@ def drawn_profile(draw: random.Random, name: str, types: Mapping[str, float]) ->
 
 
 def told(log: list[Conclusion]) -> list[str]:
-    """Return each event from which something follows, and each end of a step, with its commands."""
+    """Return each event from which something follows, and each end of a task, with its commands."""
     return [
         f"{_event(event)}: {[_command(c) for c in commands if not isinstance(c, ScheduleTick)]}"
         for event, commands in log
-        if isinstance(event, StepEnded) or any(not isinstance(c, ScheduleTick) for c in commands)
+        if isinstance(event, TaskEnded) or any(not isinstance(c, ScheduleTick) for c in commands)
     ]
 
 
 def _event(event: SchedulingEvent | None) -> str:
-    return str(replace(event, no_room=False) if isinstance(event, StepEnded) else event)
+    return str(replace(event, no_room=False) if isinstance(event, TaskEnded) else event)
 
 
 def _command(command: Command) -> str:

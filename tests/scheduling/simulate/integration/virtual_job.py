@@ -395,7 +395,7 @@ class VirtualRun:
 
     def _read(self) -> Iterable[Round]:
         events = [event for event in events_in(self._run) if event.source == DRIVER]
-        starts = [event for event in events if event.kind == "step_started"]
+        starts = [event for event in events if event.kind == "task_started"]
         for opened in (event for event in events if event.kind == "round_started"):
             members = opened.data["members"]
             ours = [e for e in starts if e.data["member"] in members and e.time == opened.time]

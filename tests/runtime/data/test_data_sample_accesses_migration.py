@@ -3,23 +3,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.sample_visits import Migration, next_migration
+from hetctl.runtime.data.sample_accesses import Migration, next_migration
 
 GAP = 2.0
 
 
 def train(held, batches, iterations):
     """Return what they hold, the number of migrations, and the largest gap that was seen."""
-    held, visits = list(held), [0] * len(batches)
+    held, accesses = list(held), [0] * len(batches)
     moves, widest = [], 0.0
     for iteration in range(iterations):
-        visits = [seen + batch for seen, batch in zip(visits, batches, strict=True)]
-        traversals = [seen / own for seen, own in zip(visits, held, strict=True)]
+        accesses = [seen + batch for seen, batch in zip(accesses, batches, strict=True)]
+        traversals = [seen / own for seen, own in zip(accesses, held, strict=True)]
         widest = max(widest, max(traversals) - min(traversals))
-        if found := next_migration(held, visits, batches, GAP):
+        if found := next_migration(held, accesses, batches, GAP):
             held[found.source] -= found.samples
             held[found.target] += found.samples
-            visits = [0] * len(batches)
+            accesses = [0] * len(batches)
             moves.append(iteration)
     return held, moves, widest
 
@@ -53,10 +53,10 @@ def test_no_partition_is_emptied():
     assert next_migration([1, 3], [0, 30], [0, 10], GAP) is None
 
 
-@pytest.mark.parametrize(("held", "visits"), [([0, 1], [1, 1]), ([1], [1, 1]), ([], [])])
-def test_numbers_that_cannot_be_are_refused(held, visits):
+@pytest.mark.parametrize(("held", "accesses"), [([0, 1], [1, 1]), ([1], [1, 1]), ([], [])])
+def test_numbers_that_cannot_be_are_refused(held, accesses):
     with pytest.raises(BadInputError):
-        next_migration(held, visits, [1, 1], GAP)
+        next_migration(held, accesses, [1, 1], GAP)
 
 
 WORKERS = st.lists(
@@ -66,8 +66,8 @@ WORKERS = st.lists(
 
 @given(WORKERS)
 def test_a_migration_narrows_the_gap_between_the_two(workers):
-    held, visits, batches = zip(*workers, strict=True)
-    found = next_migration(held, visits, batches, GAP)
+    held, accesses, batches = zip(*workers, strict=True)
+    found = next_migration(held, accesses, batches, GAP)
     if found is None:
         return
     source, target, samples = found.source, found.target, found.samples

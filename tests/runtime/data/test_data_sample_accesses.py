@@ -3,15 +3,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.runtime.data.sample_visits import MOST_APART, STEPS_TO_SEND, SampleVisits
+from hetctl.runtime.data.sample_accesses import MOST_APART, STEPS_TO_SEND, SampleAccesses
 
 PAPER = (64, 96, 128, 160, 192)
 """Batches of the paper's five workers, which have two of ten classes each."""
 
 
 def partitioned(held, seed=3):
-    """Return visits of workers that hold so many samples each."""
-    return SampleVisits(np.repeat(np.arange(len(held)), held), seed)
+    """Return accesses of workers that hold so many samples each."""
+    return SampleAccesses(np.repeat(np.arange(len(held)), held), seed)
 
 
 def begun(draw):
@@ -22,41 +22,41 @@ def landed(draw):
     return [change.transfer for change in draw.changes if change.has_landed]
 
 
-def counted(visits, draws):
-    """Return the visits of each sample in some draws."""
+def counted(accesses, draws):
+    """Return the accesses of each sample in some draws."""
     drawn = np.concatenate([samples for draw in draws for samples in draw.samples])
-    return np.bincount(drawn, minlength=len(visits.home))
+    return np.bincount(drawn, minlength=len(accesses.home))
 
 
-def test_an_epoch_of_equal_workers_visits_each_sample_once():
-    visits = partitioned([60, 60])
-    draws = [visits.draw((20, 20)) for _ in range(3)]
-    assert set(counted(visits, draws)) == {1}
+def test_an_epoch_of_equal_workers_accesses_each_sample_once():
+    accesses = partitioned([60, 60])
+    draws = [accesses.draw((20, 20)) for _ in range(3)]
+    assert set(counted(accesses, draws)) == {1}
     assert not any(draw.changes for draw in draws)
-    assert visits.extremes == (1, 1)
+    assert accesses.extremes == (1, 1)
 
 
 def test_samples_are_drawn_in_another_order_in_each_epoch():
-    visits = partitioned([100])
-    first, second = visits.draw((100,)), visits.draw((100,))
+    accesses = partitioned([100])
+    first, second = accesses.draw((100,)), accesses.draw((100,))
     assert sorted(first.samples[0]) == sorted(second.samples[0]) == list(range(100))
     assert list(first.samples[0]) != list(second.samples[0]) != list(range(100))
 
 
 def test_the_paper_s_workers_hold_samples_by_their_speed():
-    visits = partitioned([10_000] * 5)
-    draws = [visits.draw(PAPER) for _ in range(500)]
-    assert visits.held == [5000, 7500, 10_000, 12_500, 15_000]
+    accesses = partitioned([10_000] * 5)
+    draws = [accesses.draw(PAPER) for _ in range(500)]
+    assert accesses.held == [5000, 7500, 10_000, 12_500, 15_000]
     assert sum(len(transfer.samples) for draw in draws for transfer in landed(draw)) == 7500
-    later = [visits.draw(PAPER) for _ in range(500)]
+    later = [accesses.draw(PAPER) for _ in range(500)]
     assert not any(draw.changes for draw in later)
 
 
 def test_a_transfer_has_some_steps_to_arrive():
-    visits = partitioned([1000] * 5)
+    accesses = partitioned([1000] * 5)
     starts, ends = {}, {}
     for step in range(120):
-        draw = visits.draw(tuple(batch // 8 for batch in PAPER))
+        draw = accesses.draw(tuple(batch // 8 for batch in PAPER))
         starts.update({transfer.number: step for transfer in begun(draw)})
         ends.update({transfer.number: step for transfer in landed(draw)})
     assert ends
@@ -64,8 +64,8 @@ def test_a_transfer_has_some_steps_to_arrive():
 
 
 def test_the_last_step_of_an_epoch_may_be_smaller():
-    visits = partitioned([10, 30])
-    assert [len(own) for own in visits.draw((4, 12), (1, 3)).samples] == [1, 3]
+    accesses = partitioned([10, 30])
+    assert [len(own) for own in accesses.draw((4, 12), (1, 3)).samples] == [1, 3]
 
 
 @given(
@@ -73,11 +73,11 @@ def test_the_last_step_of_an_epoch_may_be_smaller():
     st.lists(st.lists(st.integers(1, 20), min_size=5, max_size=5), min_size=1, max_size=60),
     st.integers(0, 3),
 )
-def test_visits_of_any_two_samples_differ_by_two_at_most(held, sizes, seed):
-    visits = partitioned(held, seed)
-    draws, holder = [], visits.home.copy()
+def test_accesses_of_any_two_samples_differ_by_two_at_most(held, sizes, seed):
+    accesses = partitioned(held, seed)
+    draws, holder = [], accesses.home.copy()
     for step_sizes in sizes:
-        draws.append(visits.draw(step_sizes[: len(held)]))
+        draws.append(accesses.draw(step_sizes[: len(held)]))
         for change in draws[-1].changes:
             transfer = change.transfer
             assert (holder[transfer.samples] == transfer.source).all()
@@ -85,10 +85,10 @@ def test_visits_of_any_two_samples_differ_by_two_at_most(held, sizes, seed):
                 holder[transfer.samples] = transfer.target
         for worker, samples in enumerate(draws[-1].samples):
             assert (holder[samples] == worker).all()
-        counts = counted(visits, draws)
-        assert visits.extremes == (counts.min(), counts.max())
+        counts = counted(accesses, draws)
+        assert accesses.extremes == (counts.min(), counts.max())
         assert counts.max() - counts.min() <= MOST_APART
-        assert min(visits.held) >= 1
+        assert min(accesses.held) >= 1
 
 
 @given(
@@ -119,7 +119,7 @@ def test_a_restored_state_says_what_has_left_its_home():
     assert len(transfer.samples) == second.held[1] - 100 > 0
 
 
-def test_on_other_nodes_samples_keep_their_visits():
+def test_on_other_nodes_samples_keep_their_accesses():
     first = partitioned([100, 100])
     for _ in range(60):
         first.draw((4, 12))
@@ -138,7 +138,7 @@ def test_the_state_of_other_data_is_not_used():
 
 @pytest.mark.parametrize("held", [[3, 40], [40, 3]])
 def test_a_worker_with_less_than_its_batch_is_not_emptied(held):
-    visits = partitioned(held)
+    accesses = partitioned(held)
     for _ in range(50):
-        visits.draw((10, 10))
-        assert min(visits.held) >= 1
+        accesses.draw((10, 10))
+        assert min(accesses.held) >= 1

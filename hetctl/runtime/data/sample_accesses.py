@@ -1,6 +1,6 @@
-"""Visits of the samples of partitioned data, and their migration between workers (LB-BSP, section 3.5).
+"""Accesses of the samples of partitioned data, and their migration between workers (LB-BSP, section 3.5).
 
-Each worker draws from the samples that it holds, the least visited first. Every rank computes the draws and
+Each worker draws from the samples that it holds, the least accessed first. Every rank computes the draws and
 the migrations of all workers from the same state, so that these need no messages.
 """
 
@@ -18,13 +18,13 @@ from hetctl.model.errors import BadInputError
 
 Numbers = npt.NDArray[np.int64]
 Levels = Counter[int]
-"""Number of a worker's samples by their visits."""
+"""Number of a worker's samples by their accesses."""
 
 MOST_APART = 2
-"""Largest difference of the visits of any two samples (footnote 5: "gap of traversal times bounded by 2")."""
+"""Largest difference of the accesses of two samples (footnote 5: "gap of traversal times bounded by 2")."""
 GAP = 1.0
-"""Difference of the mean visits of two workers' samples from which samples migrate in the background. A
-worker's own samples differ by up to one visit, so that `MOST_APART` is not exceeded while they are sent."""
+"""Difference of the mean accesses of two workers' samples from which samples migrate in the background. A
+worker's own samples differ by up to one access, so that `MOST_APART` is not exceeded while they are sent."""
 STEPS_TO_SEND = 16
 """Steps from the beginning of a migration until its target draws the samples, unless `MOST_APART` requires it
 earlier. A fixed number, so that training does not depend on the time that sending takes."""
@@ -75,15 +75,15 @@ class Draw:
     changes: tuple[TransferChange, ...]
 
 
-class SampleVisits:
-    """Holders and visits of all samples of a group's partitioned data.
+class SampleAccesses:
+    """Holders and accesses of all samples of a group's partitioned data.
 
     Parameters
     ----------
     home : array of int, shape (samples,)
         Worker on whose node each sample lies; each worker is the home of at least one.
     seed : int
-        Seed of the order in which samples of equal visits are drawn.
+        Seed of the order in which samples of equal accesses are drawn.
 
     Attributes
     ----------
@@ -96,7 +96,7 @@ class SampleVisits:
         self.seed = seed
         self._workers = range(int(home.max()) + 1)
         self._holder = home.copy()
-        self._visits: Numbers = np.zeros_like(home)
+        self._accesses: Numbers = np.zeros_like(home)
         self._steps = 0
         self._transfers = 0
         self.pending: tuple[Transfer, ...] = ()
@@ -109,11 +109,11 @@ class SampleVisits:
 
     @property
     def extremes(self) -> tuple[int, int]:
-        """Fewest and most visits of a sample."""
+        """Fewest and most accesses of a sample."""
         return min(map(min, self._levels)), max(map(max, self._levels))
 
     def draw(self, sizes: Sequence[int], parts: Sequence[int] = ()) -> Draw:
-        """Return the samples of the next step, and count their visits.
+        """Return the samples of the next step, and count their accesses.
 
         Parameters
         ----------
@@ -151,7 +151,7 @@ class SampleVisits:
         return {
             "home": self.home,
             "holder": self._holder,
-            "visits": self._visits,
+            "accesses": self._accesses,
             "counts": np.array([self._steps, self._transfers]),
             "pending": np.array(
                 [(t.number, t.source, t.target, t.due, len(t.samples)) for t in self.pending], np.int64
@@ -162,12 +162,12 @@ class SampleVisits:
     def restore(self, state: Mapping[str, Numbers]) -> None:
         """Continue from a state.
 
-        Samples whose homes are now others are held there, and keep their visits. A state of another number
+        Samples whose homes are now others are held there, and keep their accesses. A state of another number
         of samples is not used.
         """
         if len(state["home"]) != len(self.home):
             return
-        self._visits = state["visits"].copy()
+        self._accesses = state["accesses"].copy()
         if np.array_equal(state["home"], self.home):
             self._holder = state["holder"].copy()
             self._steps, self._transfers = state["counts"].tolist()
@@ -175,12 +175,12 @@ class SampleVisits:
         self._recount()
 
     def _recount(self) -> None:
-        self._levels = [Counter(self._visits[self._holder == w].tolist()) for w in self._workers]
-        # The samples with the fewest visits of each worker that it has not drawn, in the order of drawing.
+        self._levels = [Counter(self._accesses[self._holder == w].tolist()) for w in self._workers]
+        # The samples with the fewest accesses of each worker that it has not drawn, in the order of drawing.
         self._queues = [self.home[:0] for _ in self._workers]
 
     def _take(self, worker: int, count: int) -> Numbers:
-        """Return the next samples of a worker: the least visited, those of equal visits in random order."""
+        """Return the next samples of a worker: the least accessed, equal ones in random order."""
         taken = []
         while count:
             if not len(self._queues[worker]):
@@ -188,42 +188,44 @@ class SampleVisits:
                 self._queues[worker] = order[: self._levels[worker][min(self._levels[worker])]]
             samples = self._queues[worker][:count]
             self._queues[worker] = self._queues[worker][count:]
-            self._visits[samples] += 1
+            self._accesses[samples] += 1
             taken.append(samples)
-            self._levels[worker] = _visited(self._levels[worker], len(samples))
+            self._levels[worker] = _accessed(self._levels[worker], len(samples))
             count -= len(samples)
         return np.concatenate([self.home[:0], *taken])
 
     def _order(self, worker: int, *, last_first: bool = False) -> Numbers:
         """Return the samples of a worker in the order of drawing, or in that of migration.
 
-        Samples migrate by visits, too, but among those of equal visits the one that is drawn last goes first.
+        Samples migrate by accesses, too, but among equal ones the one that is drawn last goes first.
         """
         own = np.flatnonzero(self._holder == worker)
-        visits = self._visits[own]
+        accesses = self._accesses[own]
         place = np.empty_like(own)
         for level in self._levels[worker]:
-            at = visits == level
+            at = accesses == level
             place[at] = _places(len(self.home), self.seed, level)[own[at]]
-        order: Numbers = own[np.lexsort((-place if last_first else place, visits))]
+        order: Numbers = own[np.lexsort((-place if last_first else place, accesses))]
         return order
 
     def _migrate(self, sizes: Sequence[int]) -> tuple[TransferChange, ...]:
-        """Begin a migration in the background if the mean visits of two workers differ by `GAP`."""
+        """Begin a migration in the background if the mean accesses of two workers differ by `GAP`."""
         if self.pending:
             return ()
-        drawn = [sum(visits * count for visits, count in levels.items()) for levels in self._levels]
+        drawn = [sum(accesses * count for accesses, count in levels.items()) for levels in self._levels]
         migration = next_migration(self.held, drawn, sizes, GAP)
         return self._begin(migration, self._steps + STEPS_TO_SEND) if migration else ()
 
     def _urgent(self, counts: Sequence[int]) -> Migration | None:
-        """Return a migration without which this step would make visits too unequal; None if it would not."""
-        after = [_visited(levels, count) for levels, count in zip(self._levels, counts, strict=True)]
+        """Return a migration without which accesses would be too unequal after this step, or None."""
+        after = [_accessed(levels, count) for levels, count in zip(self._levels, counts, strict=True)]
         least = min(map(min, after))
-        # A sample with `MOST_APART` more visits than another must not be drawn. Earlier inequality, after the
-        # data have been moved to other nodes, is no reason.
+        # A sample with `MOST_APART` more accesses than another must not be drawn. Earlier inequality, after
+        # the data have been moved to other nodes, is no reason.
         above = [
-            sum(count - before[visits] for visits, count in later.items() if visits > least + MOST_APART)
+            sum(
+                count - before[accesses] for accesses, count in later.items() if accesses > least + MOST_APART
+            )
             for before, later in zip(self._levels, after, strict=True)
         ]
         target = max(self._workers, key=above.__getitem__)
@@ -252,23 +254,23 @@ class SampleVisits:
         return tuple(TransferChange(transfer, has_landed=True) for transfer in landed)
 
 
-def _visited(levels: Levels, count: int) -> Levels:
-    """Return the samples by visits after `count` visits of the least visited."""
+def _accessed(levels: Levels, count: int) -> Levels:
+    """Return the samples by accesses after `count` accesses of the least accessed."""
     after = Counter(levels)
     while count:
         least = min(after)
-        visited = min(after[least], count)
-        after[least + 1] += visited
-        after[least] -= visited
+        accessed = min(after[least], count)
+        after[least + 1] += accessed
+        after[least] -= accessed
         if not after[least]:
             del after[least]
-        count -= visited
+        count -= accessed
     return after
 
 
 @lru_cache(maxsize=4)
 def _places(samples: int, seed: int, level: int) -> Numbers:
-    """Return the place of each sample in the order in which those visited `level` times are drawn."""
+    """Return the place of each sample in the order in which those accessed `level` times are drawn."""
     places: Numbers = np.random.default_rng([seed, level]).permutation(samples)
     return places
 
@@ -290,7 +292,7 @@ class Migration:
 
 
 def next_migration(
-    held: Sequence[int], visits: Sequence[int], batches: Sequence[int], gap: float
+    held: Sequence[int], accesses: Sequence[int], batches: Sequence[int], gap: float
 ) -> Migration | None:
     """Return the next migration (section 3.5); None while no partition leads by more than `gap` traversals.
 
@@ -301,24 +303,24 @@ def next_migration(
     ----------
     held : sequence of int
         Samples that each worker holds, at least 1 each.
-    visits : sequence of int
-        Visits of the samples that each worker holds, in total.
+    accesses : sequence of int
+        Accesses of the samples that each worker holds, in total.
     batches : sequence of int
         Batch of each worker in an iteration, x_i.
     gap : float
-        Largest difference of the mean visits before samples migrate.
+        Largest difference of the mean accesses before samples migrate.
 
     Raises
     ------
     BadInputError
         If a partition is empty, or the lengths of the sequences differ.
     """
-    if not len(held) == len(visits) == len(batches) or min(held, default=0) < 1:
+    if not len(held) == len(accesses) == len(batches) or min(held, default=0) < 1:
         raise BadInputError(
-            f"held {list(held)}, visits {list(visits)}, batches {list(batches)}: "
+            f"held {list(held)}, accesses {list(accesses)}, batches {list(batches)}: "
             "one of each by worker, and no worker without samples"
         )
-    traversals = [seen / own for seen, own in zip(visits, held, strict=True)]
+    traversals = [seen / own for seen, own in zip(accesses, held, strict=True)]
     workers = range(len(traversals))
     source = min(workers, key=traversals.__getitem__)
     target = max(workers, key=traversals.__getitem__)

@@ -1,4 +1,4 @@
-"""Steps of a run, as reported by the driver and by the trainers, and the resources that they used."""
+"""Tasks of a run, as reported by the driver and by the trainers, and the resources that they used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hetctl.model.exit_reason import ExitReason
 from hetctl.model.run import Usage
 from hetctl.storage.snapshot import OrderedFold, Row, row_of
 
-StepKey = tuple[int, str]
+TaskKey = tuple[int, str]
 """Index of the round, and name of the member."""
 
 LAST_EVENTS = {"converged": ExitReason.FINISHED, "stopped": ExitReason.STOPPED}
@@ -22,7 +22,7 @@ LAST_EVENTS = {"converged": ExitReason.FINISHED, "stopped": ExitReason.STOPPED}
 
 
 @dataclass(frozen=True)
-class StepRecord:
+class TaskRecord:
     """Member on its GPUs in one round, as reported by the driver.
 
     Parameters
@@ -41,37 +41,37 @@ class StepRecord:
 
     @property
     def gpu_seconds(self) -> float:
-        """GPU-seconds of a step that has ended; 0 before the end."""
+        """GPU-seconds of a task that has ended; 0 before the end."""
         return 0.0 if self.ended_at is None else (self.ended_at - self.began_at) * self.gpus
 
 
-Steps = tuple[StepRecord, ...]
+Tasks = tuple[TaskRecord, ...]
 
 
-class StepFold:
-    """Steps of a run, derived from the driver's events in whatever order they are read."""
+class TaskFold:
+    """Tasks of a run, derived from the driver's events in whatever order they are read."""
 
     def __init__(self) -> None:
-        self._folds: dict[str, dict[int, OrderedFold[Steps]]] = defaultdict(lambda: defaultdict(_unstarted))
+        self._folds: dict[str, dict[int, OrderedFold[Tasks]]] = defaultdict(lambda: defaultdict(_unstarted))
 
     @property
-    def steps(self) -> Mapping[StepKey, Steps]:
-        """All reported steps."""
+    def tasks(self) -> Mapping[TaskKey, Tasks]:
+        """All reported tasks."""
         return {
             (index, name): fold.state
             for name, rounds in self._folds.items()
             for index, fold in rounds.items()
         }
 
-    def of(self, member: str) -> Mapping[int, Steps]:
-        """Return the steps of a member, by round."""
+    def of(self, member: str) -> Mapping[int, Tasks]:
+        """Return the tasks of a member, by round."""
         return {index: fold.state for index, fold in self._folds.get(member, {}).items()}
 
     def rows(self) -> dict[str, list[Row]]:
         """Return the argument of `restore`, by member."""
         return {
             name: [
-                [index, fold.last, [row_of(step) for step in fold.state]] for index, fold in rounds.items()
+                [index, fold.last, [row_of(task) for task in fold.state]] for index, fold in rounds.items()
             ]
             for name, rounds in self._folds.items()
         }
@@ -79,41 +79,41 @@ class StepFold:
     def restore(self, rows: Mapping[str, Iterable[Row]]) -> None:
         """Continue from an earlier state; to be called before any event is added."""
         for name, rounds in rows.items():
-            for index, until, steps in rounds:
-                done = tuple([StepRecord(*step) for step in steps])
+            for index, until, tasks in rounds:
+                done = tuple([TaskRecord(*task) for task in tasks])
                 self._folds[name][index] = OrderedFold(done, _after, tuple(until))
 
-    def add(self, events: Iterable[Event]) -> Mapping[StepKey, Steps]:
-        """Fold more events; return the steps that have changed."""
-        fresh: dict[StepKey, list[Event]] = defaultdict(list)
+    def add(self, events: Iterable[Event]) -> Mapping[TaskKey, Tasks]:
+        """Fold more events; return the tasks that have changed."""
+        fresh: dict[TaskKey, list[Event]] = defaultdict(list)
         for event in events:
-            if event.source == DRIVER and event.kind in ("step_started", "step_ended"):
+            if event.source == DRIVER and event.kind in ("task_started", "task_ended"):
                 fresh[event.round, str(event.data["member"])].append(event)
         for (index, name), new_events in fresh.items():
             self._folds[name][index].add(new_events)
         return {(index, name): self._folds[name][index].state for index, name in fresh}
 
 
-def _unstarted() -> OrderedFold[Steps]:
+def _unstarted() -> OrderedFold[Tasks]:
     return OrderedFold((), _after)
 
 
-def _after(steps: Steps, event: Event) -> Steps:
-    """Apply the next event; a step that starts again before its end replaces its earlier start."""
-    open_steps = steps[-1:] if steps and steps[-1].ended_at is None else ()
-    before = steps[: len(steps) - len(open_steps)]
+def _after(tasks: Tasks, event: Event) -> Tasks:
+    """Apply the next event; a task that starts again before its end replaces its earlier start."""
+    open_tasks = tasks[-1:] if tasks and tasks[-1].ended_at is None else ()
+    before = tasks[: len(tasks) - len(open_tasks)]
     data = event.data
-    if event.kind == "step_started":
-        return (*before, StepRecord(event.time, int(data["gpus"]), data.get("placement")))
+    if event.kind == "task_started":
+        return (*before, TaskRecord(event.time, int(data["gpus"]), data.get("placement")))
     return (
         *before,
-        *(replace(step, ended_at=event.time, exit_code=data.get("exit_code")) for step in open_steps),
+        *(replace(task, ended_at=event.time, exit_code=data.get("exit_code")) for task in open_tasks),
     )
 
 
 @dataclass(slots=True)
-class StepReport:
-    """Reports of a step's trainers so far, in the order of their file.
+class TaskReport:
+    """Reports of a task's trainers so far, in the order of their file.
 
     Parameters
     ----------
@@ -156,9 +156,9 @@ class StepReport:
             self.epoch_since, self.rate = event.time, data.get("rate")
 
 
-def report_of(events: Iterable[Event]) -> StepReport:
+def report_of(events: Iterable[Event]) -> TaskReport:
     """Fold the events of one file."""
-    report = StepReport()
+    report = TaskReport()
     for event in events:
         report.add(event)
     return report
@@ -167,7 +167,7 @@ def report_of(events: Iterable[Event]) -> StepReport:
 class UsageFold:
     """Resources used by a run, derived from events in whatever order they are read.
 
-    A step whose end was not reported, because its driver was killed, counts until the last event of its job:
+    A task whose end was not reported, because its driver was killed, counts until the last event of its job:
     the newest of the last events of all rounds before the start of the next job.
     """
 
@@ -176,35 +176,35 @@ class UsageFold:
         self.next_round = 0
         self._jobs: list[float] = []
         self._last_of_round: dict[int, float] = {}
-        self._ended: dict[StepKey, float] = {}
-        self._open: dict[StepKey, StepRecord] = {}
+        self._ended: dict[TaskKey, float] = {}
+        self._open: dict[TaskKey, TaskRecord] = {}
 
     @property
-    def open_steps(self) -> Mapping[StepKey, StepRecord]:
-        """Steps whose end was not reported."""
+    def open_tasks(self) -> Mapping[TaskKey, TaskRecord]:
+        """Tasks whose end was not reported."""
         return self._open
 
     def rows(self) -> list[Any]:
         """Return the argument of `restore`."""
         return [self._rounds, self.next_round, self._jobs, list(self._last_of_round.items())]
 
-    def restore(self, rows: list[Any], steps: Mapping[StepKey, Steps]) -> None:
+    def restore(self, rows: list[Any], tasks: Mapping[TaskKey, Tasks]) -> None:
         """Continue from an earlier state; to be called before any event is added."""
         self._rounds, self.next_round, self._jobs, last_of_round = rows
         self._last_of_round = dict(last_of_round)
-        self.add((), steps)
+        self.add((), tasks)
 
     @property
     def began_at(self) -> float | None:
         """Start of the first job, in seconds since the epoch; None if none has started."""
         return self._jobs[0] if self._jobs else None
 
-    def add(self, events: Iterable[Event], steps: Mapping[StepKey, Steps]) -> None:
-        """Add events, and the steps that have changed with them."""
+    def add(self, events: Iterable[Event], tasks: Mapping[TaskKey, Tasks]) -> None:
+        """Add events, and the tasks that have changed with them."""
         for event in events:
             self._count(event)
-        for key, states in steps.items():
-            self._ended[key] = math.fsum(step.gpu_seconds for step in states)
+        for key, states in tasks.items():
+            self._ended[key] = math.fsum(task.gpu_seconds for task in states)
             self._open.pop(key, None)
             if states and states[-1].ended_at is None:
                 self._open[key] = states[-1]
@@ -212,16 +212,16 @@ class UsageFold:
     def used(self, now: float) -> Usage:
         """Return the resources used; `now` is in seconds since the epoch."""
         newest = self._jobs[-1] if self._jobs else -math.inf
-        # A new job of the run has started, so the driver of these steps was
+        # A new job of the run has started, so the driver of these tasks was
         # killed before it could report their end.
-        abandoned = [step for step in self._open.values() if step.began_at < newest]
-        running = (step for step in self._open.values() if step.began_at >= newest)
-        held = [(now - step.began_at) * step.gpus for step in running]
-        lost = [(self._lost_at(step.began_at) - step.began_at) * step.gpus for step in abandoned]
+        abandoned = [task for task in self._open.values() if task.began_at < newest]
+        running = (task for task in self._open.values() if task.began_at >= newest)
+        held = [(now - task.began_at) * task.gpus for task in running]
+        lost = [(self._lost_at(task.began_at) - task.began_at) * task.gpus for task in abandoned]
         return Usage(self._rounds, math.fsum((*self._ended.values(), *held, *lost)))
 
     def _lost_at(self, began_at: float) -> float:
-        """Return the time at which a step ended with its job."""
+        """Return the time at which a task ended with its job."""
         next_job = self._jobs[bisect_right(self._jobs, began_at)]
         return max([began_at, *(last for last in self._last_of_round.values() if last < next_job)])
 
@@ -239,5 +239,5 @@ class UsageFold:
 def usage_of(events: Iterable[Event], now: float) -> Usage:
     """Return the resources used according to a run's events."""
     events, fold = list(events), UsageFold()
-    fold.add(events, StepFold().add(events))
+    fold.add(events, TaskFold().add(events))
     return fold.used(now)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import has_room
-from hetctl.scheduling.simulate.simulated_step import SimulatedStep, begin, begin_at_pace, paced, stopped
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask, begin, begin_at_pace, paced, stopped
 
 ON_ONE_GPU = Allocation("a", 1, "data-parallel", 10.0, ())
 
@@ -18,37 +18,37 @@ def workload(left: float = 300.0, epoch: int | None = 100) -> Workload:
     return Workload("a", {1: 10.0}, left, epoch, startup_s=5.0, evaluate_s=2.0, checkpoint_s=1.0)
 
 
-def step(member: Workload, deadline_s: float = math.inf) -> SimulatedStep | None:
+def task(member: Workload, deadline_s: float = math.inf) -> SimulatedTask | None:
     return begin(member, ON_ONE_GPU, 0, 100.0, deadline_s)
 
 
-def test_a_step_is_start_up_and_epochs() -> None:
-    whole = step(workload())
+def test_a_task_is_start_up_and_epochs() -> None:
+    whole = task(workload())
     assert whole is not None
     assert (whole.end_s, whole.samples, whole.converged) == (100 + 5 + 3 * 13, 300.0, True)
 
 
 @pytest.mark.parametrize(("deadline_s", "epochs"), [(118.0, 1), (130.9, 1), (131.0, 2), (144.0, 3)])
 def test_epochs_that_would_not_fit_are_not_started(deadline_s: float, epochs: int) -> None:
-    cut = step(workload(), deadline_s)
+    cut = task(workload(), deadline_s)
     assert cut is not None
     assert (cut.end_s, cut.samples) == (105 + epochs * 13, epochs * 100.0)
     assert cut.converged is (epochs == 3)
 
 
-def test_a_step_that_would_get_nothing_done_does_not_begin() -> None:
-    assert step(workload(), 117.9) is None
-    assert step(workload(epoch=None), 106.0) is None
+def test_a_task_that_would_get_nothing_done_does_not_begin() -> None:
+    assert task(workload(), 117.9) is None
+    assert task(workload(epoch=None), 106.0) is None
 
 
-def test_without_epochs_a_step_lasts_until_time_for_a_checkpoint() -> None:
-    cut = step(workload(epoch=None), 116.0)
+def test_without_epochs_a_task_lasts_until_time_for_a_checkpoint() -> None:
+    cut = task(workload(epoch=None), 116.0)
     assert cut is not None
     assert (cut.end_s, cut.samples) == (116.0, 100.0)
 
 
 def test_a_member_with_nothing_left_only_starts_up() -> None:
-    empty = step(workload(left=0.0))
+    empty = task(workload(left=0.0))
     assert empty is not None
     assert (empty.end_s, empty.converged) == (105.0, True)
 
@@ -63,8 +63,8 @@ def test_a_member_with_nothing_left_only_starts_up() -> None:
         (143.5, 144.0, 300.0),  # too late to be quicker than its end
     ],
 )
-def test_a_stopped_step_keeps_what_it_trained(now: float, end_s: float, samples: float) -> None:
-    running = step(workload())
+def test_a_stopped_task_keeps_what_it_trained(now: float, end_s: float, samples: float) -> None:
+    running = task(workload())
     assert running is not None
     ended = stopped(running, now)
     assert (ended.end_s, ended.samples) == pytest.approx((end_s, samples))
@@ -72,7 +72,7 @@ def test_a_stopped_step_keeps_what_it_trained(now: float, end_s: float, samples:
 
 
 def test_a_member_stopped_in_its_last_evaluation_converges() -> None:
-    running = step(workload())
+    running = task(workload())
     assert running is not None
     ended = stopped(running, 141.5)
     assert (ended.end_s, ended.converged) == (144.0, True)
@@ -84,7 +84,7 @@ def test_a_member_stopped_in_its_last_evaluation_converges() -> None:
     st.integers(0, 60),
     st.sampled_from([0.0, 20.0, math.inf]),
 )
-def test_a_step_begins_if_there_is_room_for_it(
+def test_a_task_begins_if_there_is_room_for_it(
     left: float, epoch: int | None, room_s: int, max_uninterrupted_s: float
 ) -> None:
     member = workload(left, epoch)
