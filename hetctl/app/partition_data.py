@@ -1,4 +1,4 @@
-"""Division of an ensemble's training data into parts, by a process that runs ``input_fn``."""
+"""Division of an ensemble's training data into partitions, by a process that runs ``input_fn``."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from pathlib import Path
 from hetctl.app.plan.member_rules import refuse_commands
 from hetctl.model.ensemble import Ensemble, Partitions
 from hetctl.model.errors import BadInputError, HetctlError
-from hetctl.model.partition_manifest import PART_FILE, PartFile
+from hetctl.model.partition_manifest import PARTITION_FILE, PartitionFile
 from hetctl.model.serialization import decode, encode
-from hetctl.runtime.data.make_parts import PartsAnswer, PartsRequest
+from hetctl.runtime.data.write_partitions import PartitionAnswer, PartitionRequest
 from hetctl.storage.atomic_io import write_json
 from hetctl.storage.processes import die_with_parent
 
 STDERR = 2
-NODE_PATH = f"$TMPDIR/parts/{PART_FILE}"
-"""Path of parts that are copied to nodes, in a folder that batch systems remove after the job."""
+NODE_PATH = f"$TMPDIR/partitions/{PARTITION_FILE}"
+"""Path of partitions that are copied to nodes, in a folder that batch systems remove after the job."""
 FULL_MEMORY = "if memory was full, raise --count, or let input_fn return arrays mapped from disk"
 
 
@@ -33,11 +33,11 @@ class PartitionedFolder:
     Parameters
     ----------
     folder : str
-        Folder of the parts.
+        Folder of the partitions.
     samples, validation_samples : int
-        Number of the training and of the validation samples of all parts.
+        Number of the training and of the validation samples of all partitions.
     written : tuple of int
-        Numbers of the parts that were written; the others were there already.
+        Numbers of the partitions that were written; the others were there already.
     partitions : Partitions
         Value for the ensemble file, where `samples` is ``samples_per_epoch``.
     """
@@ -47,7 +47,7 @@ class PartitionedFolder:
     seed: int
     samples: int
     validation_samples: int
-    parts: tuple[PartFile, ...]
+    files: tuple[PartitionFile, ...]
     written: tuple[int, ...]
     partitions: Partitions
 
@@ -55,39 +55,39 @@ class PartitionedFolder:
 def partition_data(
     ensemble: Ensemble, folder: Path, count: int | None, seed: int, replicas: int | None = None
 ) -> PartitionedFolder:
-    """Divide the data of an ensemble into parts.
+    """Divide the data of an ensemble into partitions.
 
     Parameters
     ----------
     folder : Path
-        Folder of the parts.
+        Folder of the partitions.
     count : int or None
-        Number of parts; None: that of the ensemble file.
+        Number of partitions; None: that of the ensemble file.
     replicas : int or None
-        Nodes to whose own disks a job copies each part; None: the nodes read the parts where they are.
+        Nodes to whose own disks a job copies each partition; None: nodes read them where they are.
 
     Raises
     ------
     BadInputError
-        If no number is given, ``input_fn`` fails, its data cannot be divided, or the folder has other parts.
+        If no number is given, ``input_fn`` fails, its data cannot be divided, or the folder has others.
     HetctlError
         If the process ends without an answer.
     """
     refuse_commands(ensemble, "there is no input_fn whose data could be divided", "divide it yourself")
-    parts = count or (ensemble.partitions.count if ensemble.partitions else 0)
-    if not parts:
+    number = count or (ensemble.partitions.count if ensemble.partitions else 0)
+    if not number:
         raise BadInputError(
-            f"ensemble {ensemble.name} has no `partitions`, so that the number of parts is unknown",
+            f"ensemble {ensemble.name} has no `partitions`, so that their number is unknown",
             "give it with --count; as many as a job has GPUs, or a multiple, suit all modes",
         )
     where = folder.absolute()
-    answer = _ask(PartsRequest(ensemble, parts, seed, str(where)))
+    answer = _ask(PartitionRequest(ensemble, number, seed, str(where)))
     if answer.manifest is None:
         raise BadInputError(answer.error, answer.hint)
     made = answer.manifest
     return PartitionedFolder(
-        *(ensemble.name, str(where), seed, made.samples, made.validation_samples, made.parts),
-        *(answer.written, _partitions(parts, str(where / PART_FILE), replicas)),
+        *(ensemble.name, str(where), seed, made.samples, made.validation_samples, made.partitions),
+        *(answer.written, _partitions(number, str(where / PARTITION_FILE), replicas)),
     )
 
 
@@ -97,12 +97,12 @@ def _partitions(count: int, path: str, replicas: int | None) -> Partitions:
     return Partitions(count, NODE_PATH, path, replicas)
 
 
-def _ask(request: PartsRequest) -> PartsAnswer:
+def _ask(request: PartitionRequest) -> PartitionAnswer:
     """Run the process; what the user's code prints goes to stderr."""
     with tempfile.TemporaryDirectory(prefix="hetctl-") as folder:
         asked, answer = Path(folder, "request.json"), Path(folder, "answer.json")
         write_json(asked, encode(request))
-        command = (sys.executable, "-m", "hetctl.runtime.data.make_parts", str(asked), str(answer))
+        command = (sys.executable, "-m", "hetctl.runtime.data.write_partitions", str(asked), str(answer))
         done = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -112,5 +112,5 @@ def _ask(request: PartsRequest) -> PartsAnswer:
             check=False,
         )
         if answer.exists():
-            return decode(PartsAnswer, json.loads(answer.read_text(encoding="utf-8")))
-    raise HetctlError(f"the process that makes the parts ended with code {done.returncode}", FULL_MEMORY)
+            return decode(PartitionAnswer, json.loads(answer.read_text(encoding="utf-8")))
+    raise HetctlError(f"the process that makes the partitions ended with code {done.returncode}", FULL_MEMORY)

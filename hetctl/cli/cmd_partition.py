@@ -9,7 +9,7 @@ import click
 from hetctl.cli.options import ensemble_option, json_option, this_project
 from hetctl.cli.output import print_json, print_table
 
-MOST_PARTS = 10_000
+MOST_PARTITIONS = 10_000
 
 
 @click.command("partition")
@@ -18,8 +18,8 @@ MOST_PARTS = 10_000
 @click.option(
     "--count",
     metavar="N",
-    type=click.IntRange(1, MOST_PARTS),
-    help="Make N parts.  [default: those of the ensemble file]",
+    type=click.IntRange(1, MOST_PARTITIONS),
+    help="Make N partitions.  [default: those of the ensemble file]",
 )
 @click.option(
     "--seed",
@@ -33,18 +33,18 @@ MOST_PARTS = 10_000
     "--replicas",
     metavar="K",
     type=click.IntRange(1),
-    help="Have each job copy each part to the own disks of K nodes.",
+    help="Have each job copy each partition to the own disks of K nodes.",
 )
 @json_option
 def command(
     folder: Path, ensemble: str | None, count: int | None, seed: int, replicas: int | None, as_json: bool
 ) -> None:
-    """Shuffle the samples of input_fn(data), and divide them into parts in FOLDER.
+    """Shuffle the samples of input_fn(data), and divide them into partitions in FOLDER.
 
     \b
-    Example: hetctl partition parts --count 16
+    Example: hetctl partition data/partitions --count 16
 
-    Prints the lines for the ensemble file. Existing parts are kept.
+    Prints the lines for the ensemble file. Existing partitions are kept.
     """
     from hetctl.app.partition_data import partition_data
 
@@ -52,7 +52,7 @@ def command(
     if as_json:
         print_json(made)
         return
-    from hetctl.reports.parts_table import ensemble_lines, parts_table
+    from hetctl.reports.partition_files_table import ensemble_lines, partition_files_table
 
-    print_table(parts_table(made.parts, made.written))
+    print_table(partition_files_table(made.files, made.written))
     click.echo(f"\nfor the ensemble file:\n{ensemble_lines(made.samples, made.partitions)}")

@@ -143,9 +143,9 @@ def _file_problems(model: PartitionsModel, samples_per_epoch: int | None) -> Ite
     if model.file is None:
         return
     for key in sorted(model.model_fields_set - {"file"}):
-        yield ("partitions", key), "does not go with file, which says how many parts there are, and where"
+        yield ("partitions", key), "does not go with file, which says how many there are, and where"
     if samples_per_epoch is None:
-        yield ("partitions", "file"), "needs samples_per_epoch, the number of samples of all parts"
+        yield ("partitions", "file"), "needs samples_per_epoch, the number of samples of all partitions"
 
 
 def _partition_problems(model: EnsembleModel) -> Iterator[tuple[Location, str]]:
@@ -155,15 +155,15 @@ def _partition_problems(model: EnsembleModel) -> Iterator[tuple[Location, str]]:
     if rule := wrong_source(source):
         yield ("partitions", "source"), rule
     if source and "{partition}" not in Path(source).name:
-        rule = "must have {partition} for the number of a part in its last component"
+        rule = "must have {partition} for the number of a partition in its last component"
         yield ("partitions", "source"), f"{rule}, got '{source}'"
     if source and not path:
-        yield ("partitions", "source"), "needs path, to which the parts are copied"
+        yield ("partitions", "source"), "needs path, to which the partitions are copied"
     if path and "{partition}" not in path:
-        yield ("partitions", "path"), f"must have {{partition}} for the number of a part, got '{path}'"
+        yield ("partitions", "path"), f"must have {{partition}} for the number of a partition, got '{path}'"
     if path and model.samples_per_epoch is None:
         # Profiling does not see the partitions of other nodes.
-        yield ("partitions", "path"), "needs samples_per_epoch, the number of samples of all parts"
+        yield ("partitions", "path"), "needs samples_per_epoch, the number of samples of all partitions"
 
 
 def _entry_point_problem(function: str, folder: Path) -> str | None:

@@ -47,23 +47,23 @@ class BalanceModel(Strict):
 
 
 class PartitionsModel(Strict):
-    """Parts of the training data on the nodes' own disks."""
+    """Partitions of the training data on the nodes' own disks."""
 
-    count: int | None = Field(default=None, ge=1, description="Number of parts; null: as many as in file.")
+    count: int | None = Field(default=None, ge=1, description="Their number; null: as many as in file.")
     file: Annotated[str, Field(min_length=1)] | None = Field(
         default=None,
-        description="CSV file partition,path,nodes with a line for each part, instead of count and path; a"
+        description="CSV file partition,path,nodes with a line for each, instead of count and path; a"
         " column source says from where nodes copy it. Relative to the ensemble file.",
     )
     path: str = Field(
         default="",
-        description="Path of a part on its node, with {partition} for its number and variables of the node.",
+        description="Path of each on its node, with {partition} for its number and variables of the node.",
     )
     source: str = Field(
         default="",
-        description="Path on a shared file system from which nodes copy their parts to path in each job.",
+        description="Path on a shared file system from which nodes copy theirs to path in each job.",
     )
-    replicas: int = Field(default=1, ge=1, description="Number of nodes that have, or copy, each part.")
+    replicas: int = Field(default=1, ge=1, description="Number of nodes that have, or copy, each partition.")
 
     @model_validator(mode="before")
     @classmethod
@@ -87,7 +87,7 @@ class EnsembleModel(Settings):
     )
     partitions: PartitionsModel | None = Field(
         default=None,
-        description="Parts of the training data on the nodes' own disks: a number, or a mapping of count,"
+        description="Partitions of the data on the nodes' own disks: a number, or a mapping of count,"
         " path, source and replicas, or of file; null: not partitioned.",
     )
     samples_per_epoch: int | None = Field(

@@ -98,7 +98,7 @@ def _shard_rules(model: EnsembleModel, member: Member) -> tuple[tuple[bool, str]
         ),
         (
             model.partitions is not None,
-            "with partitions, whose parts have unequal numbers of batches: leave it out, or give all nodes"
+            "with partitions, which have unequal numbers of batches: leave it out, or give all nodes"
             " the whole data",
         ),
         (

@@ -75,7 +75,7 @@ def _wrong_cells(row: CsvRow) -> Iterator[Problem]:
 
 
 def wrong_source(source: str) -> str | None:
-    """Return what is wrong with a path from which parts are copied; None if nothing is."""
+    """Return what is wrong with a path from which partitions are copied; None if nothing is."""
     if source and not (source.startswith(("/", "$")) and source.isprintable()):
         return f"must be absolute, or begin with a variable, got {shown(source)}"
     return None
@@ -88,7 +88,7 @@ def _same_targets(rows: Sequence[CsvRow]) -> Iterator[Problem]:
         other = first.setdefault(row.cells["path"], row)
         if other is not row and (row.cells.get(SOURCE) or other.cells.get(SOURCE)):
             rule = f"path {shown(row.cells['path'])} is already in line {other.place.line}"
-            yield row.place, f"{rule}, and parts that are copied need paths of their own"
+            yield row.place, f"{rule}, and partitions that are copied need paths of their own"
 
 
 def _wrong_numbers(path: Path, numbered: Sequence[tuple[SourceLine, str]]) -> Iterable[Problem]:

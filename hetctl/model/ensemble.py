@@ -17,7 +17,7 @@ from hetctl.model.training_settings import BalanceSettings, CheckpointInterval
 COMMAND = "command"
 """Value of `Ensemble.framework` if all members are commands: hetctl imports no framework for them."""
 PARTITION = "{partition}"
-"""Placeholder for the number of a part in a path."""
+"""Placeholder for the number of a partition in a path."""
 RAISABLE = {
     "patience": re.compile(r"no better .+ in (\d+) epochs"),
     "max_epochs": re.compile(r"(\d+) epochs done"),
@@ -274,25 +274,25 @@ class Member:
 
 @dataclass(frozen=True)
 class Partitions:
-    """Parts of the training data, each stored on the disks of some nodes.
+    """Partitions of the training data, each stored on the disks of some nodes.
 
     Parameters
     ----------
     count : int
-        Number of parts.
+        Number of partitions.
     path : str
         Path of each on its node, with ``{partition}`` for its number, from 0, and with environment variables
-        of the node. Empty: the parts are only planned with.
+        of the node. Empty: the partitions are only planned with.
     source : str
-        Path from which nodes copy their parts to `path` at the start of a job. Empty: the parts are there.
+        Path from which nodes copy their partitions to `path` at the start of a job. Empty: they are there.
     replicas : int
-        Number of nodes that have each part, where `nodes` does not name them.
+        Number of nodes that have each partition, where `nodes` does not name them.
     files : tuple of str
-        Path of each part, with environment variables, in place of `path`; empty: as `path` says.
+        Path of each partition, with environment variables, in place of `path`; empty: as `path` says.
     nodes : tuple of tuple of str
-        Names of the nodes on which each part is said to be; empty if unknown. Plans go by them, and copying.
+        Names of the nodes on which each is said to be; empty if unknown. Plans go by them, and copying.
     source_files : tuple of str
-        Path from which each part is copied, in place of `source`, or "" if it is there.
+        Path from which each partition is copied, in place of `source`, or "" if it is there.
     """
 
     count: int
@@ -304,23 +304,23 @@ class Partitions:
     source_files: tuple[str, ...] = ()
 
     def paths(self) -> tuple[str, ...]:
-        """Return the path of each part on its nodes, with variables; empty if they are only planned with."""
+        """Return the path of each on its nodes, with variables; empty if they are only planned with."""
         return self.files or self._numbered(self.path)
 
     def sources(self) -> tuple[str, ...]:
-        """Return the path from which each part is copied, "" if it is there; empty if none is copied."""
+        """Return the path from which each partition is copied, "" if it is there; empty if none is copied."""
         return (self.source_files if any(self.source_files) else ()) or self._numbered(self.source)
 
     @property
     def described(self) -> str:
-        """Paths of the parts, for messages."""
+        """Paths of the partitions, for messages."""
         return self.path or ", ".join(self.files[:2]) + (", .." if len(self.files) > 2 else "")
 
     def homes(self, nodes: Sequence[str]) -> dict[str, frozenset[int]]:
-        """Return the parts that each node of a job is expected to have.
+        """Return the partitions that each node of a job is expected to have.
 
         Before a job runs, the names of its nodes are unknown. A name that is not among them stands for the
-        node at the same place: the first name for the first node, and so on. A part p without names is
+        node at the same place: the first name for the first node, and so on. A partition p without names is
         assigned to the nodes p, p + 1, .. p + replicas - 1 modulo their number.
         """
         found: dict[str, set[int]] = {node: set() for node in nodes}
@@ -351,7 +351,7 @@ class Ensemble:
     data : str or None
         Argument of ``input_fn``.
     partitions : Partitions or None
-        Parts of the training data on the nodes' own disks; None: the data are not partitioned.
+        Partitions of the training data on the nodes' own disks; None: the data are not partitioned.
     samples_per_epoch : int or None
         Training samples, for members without a profile; None: the profiles give the number.
     balance : BalanceSettings

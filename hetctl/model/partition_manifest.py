@@ -1,17 +1,17 @@
-"""Manifest of the parts that ``hetctl partition`` has made of the training data."""
+"""Manifest of the partitions that ``hetctl partition`` has made of the training data."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 MANIFEST_FILE = "partitions.json"
-PART_FILE = "{partition}.npz"
-"""Name of a part, with its number from 0; it lies beside the manifest."""
+PARTITION_FILE = "{partition}.npz"
+"""Name of a partition, with its number from 0; it lies beside the manifest."""
 
 
 @dataclass(frozen=True)
-class PartFile:
-    """One part, as a file.
+class PartitionFile:
+    """One partition, as a file.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class PartFile:
 
 @dataclass(frozen=True)
 class PartitionManifest:
-    """All parts of the same data; the position of a part is its number.
+    """All partitions of the same data; the position of a partition is its number.
 
     Parameters
     ----------
@@ -40,22 +40,22 @@ class PartitionManifest:
     """
 
     seed: int
-    parts: tuple[PartFile, ...]
+    partitions: tuple[PartitionFile, ...]
 
     @property
     def samples(self) -> int:
-        """Training samples of all parts."""
-        return sum(part.samples for part in self.parts)
+        """Training samples of all partitions."""
+        return sum(partition.samples for partition in self.partitions)
 
     @property
     def validation_samples(self) -> int:
-        """Validation samples of all parts."""
-        return sum(part.validation_samples for part in self.parts)
+        """Validation samples of all partitions."""
+        return sum(partition.validation_samples for partition in self.partitions)
 
     def difference(self, other: PartitionManifest) -> str | None:
         """Return in words what another manifest has instead; None if both are equal."""
-        if len(other.parts) != len(self.parts):
-            return f"{len(other.parts)} parts, not {len(self.parts)}"
+        if len(other.partitions) != len(self.partitions):
+            return f"{len(other.partitions)} partitions, not {len(self.partitions)}"
         if other.seed != self.seed:
-            return f"parts of seed {other.seed}, not {self.seed}"
-        return None if other == self else "parts of other data than input_fn returns now"
+            return f"partitions of seed {other.seed}, not {self.seed}"
+        return None if other == self else "partitions of other data than input_fn returns now"

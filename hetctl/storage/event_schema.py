@@ -181,8 +181,8 @@ class SampleAccessesRecord:
 
 
 @dataclass(frozen=True)
-class PartsStagedRecord:
-    """Parts of the data that a node has copied to its own disk, and those that were there already."""
+class PartitionsStagedRecord:
+    """Partitions of the data that a node has copied to its own disk, and those that were there already."""
 
     node: str
     copied: tuple[int, ...]
@@ -284,7 +284,7 @@ FORMS: dict[str, type] = {
     "job_ended": JobEnded,
     "node_failed": NodeFailed,
     "node_joined": NodeBack,
-    "parts_staged": PartsStagedRecord,
+    "partitions_staged": PartitionsStagedRecord,
     "round_started": RoundStarted,
     "round_ended": RoundEnded,
     "task_started": TaskStartedRecord,

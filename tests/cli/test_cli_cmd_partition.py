@@ -1,4 +1,4 @@
-"""``hetctl partition``: parts of the user's data, made by the real command in its own process."""
+"""``hetctl partition``: partitions of the user's data, made by the real command in its own process."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def model_fn(config): ...
 """
 ARRAYS = f"arrays({SAMPLES}), arrays({HELD_OUT})"
 KEYS = {
-    "schema_version", "ensemble", "folder", "seed", "samples", "validation_samples", "parts", "written",
+    "schema_version", "ensemble", "folder", "seed", "samples", "validation_samples", "files", "written",
     "partitions",
 }  # fmt: skip
 
@@ -64,30 +64,31 @@ def project_of(tmp_path, returned=ARRAYS, more=""):
 
 
 @pytest.mark.parametrize("returned", [ARRAYS, f"Rows({SAMPLES}), Rows({HELD_OUT})"], ids=["arrays", "rows"])
-def test_parts_have_each_sample_once(tmp_path, returned):
+def test_partitions_have_each_sample_once(tmp_path, returned):
     project = project_of(tmp_path, returned)
-    done = project.here("partition", "parts", "--count", "4", "--seed", "5", "--json")
+    done = project.here("partition", "partitions", "--count", "4", "--seed", "5", "--json")
     made = done.json
     assert (done.code, set(made), made["written"]) == (0, KEYS, [0, 1, 2, 3])
     assert (made["samples"], made["validation_samples"], made["seed"]) == (SAMPLES, HELD_OUT, 5)
-    pairs = [read(tmp_path / "parts" / f"{number}.npz") for number in range(4)]
-    for pair, part in zip(pairs, made["parts"], strict=True):
-        assert [len(y) for _, y in pair] == [part["samples"], part["validation_samples"]]
+    pairs = [read(tmp_path / "partitions" / f"{number}.npz") for number in range(4)]
+    for pair, partition in zip(pairs, made["files"], strict=True):
+        assert [len(y) for _, y in pair] == [partition["samples"], partition["validation_samples"]]
         for x, y in pair:
             np.testing.assert_array_equal(x, np.stack([y, y, y], axis=1))
     for index, samples in enumerate((SAMPLES, HELD_OUT)):
         assert sorted(np.concatenate([pair[index][1] for pair in pairs]).tolist()) == list(range(samples))
-    for number, part in enumerate(made["parts"]):
-        content = (tmp_path / "parts" / f"{number}.npz").read_bytes()
-        assert (len(content), hashlib.sha256(content).hexdigest()) == (part["size_bytes"], part["sha256"])
-    manifest = json.loads((tmp_path / "parts" / "partitions.json").read_text())
-    assert manifest == {"seed": 5, "parts": made["parts"]}
-    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "parts").iterdir())
+    for number, partition in enumerate(made["files"]):
+        content = (tmp_path / "partitions" / f"{number}.npz").read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        assert (len(content), digest) == (partition["size_bytes"], partition["sha256"])
+    manifest = json.loads((tmp_path / "partitions" / "partitions.json").read_text())
+    assert manifest == {"seed": 5, "partitions": made["files"]}
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "partitions").iterdir())
 
 
-def test_people_see_parts_and_lines_for_their_file(tmp_path):
+def test_people_see_partitions_and_lines_for_their_file(tmp_path):
     project = project_of(tmp_path)
-    done = project.hetctl("partition", "parts", "--count", "4")
+    done = project.hetctl("partition", "partitions", "--count", "4")
     assert done.code == 0
     table, _, lines = done.stdout.partition("for the ensemble file:\n")
     assert [line.split()[:3] for line in table.splitlines()[2:6]] == [
@@ -103,46 +104,46 @@ def test_people_see_parts_and_lines_for_their_file(tmp_path):
 
 def test_replicas_are_lines_that_copy_to_so_many_nodes(tmp_path):
     project = project_of(tmp_path)
-    done = project.hetctl("partition", "parts", "--count", "4", "--replicas", "2")
+    done = project.hetctl("partition", "partitions", "--count", "4", "--replicas", "2")
     lines = done.stdout.partition("for the ensemble file:\n")[2]
     (tmp_path / "ensemble.yaml").write_text((tmp_path / "ensemble.yaml").read_text() + lines)
     partitions = read_ensemble(tmp_path / "ensemble.yaml").partitions
     assert (partitions.count, partitions.replicas) == (4, 2)
-    assert partitions.sources() == tuple(str(tmp_path / "parts" / f"{n}.npz") for n in range(4))
-    assert partitions.paths() == tuple(f"$TMPDIR/parts/{n}.npz" for n in range(4))
+    assert partitions.sources() == tuple(str(tmp_path / "partitions" / f"{n}.npz") for n in range(4))
+    assert partitions.paths() == tuple(f"$TMPDIR/partitions/{n}.npz" for n in range(4))
 
 
 def test_what_is_there_is_kept_and_damage_repaired(tmp_path):
     project = project_of(tmp_path, more="partitions: 4")
-    assert project.here("partition", "parts").code == 0
-    parts = tmp_path / "parts"
-    before = {path.name: path.read_bytes() for path in parts.iterdir()}
-    (parts / "1.npz").unlink()
-    (parts / "2.npz").write_bytes(before["2.npz"][:-1] + b"?")
-    (parts / "partitions.json").touch()
-    kept = (parts / "3.npz").stat()
-    done = project.here("partition", "parts", "--json")
+    assert project.here("partition", "partitions").code == 0
+    partitions = tmp_path / "partitions"
+    before = {path.name: path.read_bytes() for path in partitions.iterdir()}
+    (partitions / "1.npz").unlink()
+    (partitions / "2.npz").write_bytes(before["2.npz"][:-1] + b"?")
+    (partitions / "partitions.json").touch()
+    kept = (partitions / "3.npz").stat()
+    done = project.here("partition", "partitions", "--json")
     assert (done.code, done.json["written"]) == (0, [1, 2])
-    assert {path.name: path.read_bytes() for path in parts.iterdir()} == before
-    assert (parts / "3.npz").stat().st_mtime_ns == kept.st_mtime_ns
-    (parts / "partitions.json").unlink()
-    assert project.here("partition", "parts", "--json").json["written"] == []
-    assert {path.name: path.read_bytes() for path in parts.iterdir()} == before
+    assert {path.name: path.read_bytes() for path in partitions.iterdir()} == before
+    assert (partitions / "3.npz").stat().st_mtime_ns == kept.st_mtime_ns
+    (partitions / "partitions.json").unlink()
+    assert project.here("partition", "partitions", "--json").json["written"] == []
+    assert {path.name: path.read_bytes() for path in partitions.iterdir()} == before
 
 
 def test_an_interrupted_division_goes_on(tmp_path):
     project = project_of(tmp_path)
-    whole = project.here("partition", "parts", "--count", "3", "--json").json
+    whole = project.here("partition", "partitions", "--count", "3", "--json").json
     for name in ("partitions.json", "2.npz"):
-        (tmp_path / "parts" / name).unlink()
-    again = project.here("partition", "parts", "--count", "3", "--json").json
+        (tmp_path / "partitions" / name).unlink()
+    again = project.here("partition", "partitions", "--count", "3", "--json").json
     assert again == {**whole, "written": [2]}
 
 
 @pytest.mark.parametrize(
     ("returned", "arguments", "message"),
     [
-        (ARRAYS, ("--count", "12"), "11 validation samples cannot be divided into 12 parts"),
+        (ARRAYS, ("--count", "12"), "11 validation samples cannot be divided into 12 partitions"),
         (ARRAYS, (), "has no `partitions`"),
         (ARRAYS, ("--count", "0"), "0 is not in the range"),
         ("7", ("--count", "2"), "input_fn returned int, not (training, validation)"),
@@ -150,7 +151,7 @@ def test_an_interrupted_division_goes_on(tmp_path):
         ("open('gone')", ("--count", "2"), "FileNotFoundError: [Errno 2]"),
         ("([None] * 9, arrays(9)[1]), arrays(9)", ("--count", "2"), "object, which has no fixed size"),
         ("(arrays(9)[0], arrays(8)[1]), arrays(9)", ("--count", "2"), "9 training inputs and 8 targets"),
-        ("ImageFolder('.', augment=scale), arrays(9)", ("--count", "2"), "an augment, which parts cannot"),
+        ("ImageFolder('.', augment=scale), arrays(9)", ("--count", "2"), "an augment, which arrays cannot"),
         ("Collated([7, 8], lambda y: (y, y)), arrays(9)", ("--count", "2"), "training have a collate_fn"),
         ("exit(3)", ("--count", "2"), "ended with code 3"),
     ],
@@ -162,7 +163,7 @@ def test_wrong_input_is_refused_and_nothing_written(tmp_path, returned, argument
         (tmp_path / "class").mkdir()
         pillow.new("RGB", (8, 8)).save(tmp_path / "class" / "0.png")
     before = project.tree()
-    done = project.hetctl("partition", "parts", *arguments, "--json")
+    done = project.hetctl("partition", "partitions", *arguments, "--json")
     assert done.code == (1 if "exit" in returned else 2)
     assert message in done.error["message"]
     assert project.tree() == before
@@ -171,28 +172,28 @@ def test_wrong_input_is_refused_and_nothing_written(tmp_path, returned, argument
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--count", "3"), "has 4 parts, not 3"),
-        (("--count", "4", "--seed", "1"), "has parts of seed 0, not 1"),
+        (("--count", "3"), "has 4 partitions, not 3"),
+        (("--count", "4", "--seed", "1"), "has partitions of seed 0, not 1"),
     ],
 )
-def test_a_folder_of_other_parts_stays_as_it_is(tmp_path, arguments, message):
+def test_a_folder_of_other_partitions_stays_as_it_is(tmp_path, arguments, message):
     project = project_of(tmp_path)
-    assert project.here("partition", "parts", "--count", "4").code == 0
+    assert project.here("partition", "partitions", "--count", "4").code == 0
     refused(project, arguments, message)
 
 
-def test_parts_of_other_data_stay_as_they_are(tmp_path):
+def test_partitions_of_other_data_stay_as_they_are(tmp_path):
     project = project_of(tmp_path)
-    assert project.here("partition", "parts", "--count", "4").code == 0
+    assert project.here("partition", "partitions", "--count", "4").code == 0
     project_of(tmp_path, f"arrays({SAMPLES}), arrays({HELD_OUT} - 1)")
-    refused(project, ("--count", "4"), "has parts of other data than input_fn returns now")
-    (tmp_path / "parts" / "partitions.json").unlink()
-    refused(project, ("--count", "4"), "has 0.npz, which is no part of these data")
+    refused(project, ("--count", "4"), "has partitions of other data than input_fn returns now")
+    (tmp_path / "partitions" / "partitions.json").unlink()
+    refused(project, ("--count", "4"), "has 0.npz, which is no partition of these data")
 
 
 def refused(project, arguments, message):
     before = project.tree()
-    done = project.here("partition", "parts", *arguments, "--json")
+    done = project.here("partition", "partitions", *arguments, "--json")
     assert (done.code, done.error["hint"]) == (2, "choose another folder, or delete this one first")
     assert message in done.error["message"]
     assert project.tree() == before
@@ -202,30 +203,30 @@ def test_samples_that_change_are_refused(tmp_path):
     project = project_of(tmp_path, f"Rows({SAMPLES}), Rows({HELD_OUT})")
     module = next(tmp_path.glob("nets_*.py"))
     module.write_text(module.read_text().replace("np.full(3, number", "np.full(3, np.random.rand()"))
-    done = project.here("partition", "parts", "--count", "2", "--json")
+    done = project.here("partition", "partitions", "--count", "2", "--json")
     assert done.code == 2
-    assert "the samples of part 0 were others when they were read again" in done.error["message"]
-    assert list((tmp_path / "parts").iterdir()) == []
+    assert "the samples of partition 0 were others when they were read again" in done.error["message"]
+    assert list((tmp_path / "partitions").iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     project = project_of(tmp_path)
     (tmp_path / "file").touch()
-    done = project.here("partition", "file/parts", "--count", "2", "--json")
-    wanted = f"the parts cannot be written to {tmp_path}/file/parts: Not a directory"
+    done = project.here("partition", "file/partitions", "--count", "2", "--json")
+    wanted = f"the partitions cannot be written to {tmp_path}/file/partitions: Not a directory"
     assert (done.code, done.error["message"]) == (2, wanted)
 
 
 def test_a_broken_manifest_is_refused(tmp_path):
-    (tmp_path / "parts").mkdir()
-    (tmp_path / "parts" / "partitions.json").write_text("{}")
-    done = project_of(tmp_path).here("partition", "parts", "--count", "2", "--json")
+    (tmp_path / "partitions").mkdir()
+    (tmp_path / "partitions" / "partitions.json").write_text("{}")
+    done = project_of(tmp_path).here("partition", "partitions", "--count", "2", "--json")
     assert (done.code, done.error["hint"]) == (2, "delete it; `hetctl partition` writes it anew")
 
 
-def test_a_step_for_each_member_copies_no_parts(tmp_path):
-    parts = "{count: 2, path: '/d/{partition}.npz', source: '/s/{partition}.npz'}"
-    project = project_of(tmp_path, more=f"samples_per_epoch: 9\npartitions: {parts}")
+def test_a_step_for_each_member_copies_no_partitions(tmp_path):
+    partitions = "{count: 2, path: '/d/{partition}.npz', source: '/s/{partition}.npz'}"
+    project = project_of(tmp_path, more=f"samples_per_epoch: 9\npartitions: {partitions}")
     done = project.here("plan", "--site", "local", "--launch", "members", "--json")
     assert done.code == 2
     assert "`source` in the partitions of ensemble parted does not go with --launch" in done.error["message"]

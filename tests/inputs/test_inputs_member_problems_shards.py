@@ -34,7 +34,7 @@ def test_members_inherit_it_or_not(tmp_path):
     ("before", "after", "line", "rule"),
     [
         ("pytorch", "tensorflow", "6: shard", "tensorflow, which cannot divide a network"),
-        ("balance: auto", "partitions: 2", "6: shard", "with partitions, whose parts"),
+        ("balance: auto", "partitions: 2", "6: shard", "with partitions, which have unequal"),
         ("balance: auto", "balance: on", "6: shard", "with balance on: GPUs wait for one another"),
         ("{name: a}", "{name: a, layers: l.csv}", "6: shard", "by which pipelines are cut"),
         ("shard: false", "shard: true, layers: l.csv", "9: members[1].shard", "by which pipelines are cut"),

@@ -146,7 +146,7 @@ def test_nodes_copy_their_parts_and_remove_them(slurm_cluster, tmp_path, by):
     project.run(*MIGRATE)
     started, *events = project.driver_events("wide-001")
     nodes = [node["name"] for node in started.data["nodes"]]
-    staged = {event.data["node"]: event.data for event in events if event.kind == "parts_staged"}
+    staged = {event.data["node"]: event.data for event in events if event.kind == "partitions_staged"}
     assert {node: data["copied"] for node, data in staged.items()} == {
         nodes[0]: [0, 2, 4, 6], nodes[1]: [1, 3, 5, 7],
     }  # fmt: skip

@@ -40,7 +40,7 @@ def refuse_wide_members(members: Iterable[Member], cluster: Cluster, *, mix_type
 def refuse_without_hops(
     ensemble: Ensemble, site: Site, sharing: str, allowed: Iterable[str] = (NONE,)
 ) -> None:
-    """Refuse data that members cannot visit part by part, and jobs that start their ranks otherwise.
+    """Refuse data that members cannot visit by partitions, and jobs that start their ranks otherwise.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def refuse_without_hops(
         (
             ensemble.partitions is not None,
             f"ensemble {ensemble.name} has no partitions, over which members could hop",
-            "add `partitions` to the ensemble file (`hetctl partition` makes parts)",
+            "add `partitions` to the ensemble file (`hetctl partition` makes them)",
         ),
         (
             ensemble.reads_partitions,

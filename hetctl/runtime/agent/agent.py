@@ -41,7 +41,7 @@ from hetctl.runtime.agent.messages import (
 from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills
 from hetctl.runtime.agent.rank_template import RankStart, Serve, Template, TemplateReady
 from hetctl.runtime.agent.state_store import StateStore
-from hetctl.runtime.data.part_files import path_on_node
+from hetctl.runtime.data.partition_files import path_on_node
 from hetctl.runtime.data.sharing.node_folder import state_folder
 from hetctl.runtime.data.stage_in import Staging
 from hetctl.runtime.job_logs import log_line
@@ -134,7 +134,7 @@ class Agent:
         order = self._assignment.store
         folder = state_folder(order.run_key, self._assignment.node) if order else ""
         self._store = StateStore(folder, order.control) if order else None
-        # GPUs of ranks that are forked when the parts are there, with their frameworks; None: they are there.
+        # GPUs of ranks that are forked when partitions are there, with their frameworks; None: they are.
         self._to_start: dict[int, str | None] | None = {} if stage else None
 
     def run(self) -> bool:
@@ -199,7 +199,7 @@ class Agent:
             self._watch_memory()
 
     def _send_heartbeats_of_waiting(self) -> None:
-        """Send heartbeats of ranks that wait for parts, as long as these come: they do not hang."""
+        """Send heartbeats of ranks that wait for partitions, as long as these come: they do not hang."""
         if self._staging and self._staging.bytes_read > self._bytes_staged:
             self._bytes_staged = self._staging.bytes_read
             for gpu in self._to_start or ():
@@ -231,7 +231,7 @@ class Agent:
                 self._pass_on(message[TO], message["message"])
 
     def _start_staged(self) -> None:
-        """Report the staged parts, and fork the ranks that waited for them."""
+        """Report the staged partitions, and fork the ranks that waited for them."""
         assert self._staging
         self._selector.unregister(self._staging)
         self._driver.send({STAGED: encode(self._staging.result())})

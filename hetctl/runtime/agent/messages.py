@@ -20,7 +20,7 @@ LEAVE = "leave"
 ENDED = "ended"
 """Key with the number of a GPU whose rank has ended with ``exit_code``, and with `OVERUSE` if that is why."""
 STAGED = "staged"
-"""Key with the `StagedParts` of the node: its ranks are forked from now on."""
+"""Key with the `StagedPartitions` of the node: its ranks are forked from now on."""
 STATES = "states"
 """Key with the address of the node's store of states, and ``partitions``, the numbers that exist there."""
 FETCH, FETCHED = "fetch", "fetched"
@@ -75,8 +75,8 @@ class AgentFacts:
 
 
 @dataclass(frozen=True)
-class PartToStage:
-    """A part that an agent copies to its node.
+class PartitionToStage:
+    """A partition that an agent copies to its node.
 
     Parameters
     ----------
@@ -91,16 +91,16 @@ class PartToStage:
 
 @dataclass(frozen=True)
 class StageOrder:
-    """Parts of the data that an agent copies to its node before it forks ranks.
+    """Partitions of the data that an agent copies to its node before it forks ranks.
 
     Parameters
     ----------
     count : int
-        Number of all parts of the data.
+        Number of all partitions of the data.
     """
 
     count: int
-    parts: tuple[PartToStage, ...]
+    partitions: tuple[PartitionToStage, ...]
 
 
 @dataclass(frozen=True)
@@ -123,19 +123,19 @@ class StoreOrder:
 
 
 @dataclass(frozen=True)
-class StagedParts:
+class StagedPartitions:
     """Result of a `StageOrder`.
 
     Parameters
     ----------
     copied, kept : tuple of int
-        Numbers of the parts that were copied, and of those that were there already.
+        Numbers of the partitions that were copied, and of those that were there already.
     size_bytes : int
-        Size of the copied parts.
+        Size of the copied partitions.
     duration_s : float
         Time of copying and checking.
     errors : tuple of str
-        Reason for each part that is missing now.
+        Reason for each partition that is missing now.
     """
 
     copied: tuple[int, ...] = ()
@@ -180,7 +180,7 @@ class AgentAssignment:
     silence_s : float
         Time of the site's `Timeouts`, in seconds.
     stage : StageOrder or None
-        Parts to copy first.
+        Partitions to copy first.
     store : StoreOrder or None
         Store to open, if members hop.
     """

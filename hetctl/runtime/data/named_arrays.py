@@ -116,5 +116,5 @@ def _check_names(values: Mapping[Any, Any], place: str) -> None:
 
 
 def _type_of(fields: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> np.dtype[Any]:
-    # Without gaps for alignment, whose bytes would differ where samples are equal: parts have digests.
+    # Without gaps for alignment, whose bytes would differ where samples are equal: partitions have digests.
     return np.dtype([(name, dtype, shape) for name, (dtype, shape) in fields.items()])

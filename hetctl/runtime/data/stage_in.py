@@ -1,4 +1,4 @@
-"""Stage-in: a node's parts of the data are copied from a shared file system to the node's own disk."""
+"""Stage-in: a node's partitions of the data are copied from a shared file system to the node's own disk."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from pathlib import Path
 
 from hetctl.model.ensemble import Partitions
 from hetctl.model.errors import BadInputError
-from hetctl.model.partition_manifest import PartFile, PartitionManifest
-from hetctl.runtime.agent.messages import PartToStage, StagedParts, StageOrder
-from hetctl.runtime.data.part_files import BLOCK_BYTES, is_whole, path_on_node, read_manifest
+from hetctl.model.partition_manifest import PartitionFile, PartitionManifest
+from hetctl.runtime.agent.messages import PartitionToStage, StagedPartitions, StageOrder
+from hetctl.runtime.data.partition_files import BLOCK_BYTES, is_whole, path_on_node, read_manifest
 from hetctl.runtime.job_logs import log_line
 from hetctl.storage.atomic_io import make_private_folder, private_file
 
-REMAKE = "make the parts anew with `hetctl partition`"
+REMAKE = "make the partitions anew with `hetctl partition`"
 
 END_S = 2.0
 """Seconds in which a read or a write in progress ends."""
 
 
 class StagingStoppedError(Exception):
-    """The job ended while parts were being copied."""
+    """The job ended while partitions were being copied."""
 
 
 def stage_orders(partitions: Partitions | None, nodes: Sequence[str]) -> dict[str, StageOrder]:
-    """Return the parts that each node of a job copies; empty if nothing is to be copied.
+    """Return the partitions that each node of a job copies; empty if nothing is to be copied.
 
-    A part goes to the nodes on which plans expect it, as `Partitions.homes` says.
+    A partition goes to the nodes on which plans expect it, as `Partitions.homes` says.
 
     Parameters
     ----------
@@ -39,20 +39,20 @@ def stage_orders(partitions: Partitions | None, nodes: Sequence[str]) -> dict[st
     """
     if partitions is None or not (sources := partitions.sources()):
         return {}
-    parts = [
-        PartToStage(number, *paths)
+    to_stage = [
+        PartitionToStage(number, *paths)
         for number, paths in enumerate(zip(sources, partitions.paths(), strict=True))
     ]
     return {
-        node: StageOrder(partitions.count, tuple(parts[number] for number in sorted(own) if sources[number]))
+        node: StageOrder(partitions.count, tuple(to_stage[n] for n in sorted(own) if sources[n]))
         for node, own in partitions.homes(nodes).items()
     }
 
 
-def stage(node: str, order: StageOrder, on_bytes: Callable[[int], None]) -> StagedParts:
-    """Copy a node's parts; those that are there already, with the right digest, are kept.
+def stage(node: str, order: StageOrder, on_bytes: Callable[[int], None]) -> StagedPartitions:
+    """Copy a node's partitions; those that are there already, with the right digest, are kept.
 
-    Errors are part of the result: the other parts are copied nevertheless, and ranks use what is there.
+    Errors are part of the result: the other partitions are copied nevertheless, and ranks use what is there.
 
     Parameters
     ----------
@@ -60,36 +60,36 @@ def stage(node: str, order: StageOrder, on_bytes: Callable[[int], None]) -> Stag
         Function called with the number of bytes of each copied block; its exceptions end the copying.
     """
     began, copied, kept, errors, size_bytes = time.monotonic(), [], [], [], 0
-    for each in order.parts:
+    for each in order.partitions:
         number, source, target = each.number, path_on_node(each.source), path_on_node(each.path)
         try:
-            part = _manifest(source.parent, order.count).parts[number]
-            if is_whole(target, part):
+            partition = _manifest(source.parent, order.count).partitions[number]
+            if is_whole(target, partition):
                 kept.append(number)
-                log_line(f"part {number} is at {target} already")
+                log_line(f"partition {number} is at {target} already")
                 continue
-            _copy(source, target, part, on_bytes)
+            _copy(source, target, partition, on_bytes)
         except (OSError, BadInputError) as failure:
-            errors.append(f"part {number} cannot be copied to {target} of {node}: {_reason(failure)}")
+            errors.append(f"partition {number} cannot be copied to {target} of {node}: {_reason(failure)}")
             log_line(errors[-1])
         else:
             copied.append(number)
-            size_bytes += part.size_bytes
-            log_line(f"part {number} was copied to {target}, {part.size_bytes} bytes")
-    return StagedParts(tuple(copied), tuple(kept), size_bytes, time.monotonic() - began, tuple(errors))
+            size_bytes += partition.size_bytes
+            log_line(f"partition {number} was copied to {target}, {partition.size_bytes} bytes")
+    return StagedPartitions(tuple(copied), tuple(kept), size_bytes, time.monotonic() - began, tuple(errors))
 
 
 def unstage(order: StageOrder) -> None:
-    """Remove the parts that were copied, in this job or in one that could not remove them; no others."""
-    for part in order.parts:
-        target = path_on_node(part.path)
+    """Remove the partitions that were copied, in this job or in one that could not remove them; no others."""
+    for partition in order.partitions:
+        target = path_on_node(partition.path)
         if (mark := mark_of(target)).exists():
             target.unlink(missing_ok=True)
             mark.unlink()
 
 
 def mark_of(target: Path) -> Path:
-    """Return the empty file that tells a copied part from one that the user has placed."""
+    """Return the empty file that tells a copied partition from one that the user has placed."""
     return target.with_name(f".{target.name}.staged")
 
 
@@ -97,9 +97,9 @@ def _manifest(folder: Path, count: int) -> PartitionManifest:
     found = read_manifest(folder)
     if found is None:
         raise BadInputError(f"{folder} has no manifest", REMAKE)
-    if len(found.parts) != count:
+    if len(found.partitions) != count:
         raise BadInputError(
-            f"{folder} has {len(found.parts)} parts, but `partitions` of the ensemble {count}",
+            f"{folder} has {len(found.partitions)} partitions, but `partitions` of the ensemble {count}",
             "correct the ensemble file, or " + REMAKE,
         )
     return found
@@ -112,7 +112,7 @@ def _reason(failure: OSError | BadInputError) -> str:
     return f"{failure.strerror}{place}; give it space and access, or correct `partitions`"
 
 
-def _copy(source: Path, target: Path, part: PartFile, on_bytes: Callable[[int], None]) -> None:
+def _copy(source: Path, target: Path, partition: PartitionFile, on_bytes: Callable[[int], None]) -> None:
     make_private_folder(target.parent)
     mark_of(target).touch()
     digest = hashlib.sha256()
@@ -122,14 +122,14 @@ def _copy(source: Path, target: Path, part: PartFile, on_bytes: Callable[[int], 
             file.write(block)
             digest.update(block)
             on_bytes(len(block))
-        if digest.hexdigest() != part.sha256:
+        if digest.hexdigest() != partition.sha256:
             raise BadInputError(
-                f"{source} has SHA-256 {digest.hexdigest()}, its manifest {part.sha256}", REMAKE
+                f"{source} has SHA-256 {digest.hexdigest()}, its manifest {partition.sha256}", REMAKE
             )
 
 
 class Staging:
-    """Thread that copies a node's parts beside an agent's main loop, which goes on sending heartbeats.
+    """Thread that copies a node's partitions beside an agent's main loop, which goes on sending heartbeats.
 
     Attributes
     ----------
@@ -140,7 +140,7 @@ class Staging:
     def __init__(self, node: str, order: StageOrder) -> None:
         self.bytes_read = 0
         self._order = order
-        self._result = StagedParts()
+        self._result = StagedPartitions()
         self._stopped = threading.Event()
         self._woken, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, args=(node,), name="stage-in", daemon=True)
@@ -150,7 +150,7 @@ class Staging:
         """Return the descriptor that is readable when `result` would not block."""
         return self._woken
 
-    def result(self) -> StagedParts:
+    def result(self) -> StagedPartitions:
         """Wait for the end of the copying; return what was copied."""
         self._thread.join()
         return self._result

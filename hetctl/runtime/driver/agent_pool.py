@@ -45,7 +45,7 @@ from hetctl.runtime.agent.messages import (
     AgentFacts,
     Fetched,
     Overuse,
-    StagedParts,
+    StagedPartitions,
     StageOrder,
     StoreOrder,
 )
@@ -80,7 +80,7 @@ class RankEvents(Protocol):
     def on_end(self, gpu: NodeGpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
         """Process the end of a rank's process on `node`; `overuse` is the reason if the agent ended it."""
 
-    def on_staged(self, node: str, staged: StagedParts) -> None:
+    def on_staged(self, node: str, staged: StagedPartitions) -> None:
         """Process the end of the stage-in of a node."""
 
     def on_store(self, node: str, partitions: frozenset[int]) -> None:
@@ -127,7 +127,7 @@ class AgentPool:
     leave_s : float
         Seconds in which steps of released agents end; they are terminated then, and killed after twice that.
     stages : mapping of str to StageOrder
-        Parts that the agent on each node copies before it forks ranks.
+        Partitions that the agent on each node copies before it forks ranks.
     """
 
     def __init__(
@@ -346,7 +346,7 @@ class AgentPool:
             overuse = message[OVERUSE] and decode(Overuse, message[OVERUSE])
             self._events.on_end(gpu, message["exit_code"], overuse, agent.node)
         elif STAGED in message:
-            self._events.on_staged(agent.node, decode(StagedParts, message[STAGED]))
+            self._events.on_staged(agent.node, decode(StagedPartitions, message[STAGED]))
         elif STATES in message:
             self._stores[agent.node] = message[STATES]
             self._events.on_store(agent.node, frozenset(message["partitions"]))

@@ -297,7 +297,7 @@ class Driver:
     def _report_staged(self) -> None:
         for node, staged in self._rank_pool.take_staged():
             self._events.write(
-                "parts_staged",
+                "partitions_staged",
                 job=self._job,
                 node=node,
                 copied=list(staged.copied),

@@ -21,7 +21,7 @@ from hetctl.model.plan import Allocation, Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import LiveMetrics
-from hetctl.runtime.agent.messages import Fetched, Overuse, StagedParts, StageOrder, StoreOrder
+from hetctl.runtime.agent.messages import Fetched, Overuse, StagedPartitions, StageOrder, StoreOrder
 from hetctl.runtime.driver.agent_pool import KILLED, LEAVE_S, NO_STAGES, AgentPool
 from hetctl.runtime.driver.running_group import EndedGroup, RankSlot, RunningGroup
 from hetctl.runtime.worker.group import RankInfo
@@ -74,7 +74,7 @@ class RankPool:
     leave_s : float
         Seconds in which released agents end, as in `AgentPool`.
     stages : mapping of str to StageOrder
-        Parts that nodes copy first, as in `AgentPool`.
+        Partitions that nodes copy first, as in `AgentPool`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RankPool:
         self._running_on: dict[NodeGpu, RunningGroup] = {}
         self._killed: dict[NodeGpu, float] = {}
         self._written: dict[str, int] = {}
-        self._staged: list[tuple[str, StagedParts]] = []
+        self._staged: list[tuple[str, StagedPartitions]] = []
         self._returned: list[str] = []
         self._next_watch = 0.0
         self._is_urgent = False
@@ -226,7 +226,7 @@ class RankPool:
         written, self._written = self._written, {}
         return written
 
-    def take_staged(self) -> list[tuple[str, StagedParts]]:
+    def take_staged(self) -> list[tuple[str, StagedPartitions]]:
         """Return what nodes have staged since the last call, with their names."""
         staged, self._staged = self._staged, []
         return staged
@@ -287,7 +287,7 @@ class RankPool:
         else:
             self._record_lost_rank(gpu, exit_code)
 
-    def on_staged(self, node: str, staged: StagedParts) -> None:
+    def on_staged(self, node: str, staged: StagedPartitions) -> None:
         """Record the end of the stage-in of a node."""
         self._staged.append((node, staged))
 

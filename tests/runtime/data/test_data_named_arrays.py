@@ -5,11 +5,11 @@ import pytest
 
 from hetctl.model.errors import BadInputError
 from hetctl.partitions import read
-from hetctl.runtime.data.make_parts import DividedSamples
 from hetctl.runtime.data.named_arrays import NamedArrays, fields_of, refuse_named
-from hetctl.runtime.data.part_files import ARRAYS, described, write
+from hetctl.runtime.data.partition_files import ARRAYS, described, write
 from hetctl.runtime.data.partitioned_data import joined
 from hetctl.runtime.data.sources import as_source, as_sources
+from hetctl.runtime.data.write_partitions import DividedSamples
 from hetctl.runtime.worker.hop_resources import _bytes_of
 
 INPUTS = {

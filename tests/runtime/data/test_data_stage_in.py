@@ -1,4 +1,4 @@
-"""Stage-in: which node copies which parts, and what lies on its disk afterwards."""
+"""Stage-in: which node copies which partitions, and what lies on its disk afterwards."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 from hetctl.model.ensemble import Partitions
 from hetctl.model.partition_manifest import PartitionManifest
-from hetctl.runtime.agent.messages import PartToStage, StageOrder
-from hetctl.runtime.data.part_files import described, part_path, write_manifest, write_part
+from hetctl.runtime.agent.messages import PartitionToStage, StageOrder
+from hetctl.runtime.data.partition_files import described, partition_path, write_manifest, write_partition
 from hetctl.runtime.data.stage_in import StagingStoppedError, mark_of, stage, stage_orders, unstage
 
 COUNT = 3
@@ -18,13 +18,13 @@ COUNT = 3
 
 @pytest.fixture
 def shared(tmp_path):
-    """Return a folder of parts."""
+    """Return a folder of partitions."""
     folder = tmp_path / "shared"
     folder.mkdir()
     arrays = [{n: np.full(9, i) for n in ("x", "y", "x_validation", "y_validation")} for i in range(COUNT)]
     manifest = PartitionManifest(0, tuple(map(described, arrays)))
     for number, own in enumerate(arrays):
-        write_part(folder, number, own, manifest.parts[number])
+        write_partition(folder, number, own, manifest.partitions[number])
     write_manifest(folder, manifest)
     return folder
 
@@ -32,7 +32,8 @@ def shared(tmp_path):
 @pytest.fixture
 def order(shared, tmp_path, monkeypatch):
     monkeypatch.setenv("OWN_DISK", str(tmp_path / "disk"))
-    return StageOrder(COUNT, tuple(PartToStage(n, f"{shared}/{n}.npz", f"$OWN_DISK/{n}.npz") for n in (0, 2)))
+    copies = (PartitionToStage(n, f"{shared}/{n}.npz", f"$OWN_DISK/{n}.npz") for n in (0, 2))
+    return StageOrder(COUNT, tuple(copies))
 
 
 def staged(order):
@@ -43,35 +44,35 @@ def files(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def parts_of(count, replicas, nodes):
+def partitions_of(count, replicas, nodes):
     partitions = Partitions(count, "/p/{partition}", "/s/{partition}", replicas)
     return [numbers_of(order) for order in stage_orders(partitions, list(nodes)).values()]
 
 
 def numbers_of(order):
-    return tuple(part.number for part in order.parts)
+    return tuple(partition.number for partition in order.partitions)
 
 
-def test_parts_go_round_the_nodes():
-    assert parts_of(5, 1, "abc") == [(0, 3), (1, 4), (2,)]
-    assert parts_of(5, 2, "abc") == [(0, 2, 3), (0, 1, 3, 4), (1, 2, 4)]
-    assert parts_of(2, 9, "abc") == [(0, 1)] * 3
-    assert parts_of(1, 1, "ab") == [(0,), ()]
+def test_partitions_go_round_the_nodes():
+    assert partitions_of(5, 1, "abc") == [(0, 3), (1, 4), (2,)]
+    assert partitions_of(5, 2, "abc") == [(0, 2, 3), (0, 1, 3, 4), (1, 2, 4)]
+    assert partitions_of(2, 9, "abc") == [(0, 1)] * 3
+    assert partitions_of(1, 1, "ab") == [(0,), ()]
 
 
 def test_without_a_source_nothing_is_copied():
     assert stage_orders(None, ["a"]) == stage_orders(Partitions(4, "/p/{partition}"), ["a"]) == {}
 
 
-def test_listed_parts_with_a_source_go_to_the_named_nodes():
-    parts = Partitions(
+def test_listed_partitions_with_a_source_go_to_the_named_nodes():
+    partitions = Partitions(
         *(3, "", "", 1, ("/d/x", "/d/y", "/d/z"), (("b", "c"), (), ("a",))), source_files=("/s/x", "/s/y", "")
     )
-    orders = stage_orders(parts, ["a", "b", "c"])
+    orders = stage_orders(partitions, ["a", "b", "c"])
     assert {node: numbers_of(order) for node, order in orders.items()} == {"a": (), "b": (0, 1), "c": (0,)}
-    assert orders["b"].parts[1] == PartToStage(1, "/s/y", "/d/y")
+    assert orders["b"].partitions[1] == PartitionToStage(1, "/s/y", "/d/y")
     assert {order.count for order in orders.values()} == {3}
-    assert stage_orders(replace(parts, source_files=("", "", "")), ["a"]) == {}
+    assert stage_orders(replace(partitions, source_files=("", "", "")), ["a"]) == {}
 
 
 def test_copies_are_whole_and_removed_in_the_end(order, shared, tmp_path):
@@ -87,7 +88,7 @@ def test_copies_are_whole_and_removed_in_the_end(order, shared, tmp_path):
     assert files(shared) == source
 
 
-def test_parts_of_the_user_are_kept_for_ever(order, shared, tmp_path):
+def test_partitions_of_the_user_are_kept_for_ever(order, shared, tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     (disk / "0.npz").write_bytes((shared / "0.npz").read_bytes())
@@ -114,11 +115,12 @@ def test_a_file_with_other_content_is_replaced(order, shared, tmp_path):
 
 
 def test_a_damaged_source_is_named_and_others_copied(order, shared, tmp_path):
-    part_path(shared, 0).write_bytes(b"damaged")
+    partition_path(shared, 0).write_bytes(b"damaged")
     result = staged(order)
     (error,) = result.errors
-    assert error.startswith(f"part 0 cannot be copied to {tmp_path}/disk/0.npz of node-7: {shared}/0.npz has")
-    assert error.endswith("make the parts anew with `hetctl partition`")
+    place = f"{tmp_path}/disk/0.npz of node-7"
+    assert error.startswith(f"partition 0 cannot be copied to {place}: {shared}/0.npz has")
+    assert error.endswith("make the partitions anew with `hetctl partition`")
     assert result.copied == (2,)
     assert {name for name, content in files(tmp_path / "disk").items() if content} == {"2.npz"}
     unstage(order)
@@ -134,21 +136,21 @@ def test_a_damaged_source_is_named_and_others_copied(order, shared, tmp_path):
         (lambda here: (here / "disk").touch(), "Not a directory"),
     ],
 )
-def test_reasons_of_missing_parts_are_told(order, tmp_path, spoil, reason):
+def test_reasons_of_missing_partitions_are_told(order, tmp_path, spoil, reason):
     spoil(tmp_path)
     result = staged(order)
     assert 0 not in result.copied
-    assert f"part 0 cannot be copied to {tmp_path}/disk/0.npz of node-7: " in result.errors[0]
+    assert f"partition 0 cannot be copied to {tmp_path}/disk/0.npz of node-7: " in result.errors[0]
     assert reason in result.errors[0]
     unstage(order)
 
 
-def test_another_number_of_parts_is_refused(order):
+def test_another_number_of_partitions_is_refused(order):
     wrong = replace(order, count=COUNT + 1)
-    assert f"has {COUNT} parts, but `partitions` of the ensemble {COUNT + 1}" in staged(wrong).errors[0]
+    assert f"has {COUNT} partitions, but `partitions` of the ensemble {COUNT + 1}" in staged(wrong).errors[0]
 
 
-def test_a_stopped_copy_leaves_no_partial_part(order, tmp_path):
+def test_a_stopped_copy_leaves_no_partial_partition(order, tmp_path):
     def stop(_):
         raise StagingStoppedError
 

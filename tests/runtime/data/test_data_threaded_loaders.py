@@ -17,11 +17,11 @@ from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.collated import Collated, CollatedSource
 from hetctl.runtime.data.input_pipeline import refuse_own_batches
 from hetctl.runtime.data.loaders import ArrayLoader
-from hetctl.runtime.data.make_parts import _divisible
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.shards import Shards, ShardSource
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.data.threaded_loaders import BATCHES_AHEAD, CollatedLoader, ShardLoader
+from hetctl.runtime.data.write_partitions import _divisible
 from hetctl.runtime.worker.group import SingleRank
 
 SAMPLES, SEED = 23, 7

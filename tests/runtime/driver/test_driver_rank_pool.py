@@ -20,12 +20,12 @@ from workbench import alive, wait_for
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.ensemble import COMMAND, Functions, TrainingCode
 from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
-from hetctl.model.partition_manifest import PartFile, PartitionManifest
+from hetctl.model.partition_manifest import PartitionFile, PartitionManifest
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import HEARTBEAT_EVERY_S, MEMBERS, NODES, Node, Queue, Site, Timeouts
-from hetctl.runtime.agent.messages import AgentAssignment, PartToStage, StageOrder
-from hetctl.runtime.data.part_files import write_manifest
+from hetctl.runtime.agent.messages import AgentAssignment, PartitionToStage, StageOrder
+from hetctl.runtime.data.partition_files import write_manifest
 from hetctl.runtime.driver.exit_causes import exit_reason_of
 from hetctl.runtime.driver.rank_pool import URGENT, RankPool
 from hetctl.runtime.transport import Address, connect
@@ -228,10 +228,10 @@ def slow_part(tmp_path):
     """Return a part that is read as slowly as the test writes, and the order to copy it."""
     shared = tmp_path / "shared"
     shared.mkdir()
-    part = PartFile(1, 1, len(PART), hashlib.sha256(PART).hexdigest())
+    part = PartitionFile(1, 1, len(PART), hashlib.sha256(PART).hexdigest())
     write_manifest(shared, PartitionManifest(0, (part,)))
     os.mkfifo(shared / "0.npz")
-    order = StageOrder(1, (PartToStage(0, f"{shared}/0.npz", f"{tmp_path}/disk/0.npz"),))
+    order = StageOrder(1, (PartitionToStage(0, f"{shared}/0.npz", f"{tmp_path}/disk/0.npz"),))
     return shared / "0.npz", order
 
 

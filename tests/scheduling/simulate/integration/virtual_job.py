@@ -23,7 +23,7 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Cluster, Node, Queue, Site
 from hetctl.model.training_progress import EpochResult, LiveMetrics
-from hetctl.runtime.agent.messages import StagedParts
+from hetctl.runtime.agent.messages import StagedPartitions
 from hetctl.runtime.driver.agent_pool import KILLED
 from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.running_group import EndedGroup
@@ -212,7 +212,7 @@ class VirtualPool:
         written, self.written = self.written, {}
         return written
 
-    def take_staged(self) -> list[tuple[str, StagedParts]]:
+    def take_staged(self) -> list[tuple[str, StagedPartitions]]:
         return []
 
     def take_returned(self) -> list[str]:

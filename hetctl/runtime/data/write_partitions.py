@@ -1,8 +1,8 @@
-"""Parts of the data of ``input_fn``, as files: ``python -m hetctl.runtime.data.make_parts REQUEST ANSWER``.
+"""Division of the data of ``input_fn``: ``python -m hetctl.runtime.data.write_partitions REQUEST ANSWER``.
 
 ``hetctl partition`` runs this in a process of its own, since ``input_fn`` is the user's code and may import a
-framework. All parts are composed twice: first for their digests, so that everything wrong is found before
-anything is written, then those to be written.
+framework. All partitions are composed twice: first for their digests, so that everything wrong is found
+before anything is written, then those to be written.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.partition_manifest import PartitionManifest
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.data.collated import CollatedSource
-from hetctl.runtime.data.part_files import described, lacking_parts, write_manifest, write_part
+from hetctl.runtime.data.partition_files import described, lacking_partitions, write_manifest, write_partition
 from hetctl.runtime.data.shards import ShardSource
 from hetctl.runtime.data.sources import ArraySource, ImageSource, SampleSource, Source, as_sources
 from hetctl.runtime.worker.user_functions import load_functions
@@ -40,15 +40,15 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class PartsRequest:
+class PartitionRequest:
     """Input of the process.
 
     Parameters
     ----------
     count : int
-        Number of parts.
+        Number of partitions.
     folder : str
-        Folder of the parts and of their manifest; it need not exist.
+        Folder of the partitions and of their manifest; it need not exist.
     """
 
     ensemble: Ensemble
@@ -58,15 +58,15 @@ class PartsRequest:
 
 
 @dataclass(frozen=True)
-class PartsAnswer:
-    """Result of the process: an error, or the parts.
+class PartitionAnswer:
+    """Result of the process: an error, or the partitions.
 
     Parameters
     ----------
     written : tuple of int
-        Numbers of the parts that were not there yet, or were damaged.
+        Numbers of the partitions that were not there yet, or were damaged.
     error : str
-        Message, for people; empty if the parts were made.
+        Message, for people; empty if the partitions were made.
     hint : str
         Next step.
     """
@@ -79,14 +79,14 @@ class PartsAnswer:
 
 @dataclass(frozen=True)
 class DividedSamples:
-    """Samples of any kind, and which of them each part has."""
+    """Samples of any kind, and which of them each partition has."""
 
     source: SampleSource
-    parts: tuple[Numbers, ...]
+    partitions: tuple[Numbers, ...]
 
-    def of(self, part: int) -> tuple[Array, Array]:
-        """Return x and y of the samples of a part, with a row for each."""
-        numbers = self.parts[part]
+    def of(self, partition: int) -> tuple[Array, Array]:
+        """Return x and y of the samples of a partition, with a row for each."""
+        numbers = self.partitions[partition]
         if isinstance(self.source, ArraySource):
             return np.asarray(self.source.x[numbers]), np.asarray(self.source.y[numbers])
         spec = self.source.spec
@@ -97,34 +97,34 @@ class DividedSamples:
         return x, y
 
 
-def make_parts(request: PartsRequest) -> PartsAnswer:
-    """Write the parts that are lacking, and the manifest at the end.
+def write_partitions(request: PartitionRequest) -> PartitionAnswer:
+    """Write the partitions that are lacking, and the manifest at the end.
 
     Raises
     ------
     BadInputError
-        If the data cannot be divided, the folder has parts of other data, or a file cannot be written. Wrong
-        data leave the folder as it was.
+        If the data cannot be divided, the folder has partitions of other data, or a file cannot be written.
+        Wrong data leave the folder as it was.
     """
     divided = divided_data(request)
-    parts = tuple(described(arrays_of(divided, number)) for number in range(request.count))
-    manifest = PartitionManifest(request.seed, parts)
+    partitions = tuple(described(arrays_of(divided, number)) for number in range(request.count))
+    manifest = PartitionManifest(request.seed, partitions)
     folder = Path(request.folder)
-    lacking = lacking_parts(folder, manifest)
+    lacking = lacking_partitions(folder, manifest)
     try:
         make_private_folder(folder)
         for number in lacking:
-            write_part(folder, number, arrays_of(divided, number), manifest.parts[number])
+            write_partition(folder, number, arrays_of(divided, number), manifest.partitions[number])
         write_manifest(folder, manifest)
     except OSError as error:
         raise BadInputError(
-            f"the parts cannot be written to {folder}: {error.strerror}",
-            "give it space and access, or choose another folder; parts that are already there are kept",
+            f"the partitions cannot be written to {folder}: {error.strerror}",
+            "give it space and access, or choose another folder; partitions that are already there are kept",
         ) from None
-    return PartsAnswer(manifest, lacking)
+    return PartitionAnswer(manifest, lacking)
 
 
-def divided_data(request: PartsRequest) -> tuple[DividedSamples, DividedSamples]:
+def divided_data(request: PartitionRequest) -> tuple[DividedSamples, DividedSamples]:
     """Return the training and the validation samples that ``input_fn(data)`` returns, divided."""
     training, validation = as_sources(load_functions(request.ensemble).input_fn(request.ensemble.data))
     # Both are checked before either is divided.
@@ -137,84 +137,84 @@ def divided_data(request: PartsRequest) -> tuple[DividedSamples, DividedSamples]
 
 
 def _divisible(name: str, source: Source) -> SampleSource:
-    """Return samples that parts can keep: those that are the same arrays in every epoch."""
+    """Return samples that partitions can keep: those that are the same arrays in every epoch."""
     if isinstance(source, CollatedSource):
         raise BadInputError(
-            f"the samples for {name} have a collate_fn, and parts consist of arrays of one shape",
+            f"the samples for {name} have a collate_fn, and partitions consist of arrays of one shape",
             "return arrays or a dataset of pairs (x, y), or train without partitions",
         )
     if isinstance(source, ShardSource):
         raise BadInputError(
-            f"the samples for {name} are Shards, which are parts already",
-            "let `partitions: file` name parts as arrays, or train without partitions",
+            f"the samples for {name} are Shards, which are divided already",
+            "let `partitions: file` name partitions as arrays, or train without partitions",
         )
     if isinstance(source, ImageSource) and source.is_augmented:
         raise BadInputError(
-            f"the ImageFolder for {name} has an augment, which parts cannot keep: they consist of arrays",
+            f"the ImageFolder for {name} has an augment, which arrays cannot keep",
             "leave augment out, and augment in the network; or divide the folder of images yourself",
         )
     return source
 
 
 def split(name: str, samples: int, count: int, seed: int) -> tuple[Numbers, ...]:
-    """Divide samples at random into parts whose sizes differ by 1 at most.
+    """Divide samples at random into partitions whose sizes differ by 1 at most.
 
     Parameters
     ----------
     name : str
         ``training`` or ``validation``.
     samples, count : int
-        Number of samples and of parts.
+        Number of samples and of partitions.
     seed : int
         Seed of the random order.
 
     Returns
     -------
     tuple of arrays of int64
-        Numbers of the samples of each part, ascending: samples on a disk are read in its order, and those
-        of a part are shuffled anew in each epoch.
+        Numbers of the samples of each partition, ascending: samples on a disk are read in its order, and
+        those of a partition are shuffled anew in each epoch.
 
     Raises
     ------
     BadInputError
-        If a part would be empty.
+        If a partition would be empty.
     """
     if samples < count:
         raise BadInputError(
-            f"{samples} {name} samples cannot be divided into {count} parts: each needs at least one",
+            f"{samples} {name} samples cannot be divided into {count} partitions: each needs at least one",
             f"lower --count to {samples} or less, or have more {name} samples",
         )
     order = np.random.default_rng([seed, STREAMS[name]]).permutation(samples)
-    return tuple(np.sort(part) for part in np.array_split(order, count))
+    return tuple(np.sort(partition) for partition in np.array_split(order, count))
 
 
-def arrays_of(divided: Iterable[DividedSamples], part: int) -> dict[str, Array]:
-    """Return the arrays of a part by their names."""
-    (x, y), (x_validation, y_validation) = (each.of(part) for each in divided)
+def arrays_of(divided: Iterable[DividedSamples], partition: int) -> dict[str, Array]:
+    """Return the arrays of a partition by their names."""
+    (x, y), (x_validation, y_validation) = (each.of(partition) for each in divided)
     return {"x": x, "y": y, "x_validation": x_validation, "y_validation": y_validation}
 
 
-def answer_to(request: PartsRequest) -> PartsAnswer:
-    """Make the parts; an error becomes an answer, also one of the user's code."""
+def answer_to(request: PartitionRequest) -> PartitionAnswer:
+    """Make the partitions; an error becomes an answer, also one of the user's code."""
     try:
-        return make_parts(request)
+        return write_partitions(request)
     except HetctlError as error:
-        return PartsAnswer(error=error.message, hint=error.hint)
+        return PartitionAnswer(error=error.message, hint=error.hint)
     except MemoryError as error:
-        return PartsAnswer(error=f"a part does not fit in memory: {error}", hint="raise --count")
+        return PartitionAnswer(error=f"a partition does not fit in memory: {error}", hint="raise --count")
     except Exception as error:
         frames = traceback.extract_tb(error.__traceback__)
         own = [f"{f.filename}:{f.lineno}" for f in frames if f.filename.startswith(request.ensemble.folder)]
         place = own[-1] if own else f"{frames[-1].filename}:{frames[-1].lineno}"
         said = f"{request.ensemble.functions.input_fn} failed: {type(error).__name__}: {error} ({place})"
-        return PartsAnswer(error=said, hint="correct it; nothing can be partitioned without its samples")
+        return PartitionAnswer(error=said, hint="correct it; nothing can be partitioned without its samples")
 
 
 def main(request: Path, answer: Path) -> int:
     """Answer a request; signals end the process as an exception, so that temporary files are removed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    found = answer_to(decode(PartsRequest, json.loads(request.read_text(encoding="utf-8"))))
+    found = answer_to(decode(PartitionRequest, json.loads(request.read_text(encoding="utf-8"))))
     write_json(answer, encode(found))
     return 0
 

@@ -1,4 +1,4 @@
-"""The file of a part: what is written is read again, mapped, and equal arrays give equal bytes."""
+"""The file of a partition: what is written is read again, mapped, and equal arrays give equal bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from hetctl.model.errors import BadInputError
 from hetctl.partitions import read
-from hetctl.runtime.data.part_files import ARRAYS, write
+from hetctl.runtime.data.partition_files import ARRAYS, write
 
 KINDS = {
     "floats": np.arange(24, dtype=np.float32).reshape(6, 2, 2),
@@ -25,8 +25,8 @@ def arrays_of(x):
     return dict(zip(ARRAYS, (x, np.arange(6), x[:2], np.arange(2)), strict=True))
 
 
-def flat(parts):
-    return dict(zip(ARRAYS, (array for pair in parts for array in pair), strict=True))
+def flat(partitions):
+    return dict(zip(ARRAYS, (array for pair in partitions for array in pair), strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -41,7 +41,7 @@ def test_what_is_written_is_read_again(tmp_path, kind):
 
 
 @pytest.mark.parametrize(("save", "is_mapped"), [(np.savez, True), (np.savez_compressed, False)])
-def test_parts_that_numpy_wrote_are_read(tmp_path, save, is_mapped):
+def test_partitions_that_numpy_wrote_are_read(tmp_path, save, is_mapped):
     arrays = arrays_of(KINDS["floats"])
     save(tmp_path / "0.npz", **arrays)
     for name, array in flat(read(tmp_path / "0.npz")).items():
@@ -70,9 +70,7 @@ def test_other_files_are_refused(tmp_path):
     np.savez(tmp_path / "some.npz", x=np.zeros(1))
     np.savez(tmp_path / "objects.npz", **arrays_of(np.array([None] * 6)))
     for name, reason in [("text", "not a zip file"), ("some.npz", "y.npy"), ("objects.npz", "allow_pickle")]:
-        with pytest.raises(
-            BadInputError, match=f"{name} is not a part of partitioned data: .*{reason}"
-        ) as told:
+        with pytest.raises(BadInputError, match=f"{name} is not a partition: .*{reason}") as told:
             read(tmp_path / name)
         assert "`hetctl partition` writes such" in told.value.hint
     with pytest.raises(BadInputError, match=r"gone\.npz cannot be read: No such file or directory"):

@@ -1,4 +1,4 @@
-"""Terminal output about the parts of partitioned data."""
+"""Terminal output about the partitions that were made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from hetctl.model.ensemble import Partitions
-from hetctl.model.partition_manifest import PartFile
+from hetctl.model.partition_manifest import PartitionFile
 from hetctl.reports.table_style import ruled_table
 from hetctl.reports.units import format_bytes
 
@@ -17,23 +17,23 @@ DIGITS = 12
 """Digits of a digest that are shown."""
 
 
-def parts_table(parts: Sequence[PartFile], written: Collection[int]) -> RenderableType:
-    """Return a table of the parts; those that were there already are marked as kept."""
-    table = ruled_table(">part", ">samples", ">validation", ">size", "sha256", "", gap=1)
-    for number, part in enumerate(parts):
+def partition_files_table(partitions: Sequence[PartitionFile], written: Collection[int]) -> RenderableType:
+    """Return a table of the partitions; those that were there already are marked as kept."""
+    table = ruled_table(">partition", ">samples", ">validation", ">size", "sha256", "", gap=1)
+    for number, partition in enumerate(partitions):
         table.add_row(
             str(number),
-            f"{part.samples:,}",
-            f"{part.validation_samples:,}",
-            format_bytes(part.size_bytes),
-            Text(part.sha256[:DIGITS], "dim"),
+            f"{partition.samples:,}",
+            f"{partition.validation_samples:,}",
+            format_bytes(partition.size_bytes),
+            Text(partition.sha256[:DIGITS], "dim"),
             Text("written", "green") if number in written else Text("kept", "dim"),
         )
     return table
 
 
 def ensemble_lines(samples: int, partitions: Partitions) -> str:
-    """Return the lines of an ensemble file with which it trains on the parts."""
+    """Return the lines of an ensemble file with which it trains on the partitions."""
     # A JSON text is a YAML text too, whatever characters the path has.
     values = {"path": json.dumps(partitions.path, ensure_ascii=False)}
     if partitions.source:

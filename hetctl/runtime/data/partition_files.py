@@ -1,4 +1,4 @@
-"""Parts of partitioned data as files: their folder with its manifest, and their format, a NumPy archive."""
+"""Partitions of the data as files: their folder with its manifest, and their format, a NumPy archive."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.partition_manifest import MANIFEST_FILE, PART_FILE, PartFile, PartitionManifest
+from hetctl.model.partition_manifest import MANIFEST_FILE, PARTITION_FILE, PartitionFile, PartitionManifest
 from hetctl.model.serialization import decode, encode
 from hetctl.storage.atomic_io import private_file, write_json
 
@@ -31,25 +31,25 @@ ARRAY_HEADERS = {(1, 0): NPY.read_array_header_1_0, (2, 0): NPY.read_array_heade
 
 
 def write_manifest(folder: Path, manifest: PartitionManifest) -> None:
-    """Write the manifest; it is there only where all parts are."""
+    """Write the manifest; it is there only where all partitions are."""
     write_json(folder / MANIFEST_FILE, encode(manifest))
 
 
-def lacking_parts(folder: Path, manifest: PartitionManifest) -> tuple[int, ...]:
-    """Return the numbers of the parts that are missing in a folder, or damaged.
+def lacking_partitions(folder: Path, manifest: PartitionManifest) -> tuple[int, ...]:
+    """Return the numbers of the partitions that are missing in a folder, or damaged.
 
     Raises
     ------
     BadInputError
-        If the folder has other parts, which must not be lost.
+        If the folder has other partitions, which must not be lost.
     """
     known = read_manifest(folder)
     difference = manifest.difference(known) if known else None
-    files = {number: part_path(folder, number) for number in range(len(manifest.parts))}
-    broken = [number for number, file in files.items() if not is_whole(file, manifest.parts[number])]
+    files = {number: partition_path(folder, number) for number in range(len(manifest.partitions))}
+    broken = [number for number, file in files.items() if not is_whole(file, manifest.partitions[number])]
     foreign = [files[number] for number in broken if files[number].exists()]
     if known is None and foreign:
-        difference = f"{foreign[0].name}, which is no part of these data"
+        difference = f"{foreign[0].name}, which is no partition of these data"
     if difference:
         raise BadInputError(f"{folder} has {difference}", "choose another folder, or delete this one first")
     return tuple(broken)
@@ -74,17 +74,17 @@ def read_manifest(folder: Path) -> PartitionManifest | None:
         ) from None
 
 
-def is_whole(file: Path, part: PartFile) -> bool:
-    """Return true if a file has the length and the digest of a part."""
-    if not file.is_file() or file.stat().st_size != part.size_bytes:
+def is_whole(file: Path, partition: PartitionFile) -> bool:
+    """Return true if a file has the length and the digest of a partition."""
+    if not file.is_file() or file.stat().st_size != partition.size_bytes:
         return False
     with file.open("rb") as content:
-        return sha256_of(content) == part.sha256
+        return sha256_of(content) == partition.sha256
 
 
-def part_path(folder: Path, number: int) -> Path:
-    """Return the path of a part."""
-    return folder / PART_FILE.format(partition=number)
+def partition_path(folder: Path, number: int) -> Path:
+    """Return the path of a partition."""
+    return folder / PARTITION_FILE.format(partition=number)
 
 
 def path_on_node(path: str) -> Path:
@@ -104,7 +104,7 @@ def sha256_of(file: IO[bytes]) -> str:
 
 
 def read(path: str | os.PathLike[str]) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Return the training and the validation samples of a part.
+    """Return the training and the validation samples of a partition.
 
     Parameters
     ----------
@@ -126,17 +126,17 @@ def read(path: str | os.PathLike[str]) -> tuple[tuple[Array, Array], tuple[Array
         with zipfile.ZipFile(path) as archive:
             x, y, x_validation, y_validation = (_array(archive, f"{name}.npy") for name in ARRAYS)
     except OSError as error:
-        raise BadInputError(f"the part {path} cannot be read: {error.strerror or error}") from None
+        raise BadInputError(f"the partition {path} cannot be read: {error.strerror or error}") from None
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise BadInputError(
-            f"{path} is not a part of partitioned data: {error.args[0]}",
+            f"{path} is not a partition: {error.args[0]}",
             f"it must be a NumPy archive of the arrays {', '.join(ARRAYS)}; `hetctl partition` writes such",
         ) from None
     return (x, y), (x_validation, y_validation)
 
 
 def write(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
-    """Write a part; equal arrays give equal bytes.
+    """Write a partition; equal arrays give equal bytes.
 
     Parameters
     ----------
@@ -177,28 +177,28 @@ class Digested:
         """Do nothing: nothing is held back."""
 
 
-def described(arrays: Mapping[str, Array]) -> PartFile:
-    """Return what the manifest says of a part with these arrays; nothing is written."""
+def described(arrays: Mapping[str, Array]) -> PartitionFile:
+    """Return what the manifest says of a partition with these arrays; nothing is written."""
     digested = Digested()
     write(digested, arrays)  # type: ignore[arg-type]
     samples, validation = len(arrays["x"]), len(arrays["x_validation"])
-    return PartFile(samples, validation, digested.size_bytes, digested.sha256)
+    return PartitionFile(samples, validation, digested.size_bytes, digested.sha256)
 
 
-def write_part(folder: Path, number: int, arrays: Mapping[str, Array], part: PartFile) -> None:
-    """Write a part, completely or not at all.
+def write_partition(folder: Path, number: int, arrays: Mapping[str, Array], partition: PartitionFile) -> None:
+    """Write a partition, completely or not at all.
 
     Raises
     ------
     BadInputError
         If the arrays are not those of the manifest.
     """
-    with private_file(part_path(folder, number)) as file:
+    with private_file(partition_path(folder, number)) as file:
         digested = Digested(file)
         write(digested, arrays)  # type: ignore[arg-type]
-        if digested.sha256 != part.sha256:
+        if digested.sha256 != partition.sha256:
             raise BadInputError(
-                f"the samples of part {number} were others when they were read again",
+                f"the samples of partition {number} were others when they were read again",
                 "input_fn must return the same samples every time",
             )
 
