@@ -195,15 +195,26 @@ def alive(text: str) -> list[int]:
 
 def kill_all(text: str) -> None:
     """Kill the processes that have a text on their command line, with their groups, until there are none."""
+    killed = set()
 
     def none_left():
         pids = alive(text)
+        killed.update(pids)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(os.getpgid(pid), signal.SIGKILL)
-        return not pids
+        # A process that ends gives up its command line before its locks.
+        return not pids and not any(map(has_locks, killed))
 
     wait_for(none_left)
+
+
+def has_locks(pid: int) -> bool:
+    """True until a process has closed its files."""
+    try:
+        return any(Path(f"/proc/{pid}/fd").iterdir())
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return False
 
 
 def ranks_of(folder: Path, node: str | None = None) -> list[int]:

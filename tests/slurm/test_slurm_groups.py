@@ -127,7 +127,7 @@ def test_a_second_job_fetches_what_had_migrated(slurm_cluster, tmp_path):
 
 
 @pytest.mark.parametrize("by", ["source", "file"])
-def test_nodes_copy_their_parts_and_remove_them(slurm_cluster, tmp_path, by):
+def test_nodes_copy_their_partitions_and_remove_them(slurm_cluster, tmp_path, by):
     shared, disks = tmp_path / "shared", tmp_path / "disks"
     source, path = f"{shared}/{{partition}}.npz", f"{disks}/$SLURMD_NODENAME/{{partition}}.npz"
     partitions = {"source": f"{{count: 8, source: '{source}', path: '{path}'}}", "file": "{file: parts.csv}"}
@@ -151,7 +151,7 @@ def test_nodes_copy_their_parts_and_remove_them(slurm_cluster, tmp_path, by):
         nodes[0]: [0, 2, 4, 6], nodes[1]: [1, 3, 5, 7],
     }  # fmt: skip
     assert [(data["kept"], data["errors"]) for data in staged.values()] == [([], []), ([], [])]
-    assert sum(data["bytes"] for data in staged.values()) == sum(p["size_bytes"] for p in made["parts"])
+    assert sum(data["bytes"] for data in staged.values()) == sum(p["size_bytes"] for p in made["files"])
     visits, _ = migrations_of(project)
     assert [sum(each["held"]) for each in visits] == [SAMPLES, SAMPLES]
     assert sorted(path.name for path in disks.iterdir()) == sorted(nodes)

@@ -50,12 +50,12 @@ def plan_modes(context: PlanContext) -> Plan:
     members = _candidates(context, without=large)
     epochs = _epochs(members)
     drafts = _drafts(context, members, layers)
-    chosen = HopChoice({most: _seconds(context, parts) for most, parts in drafts.items()})
+    chosen = HopChoice({most: _seconds(context, phases) for most, phases in drafts.items()})
     choices = choose_modes([replace(d, epochs=epochs.get(d.member, 0)) for d in demands], room, chosen)
     pipelined = [pipeline_member_of(context, name, layers[name]) for name in large]
-    parts = [*([pipelines(context, pipelined)] if pipelined else []), *drafts.get(chosen.epochs, [])]
+    phases = [*([pipelines(context, pipelined)] if pipelined else []), *drafts.get(chosen.epochs, [])]
     bound_s = fluid_bound([*members, *(each.ideal(context.gpus) for each in pipelined)], context.gpus)
-    return _assembled(context, parts, choices, bound_s)
+    return _assembled(context, phases, choices, bound_s)
 
 
 def plan_hopper(context: PlanContext) -> Plan:
@@ -82,8 +82,8 @@ def plan_hopper(context: PlanContext) -> Plan:
         f"the mode was given: {_together(context, members)}, and hops over {context.partitions} partitions"
     )
     choices = tuple(ModeChoice(member.name, HOPPER, reason) for member in members)
-    parts = [hops(context, members)] if members else []
-    return _assembled(context, parts, choices, fluid_bound(members, context.gpus))
+    phases = [hops(context, members)] if members else []
+    return _assembled(context, phases, choices, fluid_bound(members, context.gpus))
 
 
 def plan_pipelined(context: PlanContext) -> Plan:
@@ -111,9 +111,9 @@ def plan_pipelined(context: PlanContext) -> Plan:
     pipelined = [pipeline_member_of(context, name, layers[name]) for name in unfinished]
     reason = "the mode was given: its layers go to several GPUs"
     choices = tuple(ModeChoice(name, PIPELINE, reason) for name in unfinished)
-    parts = [pipelines(context, pipelined)] if pipelined else []
+    phases = [pipelines(context, pipelined)] if pipelined else []
     bound_s = fluid_bound([each.ideal(context.gpus) for each in pipelined], context.gpus)
-    return _assembled(context, parts, choices, bound_s)
+    return _assembled(context, phases, choices, bound_s)
 
 
 def _together(context: PlanContext, members: Sequence[Workload]) -> str:
@@ -251,10 +251,10 @@ def _hop_epochs(
     return [most for most in dict.fromkeys((enough, longest)) if most and (most == enough or to_their_end)]
 
 
-def _seconds(context: PlanContext, parts: Sequence[PhaseDraft]) -> float:
+def _seconds(context: PlanContext, phases: Sequence[PhaseDraft]) -> float:
     """Return the length of phases that follow one another."""
-    overhead_s = context.scenario.timing.job_overhead_s * (len(parts) - 1)
-    return sum(part.run.seconds for part in parts) + overhead_s
+    overhead_s = context.scenario.timing.job_overhead_s * (len(phases) - 1)
+    return sum(phase.run.seconds for phase in phases) + overhead_s
 
 
 def _split(members: Sequence[Workload], most: int) -> tuple[list[Workload], list[Workload]]:
@@ -271,20 +271,20 @@ def _split(members: Sequence[Workload], most: int) -> tuple[list[Workload], list
 
 
 def _assembled(
-    context: PlanContext, parts: Sequence[PhaseDraft], choices: tuple[ModeChoice, ...], lower_bound_s: float
+    context: PlanContext, phases: Sequence[PhaseDraft], choices: tuple[ModeChoice, ...], lower_bound_s: float
 ) -> Plan:
     """Return the plan in which each phase begins at the end of the previous one."""
     starts_s = [0.0]
-    for part in parts:
-        starts_s.append(starts_s[-1] + part.run.seconds + context.scenario.timing.job_overhead_s)
-    makespan_s = starts_s[-1] - context.scenario.timing.job_overhead_s if parts else 0.0
-    begun = list(zip(parts, starts_s, strict=False))
+    for phase in phases:
+        starts_s.append(starts_s[-1] + phase.run.seconds + context.scenario.timing.job_overhead_s)
+    makespan_s = starts_s[-1] - context.scenario.timing.job_overhead_s if phases else 0.0
+    begun = list(zip(phases, starts_s, strict=False))
     rounds = [
         replace(planned, start_s=planned.start_s + start_s)
-        for part, start_s in begun
-        for planned in part.rounds
+        for phase, start_s in begun
+        for planned in phase.rounds
     ]
-    last = next((part.plan for part in parts if part.plan), None)
+    last = next((phase.plan for phase in phases if phase.plan), None)
     return Plan(
         planner=last.planner if last else context.planner,
         objective=context.options.objective,
@@ -299,19 +299,19 @@ def _assembled(
         reason=last.reason if last else "",
         choices=choices,
         phases=tuple(
-            Phase(part.mode, tuple(part.run.done_s), start_s, part.run.seconds, part.makespans_s)
-            for part, start_s in begun
+            Phase(phase.mode, tuple(phase.run.done_s), start_s, phase.run.seconds, phase.makespans_s)
+            for phase, start_s in begun
         ),
         balance_gains={
-            name: gain for part in parts if part.plan for name, gain in part.plan.balance_gains.items()
+            name: gain for phase in phases if phase.plan for name, gain in phase.plan.balance_gains.items()
         },
     )
 
 
 def _forecasts(ensemble: Ensemble, begun: Sequence[tuple[PhaseDraft, float]]) -> tuple[Forecast, ...]:
     """Return each member's end in the last of its phases, and its total training time."""
-    done_s = {name: start_s + end_s for part, start_s in begun for name, end_s in part.run.done_s.items()}
-    training_s = {name: sum(part.run.training_s.get(name, 0.0) for part, _ in begun) for name in done_s}
+    done_s = {name: start_s + end_s for phase, start_s in begun for name, end_s in phase.run.done_s.items()}
+    training_s = {name: sum(phase.run.training_s.get(name, 0.0) for phase, _ in begun) for name in done_s}
     names = (member.name for member in ensemble.members)
     return tuple(Forecast(name, done_s[name], training_s[name]) for name in names if name in done_s)
 
