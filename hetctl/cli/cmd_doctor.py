@@ -17,8 +17,8 @@ from hetctl.model.frameworks import FRAMEWORKS
     envvar="HETCTL_SITE",
     help="Check this site: a name, or a file.  [default: the site of this machine]",
 )
-@click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Queue or partition.")
-@click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Account that is charged.")
+@click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Check this queue or partition.")
+@click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Check this account.")
 @click.option("--job", is_flag=True, help="Run a short job on two nodes, too, and wait for it.")
 @click.option(
     "--framework",
