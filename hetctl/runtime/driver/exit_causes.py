@@ -1,4 +1,4 @@
-"""Reasons for the end of a step, from its exit code and the output of its launcher and trainer."""
+"""Reasons for the end of a task, from its exit code and the output of its launcher and trainer."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ CAUSES = {
 
 
 def exit_reason_of(exit_code: int, output: str, reported: str | None = None) -> ExitReason:
-    """Return why a step ended before its work was done.
+    """Return why a task ended before its work was done.
 
     Parameters
     ----------
     exit_code : int
-        Exit code of the step, 128 + n if signal n ended it. It may be 0: srun returns 0 when a node fails.
+        Exit code of the task, 128 + n if signal n ended it. It may be 0: srun returns 0 when a node fails.
     output : str
-        Output of the step, the trainers' own lines included.
+        Output of the task, the trainers' own lines included.
     reported : str or None
         Cause in the trainer's own ``failed`` event. It may be a mere consequence: when a rank is lost, the
         other ranks fail, too.
@@ -79,7 +79,7 @@ def exit_reason_of(exit_code: int, output: str, reported: str | None = None) -> 
 
 
 def failed_nodes(output: str, nodes: Iterable[str]) -> tuple[str, ...]:
-    """Return the nodes of a step that failed: those that the launcher names, or its only node."""
+    """Return the nodes of a task that failed: those that the launcher names, or its only node."""
     nodes = tuple(nodes)
     lines = "\n".join(line for line in output.splitlines() if re.match(SLURM, line))
     # A name counts only as a whole word: n1 must be found neither in n10 nor in rack-n1.
