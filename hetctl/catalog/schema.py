@@ -21,7 +21,7 @@ from sqlalchemy import (
     Table,
 )
 
-REVISION = "0005"
+REVISION = "0006"
 """Newest migration; a test checks that it is."""
 
 METADATA = MetaData(

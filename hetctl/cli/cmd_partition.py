@@ -19,7 +19,7 @@ MOST_PARTITIONS = 10_000
     "--count",
     metavar="N",
     type=click.IntRange(1, MOST_PARTITIONS),
-    help="Make N partitions.  [default: those of the ensemble file]",
+    help="Make N partitions.  [default: as many as in the ensemble file]",
 )
 @click.option(
     "--seed",

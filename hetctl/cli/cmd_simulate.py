@@ -31,7 +31,7 @@ LEAST_MTBF_S = 600
     "--gpus",
     type=GpusByType(),
     required=True,
-    help="Simulate a cluster of 80 or v100:40,p100:40.",
+    help="Simulate a cluster with so many GPUs, such as 80 or v100:40,p100:40.",
 )
 @click.option(
     "--gpus-per-node",

@@ -86,6 +86,22 @@ def test_an_empty_file_becomes_a_catalog(path: Path) -> None:
         assert catalog.runs() == []
 
 
+def test_events_of_earlier_catalogs_get_the_present_kinds(path: Path) -> None:
+    Catalog.open(path).close()
+    kinds = ("step_started", "epoch", "step_ended", "sample_visits", "parts_staged")
+    for seq, kind in enumerate(kinds):
+        sql(
+            path,
+            "INSERT INTO events (run, source, seq, round, kind, time, data)"
+            f" VALUES ('digits-001', 'driver', {seq}, 0, '{kind}', 1.0, '{{}}')",
+        )
+    sql(path, "UPDATE alembic_version SET version_num = '0005'")
+    Catalog.open(path).close()
+    assert [kind for (kind,) in sql(path, "SELECT kind FROM events ORDER BY seq")] == [
+        *("task_started", "epoch", "task_ended", "sample_accesses", "partitions_staged")
+    ]
+
+
 def test_an_interrupted_migration_is_undone_and_can_be_repeated(path: Path) -> None:
     def break_off(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if "CREATE TABLE events" in statement:

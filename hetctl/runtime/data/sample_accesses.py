@@ -151,7 +151,7 @@ class SampleAccesses:
         return {
             "home": self.home,
             "holder": self._holder,
-            "accesses": self._accesses,
+            "visits": self._accesses,
             "counts": np.array([self._steps, self._transfers]),
             "pending": np.array(
                 [(t.number, t.source, t.target, t.due, len(t.samples)) for t in self.pending], np.int64
@@ -167,7 +167,7 @@ class SampleAccesses:
         """
         if len(state["home"]) != len(self.home):
             return
-        self._accesses = state["accesses"].copy()
+        self._accesses = state["visits"].copy()
         if np.array_equal(state["home"], self.home):
             self._holder = state["holder"].copy()
             self._steps, self._transfers = state["counts"].tolist()

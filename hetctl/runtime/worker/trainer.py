@@ -23,8 +23,8 @@ from hetctl.runtime.worker.step_clock import EpochClock
 
 MANAGER_STATE = "balance/manager"
 """Name of the state of the manager of batch sizes among a checkpoint's arrays."""
-ACCESSES = "accesses/"
-"""Prefix of the names of the state of `SampleAccesses`."""
+ACCESSES = "visits/"
+"""Prefix of the names of the state of `SampleAccesses`, as checkpoints have it."""
 SCORES = "scores/"
 """Prefix of the sums from which a member that hops computes the metrics of an unfinished evaluation."""
 
