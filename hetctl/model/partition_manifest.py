@@ -17,7 +17,7 @@ class PartitionFile:
     ----------
     samples, validation_samples : int
         Number of its training and validation samples.
-    size_bytes : int
+    bytes : int
         Length of the file.
     sha256 : str
         Digest of the file's content, in hexadecimal digits.
@@ -25,7 +25,7 @@ class PartitionFile:
 
     samples: int
     validation_samples: int
-    size_bytes: int
+    bytes: int
     sha256: str
 
 

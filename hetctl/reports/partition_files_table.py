@@ -25,7 +25,7 @@ def partition_files_table(partitions: Sequence[PartitionFile], written: Collecti
             str(number),
             f"{partition.samples:,}",
             f"{partition.validation_samples:,}",
-            format_bytes(partition.size_bytes),
+            format_bytes(partition.bytes),
             Text(partition.sha256[:DIGITS], "dim"),
             Text("written", "green") if number in written else Text("kept", "dim"),
         )

@@ -89,7 +89,7 @@ class Hops:
             self.pool.wait(PATIENCE_S)
         seconds = time.perf_counter() - began
         ((_, fetched),) = self.pool.stores.fetched
-        assert fetched.size_bytes == size_bytes, fetched.error
+        assert fetched.bytes == size_bytes, fetched.error
         self.pool.stores.fetched.clear()
         self.pool.forget([name], [SOURCE, TARGET])
         until(self.pool, lambda: not (self.source / name).exists() and not (self.target / name).exists())

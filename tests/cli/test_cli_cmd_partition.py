@@ -80,7 +80,7 @@ def test_partitions_have_each_sample_once(tmp_path, returned):
     for number, partition in enumerate(made["files"]):
         content = (tmp_path / "partitions" / f"{number}.npz").read_bytes()
         digest = hashlib.sha256(content).hexdigest()
-        assert (len(content), digest) == (partition["size_bytes"], partition["sha256"])
+        assert (len(content), digest) == (partition["bytes"], partition["sha256"])
     manifest = json.loads((tmp_path / "partitions" / "partitions.json").read_text())
     assert manifest == {"seed": 5, "partitions": made["files"]}
     assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "partitions").iterdir())

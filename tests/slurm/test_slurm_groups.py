@@ -151,7 +151,7 @@ def test_nodes_copy_their_partitions_and_remove_them(slurm_cluster, tmp_path, by
         nodes[0]: [0, 2, 4, 6], nodes[1]: [1, 3, 5, 7],
     }  # fmt: skip
     assert [(data["kept"], data["errors"]) for data in staged.values()] == [([], []), ([], [])]
-    assert sum(data["bytes"] for data in staged.values()) == sum(p["size_bytes"] for p in made["files"])
+    assert sum(data["bytes"] for data in staged.values()) == sum(p["bytes"] for p in made["files"])
     visits, _ = migrations_of(project)
     assert [sum(each["held"]) for each in visits] == [SAMPLES, SAMPLES]
     assert sorted(path.name for path in disks.iterdir()) == sorted(nodes)

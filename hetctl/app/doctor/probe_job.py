@@ -277,7 +277,7 @@ def speed_check(end: ProbeEnd, speeds: Sequence[AllReduce], error_tail: str) -> 
         return CheckResult(
             SPEED, CheckStatus.FAILED, found, f"check `network` and `environment`: {error_tail}"
         )
-    size = speeds[0].size_bytes // MEBIBYTE
+    size = speeds[0].bytes // MEBIBYTE
     return CheckResult(
         SPEED, CheckStatus.OK, f"{seen} ({end.framework} over {speeds[0].backend}, {size} MiB)"
     )

@@ -130,7 +130,7 @@ class StagedPartitions:
     ----------
     copied, kept : tuple of int
         Numbers of the partitions that were copied, and of those that were there already.
-    size_bytes : int
+    bytes : int
         Size of the copied partitions.
     duration_s : float
         Time of copying and checking.
@@ -140,7 +140,7 @@ class StagedPartitions:
 
     copied: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
-    size_bytes: int = 0
+    bytes: int = 0
     duration_s: float = 0.0
     errors: tuple[str, ...] = ()
 
@@ -156,7 +156,7 @@ class Fetched:
     """
 
     name: str
-    size_bytes: int = 0
+    bytes: int = 0
     duration_s: float = 0.0
     error: str = ""
 

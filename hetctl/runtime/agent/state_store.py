@@ -145,7 +145,7 @@ class StateStore:
         self._results.put(result)
         os.write(self._wake, b".")
         # After the report, which must not wait for the allocation.
-        self._spare.renew(result.size_bytes)
+        self._spare.renew(result.bytes)
 
     def _copy(self, target: Path, name: str, address: Address) -> int:
         """Copy a state into a file; return its length in bytes."""

@@ -76,7 +76,7 @@ def read_manifest(folder: Path) -> PartitionManifest | None:
 
 def is_whole(file: Path, partition: PartitionFile) -> bool:
     """Return true if a file has the length and the digest of a partition."""
-    if not file.is_file() or file.stat().st_size != partition.size_bytes:
+    if not file.is_file() or file.stat().st_size != partition.bytes:
         return False
     with file.open("rb") as content:
         return sha256_of(content) == partition.sha256
@@ -158,7 +158,7 @@ class Digested:
     def __init__(self, file: IO[bytes] | None = None) -> None:
         self._file = file
         self._digest = hashlib.sha256()
-        self.size_bytes = 0
+        self.bytes = 0
 
     @property
     def sha256(self) -> str:
@@ -168,7 +168,7 @@ class Digested:
     def write(self, data: Any) -> int:
         """Take bytes; return their number."""
         self._digest.update(data)
-        self.size_bytes += memoryview(data).nbytes
+        self.bytes += memoryview(data).nbytes
         if self._file is not None:
             self._file.write(data)
         return memoryview(data).nbytes
@@ -182,7 +182,7 @@ def described(arrays: Mapping[str, Array]) -> PartitionFile:
     digested = Digested()
     write(digested, arrays)  # type: ignore[arg-type]
     samples, validation = len(arrays["x"]), len(arrays["x_validation"])
-    return PartitionFile(samples, validation, digested.size_bytes, digested.sha256)
+    return PartitionFile(samples, validation, digested.bytes, digested.sha256)
 
 
 def write_partition(folder: Path, number: int, arrays: Mapping[str, Array], partition: PartitionFile) -> None:

@@ -74,8 +74,8 @@ def stage(node: str, order: StageOrder, on_bytes: Callable[[int], None]) -> Stag
             log_line(errors[-1])
         else:
             copied.append(number)
-            size_bytes += partition.size_bytes
-            log_line(f"partition {number} was copied to {target}, {partition.size_bytes} bytes")
+            size_bytes += partition.bytes
+            log_line(f"partition {number} was copied to {target}, {partition.bytes} bytes")
     return StagedPartitions(tuple(copied), tuple(kept), size_bytes, time.monotonic() - began, tuple(errors))
 
 

@@ -51,13 +51,13 @@ class StateHeader:
 
     Parameters
     ----------
-    size_bytes : int
+    bytes : int
         Length of all arrays with the gaps between them.
     """
 
     state: TrainingState
     arrays: tuple[StoredArray, ...]
-    size_bytes: int
+    bytes: int
 
 
 def write(folder: Path, name: str, arrays: Arrays, state: TrainingState) -> int:
@@ -105,8 +105,8 @@ def read(folder: Path, name: str) -> tuple[dict[str, npt.NDArray[Any]], Training
     """
     content = np.memmap(folder / name, np.uint8, "r")
     header, start = _unpacked(content, name)
-    if len(content) < start + header.size_bytes:
-        raise ValueError(f"state {name} has {len(content)} bytes of {start + header.size_bytes}")
+    if len(content) < start + header.bytes:
+        raise ValueError(f"state {name} has {len(content)} bytes of {start + header.bytes}")
     return {array.name: _mapped(content, start, array) for array in header.arrays}, header.state
 
 

@@ -302,7 +302,7 @@ class Driver:
                 node=node,
                 copied=list(staged.copied),
                 kept=list(staged.kept),
-                bytes=staged.size_bytes,
+                bytes=staged.bytes,
                 duration_s=staged.duration_s,
                 errors=list(staged.errors),
             )

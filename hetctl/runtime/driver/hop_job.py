@@ -248,7 +248,7 @@ class HopJob(JobMode):
             train_s=report.train_s,
             save_s=report.save_s,
             hop_s=hop.duration_s,
-            bytes=hop.size_bytes,
+            bytes=hop.bytes,
             samples=report.samples,
             loss=report.loss,
         )
@@ -264,7 +264,7 @@ class HopJob(JobMode):
             epoch=saved.epochs,
             part_samples=saved.part_samples,
             path=saved.path,
-            bytes=saved.size_bytes,
+            bytes=saved.bytes,
             sha256=saved.sha256,
             duration_s=saved.duration_s,
         )

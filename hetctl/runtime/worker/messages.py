@@ -76,7 +76,7 @@ class VisitReport:
         Mean training loss of the visit; None for an evaluation.
     state : str
         Name of the new state.
-    size_bytes : int
+    bytes : int
         Size of its file.
     result : EpochResult or None
         Finished epoch, after its last evaluation.
@@ -96,7 +96,7 @@ class VisitReport:
     samples: int
     loss: float | None
     state: str
-    size_bytes: int
+    bytes: int
     result: EpochResult | None = None
     meet_s: float = 0.0
 
@@ -122,7 +122,7 @@ class StateSaved:
     epochs: int
     part_samples: int
     path: str
-    size_bytes: int
+    bytes: int
     sha256: str
     duration_s: float
 

@@ -129,7 +129,7 @@ def _reporter_of(
             epochs=len(manifest.state.epochs),
             part_samples=manifest.state.part_samples,
             path=str(folder.path / manifest.file),
-            size_bytes=manifest.bytes,
+            bytes=manifest.bytes,
             sha256=manifest.sha256,
             duration_s=seconds,
         )
@@ -206,7 +206,7 @@ class Visitor:
             save_s=stopwatch.lap(),
             samples=done.samples,
             loss=done.loss,
-            size_bytes=size_bytes,
+            bytes=size_bytes,
             result=done.result,
         )
 

@@ -356,7 +356,7 @@ def test_two_slots_of_this_machine_all_reduce(project, framework):
     size = 8 * 2**20
     assert group == {
         **{"framework": framework, "backend": "gloo", "nodes": ["localhost"]},
-        **{"gpus": 2, "size_bytes": size},
+        **{"gpus": 2, "bytes": size},
     }
     assert gb_per_s == pytest.approx(size / seconds / 1e9)
 

@@ -45,7 +45,7 @@ def test_a_state_arrives_as_it_was(stores):
     (source.folder / "m-1").write_bytes(content)
     target.fetch("m-1", source.address)
     (result,) = results(target)
-    assert (result.name, result.size_bytes, result.error) == ("m-1", len(content), "")
+    assert (result.name, result.bytes, result.error) == ("m-1", len(content), "")
     assert (target.folder / "m-1").read_bytes() == content
     assert hidden(target) == []
 
@@ -56,7 +56,7 @@ def test_states_of_other_sizes_follow(stores, later):
     for name, size_bytes in (("m-1", 1_500_000), ("m-2", later)):
         (source.folder / name).write_bytes(name[-1:].encode() * size_bytes)
         target.fetch(name, source.address)
-        assert results(target)[0].size_bytes == size_bytes
+        assert results(target)[0].bytes == size_bytes
         wait_for((target.folder / ".spare").exists)
         assert (target.folder / name).read_bytes() == name[-1:].encode() * size_bytes
 
@@ -68,7 +68,7 @@ def test_several_states_are_copied_at_once(stores):
         target.fetch(name, source.address)
     assert {result.name for result in results(target, 2)} == {"m-1", "m-2"}
     target.fetch("m-1", source.address)
-    assert (results(target)[0].size_bytes, target.fetched()) == (0, [])
+    assert (results(target)[0].bytes, target.fetched()) == (0, [])
 
 
 def test_a_state_under_way_is_not_copied_twice(stores):

@@ -79,7 +79,7 @@ def test_copies_are_whole_and_removed_in_the_end(order, shared, tmp_path):
     result = staged(order)
     disk, source = tmp_path / "disk", files(shared)
     assert (result.copied, result.kept, result.errors) == ((0, 2), (), ())
-    assert result.size_bytes == len(source["0.npz"]) + len(source["2.npz"])
+    assert result.bytes == len(source["0.npz"]) + len(source["2.npz"])
     assert {name: content for name, content in files(disk).items() if content} == {
         name: source[name] for name in ("0.npz", "2.npz")
     }
@@ -101,7 +101,7 @@ def test_partitions_of_the_user_are_kept_for_ever(order, shared, tmp_path):
 def test_what_an_ended_job_left_is_kept_then_removed(order, tmp_path):
     staged(order)
     again = staged(order)
-    assert (again.copied, again.kept, again.size_bytes) == ((), (0, 2), 0)
+    assert (again.copied, again.kept, again.bytes) == ((), (0, 2), 0)
     unstage(order)
     assert files(tmp_path / "disk") == {}
 

@@ -187,7 +187,7 @@ def test_a_state_hops_from_node_to_node(job):
     (job.store("n1") / "m-1").write_bytes(STATE)
     job.rank_pool.fetch("n2", "m-1", "n1")
     node, result = job.fetched()
-    assert (node, result.name, result.size_bytes, result.error) == ("n2", "m-1", len(STATE), "")
+    assert (node, result.name, result.bytes, result.error) == ("n2", "m-1", len(STATE), "")
     assert (job.store("n2") / "m-1").read_bytes() == STATE
 
 

@@ -259,7 +259,7 @@ def test_ranks_wait_for_parts_and_their_agent_does_not(start, tmp_path, slow_par
             assert job.did("one") == []
     assert [step.exit_code for step in job.end_of("one")] == [0]
     ((node, staged),) = job.rank_pool.take_staged()
-    assert (node, staged.copied, staged.size_bytes, staged.errors) == ("localhost", (0,), len(PART), ())
+    assert (node, staged.copied, staged.bytes, staged.errors) == ("localhost", (0,), len(PART), ())
     assert (tmp_path / "disk" / "0.npz").read_bytes() == PART
 
 

@@ -28,7 +28,7 @@ class RankTime:
         Number of the rank's GPU or slot.
     backend : str
         `NCCL` or `GLOO`.
-    size_bytes : int
+    bytes : int
         Bytes of the numbers of each rank.
     median_s : float
         Median time of one all-reduce in seconds.
@@ -42,7 +42,7 @@ class RankTime:
     node: str
     gpu: int
     backend: str
-    size_bytes: int
+    bytes: int
     median_s: float
     unreached: tuple[int, ...] = ()
     links: int | None = None
@@ -69,7 +69,7 @@ class AllReduce:
     backend: str
     nodes: tuple[str, ...]
     gpus: int
-    size_bytes: int
+    bytes: int
     median_s: float
     bus_gb_per_s: float
 
@@ -92,7 +92,7 @@ def speed_of(framework: str, ranks: Sequence[RankTime]) -> AllReduce:
     """Return the speed of a group from the reports of all its ranks."""
     nodes = tuple(dict.fromkeys(rank.node for rank in ranks))
     seconds = statistics.fmean(rank.median_s for rank in ranks)
-    backend, size = ranks[0].backend, ranks[0].size_bytes
+    backend, size = ranks[0].backend, ranks[0].bytes
     bandwidth = bus_gb_per_s(size, len(ranks), seconds)
     return AllReduce(framework, backend, nodes, len(ranks), size, seconds, bandwidth)
 

@@ -68,7 +68,7 @@ def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
         node=binding.node,
         gpu=binding.gpu,
         backend=backend,
-        size_bytes=size,
+        bytes=size,
         median_s=seconds,
         unreached=_unreached(framework, binding, order.site.gpus_per_node) if on_gpu else (),
         links=_links(binding) if on_gpu else None,
