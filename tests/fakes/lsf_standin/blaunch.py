@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from .client import RefusedError, parse
 
@@ -13,4 +14,13 @@ def main(arguments) -> int:
     if host not in os.environ.get("LSB_HOSTS", "").split():
         raise RefusedError(f"{host}: Host is not in the job's allocation")
     os.environ["LSF_STANDIN_HOST"] = host
+    # As on hosts with disks of their own: daemons of Open MPI that make the same folder at once may end.
+    os.environ["OMPI_MCA_orte_tmpdir_base"] = str(folder_of(host))
     os.execvp("sh", ["sh", "-c", " ".join(words)])
+
+
+def folder_of(host: str) -> Path:
+    """Return the host's folder for temporary files."""
+    folder = Path(os.environ["LSF_STANDIN"]) / "tmp" / host
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
