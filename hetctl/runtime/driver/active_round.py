@@ -75,7 +75,9 @@ class ActiveRound:
         self.stopped = True
 
     def stop_member(self, name: str, reason: str, busy_s: Mapping[str, float]) -> None:
-        """Tell one member's trainers to write a checkpoint and stop."""
+        """Tell one member's trainers, if they still run, to write a checkpoint and stop."""
+        if name not in self.active:
+            return
         self._expect(name, busy_s)
         self.stop_task(name, reason)
 
@@ -113,6 +115,9 @@ class ActiveRound:
             description=description,
             fault=reason in MEMBER_FAULTS,
         )
+        # The next visit of a member that hops is a task of the same round and name, and was not told to stop.
+        self.stopping_since.pop(task.name, None)
+        self.terminated.discard(task.name)
         return reason
 
     def _reason_of(self, task: EndedGroup, report: TaskReport) -> ExitReason:
