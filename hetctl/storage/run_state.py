@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hetctl.model.ensemble import Ensemble
@@ -16,6 +14,7 @@ from hetctl.model.searches import SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.event_log import EventLog
+from hetctl.storage.garbage import frozen_afterwards
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import ProgressFold
 from hetctl.storage.snapshot import Row, StaleSnapshotError, key_of, read_snapshot, row_of, write_snapshot
@@ -59,7 +58,7 @@ class RunState:
         self._is_changed = False
         if kept is None:
             return
-        with without_collections():
+        with frozen_afterwards():
             self._log.restore(kept["log"])
             self._progress.restore(kept["progress"])
             self._tasks.restore(kept["tasks"])
@@ -141,7 +140,7 @@ class RunState:
     def _refresh(self, lengths: Mapping[str, int] | None) -> set[str]:
         if not self._unreported:
             return self._folded(self._log.fresh(lengths))
-        with without_collections():
+        with frozen_afterwards():
             return self._folded(self._log.fresh(lengths))
 
     def _folded(self, events: Sequence[Event]) -> set[str]:
@@ -155,19 +154,6 @@ class RunState:
         changed = self._progress.add(events) | self._unreported
         self._unreported = set()
         return changed
-
-
-@contextmanager
-def without_collections() -> Iterator[None]:
-    """Disable garbage collections while a large run is read (a third of the time); freeze what was read."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.freeze()
-            gc.enable()
 
 
 OF_JOBS = frozenset({"job_started", "job_ended", "node_failed", "node_joined"})

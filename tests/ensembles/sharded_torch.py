@@ -1,5 +1,7 @@
 """A network of blocks in a list with a tied weight, for training in parts of it."""
 
+import time
+
 import torch
 from tiny_torch import accuracy, input_fn  # noqa: F401
 from torch import nn
@@ -43,6 +45,8 @@ OPTIMIZERS = {
 def model_fn(config):
     model = Blocks(config.get("units", 17), config.get("batch_norm", False)).double()
     optimizer = OPTIMIZERS[config.get("optimizer", "adam")](model.parameters())
+    for group in optimizer.param_groups:
+        group["lr"] = config.get("learning_rate", group["lr"])
     parts = {"model": model, "optimizer": optimizer, "loss": nn.CrossEntropyLoss()}
     parts["metrics"] = {"accuracy": accuracy}
     parts["scheduler"] = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
@@ -70,4 +74,17 @@ def summing_train_fn(data, model, optimizer, config, context):
             optimizer.zero_grad()
         total, samples = total + loss.item() * data.counted, samples + data.counted
         context.state["batches"] = context.state.get("batches", 0) + 1
+    return total / samples if samples else 0.0
+
+
+def resting_train_fn(data, model, optimizer, config):
+    """A train_fn that rests after each step."""
+    total, samples = 0.0, 0
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total, samples = total + loss.item() * data.counted, samples + data.counted
+        time.sleep(config["rest_s"])
     return total / samples if samples else 0.0

@@ -35,7 +35,7 @@ stop: {{metric: val_accuracy, mode: max, patience: 9, max_epochs: {epochs}}}
 members:
 """
 MEMBER = """\
-  - {{name: {name}, config: {config}, batch_size: {batch}, max_gpus: {gpus}, seed: 5}}
+  - {{name: {name}, config: {config}, batch_size: {batch}, {keys}, seed: 5}}
 """
 SITE = """\
 extends: slurm
@@ -87,6 +87,42 @@ def test_lockstep_on_two_nodes_reads_each_sample_once(slurm_cluster, tmp_path, f
         # Some chunks were being prepared at the end; sample 0 tells every process what samples are like.
         assert min(odd) < 4 * BATCH < max(odd)
     assert len(read) == 2
+
+
+def test_parts_of_a_network_on_two_nodes_go_on_when_one_dies(slurm_cluster, tmp_path):
+    """The checkpoint of its four ranks is read by the two that are left: results are those of one rank."""
+    divided = divided_project(slurm_cluster, tmp_path / "divided", "shard: true, min_gpus: 2, max_gpus: 4")
+    whole = divided_project(slurm_cluster, tmp_path / "whole", "max_gpus: 1")
+    assert divided.hetctl("submit", "--gpus", "4", "--time", "10m").code == 0
+    wait_until(lambda: len(losses_of(divided)) >= 2)
+    *_, lost = divided.driver_events("wide-001")[0].data["nodes"]
+    slurm_cluster.crash_node(lost["name"])
+    try:
+        wait_until(lambda: divided.here("status", "--json").json["state"] == "finished")
+    finally:
+        slurm_cluster.boot_node(lost["name"])
+    started = [e.data["placement"] for e in divided.driver_events("wide-001") if e.kind == "task_started"]
+    assert [len(placement) for placement in started] == [2, 1]
+    whole.run("submit", "--gpus", "1", "--time", "10m", "--wait")
+    found, wanted = losses_of(divided), losses_of(whole)
+    assert list(found) == list(wanted) == [1, 2, 3, 4, 5]
+    assert list(found.values()) == pytest.approx(list(wanted.values()), rel=1e-6)
+
+
+def divided_project(cluster, folder, keys):
+    """Make a project of one member with a constant global batch, and these keys."""
+    return project_of(
+        "pytorch", cluster, folder, {"m": RANKS}, epochs=5, config={"rest_s": 0.1},
+        functions={f"{name}_fn": f"sharded_torch:{name}_fn" for name in ("input", "model")}
+        | {"train_fn": "sharded_torch:resting_train_fn"},
+        keys=f"global_batch_size: {RANKS * BATCH}, {keys}",
+    )  # fmt: skip
+
+
+def losses_of(project):
+    """Return the training loss of each epoch so far."""
+    events = events_in(project.home.run("wide-001"))
+    return {e.data["epoch"]: e.data["metrics"]["loss"] for e in events if e.kind == "epoch"}
 
 
 MIGRATE = ("submit", "--planner", "fixed-4", "--gpus", "4", "--time", "10m", "--wait")
@@ -213,11 +249,12 @@ def project_of(
     epochs=2,
     partitions="null",
     variables=None,
+    keys="max_gpus: {gpus}",
 ):
-    """Make one whose members have so many GPUs each."""
+    """Make one whose members have at most so many GPUs each, or these keys."""
     (folder / "site-configs").mkdir(parents=True)
     module = MODULES[framework]
-    for each in (*MODULES.values(), "handwriting"):
+    for each in (*MODULES.values(), "handwriting", "sharded_torch"):
         shutil.copy(ENSEMBLES / f"{each}.py", folder)
     text = ENSEMBLE.format(
         framework=framework,
@@ -230,7 +267,8 @@ def project_of(
     )
     rates = RATES
     for name, gpus in members.items():
-        text += MEMBER.format(name=name, config=json.dumps(config), batch=BATCH, gpus=gpus)
+        own = keys.format(gpus=gpus)
+        text += MEMBER.format(name=name, config=json.dumps(config), batch=BATCH, keys=own)
         rates += "".join(f"{name},{k},{100 * k},{SAMPLES * epochs}\n" for k in (1, 2, 4) if k <= gpus)
     (folder / "ensemble.yaml").write_text(text)
     (folder / "rates.csv").write_text(rates)

@@ -24,8 +24,8 @@ from hetctl.model.run import RunSpec
 from hetctl.model.run_states import UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.model.searches import SearchStatus
+from hetctl.storage.garbage import frozen_afterwards
 from hetctl.storage.run_files import read_live_metrics
-from hetctl.storage.run_state import without_collections
 from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog
 from hetctl.storage.visit_totals import totals_of
@@ -39,7 +39,7 @@ def run_status(project: Project, run: str | None, most: int | None = None) -> Ru
     most : int or None
         Largest number of members to show; None: all.
     """
-    with without_collections():
+    with frozen_afterwards():
         return RunWatch(project, run).poll(most)
 
 

@@ -21,6 +21,7 @@ from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import UserFunctions
+from hetctl.storage.garbage import without_collections
 
 if TYPE_CHECKING:
     from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
@@ -228,7 +229,8 @@ def _imported(entry: FrameworkEntry) -> ModuleType:
     # Python raises ModuleNotFoundError for a module that is None here, as for one that is not installed.
     sys.modules.update(dict.fromkeys(withheld))  # type: ignore[arg-type]
     try:
-        return importlib.import_module(entry.module)
+        with without_collections():
+            return importlib.import_module(entry.module)
     finally:
         for name in withheld:
             sys.modules.pop(name, None)

@@ -11,6 +11,7 @@ from typing import Any
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
+from hetctl.storage.garbage import without_collections
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,9 @@ def loss_of(result: Any) -> float:
 def _load(reference: str) -> Callable[..., Any]:
     module_name, _, name = reference.partition(":")
     try:
-        function = getattr(importlib.import_module(module_name), name)
+        with without_collections():
+            module = importlib.import_module(module_name)
+        function = getattr(module, name)
     except ModuleNotFoundError as error:
         raise BadInputError(f"{reference}: {error}") from None
     except AttributeError:

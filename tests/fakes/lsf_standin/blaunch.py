@@ -7,6 +7,8 @@ from pathlib import Path
 
 from .client import RefusedError, parse
 
+SESSION_FOLDER = "OMPI_MCA_orte_tmpdir_base"
+
 
 def main(arguments) -> int:
     options, words = parse(arguments, {"-n": 0, "-z": 1}, "Usage: blaunch [-n] [-z host] [host] command ...")
@@ -15,7 +17,7 @@ def main(arguments) -> int:
         raise RefusedError(f"{host}: Host is not in the job's allocation")
     os.environ["LSF_STANDIN_HOST"] = host
     # As on hosts with disks of their own: daemons of Open MPI that make the same folder at once may end.
-    os.environ["OMPI_MCA_orte_tmpdir_base"] = str(folder_of(host))
+    os.environ[SESSION_FOLDER] = str(folder_of(host))
     os.execvp("sh", ["sh", "-c", " ".join(words)])
 
 

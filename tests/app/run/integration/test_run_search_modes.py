@@ -1,4 +1,4 @@
-"""Searches whose trials hop or are pipelines, on this machine: killed, and continued with nothing lost."""
+"""Searches whose trials hop, are pipelines or are divided: killed on this machine, and continued with all."""
 
 from __future__ import annotations
 
@@ -197,3 +197,48 @@ def test_a_mutant_that_is_a_pipeline_goes_on_from_its_parent(piped):
     assert {trial["state"] for trial in shown["trials"]} == {"converged", "stopped"}
     status = piped.here("status", "--json").json
     assert [one["member"] for one in status["pipelines"]] == ["trial-000", "trial-001", "trial-002"]
+
+
+@pytest.fixture
+def divided(tmp_path):
+    """A project whose trials are divided among two slots each."""
+    text = {
+        "name": "found",
+        "framework": "pytorch",
+        "functions": {"input_fn": "sharded_torch:input_fn", "model_fn": "sharded_torch:model_fn"},
+        "samples_per_epoch": 640,
+        "stop": {"metric": "val_loss", "patience": 99},
+        "search": {
+            **{"method": "pbt", "trials": 2, "epochs": 4, "every": 2, "batch_size": 16},
+            **{"shard": True, "gpus": 2, "config": {"optimizer": "momentum"}},
+            "space": {"learning_rate": {"choice": [1e-5, 0.05]}},
+            "mutate": {"learning_rate": {"multiply": [0.5]}},
+        },
+    }
+    home = tmp_path / "project"
+    project = new_project(home, json.dumps(text), environment={"HETCTL_SITE": "local"})
+    for name in ("handwriting", "tiny_torch", "sharded_torch"):
+        shutil.copy(ENSEMBLES / f"{name}.py", home)
+    names = [member.name for member in read_ensemble(home / "ensemble.yaml").members]
+    rows = ["member,gpus,rate,samples", *(f"{name},2,500,2560" for name in names), ""]
+    (home / "rates.csv").write_text("\n".join(rows))
+    assert project.here("profile", "import", "rates.csv").code == 0
+    return project
+
+
+def test_a_divided_mutant_goes_on_from_the_parts_of_its_parent(divided):
+    assert divided.hetctl("submit", "--gpus", "2").code == 0
+    wait_for(lambda: len(told(divided, "trial_report")) >= 2)
+    kill_all(str(divided.path))
+    assert divided.hetctl("submit", "--wait").code == 0
+    mutant = next(event for event in told(divided, "trial") if event.get("parent"))
+    epochs = [event for event in events_of(divided) if event.kind == "epoch"]
+    losses = {(event.source, event.data["epoch"]): event.data["metrics"]["loss"] for event in epochs}
+    name, parent = mutant["member"], f"trial-{mutant['parent']['trial']:03d}"
+    assert losses[name, 2] == losses[parent, 2] < losses[parent, 1]
+    assert losses[name, 3] < losses[parent, 1]
+    assert list((divided.home.checkpoints / "found-001" / name).glob("epoch-00004-*.shards"))
+    assert {trial["state"] for trial in divided.here("search", "show", "--json").json["trials"]} == {
+        "converged",
+        "stopped",
+    }

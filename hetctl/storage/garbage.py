@@ -1,0 +1,31 @@
+"""Pauses of Python's garbage collector, whose collections visit all objects there are."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """Disable collections while many objects are made that stay.
+
+    They are a third of the time in which a large run is read, and a fifth of that in which TensorFlow or
+    PyTorch is imported.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@contextmanager
+def frozen_afterwards() -> Iterator[None]:
+    """Disable collections, and leave what there is then out of all later ones."""
+    with without_collections():
+        yield
+        gc.freeze()
