@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import time
-from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -19,7 +17,7 @@ from hetctl.perf.workloads import Workloads, active_workloads
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import ProgressFold, progress_in, progress_of
-from hetctl.storage.run_state import RunState, without_collections
+from hetctl.storage.run_state import RunState
 from hetctl.storage.task_fold import TaskFold, TaskReport, UsageFold, report_of, usage_of
 
 RULE = StopRule("loss", max_epochs=6, patience=3)
@@ -201,31 +199,3 @@ def test_a_task_of_a_killed_job_counts_until_its_last_event():
         Event(DRIVER, 1, "task_started", 110.0, {"member": "a", "gpus": 1}, 3),
     ]
     assert usage_of(events, 150.0).gpu_seconds == 30 * 2 + 40
-
-
-@pytest.fixture
-def collector():
-    """Restore the garbage collector's state after a test."""
-    yield
-    gc.unfreeze()
-    gc.enable()
-
-
-@pytest.mark.usefixtures("collector")
-def test_collections_are_off_while_reading_and_on_after_an_error():
-    with suppress(KeyError), without_collections():
-        assert not gc.isenabled()
-        raise KeyError
-    assert gc.isenabled()
-
-
-@pytest.mark.usefixtures("collector")
-def test_collections_that_were_off_before_stay_off():
-    with without_collections():
-        with without_collections():
-            pass
-        assert not gc.isenabled()
-    gc.disable()
-    with without_collections():
-        pass
-    assert not gc.isenabled()

@@ -1,0 +1,49 @@
+"""Pauses of the garbage collector end with their block, also by an error."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import suppress
+
+import pytest
+
+from hetctl.storage.garbage import frozen_afterwards, without_collections
+
+pytestmark = pytest.mark.usefixtures("collector")
+PAUSES = [without_collections, frozen_afterwards]
+
+
+@pytest.fixture
+def collector():
+    """Restore the garbage collector's state after a test."""
+    yield
+    gc.unfreeze()
+    gc.enable()
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+def test_collections_are_off_within_and_on_after_an_error(pause):
+    with suppress(KeyError), pause():
+        assert not gc.isenabled()
+        raise KeyError
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("pause", PAUSES)
+def test_collections_that_were_off_before_stay_off(pause):
+    with pause():
+        with pause():
+            pass
+        assert not gc.isenabled()
+    gc.disable()
+    with pause():
+        pass
+    assert not gc.isenabled()
+
+
+@pytest.mark.parametrize(("pause", "is_frozen"), [(without_collections, False), (frozen_afterwards, True)])
+def test_objects_are_frozen_where_the_name_says_so(pause, is_frozen):
+    gc.unfreeze()
+    with pause():
+        pass
+    assert bool(gc.get_freeze_count()) is is_frozen
