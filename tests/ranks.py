@@ -17,7 +17,6 @@ from pathlib import Path
 
 from workbench import wait_for
 
-from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.serialization import decode
 from hetctl.runtime.agent.binding import THREAD_VARIABLES
 from hetctl.runtime.transport import Address
@@ -26,9 +25,7 @@ from hetctl.runtime.worker.messages import write_address
 
 PATIENCE_S = 180.0
 FORKED = multiprocessing.get_context("forkserver")
-FORKED.set_forkserver_preload(
-    [module for entry in FRAMEWORKS.values() for module in (entry.module, *entry.preloaded)]
-)
+FORKED.set_forkserver_preload(["preloaded"])
 
 
 def fork(work: Callable[..., object], *arguments, log: Path | None = None) -> BaseProcess:
@@ -42,7 +39,8 @@ def fork(work: Callable[..., object], *arguments, log: Path | None = None) -> Ba
         File for what the process prints.
     """
     process = FORKED.Process(target=_run, args=(work, arguments, log), daemon=True)
-    with _environment(dict.fromkeys(THREAD_VARIABLES, "1")):  # of the process that forks: its first start
+    # Of the process that forks, which the first start starts; it finds no modules beside those of packages.
+    with _environment(dict.fromkeys(THREAD_VARIABLES, "1") | {"PYTHONPATH": str(Path(__file__).parent)}):
         process.start()
     return process
 
