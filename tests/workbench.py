@@ -339,7 +339,7 @@ def train(task: TaskMessage, events, stop_requested) -> int:
         events.write("failed", error="MemoryError", reason="out-of-memory", peak_memory_bytes=3 * 2**30)
         return EXIT_CODES[ExitReason.OUT_OF_MEMORY]
     if config.get("hang"):
-        signal.signal(signal.SIGTERM, lambda *_: events.write("deaf"))
+        signal.signal(signal.SIGTERM, lambda *_: events.write("unresponsive"))
         while True:
             time.sleep(1)
     hoard = b"x" * config.get("eat", 0)

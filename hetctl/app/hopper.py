@@ -27,8 +27,8 @@ OutageRequest = tuple[str, float, float]
 """Worker, and the start and end of its absence in seconds; the end may be infinite."""
 MOST_TIMES = 50_000_000
 """Largest product of configurations, partitions and workers that fits memory."""
-UNDONE = 1
-"""Exit code that represents a worker's failure."""
+FAILED_EXIT_CODE = 1
+"""Exit code of a lost visit, for a chart."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class HopperOutcome:
 
     @property
     def tasks(self) -> tuple[TaskSpan, ...]:
-        """Visits as steps for a chart of workers."""
+        """Visits as tasks for a chart of workers."""
         return tuple(_task(record) for record in self.records)
 
 
@@ -233,7 +233,7 @@ def _task(record: VisitRecord) -> TaskSpan:
         gpus=(0,),
         start_s=record.start_s,
         end_s=record.end_s,
-        exit_code=UNDONE if record.lost else 0,
+        exit_code=FAILED_EXIT_CODE if record.lost else 0,
     )
 
 

@@ -62,7 +62,7 @@ class SimulateRequest:
     node_mtbf_s : float or None
         Mean time between failures of a node in seconds; None: no failures.
     predicted : bool
-        True if planners know the work left only as predicted from the losses so far.
+        True if planners are told only the work left that is predicted from the losses so far.
     """
 
     ensemble: Ensemble

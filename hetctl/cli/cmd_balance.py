@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from hetctl.cli.options import given_options, json_option
+from hetctl.cli.options import command_line_options, json_option
 from hetctl.cli.output import print_json, print_table
 from hetctl.model.serialization import encode
 from hetctl.model.training_settings import MANAGERS, PREDICTORS
@@ -122,7 +122,7 @@ def simulate(context: click.Context, /, replay: Path | None, as_json: bool, **op
     for name in ("workers", "batch"):
         if options[name] is None:
             raise click.UsageError(f"Missing option '--{name}'.", context)
-    if options["algorithm"] != "cpu" and "predictor" in given_options(context):
+    if options["algorithm"] != "cpu" and "predictor" in command_line_options(context):
         raise click.UsageError("--predictor requires --algorithm cpu", context)
     from hetctl.app.balance import BalanceRequest, simulate_balancing
 
@@ -136,7 +136,7 @@ def simulate(context: click.Context, /, replay: Path | None, as_json: bool, **op
 
 
 def _replay(context: click.Context, log: Path, *, as_json: bool) -> None:
-    if others := set(given_options(context)) - {"replay", "as_json"}:
+    if others := set(command_line_options(context)) - {"replay", "as_json"}:
         raise click.UsageError(f"--replay does not go with --{sorted(others)[0]}", context)
     from hetctl.app.balance import replay_balancing
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from hetctl.cli.options import given_options, json_option, this_project
+from hetctl.cli.options import command_line_options, json_option, this_project
 from hetctl.cli.output import print_json, print_table, write_text
 from hetctl.cli.parameter_types import OutputFile, Seconds
 from hetctl.inputs.visit_log import MOST_EPOCHS
@@ -202,7 +202,7 @@ def trace(run: str | None, output: Path, as_json: bool) -> None:
 
 def _refuse_planning(context: click.Context) -> None:
     """Raise UsageError on options of planning: a replay plans nothing, and its workers form no groups."""
-    given = PLANNING.intersection(given_options(context))
+    given = PLANNING.intersection(command_line_options(context))
     if context.params["mode"] == "hopper":
         given -= {"mode"}
     for option in context.command.params:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hetctl.cli.options import (
+    command_line_options,
     ensemble_and_site,
     ensemble_option,
-    given_options,
     json_option,
     resolve,
     site_option,
@@ -227,7 +227,7 @@ def _refuse_lost_options(context: click.Context) -> None:
 
 
 def _refuse(context: click.Context, names: set[str], reason: str) -> None:
-    given = names.intersection(given_options(context))
+    given = names.intersection(command_line_options(context))
     for option in context.command.params:
         if option.name in given:
             raise click.UsageError(f"{max(option.opts, key=len)} {reason}", context)

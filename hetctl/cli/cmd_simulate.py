@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from hetctl.cli.options import ensemble_option, given_options, json_option, planner_options, this_project
+from hetctl.cli.options import (
+    command_line_options,
+    ensemble_option,
+    json_option,
+    planner_options,
+    this_project,
+)
 from hetctl.cli.output import print_json, print_table, write_text
 from hetctl.cli.parameter_types import Duration, GpusByType, OutputFile, Seconds
 
@@ -100,7 +106,7 @@ def command(
 
     NAME may be left out: then it is the project's ensemble. Seconds are plain numbers, or 90s, 10m, 2h, 30d.
     """
-    given = {"name", "ensemble", "search_file"}.intersection(given_options(context))
+    given = {"name", "ensemble", "search_file"}.intersection(command_line_options(context))
     if len(given) > 1:
         raise click.UsageError(
             "an ensemble is given twice: give one of NAME, --ensemble and --search", context

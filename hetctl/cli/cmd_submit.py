@@ -11,12 +11,12 @@ import click
 
 from hetctl.cli.options import (
     ensemble_option,
+    explicit_options,
     json_option,
     mode_options,
     plan_request,
     planner_options,
     predict_option,
-    said_options,
     sharing_option,
     site_options,
     this_project,
@@ -123,7 +123,7 @@ def _requested(context: click.Context, options: Mapping[str, Any], budget: Budge
     """Return the options given for a run, without the defaults."""
     from hetctl.app.run.continue_run import RequestedOptions
 
-    said = {name: context.params[name] for name in said_options(context)}
+    said = {name: context.params[name] for name in explicit_options(context)}
     return RequestedOptions(
         site=said.get("site"),
         account=said.get("account"),

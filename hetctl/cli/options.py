@@ -49,14 +49,14 @@ def this_project() -> Project:
     return Project.here(click.get_current_context().obj)
 
 
-def said_options(context: click.Context) -> set[str]:
+def explicit_options(context: click.Context) -> set[str]:
     """Return the names of the parameters that were given, on the command line or by a variable."""
     # Defaults must not count: an unfinished run keeps what is not given now.
     said = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
     return {name for name in context.params if context.get_parameter_source(name) in said}
 
 
-def given_options(context: click.Context) -> list[str]:
+def command_line_options(context: click.Context) -> list[str]:
     """Return the names of the parameters given on the command line, not by a variable or a default."""
     written = ParameterSource.COMMANDLINE
     return [name for name in context.params if context.get_parameter_source(name) is written]
@@ -357,8 +357,8 @@ def ensemble_and_site(
     if members.partitions and members.partitions.sources() and machine.launch == MEMBERS:
         raise BadInputError(
             f"`source` in the partitions of ensemble {members.name} does not go with --launch {MEMBERS}:"
-            " the agents of several steps would copy the same parts",
-            f"use --launch {NODES}, or place the parts on the nodes yourself and leave out source",
+            " the agents of several steps would copy the same partitions",
+            f"use --launch {NODES}, or place the partitions on the nodes yourself and leave out source",
         )
     return members, machine
 

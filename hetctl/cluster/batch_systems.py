@@ -50,11 +50,11 @@ class BatchSystemEntry:
         Environment variables that show which GPUs a step has, beside those of the GPUs' makers.
     commands : tuple of str
         Commands that must be on the PATH to submit jobs.
-    helpful : mapping of str to str
+    optional_commands : mapping of str to str
         Optional commands, with the information that they provide.
     time_unit_s : int
         Unit of its time limits in seconds.
-    asked_every_s : float
+    least_query_interval_s : float
         Least interval in seconds between queries while a run is watched.
     """
 
@@ -69,9 +69,9 @@ class BatchSystemEntry:
     node_variable: str | None = None
     device_variables: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
-    helpful: Mapping[str, str] = field(default_factory=dict)
+    optional_commands: Mapping[str, str] = field(default_factory=dict)
     time_unit_s: int = 1
-    asked_every_s: float = 10.0
+    least_query_interval_s: float = 10.0
 
     @property
     def runs_here(self) -> bool:
@@ -85,7 +85,7 @@ LOCAL = BatchSystemEntry(
     client="hetctl.cluster.batch.local:LocalBatch",
     submit=("bash",),
     checks="hetctl.app.doctor.batch_checks:local_checks",
-    asked_every_s=0.0,
+    least_query_interval_s=0.0,
 )
 SLURM = BatchSystemEntry(
     name="slurm",
@@ -100,7 +100,10 @@ SLURM = BatchSystemEntry(
     node_variable="SLURMD_NODENAME",
     device_variables=("SLURM_STEP_GPUS",),
     commands=("sbatch", "squeue", "scancel", "scontrol", "sinfo"),
-    helpful={"sacct": "states of jobs that squeue no longer lists", "sacctmgr": "accounts and QOSes"},
+    optional_commands={
+        "sacct": "states of jobs that squeue no longer lists",
+        "sacctmgr": "accounts and QOSes",
+    },
 )
 LSF = BatchSystemEntry(
     name="lsf",
@@ -113,7 +116,7 @@ LSF = BatchSystemEntry(
     job_variable="LSB_JOBID",
     cancel=("bkill",),
     commands=("bsub", "bjobs", "bkill", "bqueues"),
-    helpful={"bhist": "states of jobs that bjobs no longer lists"},
+    optional_commands={"bhist": "states of jobs that bjobs no longer lists"},
     time_unit_s=60,
 )
 BATCH_SYSTEMS: dict[str, BatchSystemEntry] = {entry.name: entry for entry in (LOCAL, SLURM, LSF)}

@@ -49,8 +49,8 @@ class JobTime:
     startup_s : float
         Start-up time of each job.
     longest_s, mean_s : float
-        Longest and mean time of a step that is not interrupted. A job that is near its time limit starts
-        no further step, so each job loses one mean step time.
+        Longest and mean time of a visit, or of another part of training that is not interrupted. A job near
+        its time limit starts no further one, so each job loses one mean time.
     """
 
     timing: JobTiming
@@ -64,7 +64,7 @@ class JobTime:
         Raises
         ------
         InfeasibleError
-            If a job is too short for the longest step that is not interrupted.
+            If a job is too short for the longest one.
         """
         room_s = self.timing.usable_s - self.startup_s
         if training_s <= room_s:

@@ -19,7 +19,7 @@ FINISHED, FAILED = "finished", "failed"
 
 UNDER_WAY = (QUEUED, IN_DOUBT, RUNNING, BETWEEN_JOBS)
 """States in which a run goes on; the catalog has one of QUEUED and RUNNING for all four."""
-RESTING = (CANCELLED, STOPPED)
+RESUMABLE = (CANCELLED, STOPPED)
 """States of a run that has no jobs until `hetctl submit` continues it."""
 ENDED = (FINISHED, FAILED)
 """States of a run without work left."""
@@ -71,8 +71,8 @@ RUN_TRANSITIONS = (
     RunRule(UNDER_WAY, RunReason.MEMBERS_FAILED, FAILED),
     RunRule(UNDER_WAY, RunReason.BUDGET, STOPPED),
     RunRule(UNDER_WAY, RunReason.NO_PROGRESS, STOPPED),
-    RunRule((*UNDER_WAY, *RESTING), RunReason.CANCELLED, CANCELLED),
-    RunRule((*UNDER_WAY, *RESTING), RunReason.CONTINUED, QUEUED),
+    RunRule((*UNDER_WAY, *RESUMABLE), RunReason.CANCELLED, CANCELLED),
+    RunRule((*UNDER_WAY, *RESUMABLE), RunReason.CONTINUED, QUEUED),
     RunRule(UNDER_WAY, RunReason.DRIVER_STARTED, RUNNING),
     RunRule(UNDER_WAY, RunReason.JOB_WAITS, QUEUED),
     RunRule(UNDER_WAY, RunReason.JOB_IN_SUBMISSION, IN_DOUBT),

@@ -12,14 +12,14 @@ PART_SHARE = 0.9
 """Share of a whole job's time above which an epoch is trained in parts."""
 
 
-def step_s(workload: Workload, rate: float) -> float:
+def task_s(workload: Workload, rate: float) -> float:
     """Return the seconds until a member that trains without interruption has converged."""
     timeline = EpochTimeline(workload, rate)
     return workload.startup_s + timeline.end_of(timeline.count)
 
 
-def least_step_s(workload: Workload, rate: float, max_uninterrupted_s: float = math.inf) -> float:
-    """Return the least seconds of a useful step: its start-up and one epoch.
+def least_task_s(workload: Workload, rate: float, max_uninterrupted_s: float = math.inf) -> float:
+    """Return the least seconds of a useful task: its start-up and one epoch.
 
     If that is longer than `max_uninterrupted_s`, any part of the epoch is useful: a part ends with a
     checkpoint, too.
@@ -32,7 +32,7 @@ def least_step_s(workload: Workload, rate: float, max_uninterrupted_s: float = m
 def has_room(
     workload: Workload, rate: float, start_s: float, deadline_s: float, max_uninterrupted_s: float = math.inf
 ) -> bool:
-    """Return true if a step that begins at `start_s` can be useful before the deadline (`least_step_s`)."""
+    """Return true if a task that begins at `start_s` can be useful before the deadline (`least_task_s`)."""
     timeline = EpochTimeline(workload, rate)
     training_s = deadline_s - (start_s + workload.startup_s)
     if training_s >= 0 and (timeline.epochs_within(training_s) or not timeline.count):

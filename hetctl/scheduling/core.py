@@ -14,7 +14,7 @@ from typing import Any
 from hetctl.model.exit_reason import CLEAN_EXITS, JOB_FATAL, ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
-from hetctl.perf.epoch_timeline import has_room, least_step_s, step_s
+from hetctl.perf.epoch_timeline import has_room, least_task_s, task_s
 from hetctl.perf.seen_rates import is_noteworthy
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop, Task
@@ -299,7 +299,7 @@ class Core:
         more = allocation.gpus > self._no_room.get(workload.name, 0)
         if more and has_room(workload, allocation.rate, start_s, self._deadline_s, self._max_uninterrupted_s):
             return True
-        self._refused = workload.name, least_step_s(workload, allocation.rate, self._max_uninterrupted_s)
+        self._refused = workload.name, least_task_s(workload, allocation.rate, self._max_uninterrupted_s)
         return False
 
     def _defer(self, left_out: Iterable[str], now_s: float) -> None:
@@ -363,7 +363,7 @@ class Core:
         for task in tasks:
             self._pool.take(task.allocation)
             self.running[task.name] = RunningTask(task, number, task.allocation.rate, now_s)
-        ends = [(step_s(left[a.member], a.rate), a.gpus) for a in allocations]
+        ends = [(task_s(left[a.member], a.rate), a.gpus) for a in allocations]
         self._commands.append(Start(number, tasks, round_s(ends, self._alpha), self._planner_state))
         self._fresh = False
 

@@ -176,7 +176,7 @@ def member_folder(checkpoints: Path, run: str, member: str) -> Path:
     return checkpoints / run / member
 
 
-def board_in(folder: Path) -> Path:
+def tensorboard_file(folder: Path) -> Path:
     """Return the file of a member's epochs for TensorBoard, beside its checkpoints.
 
     TensorBoard shows runs by folder and recognizes its files by their names.

@@ -197,14 +197,14 @@ def _with_restart(progress: Progress, seconds: float | None) -> Progress:
 
 def _after_task(progress: Progress, member: Member, event: Event, error: str, retries: int) -> Progress:
     """Count the end of a task against the member or not; `error` is the report of its trainer."""
-    reason, cause = ExitReason(event.data["reason"]), str(event.data["description"])
+    reason, description = ExitReason(event.data["reason"]), str(event.data["description"])
     if reason is ExitReason.OUT_OF_MEMORY:
         smaller = member.smaller_batch(progress.batch_size or member.batch_size)
-        return replace(progress, batch_size=smaller) if smaller else replace(progress, failed=cause)
+        return replace(progress, batch_size=smaller) if smaller else replace(progress, failed=description)
     nodes = progress.node_failures + (reason is ExitReason.NODE_FAILURE)
     counts = reason in MEMBER_FAULTS or nodes > max(progress.node_failures, FREE_NODE_FAILURES)
     failures = progress.failures + counts
-    failed = (error or cause) if failures > retries else None
+    failed = (error or description) if failures > retries else None
     return replace(progress, node_failures=nodes, failures=failures, failed=failed)
 
 

@@ -301,7 +301,7 @@ def test_auto_is_resolved_before_anything_is_kept_or_run(profiled):
     assert profiled.here("submit", "--dry-run", *arguments, **LOCAL).code == 0
 
 
-def test_a_run_never_hears_of_auto(tmp_path):
+def test_auto_is_replaced_by_a_planner_before_a_run(tmp_path):
     project = new_project(tmp_path / "project", python=python_without_training(tmp_path), environment=LOCAL)
     assert project.here("profile", "import", "rates.csv").code == 0
     done = project.hetctl("submit", "--planner", "auto", "--plan-seconds", "0.2", "--wait", "--json")

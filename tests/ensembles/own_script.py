@@ -31,7 +31,7 @@ def once(name):
 done = int(state.read_text()) if state.exists() else 0
 print(f"start after {done} epochs with {os.environ['WORLD_SIZE']} ranks", flush=True)
 print(f"named before: {hetctl.last_checkpoint()}", flush=True)
-if options.harm == "deaf":
+if options.harm == "unresponsive":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 if options.harm == "garbage":
     os.write(int(os.environ["HETCTL_PROGRESS_FD"]), b'\x1b[31m epoch one is done\n{"epoch": 0}\n[1, 2]\n')
@@ -40,7 +40,7 @@ if options.harm == "fail":
 if done and options.harm != "blind":
     hetctl.report(epoch=done, val_loss=1 / done)
 while done < options.epochs:
-    if hetctl.should_stop() and options.harm != "deaf":
+    if hetctl.should_stop() and options.harm != "unresponsive":
         print(f"stopped after {done} epochs", flush=True)
         sys.exit(0)
     for part in range(1, options.parts + 1):

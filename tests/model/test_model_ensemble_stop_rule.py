@@ -88,7 +88,7 @@ def test_a_fingerprint_depends_on_network_and_batch_size_only():
     assert len(others | {member.fingerprint}) == 3
 
 
-def test_an_ensemble_knows_its_members_by_name():
+def test_members_of_an_ensemble_are_found_by_name():
     ensemble = Ensemble("e", "tensorflow", Functions("a:b", "a:c"), (Member("a"), Member("b")), "/x")
     assert ensemble.member("b") == Member("b")
     with pytest.raises(KeyError, match="c"):

@@ -15,7 +15,7 @@ from hetctl.model.run_states import (
     ENDED,
     JOB_REASONS,
     JOB_TRANSITIONS,
-    RESTING,
+    RESUMABLE,
     RUN_AFTER,
     RUN_TRANSITIONS,
     UNDER_WAY,
@@ -29,7 +29,7 @@ from hetctl.model.run_states import (
 PAGE = Path(__file__).parents[2] / "docs" / "running.md"
 SHOWN = (RunReason.DRIVER_STARTED, RunReason.JOB_WAITS, RunReason.JOB_IN_SUBMISSION, RunReason.NO_JOB)
 """Reasons by which `hetctl status` shows a run that is under way; they are not stored."""
-STATES = (*UNDER_WAY, *RESTING, *ENDED)
+STATES = (*UNDER_WAY, *RESUMABLE, *ENDED)
 run_states = st.sampled_from(STATES)
 job_states = st.sampled_from(JobState)
 
@@ -63,7 +63,7 @@ def test_every_reason_has_one_transition():
 
 
 def test_a_run_that_ended_has_no_transition():
-    assert {before for before, _ in RUN_AFTER} == {None, *UNDER_WAY, *RESTING}
+    assert {before for before, _ in RUN_AFTER} == {None, *UNDER_WAY, *RESUMABLE}
 
 
 def test_a_job_has_no_transition_if_and_only_if_it_is_over():

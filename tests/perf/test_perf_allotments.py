@@ -12,7 +12,7 @@ from ortools.sat.python import cp_model
 from hetctl.model.workload import Workload
 from hetctl.perf.allotments import Allotments, allotment_bound, allotments_of
 from hetctl.perf.bounds import fluid_bound
-from hetctl.perf.epoch_timeline import step_s
+from hetctl.perf.epoch_timeline import task_s
 
 times = st.dictionaries(st.integers(1, 12), st.floats(0.1, 1000.0), min_size=1).map(lambda d: {1: 900.0} | d)
 
@@ -111,7 +111,7 @@ def test_a_superlinear_member_gets_what_takes_least() -> None:
 def test_times_are_those_of_a_step(left: float, epoch: int | None, extra_s: float, rate: float) -> None:
     member = Workload("a", {1: rate, 2: 1.5 * rate}, left, epoch, extra_s, 2 * extra_s, 3 * extra_s)
     allotments = allotments_of(member, range(1, 3))
-    assert allotments.seconds[0] == pytest.approx(step_s(member, rate))
+    assert allotments.seconds[0] == pytest.approx(task_s(member, rate))
 
 
 def test_only_allowed_numbers_of_gpus_are_looked_at() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.model.workload import Workload
-from hetctl.perf.epoch_timeline import EpochTimeline, least_step_s
+from hetctl.perf.epoch_timeline import EpochTimeline, least_task_s
 
 
 def workload(left: float, epoch: int | None = 100) -> Workload:
@@ -38,8 +38,8 @@ def test_nothing_left_has_no_epochs() -> None:
 
 
 def test_the_least_step_holds_an_epoch_or_a_checkpoint() -> None:
-    assert least_step_s(workload(230.0), 10.0) == 7 + 3 + 2 + 1
-    assert least_step_s(workload(230.0, epoch=None), 10.0) == 7 + 1
+    assert least_task_s(workload(230.0), 10.0) == 7 + 3 + 2 + 1
+    assert least_task_s(workload(230.0, epoch=None), 10.0) == 7 + 1
 
 
 @settings(deadline=None)

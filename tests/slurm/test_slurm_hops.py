@@ -20,7 +20,7 @@ from workbench import ProjectFolder, processes_on, ranks_of, wait_for
 
 from hetctl.model.hops import DONE
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.storage.paths import board_in, member_folder
+from hetctl.storage.paths import member_folder, tensorboard_file
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.visit_fold import VisitLog
 
@@ -195,7 +195,9 @@ def test_hops_equal_one_process_that_follows_the_log(slurm_cluster, tmp_path, fr
     assert homes == {number: f"{node}:0" for number, node in enumerate(NODES)}
     assert sum(visit["bytes"] > 0 for visit in visits) > len(visits) / 2
     digests = assert_equal_to_one_process(project, visits)
-    assert all(board_in(member_folder(project.home.checkpoints, RUN, name)).exists() for name in digests)
+    assert all(
+        tensorboard_file(member_folder(project.home.checkpoints, RUN, name)).exists() for name in digests
+    )
     if framework == "pytorch":  # With TensorFlow this takes three times as long.
         assert project.hetctl("hopper", "trace", "-o", "hops.jsonl").code == 0
         assert submit(project, "--wait", "--new", "--replay", "hops.jsonl")["state"] == "finished"

@@ -47,7 +47,7 @@ def command_checks(site: Site, which: Callable[[str], str | None]) -> Iterator[C
         yield CheckResult("commands", CheckStatus.FAILED, found, fix, FaultDomain.BATCH_SYSTEM)
     elif entry.commands:
         yield CheckResult("commands", CheckStatus.OK, ", ".join(entry.commands))
-    for name, use in entry.helpful.items():
+    for name, use in entry.optional_commands.items():
         if not which(name):
             yield CheckResult(f"command {name}", CheckStatus.WARNING, "not on the PATH", f"it reports {use}")
     if LAUNCHERS[site.launcher].on_path:

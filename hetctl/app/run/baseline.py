@@ -28,7 +28,7 @@ def comparison_of(
 ) -> Comparison | None:
     """Simulate a finished run with its own planner and with the baseline.
 
-    Both know the rates measured in training, and train the same epochs as the run.
+    Both are given the rates measured in training, and train the same epochs as the run.
 
     Returns
     -------

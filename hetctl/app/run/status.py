@@ -105,7 +105,8 @@ class RunWatch:
         view.refresh()
         news = (jobs, len(view.facts.jobs))
         asking = (
-            time.monotonic() - self._asked_at >= BATCH_SYSTEMS[record.spec.site.batch_system].asked_every_s
+            time.monotonic() - self._asked_at
+            >= BATCH_SYSTEMS[record.spec.site.batch_system].least_query_interval_s
         )
         # The batch system is asked every few seconds only, or when the files have news of jobs.
         if asking or news != self._seen:
@@ -150,7 +151,7 @@ class RunWatch:
 
         record, _ = self._stored()
         if HOPPER in record.spec.phases or record.spec.pipelines:
-            # The simulations know no hops, and would give members one GPU that do not fit one.
+            # The simulations do not include hops, and would give members one GPU that do not fit one.
             return status
         view = self._view_of(record)
         first = [view.facts.first_step] if view.facts.first_step else []

@@ -92,12 +92,12 @@ class CommandRunner:
                 ) from None
         return Answer(done.stdout, done.stderr, done.returncode)
 
-    def run_with_retry(self, argv: Sequence[str], passing: Collection[str]) -> Answer:
+    def run_with_retry(self, argv: Sequence[str], transient: Collection[str]) -> Answer:
         """Run a repeatable command again with growing pauses while it fails for a temporary reason.
 
         Parameters
         ----------
-        passing : collection of str
+        transient : collection of str
             Parts of the error messages of temporary failures.
 
         Raises
@@ -113,14 +113,14 @@ class CommandRunner:
                 if time.monotonic() + pause > limit:
                     raise
             else:
-                hopeful = answer.code != 0 and matches(answer, passing)
-                if not hopeful or time.monotonic() + pause > limit:
+                is_transient = answer.code != 0 and matches(answer, transient)
+                if not is_transient or time.monotonic() + pause > limit:
                     return answer
             time.sleep(pause)
         return self.run(argv)
 
     def check_output(
-        self, argv: Sequence[str], passing: Collection[str] = (), harmless: Collection[str] = ()
+        self, argv: Sequence[str], transient: Collection[str] = (), harmless: Collection[str] = ()
     ) -> str:
         """Run a repeatable command as `run_with_retry` does; return its output.
 
@@ -134,9 +134,9 @@ class CommandRunner:
         BatchSystemError
             If the command fails; the message contains that of the batch system.
         """
-        answer = self.run_with_retry(argv, passing)
+        answer = self.run_with_retry(argv, transient)
         if answer.code != 0 and not matches(answer, harmless):
-            hint = "try again when the batch system is back" if matches(answer, passing) else ""
+            hint = "try again when the batch system is back" if matches(answer, transient) else ""
             raise BatchSystemError(f"{argv[0]} failed ({answer.code}): {answer.error_tail}", hint)
         return answer.stdout
 
@@ -147,14 +147,14 @@ class CommandRunner:
         except BatchSystemError:
             return ""
 
-    def submit(self, argv: Sequence[str], stdin: Path | None, doubtful: Collection[str]) -> str:
+    def submit(self, argv: Sequence[str], stdin: Path | None, ambiguous: Collection[str]) -> str:
         """Run a command that submits a job, once; return its output.
 
         The command is killed when this process ends, so that no job is submitted without a record.
 
         Parameters
         ----------
-        doubtful : collection of str
+        ambiguous : collection of str
             Parts of the error messages with which the job may have been taken despite the failure.
 
         Raises
@@ -170,7 +170,7 @@ class CommandRunner:
             return answer.stdout
         message = f"{argv[0]} failed ({answer.code}): {answer.error_tail}"
         # A command that was killed by a signal may have sent its request.
-        if answer.code < 0 or matches(answer, doubtful):
+        if answer.code < 0 or matches(answer, ambiguous):
             raise SubmissionInDoubtError(message, DOUBT)
         raise BatchSystemError(message)
 

@@ -16,13 +16,13 @@ from hetctl.storage.atomic_io import make_private_folder
 
 
 def submit_function(
-    call: FunctionCall, executor_name: str, parameters: Mapping[str, Any], doubtful: Collection[str]
+    call: FunctionCall, executor_name: str, parameters: Mapping[str, Any], ambiguous: Collection[str]
 ) -> tuple[str, ...]:
     """Submit a call by one of submitit's executors; return the ids of the jobs, one per argument.
 
     Parameters
     ----------
-    doubtful : collection of str
+    ambiguous : collection of str
         Parts of the error messages with which the batch system may have taken the jobs nevertheless.
 
     Raises
@@ -40,7 +40,7 @@ def submit_function(
             return tuple(str(job.job_id) for job in executor.map_array(call.function, call.arguments))
         except (RuntimeError, OSError) as error:
             message = f"submitit could not submit to {executor_name}: {error}"
-            if _in_doubt(error, doubtful):
+            if _in_doubt(error, ambiguous):
                 raise SubmissionInDoubtError(message, DOUBT) from None
             raise BatchSystemError(message) from None
 
@@ -70,12 +70,12 @@ def has_result(folder: Path, job: str) -> bool:
     return (folder / f"{job}_0_result.pkl").exists()
 
 
-def _in_doubt(error: Exception, doubtful: Collection[str]) -> bool:
+def _in_doubt(error: Exception, ambiguous: Collection[str]) -> bool:
     """Return true if the jobs may have been taken: the command was killed, or its answer is ambiguous."""
     from submitit.core.utils import FailedSubmissionError
 
     killed = getattr(error.__cause__, "returncode", 0) < 0
-    return killed or isinstance(error, FailedSubmissionError) or any(part in str(error) for part in doubtful)
+    return killed or isinstance(error, FailedSubmissionError) or any(part in str(error) for part in ambiguous)
 
 
 @contextmanager

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from hetctl.model.exit_reason import ExitReason
 from hetctl.model.site import NODES, Site
 
 NODE_VARIABLE = "HETCTL_NODE"
@@ -75,6 +76,13 @@ class Launcher:
         True if a program of its name must be on the PATH of the compute nodes.
     mpi_fix : str
         Next step where the processes that it starts are not one MPI world.
+    exit_lines : str
+        Regular expression for the beginning of its lines in the output of a step.
+    exit_messages : tuple of tuple
+        Regular expressions for the rest of such a line, each with the reason that it gives for the end of a
+        task. The first that fits decides: that of a job's end comes before its effects on processes.
+    exit_codes : mapping of int to ExitReason
+        Reasons by exit codes of its own.
     """
 
     name: str
@@ -87,6 +95,9 @@ class Launcher:
     fails_with: tuple[str, ...] = ()
     on_path: bool = True
     mpi_fix: str = "check `setup`"
+    exit_lines: str = ""
+    exit_messages: tuple[tuple[str, ExitReason], ...] = ()
+    exit_codes: Mapping[int, ExitReason] = field(default_factory=dict)
 
 
 class NodeShare(NamedTuple):

@@ -11,6 +11,7 @@ from hetctl.cluster.launchers.launch_spec import (
     common_environment,
     share_of,
 )
+from hetctl.model.exit_reason import ExitReason
 from hetctl.model.site import MEMBERS, NODES, Site
 
 # Slurm 22.05, 4 nodes, one without power: the agents of the other three went on, the job stayed RUNNING, and
@@ -20,6 +21,24 @@ BY_LAUNCH = {
     MEMBERS: ("--exact", "--kill-on-bad-exit=1"),
 }
 """Options by mode: a step of all nodes survives the loss of a node or agent; a member's step ends with it."""
+
+OUT_OF_MEMORY_CODE = 253
+"""Exit code for a step that ran out of memory."""
+MESSAGES = (
+    ("DUE TO TIME LIMIT", ExitReason.TIME),
+    ("DUE TO PREEMPTION", ExitReason.PREEMPTED),
+    ("DUE TO JOB REQUEUE", ExitReason.CANCELLED),
+    # If a job ends with one of its nodes, the steps on its other nodes print this.
+    ("DUE TO NODE FAILURE", ExitReason.CANCELLED),
+    (r"(already completing or completed|Job \d+ has expired|Invalid job id specified)", ExitReason.CANCELLED),
+    ("Job is pending execution", ExitReason.CANCELLED),
+    ("(Node fail|Required node not available)", ExitReason.NODE_FAILURE),
+    # Steps ask only for what was reserved, so one of the nodes must be lost.
+    ("Requested node configuration is not available", ExitReason.NODE_FAILURE),
+    (r"(oom.?kill|Out Of Memory|exceeded memory limit)", ExitReason.OUT_OF_MEMORY),
+    ("(Unable to contact slurm controller|Socket timed out|connect failure)", ExitReason.NOT_LAUNCHED),
+)
+"""Messages of ``srun``, and of Slurm's daemon on a node, in the output of a step."""
 
 
 def start_agents(site: Site, name: str, sets: Sequence[ResourceSet], command: tuple[str, ...]) -> LaunchSpec:
@@ -65,5 +84,11 @@ def start_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[st
 
 
 SRUN = Launcher(
-    "srun", start_agents, start_leaders, mpi_fix="check `mpi`: `srun --mpi=list` shows what there is"
+    "srun",
+    start_agents,
+    start_leaders,
+    mpi_fix="check `mpi`: `srun --mpi=list` shows what there is",
+    exit_lines=r"^(?:\S+: )?(?:srun|slurmstepd)\S*: .*",
+    exit_messages=MESSAGES,
+    exit_codes={OUT_OF_MEMORY_CODE: ExitReason.OUT_OF_MEMORY},
 )

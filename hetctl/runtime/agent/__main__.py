@@ -2,7 +2,7 @@
 
 It ends when the driver ends. It ignores signals of the batch system: these are for the ranks, which write a
 checkpoint, and for the driver, which ends the job. In the step of all nodes it is a child of a `Keeper`, and
-returns after the loss of its connection or its life.
+is started again after the loss of its connection, and after it was killed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hetctl.cluster.launchers.agents import AGENTS
 from hetctl.runtime.agent.agent import Agent, TemplateEndedError, end_orphaned_job
-from hetctl.runtime.agent.joining import DismissedError, DriverFile, OrphanedError, join, join_again
+from hetctl.runtime.agent.joining import DismissedError, DriverFile, OrphanedError, join, reconnect
 from hetctl.runtime.agent.keeper import KILLED, RETURNS, Keeper
 from hetctl.runtime.frameworks import preload_framework
 from hetctl.runtime.job_logs import log_line
@@ -43,7 +43,7 @@ def live(driver: DriverFile, arguments: argparse.Namespace, *, is_first: bool) -
     """Run one agent; return its exit code."""
     try:
         agent = Agent(
-            lambda facts: join(driver.address, facts) if is_first else join_again(driver, facts),
+            lambda facts: join(driver.address, facts) if is_first else reconnect(driver, facts),
             *(arguments.step, arguments.threads),
             frameworks=arguments.framework,
             preload=preload_framework,

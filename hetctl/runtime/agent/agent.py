@@ -26,8 +26,8 @@ from hetctl.runtime.agent.messages import (
     FETCHED,
     FORGET,
     FROM,
-    LEAVE,
     OVERUSE,
+    SHUTDOWN,
     SIGNAL,
     STAGED,
     START,
@@ -219,7 +219,7 @@ class Agent:
         for message in self._driver.arrived():
             if START in message:
                 self._start(message[START], message["framework"])
-            elif LEAVE in message:
+            elif SHUTDOWN in message:
                 self._released = True
             elif SIGNAL in message:
                 self._signal(message["gpu"], message[SIGNAL])

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.model.serialization import decode, encode
-from hetctl.runtime.agent.messages import LEAVE, AgentAssignment, AgentFacts
+from hetctl.runtime.agent.messages import SHUTDOWN, AgentAssignment, AgentFacts
 from hetctl.runtime.transport import Address, Connection, connect
 
 CONNECT_S = 60.0
 ASSIGNMENT_TIMEOUT_S = 60.0
-AGAIN_S = 5.0
+ATTEMPT_S = 5.0
 """Seconds of one attempt to connect again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Pauses between attempts; each is twice as long as the one before."""
@@ -96,7 +96,7 @@ def join(
     connection = connect(address, encode(facts), connect_s)
     try:
         answer: Any = connection.receive(ASSIGNMENT_TIMEOUT_S)
-        if LEAVE in answer:
+        if SHUTDOWN in answer:
             raise DismissedError("the driver does not need this agent")
         assignment = decode(AgentAssignment, answer)
         connection.limit_unanswered(LEASE_SHARE * assignment.silence_s)
@@ -106,8 +106,8 @@ def join(
     return connection, assignment
 
 
-def join_again(
-    file: DriverFile, facts: AgentFacts, again_s: float = AGAIN_S
+def reconnect(
+    file: DriverFile, facts: AgentFacts, attempt_s: float = ATTEMPT_S
 ) -> tuple[Connection, AgentAssignment]:
     """Connect to the driver again, with growing pauses; it accepts once the last agent here counts as lost.
 
@@ -119,11 +119,11 @@ def join_again(
         If the driver has ended without dismissing its agents: it ran on this machine and its port is closed,
         or it has not touched its file for `orphaned_s`.
     """
-    pause_s, touched, heard_at = FIRST_PAUSE_S, file.touched(), time.monotonic()
+    pause_s, touched, last_touch_at = FIRST_PAUSE_S, file.touched(), time.monotonic()
     while True:
         is_refused = False
         try:
-            return join(file.address, facts, again_s)
+            return join(file.address, facts, attempt_s)
         except DismissedError:
             raise
         except (ConnectionError, TimeoutError) as error:
@@ -132,8 +132,8 @@ def join_again(
         if touched is None:
             raise DismissedError("the driver has ended")
         if touched != before:
-            heard_at = time.monotonic()
-        silent_s = time.monotonic() - heard_at
+            last_touch_at = time.monotonic()
+        silent_s = time.monotonic() - last_touch_at
         if silent_s > file.address.orphaned_s or (is_refused and file.address.is_here):
             raise OrphanedError(silent_s)
         time.sleep(pause_s)

@@ -1,7 +1,7 @@
 """The process of a step that starts its agent, and starts it again when that was lost.
 
-All that an agent has begun ends with its process: its ranks, copies of parts and of states. A new process
-therefore begins with nothing, and its driver sees a node that joins.
+All that an agent has begun ends with its process: its ranks, copies of partitions and of states. A new
+process therefore begins with nothing, and its driver sees a node that joins.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ RETURNS = 77
 """Exit code of an agent that has lost its driver, which may take the node back."""
 KILLED = 128 + signal.SIGKILL
 """Exit code of an agent that was killed, or whose ranks were all killed with their template."""
-MOST_DEATHS = 3
-"""Deaths after which an agent is started again; the cause is likely to stay after more."""
-DEATH_PAUSE_S = 0.1
+MOST_RESTARTS = 3
+"""Restarts of an agent that was killed; after more, the cause is likely to stay."""
+RESTART_PAUSE_S = 0.1
 
 
 class Keeper:
@@ -45,11 +45,11 @@ class Keeper:
         int
             The last exit code, 128 + n if signal n ended the agent.
         """
-        code, deaths = self._run(lambda: live(True)), 0
-        while code == RETURNS or (_has_died(code) and deaths < MOST_DEATHS):
+        code, restarts = self._run(lambda: live(True)), 0
+        while code == RETURNS or (_was_killed(code) and restarts < MOST_RESTARTS):
             if code != RETURNS:
-                deaths += 1
-                time.sleep(DEATH_PAUSE_S)
+                restarts += 1
+                time.sleep(RESTART_PAUSE_S)
             code = self._run(lambda: live(False))
         return code
 
@@ -76,6 +76,6 @@ class Keeper:
         os.kill(self._child, number)
 
 
-def _has_died(code: int) -> bool:
+def _was_killed(code: int) -> bool:
     """Return true if a signal other than SIGTERM has ended the agent, or its ranks."""
     return code > 128 and code != 128 + signal.SIGTERM

@@ -1,8 +1,8 @@
 """Messages between the driver of a job and its agents, as lines of JSON.
 
-The driver sends `AgentAssignment`, or `LEAVE` to an agent that it does not need, and then dictionaries with
-one of the keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and `LEAVE`. The agent sends its `AgentFacts`, and
-then dictionaries with `FROM`, `ENDED`, `STAGED`, `STATES` or `FETCHED`, or empty ones as heartbeats.
+The driver sends `AgentAssignment`, or `SHUTDOWN` to an agent that it does not need, and then dictionaries
+with one of the keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and `SHUTDOWN`. The agent sends its
+`AgentFacts`, and then dictionaries with `FROM`, `ENDED`, `STAGED`, `STATES` or `FETCHED`, or empty ones as heartbeats.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SIGNAL = "signal"
 """Key with the number of a signal for the rank on ``gpu``."""
 TO, FROM = "to", "from"
 """Keys with the number of a GPU: ``message`` is for the rank on it, or from it."""
-LEAVE = "leave"
+SHUTDOWN = "shutdown"
 """Key of the driver's last message: the agent is not needed any more."""
 ENDED = "ended"
 """Key with the number of a GPU whose rank has ended with ``exit_code``, and with `OVERUSE` if that is why."""

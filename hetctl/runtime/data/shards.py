@@ -86,7 +86,7 @@ class Shards:
         for holds, message, hint in rules:
             if not holds:
                 raise BadInputError(message, hint)
-        # Checkpoints have them as JSON, which knows no numbers of NumPy.
+        # Checkpoints have them as JSON, which cannot represent numbers of NumPy.
         self.samples = [int(count) for count in counts]
 
 

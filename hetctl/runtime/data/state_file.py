@@ -149,5 +149,5 @@ def _aligned(position: int) -> int:
 def _text_of(dtype: np.dtype[Any], name: str) -> str:
     if dtype.hasobject or dtype.names or dtype.itemsize == 0:
         raise ValueError(f"{name} is of type {dtype}, which no state can contain")
-    # Types that NumPy does not know itself, such as bfloat16, have a name, but no code.
+    # Types that are not NumPy's own, such as bfloat16, have a name, but no code.
     return dtype.name if dtype.kind == "V" else dtype.str

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hetctl.model.exit_reason import MEMBER_FAULTS, ExitReason
 from hetctl.model.plan import Allocation
-from hetctl.runtime.driver.exit_causes import exit_reason_of, with_peak
+from hetctl.runtime.driver.classify_exit import exit_reason_of, with_peak
 from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.scheduling.rounds import DEADLINE
 from hetctl.storage.event_files import EventWriter

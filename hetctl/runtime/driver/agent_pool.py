@@ -34,8 +34,8 @@ from hetctl.runtime.agent.messages import (
     FETCHED,
     FORGET,
     FROM,
-    LEAVE,
     OVERUSE,
+    SHUTDOWN,
     SIGNAL,
     STAGED,
     START,
@@ -50,7 +50,7 @@ from hetctl.runtime.agent.messages import (
     StoreOrder,
 )
 from hetctl.runtime.driver.agent_step import AgentLink, AgentStep
-from hetctl.runtime.driver.exit_causes import MISPLACED
+from hetctl.runtime.driver.classify_exit import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.job_logs import append, log_line
@@ -60,9 +60,9 @@ from hetctl.storage.paths import AgentFiles
 
 STEP_END_S = 1.0
 """Seconds in which a step ends after one of its agents has closed its connection, if it ends with it."""
-LEAVE_S = 5.0
+SHUTDOWN_S = 5.0
 END_SIGNALS = (None, signal.SIGTERM, signal.SIGKILL)
-"""Signals to a step after its release, one for each `leave_s`."""
+"""Signals to a step after its release, one for each `shutdown_s`."""
 KILLED = 128 + signal.SIGKILL
 TOUCH_EVERY_S = 2.0
 """Seconds between two touches of the driver's file, by which unconnected agents detect that it runs."""
@@ -124,7 +124,7 @@ class AgentPool:
         Frameworks that the agent of a whole node imports once, for all its ranks.
     events : RankEvents
         Receiver of the agents' reports, called in `receive` and `wait`.
-    leave_s : float
+    shutdown_s : float
         Seconds in which steps of released agents end; they are terminated then, and killed after twice that.
     stages : mapping of str to StageOrder
         Partitions that the agent on each node copies before it forks ranks.
@@ -137,7 +137,7 @@ class AgentPool:
         files: AgentFiles,
         frameworks: Sequence[str],
         events: RankEvents,
-        leave_s: float = LEAVE_S,
+        shutdown_s: float = SHUTDOWN_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
     ) -> None:
         self.nodes = tuple(nodes)
@@ -150,7 +150,7 @@ class AgentPool:
         self._frameworks = frameworks
         self._events = events
         self._timeouts = site.timeouts
-        self._leave_s = leave_s
+        self._shutdown_s = shutdown_s
         self._steps = StepPool()
         self._running: dict[str, AgentStep] = {}
         self._selector = selectors.DefaultSelector()
@@ -203,7 +203,7 @@ class AgentPool:
             return
         step.released_at = time.monotonic()
         for agent in step.agents.values():
-            self._send(agent, {LEAVE: True})
+            self._send(agent, {SHUTDOWN: True})
 
     def runs(self, name: str) -> bool:
         """Return true if the end of a step of that name has not been seen."""
@@ -286,7 +286,7 @@ class AgentPool:
                 self._steps.signal(signal.SIGTERM, name)
         # Agents that try to return see that the driver ends.
         self._files.address.unlink(missing_ok=True)
-        self._steps.end(self._leave_s)
+        self._steps.end(self._shutdown_s)
 
     def _touch(self) -> None:
         now = time.monotonic()
@@ -358,7 +358,7 @@ class AgentPool:
             if step.released_at is not None:
                 self._force_end(name, step, now - step.released_at)
             elif step.member and any(agent.closed for agent in step.agents.values()):
-                # The end of the step gives the cause.
+                # The end of the step gives the reason.
                 self.release(name)
             else:
                 for agent in [agent for agent in step.agents.values() if now > agent.lost_at]:
@@ -368,7 +368,7 @@ class AgentPool:
 
     def _force_end(self, name: str, step: AgentStep, waited_s: float) -> None:
         """Signal a released step that has not ended: SIGTERM first, then SIGKILL."""
-        number = END_SIGNALS[min(int(waited_s / self._leave_s), len(END_SIGNALS) - 1)]
+        number = END_SIGNALS[min(int(waited_s / self._shutdown_s), len(END_SIGNALS) - 1)]
         if number not in (None, step.signalled):
             self._steps.signal(number, name)
             step.signalled = number
@@ -392,8 +392,8 @@ class AgentPool:
             self._admit(held, node, step, found, connection)
         else:
             connection.close()
-            cause = f"{found.step} was to start on {', '.join(step.sets)}, and started on {node}"
-            self._fail_member(found.step, step, cause)
+            reason = f"{found.step} was to start on {', '.join(step.sets)}, and started on {node}"
+            self._fail_member(found.step, step, reason)
 
     def _take_back(self, name: str, step: AgentStep) -> None:
         """Use a node again that was lost, or whose last agent has ended."""
@@ -417,7 +417,7 @@ class AgentPool:
         )
         if not (node and step and step.agent_on(node)):
             with suppress(ConnectionError):
-                connection.send({LEAVE: True})
+                connection.send({SHUTDOWN: True})
         connection.close()
 
     def _set_for(self, node: str, step: AgentStep) -> ResourceSet | None:
@@ -436,8 +436,8 @@ class AgentPool:
         too_many = step.member and seen > given
         if found.gpus and self.site.device == GPU and (seen < given or too_many):
             connection.close()
-            cause = f"{found.step} sees {seen} GPUs on {node}, and not {given}"
-            self._continue_without(found.step, step, node, cause)
+            reason = f"{found.step} sees {seen} GPUs on {node}, and not {given}"
+            self._continue_without(found.step, step, node, reason)
             return
         planned = "" if node == held.node else f", planned on {held.node}"
         where = f"{node} ({found.host}){planned}"
@@ -454,18 +454,18 @@ class AgentPool:
         orders = [{START: gpu[1], "framework": step.to_start.pop(gpu)} for gpu in own]
         self._send(agent, encode(assignment), *orders)
 
-    def _continue_without(self, name: str, step: AgentStep, node: str, cause: str) -> None:
+    def _continue_without(self, name: str, step: AgentStep, node: str, reason: str) -> None:
         """Continue without an agent: a member's step ends; in a step of all nodes the node is lost."""
         if step.member:
-            self._fail_member(name, step, cause)
+            self._fail_member(name, step, reason)
         else:
-            log_line(cause)
+            log_line(reason)
             self._mark_node_lost(node)
 
-    def _fail_member(self, name: str, step: AgentStep, cause: str) -> None:
-        """End the step of a member that was not placed as planned, and its group; log the cause."""
-        log_line(f"{MISPLACED}: {cause}")
-        append(step.log, f"{MISPLACED}: {cause}\n")
+    def _fail_member(self, name: str, step: AgentStep, reason: str) -> None:
+        """End the step of a member that was not placed as planned, and its group; log the reason."""
+        log_line(f"{MISPLACED}: {reason}")
+        append(step.log, f"{MISPLACED}: {reason}\n")
         self.release(name)
         # By these words in its log the step counts as not launched, and not as a failure of the member.
         self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])

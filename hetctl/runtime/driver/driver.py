@@ -16,7 +16,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
 from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.active_round import ActiveRound
-from hetctl.runtime.driver.exit_causes import failed_nodes
+from hetctl.runtime.driver.classify_exit import failed_nodes
 from hetctl.runtime.driver.job_modes import JobContext, modes_of
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.phased_core import PhasedCore

@@ -14,7 +14,7 @@ from hetctl.model.plan import Placement
 from hetctl.model.profile import INTRA_NODE
 from hetctl.model.site import Node
 from hetctl.runtime.data.stage_in import stage_orders
-from hetctl.runtime.driver.exit_causes import exit_reason_of
+from hetctl.runtime.driver.classify_exit import exit_reason_of
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.driver.running_group import EndedGroup

@@ -22,7 +22,7 @@ from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.messages import Fetched, Overuse, StagedPartitions, StageOrder, StoreOrder
-from hetctl.runtime.driver.agent_pool import KILLED, LEAVE_S, NO_STAGES, AgentPool
+from hetctl.runtime.driver.agent_pool import KILLED, NO_STAGES, SHUTDOWN_S, AgentPool
 from hetctl.runtime.driver.running_group import EndedGroup, RankSlot, RunningGroup
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import Assignment, StateSaved, StopMessage, TaskMessage, VisitReport
@@ -30,8 +30,8 @@ from hetctl.storage.paths import AgentFiles
 
 WATCH_EVERY_S = 0.5
 """Seconds between two checks for groups that hang."""
-KILL_DOUBT_S = 0.05
-"""Seconds after a rank was killed in which the loss of its node, of which it may be the first sign, shows."""
+NODE_LOSS_DELAY_S = 0.05
+"""Seconds to wait after a rank was killed: the loss of its node may be reported later."""
 URGENT = frozenset({"ready", "master", "signalled", "visited", "saved", "done"})
 """Keys of messages of ranks on which the driver acts at once."""
 
@@ -71,7 +71,7 @@ class RankPool:
     ----------
     frameworks : sequence of str
         Frameworks that are imported once on each node, for all its ranks.
-    leave_s : float
+    shutdown_s : float
         Seconds in which released agents end, as in `AgentPool`.
     stages : mapping of str to StageOrder
         Partitions that nodes copy first, as in `AgentPool`.
@@ -83,11 +83,11 @@ class RankPool:
         nodes: Sequence[Node],
         files: AgentFiles,
         frameworks: Sequence[str],
-        leave_s: float = LEAVE_S,
+        shutdown_s: float = SHUTDOWN_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
     ) -> None:
         self._timeouts = site.timeouts
-        self._agents = AgentPool(site, nodes, files, frameworks, self, leave_s, stages)
+        self._agents = AgentPool(site, nodes, files, frameworks, self, shutdown_s, stages)
         self.stores = StoreReports()
         self._slots: dict[NodeGpu, RankSlot] = {}
         self._running: dict[str, RunningGroup] = {}
@@ -191,7 +191,7 @@ class RankPool:
                 self._watch(running)
         if due:
             self._next_watch = time.monotonic() + WATCH_EVERY_S
-        over = [running for running in self._running.values() if self._has_left(running)]
+        over = [running for running in self._running.values() if self._has_ended(running)]
         for running in over:
             del self._running[running.task.name]
             for gpu in gpus_of(running.placement):
@@ -282,8 +282,8 @@ class RankPool:
         if overuse and group:
             group.note_overuse(overuse, f"the rank on GPU {gpu[1]} of {node}")
         if exit_code == KILLED and group and gpu in self._slots:
-            # An agent's death kills its ranks, and a rank's death may be reported first.
-            self._killed[gpu] = time.monotonic() + KILL_DOUBT_S
+            # The loss of an agent kills its ranks, and that of a rank may be reported first.
+            self._killed[gpu] = time.monotonic() + NODE_LOSS_DELAY_S
         else:
             self._record_lost_rank(gpu, exit_code)
 
@@ -322,7 +322,7 @@ class RankPool:
             self._start_rank(slot)
         elif code and slot.code and slot.code != code:
             slot = self._slots[gpu] = RankSlot(gpu, step, awaits_end=True)
-            self._agents.send(step, gpu, {"leave": True})
+            self._agents.send(step, gpu, {"shutdown": True})
         slot.code = code or slot.code
         return slot
 
@@ -340,7 +340,7 @@ class RankPool:
             self.stores.ended.append(gpu)
 
     def _record_killed_ranks(self, now: float) -> None:
-        """Record the loss of ranks killed `KILL_DOUBT_S` ago whose agents still run."""
+        """Record the loss of ranks killed `NODE_LOSS_DELAY_S` ago whose agents still run."""
         for gpu in [gpu for gpu, due in self._killed.items() if now >= due]:
             slot = self._slots.get(gpu)
             if slot is None or self._agents.serves(slot.step, gpu):
@@ -370,7 +370,7 @@ class RankPool:
         now, ending_s = time.monotonic(), self._timeouts.ending_s
         if running.over:
             return
-        if running.ending is None and now - running.heard_at > self._timeouts.hang_s:
+        if running.ending is None and now - running.last_message_at > self._timeouts.hang_s:
             running.hung = True
             running.end()
             # A hung group does not end by itself: kill it without the time limit for its end.
@@ -383,7 +383,7 @@ class RankPool:
         for slot in running.working:
             self._agents.signal(slot.step, slot.gpu, number)
 
-    def _has_left(self, running: RunningGroup) -> bool:
+    def _has_ended(self, running: RunningGroup) -> bool:
         """Return true if a group and its own steps have ended: only then are its GPUs free."""
         if not running.over:
             return False

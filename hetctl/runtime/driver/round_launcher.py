@@ -40,7 +40,7 @@ from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
 from hetctl.storage.paths import JobFiles, RunFolder
 from hetctl.storage.run_files import checkpoint_folder, write_planner_state
 
-LEAVE_S = 5.0
+SHUTDOWN_S = 5.0
 """Seconds that leaders have to end at the end of the job, when no trainer is left."""
 
 
@@ -261,7 +261,7 @@ class Exchanges:
 
     def shutdown(self) -> None:
         """End the leaders that are left."""
-        _log_failures(self._steps.end(LEAVE_S))
+        _log_failures(self._steps.end(SHUTDOWN_S))
 
 
 def _log_failures(steps: Sequence[EndedStep]) -> None:

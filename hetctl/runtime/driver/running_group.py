@@ -16,7 +16,7 @@ from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.messages import Overuse
-from hetctl.runtime.driver.exit_causes import CAUSES, with_peak
+from hetctl.runtime.driver.classify_exit import DESCRIPTIONS, with_peak
 from hetctl.runtime.job_logs import append, end_of
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.messages import TaskMessage
@@ -82,11 +82,11 @@ class EndedGroup:
         return self.signalled or self.exit_code == 128 + signal.SIGTERM
 
     def description(self, reason: ExitReason) -> str:
-        """Return a description of the cause of its end."""
+        """Return a description of the reason for its end."""
         if reason is ExitReason.OUT_OF_MEMORY and self.overuse:
             return _described(self.overuse)
-        if reason in CAUSES:
-            return CAUSES[reason]
+        if reason in DESCRIPTIONS:
+            return DESCRIPTIONS[reason]
         if self.exit_code > 128:
             return f"killed by {_signal_name(self.exit_code - 128)}"
         return f"exit code {self.exit_code}"
@@ -104,7 +104,7 @@ class RunningGroup:
         Names of the steps of agents that serve this group alone: they end with it, and it ends with them.
     started_at : float
         Start in seconds since the epoch.
-    heard_at : float
+    last_message_at : float
         Time of the last message of any rank, in seconds of the monotonic clock, as for `ending`.
     live_metrics : LiveMetrics or None
         Last metrics of rank 0.
@@ -135,7 +135,7 @@ class RunningGroup:
     key: str
     log_start: int
     started_at: float
-    heard_at: float
+    last_message_at: float
     master: Address | None = None
     live_metrics: LiveMetrics | None = None
     stop: str | None = None
@@ -163,7 +163,7 @@ class RunningGroup:
 
     def on_message(self, slot: RankSlot, message: Any) -> None:
         """Process a message of a rank; any message counts as a heartbeat."""
-        self.heard_at = time.monotonic()
+        self.last_message_at = time.monotonic()
         if "master" in message:
             self.master = decode(Address, message["master"])
         if "metrics" in message:
@@ -220,7 +220,7 @@ class RunningGroup:
 
 
 def _described(overuse: Overuse) -> str:
-    return with_peak(CAUSES[ExitReason.OUT_OF_MEMORY], overuse.peak, overuse.share)
+    return with_peak(DESCRIPTIONS[ExitReason.OUT_OF_MEMORY], overuse.peak, overuse.share)
 
 
 def _signal_name(number: int) -> str:

@@ -14,8 +14,8 @@ from hetctl.model.pipelines import PipelineLayout
 from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
 from hetctl.runtime.stages.p2p_transport import LOST, P2PTransport, TensorMessage
 
-INIT, PUSH, FETCH, LEAVE = "init", "push", "fetch", "leave"
-TO_SERVER = (INIT, PUSH, FETCH, LEAVE)
+INIT, PUSH, FETCH, SHUTDOWN = "init", "push", "fetch", "shutdown"
+TO_SERVER = (INIT, PUSH, FETCH, SHUTDOWN)
 """Kinds of the messages for servers."""
 WEIGHTS, CLOCK = "weights", "clock"
 """Kinds of the messages from servers: weights of a layer; number of waves in all layers of a server."""
@@ -62,7 +62,7 @@ class WaveServer:
 
     def close(self) -> None:
         """End the thread."""
-        self._messages.put(TensorMessage(self._transport.rank, LEAVE))
+        self._messages.put(TensorMessage(self._transport.rank, SHUTDOWN))
         self._thread.join()
 
     def _run(self) -> None:
@@ -75,7 +75,7 @@ class WaveServer:
 
     def _serve(self) -> None:
         # The stage of this rank gets the same message, and reports the loss.
-        while (message := self._messages.get()).kind not in (LOST, LEAVE):
+        while (message := self._messages.get()).kind not in (LOST, SHUTDOWN):
             if message.kind == INIT:
                 self._init(message)
             else:

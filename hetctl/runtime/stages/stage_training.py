@@ -28,10 +28,10 @@ from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
-from hetctl.runtime.worker.tensorboard import Board
+from hetctl.runtime.worker.tensorboard import TensorBoardWriter
 from hetctl.runtime.worker.training import restarted_at_of, sharing_of, stop_signal_of, worker_names
 from hetctl.storage.atomic_io import make_private_folder
-from hetctl.storage.paths import board_in
+from hetctl.storage.paths import tensorboard_file
 
 SAMPLE = "sample"
 """Kind of the message with one sample, from which the stages take their shapes."""
@@ -118,7 +118,9 @@ def _run(trainer: PipelineTrainer, context: WorkerContext) -> None:
         trainer.run()
         return
     samples = trainer.training.samples
-    trainer.show = Board(board_in(trainer.checkpoints.path), samples, trainer.figures_of).show
+    trainer.show = TensorBoardWriter(
+        tensorboard_file(trainer.checkpoints.path), samples, trainer.figures_of
+    ).show
     busy = busy_share(context.binding.device)
     with live_metrics_to(context.send_metrics, samples, busy) as trainer.note:
         trainer.run()

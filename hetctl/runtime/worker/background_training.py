@@ -45,7 +45,7 @@ class BackgroundTraining:
         self._given: SimpleQueue[Training | None] = SimpleQueue()
         self._found: SimpleQueue[tuple[Values, float]] = SimpleQueue()
         self._is_free = False
-        self._rests_until = 0.0
+        self._next_start_at = 0.0
 
     def start(self) -> None:
         """Start the process; without it, nothing is trained."""
@@ -54,7 +54,7 @@ class BackgroundTraining:
 
     def offer(self, training: Training) -> None:
         """Begin a training, unless one has no result yet or the last one was too recent for `duty`."""
-        if self._is_free and time.monotonic() >= self._rests_until:
+        if self._is_free and time.monotonic() >= self._next_start_at:
             self._is_free = False
             self._given.put(training)
 
@@ -63,7 +63,7 @@ class BackgroundTraining:
         with suppress(Empty):
             found, cpu_s = self._found.get_nowait()
             self._is_free = True
-            self._rests_until = time.monotonic() + cpu_s / self._duty
+            self._next_start_at = time.monotonic() + cpu_s / self._duty
             return found
         return None
 
@@ -83,7 +83,7 @@ class BackgroundTraining:
                     process.stdin.flush()
                     self._found.put(pickle.load(process.stdout))
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            log_line(f"the predictor of speeds learns no more: {error!r}")
+            log_line(f"the background training of the speed predictor has failed: {error!r}")
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def _yield_to_all() -> None:
-    """Run only while no other process wants the core; the modules of numpy are not loaded yet."""
+    """Run at idle priority (SCHED_IDLE); the modules of numpy are not loaded yet."""
     os.nice(19)
     with suppress(OSError):
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))

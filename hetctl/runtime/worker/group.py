@@ -292,8 +292,8 @@ def join_group(
     # A timeout here means a lost peer: the loss of a node must not count against the member.
     except (TimeoutError, ConnectionError) as error:
         raise LostPeerError(f"the ranks of the group did not connect: {error}") from None
-    # Two to four ranks meet in 0.1 to 0.2 s. Process sets of one MPI world regroup in 5 ms, but that
-    # world dies whole with its first rank.
+    # Two to four ranks connect in 0.1 to 0.2 s. Process sets of one MPI world regroup in 5 ms, but an MPI
+    # world fails as a whole with its first rank.
     backend.initialize(group)
     return group
 

@@ -42,13 +42,13 @@ def figures_of_stages(stages: Sequence[StageReport]) -> Mapping[str, float]:
     }
 
 
-class Board:
+class TensorBoardWriter:
     """Writer that appends to the single file of a member, across the processes that train it.
 
     Parameters
     ----------
     path : Path
-        File `board_in` the folder of the member's checkpoints.
+        File `tensorboard_file` the folder of the member's checkpoints.
     samples : int
         Samples of an epoch.
     figures : Figures

@@ -21,9 +21,9 @@ from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.sharded_trainer import ShardedTrainer
-from hetctl.runtime.worker.tensorboard import Board, figures_of_ranks
+from hetctl.runtime.worker.tensorboard import TensorBoardWriter, figures_of_ranks
 from hetctl.runtime.worker.trainer import Trainer, TrainingBalancer
-from hetctl.storage.paths import board_in
+from hetctl.storage.paths import tensorboard_file
 
 TRAINERS: dict[bool, Callable[..., Trainer]] = {False: Trainer, True: ShardedTrainer}
 """Trainers of members, by whether these are divided among their ranks."""
@@ -92,8 +92,8 @@ def _run(
         trainer.run()
         return
     shares = tuple if balancer is None else balancer.shares
-    path, samples = board_in(checkpoints.path), built.training.samples
-    trainer.show = Board(path, samples, lambda _: figures_of_ranks(shares())).show
+    path, samples = tensorboard_file(checkpoints.path), built.training.samples
+    trainer.show = TensorBoardWriter(path, samples, lambda _: figures_of_ranks(shares())).show
     busy = busy_share(context.binding.device)
     with live_metrics_to(context.send_metrics, samples, busy, shares) as trainer.note:
         trainer.run()

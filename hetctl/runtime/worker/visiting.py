@@ -31,9 +31,9 @@ from hetctl.runtime.worker.member_trainer import Note, StopSignal, check_finite,
 from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec, VisitReport, VisitSpec
 from hetctl.runtime.worker.random_state import random_state, set_random_state
 from hetctl.runtime.worker.reporting import writer_of
-from hetctl.runtime.worker.tensorboard import Board
+from hetctl.runtime.worker.tensorboard import TensorBoardWriter
 from hetctl.runtime.worker.trainer import SCORES, own_arrays
-from hetctl.storage.paths import board_in
+from hetctl.storage.paths import tensorboard_file
 
 POLL_S = 0.001
 """Seconds between two checks for a state that is on its way."""
@@ -145,7 +145,7 @@ def _reporter_of(
 def _show(result: EpochResult, folder: CheckpointFolder) -> None:
     """Add an epoch to the member's TensorBoard file, which ranks of several nodes write one after another."""
     samples = round((result.rate or 0.0) * result.duration_s)
-    Board(board_in(folder.path), samples).show(result)
+    TensorBoardWriter(tensorboard_file(folder.path), samples).show(result)
 
 
 class Visitor:

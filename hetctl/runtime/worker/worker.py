@@ -171,7 +171,7 @@ class Inbox:
     def _take(self, message: Any) -> None:
         if "stop" in message:
             self._stops.add(decode(StopMessage, message["stop"]))
-        elif "leave" in message:
+        elif "shutdown" in message:
             self.end()
         else:
             self._queue.put(decode(Assignment, message["task"]))

@@ -39,11 +39,11 @@ def twice(gpus: int) -> int:
     return 2 * gpus
 
 
-def double(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
+def double(candidates: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
     """Return GPUs by member (section 4.2): powers of two times their least, except those of fixed members."""
-    counts = allot(jobs, nodes, twice)
+    counts = allot(candidates, nodes, twice)
     left = sum(len(node.gpus) for node in nodes) - sum(counts.values())
-    better = exchange(jobs, counts, left)
+    better = exchange(candidates, counts, left)
     # The exchange counts GPUs only; on nodes its result may not fit, unlike that of `allot`.
     return better if better == counts or _fit(better, nodes) else counts
 
@@ -71,7 +71,7 @@ class _Changes:
         return found
 
 
-def exchange(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int], left: int) -> dict[str, int]:
+def exchange(candidates: Sequence[ResizeCandidate], counts: Mapping[str, int], left: int) -> dict[str, int]:
     """Return counts with a total time that no further exchange makes shorter.
 
     Members that keep their present GPUs do not get fewer.
@@ -83,7 +83,7 @@ def exchange(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int], left: i
     left : int
         GPUs that no member has.
     """
-    given = [job for job in jobs if job.name in counts]
+    given = [candidate for candidate in candidates if candidate.name in counts]
     better = dict(counts)
     # Each exchange saves at least LEAST_S, so the loop ends in spite of rounding errors.
     while changed := _best(_changes(given, better), left):
@@ -93,13 +93,15 @@ def exchange(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int], left: i
     return better
 
 
-def _changes(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int]) -> dict[str, list[Change]]:
+def _changes(candidates: Sequence[ResizeCandidate], counts: Mapping[str, int]) -> dict[str, list[Change]]:
     """Return the changes that matter, by member."""
     by_gpus: defaultdict[int, list[tuple[float, str]]] = defaultdict(list)
-    for job in jobs:
-        before = counts[job.name]
-        for after in _worth_trying(job, before):
-            by_gpus[after - before].append((job.seconds(before) - job.seconds(after), job.name))
+    for candidate in candidates:
+        before = counts[candidate.name]
+        for after in _worth_trying(candidate, before):
+            by_gpus[after - before].append(
+                (candidate.seconds(before) - candidate.seconds(after), candidate.name)
+            )
     changes: defaultdict[str, list[Change]] = defaultdict(list)
     for gpus, saved in by_gpus.items():
         for saved_s, name in heapq.nlargest(MOST_COMPARED, saved):
@@ -107,11 +109,15 @@ def _changes(jobs: Sequence[ResizeCandidate], counts: Mapping[str, int]) -> dict
     return changes
 
 
-def _worth_trying(job: ResizeCandidate, gpus: int) -> list[int]:
+def _worth_trying(candidate: ResizeCandidate, gpus: int) -> list[int]:
     """Return twice and four times as many GPUs if they gain anything, and half and a quarter."""
-    fewer = [gpus // 2, gpus // 4] if gpus != job.holds and gpus in job.rates else []
-    more = [other for other in (2 * gpus, 4 * gpus) if other in job.rates and job.gain(gpus, other) > 0]
-    return [*more, *(other for other in fewer if other in job.rates and other >= job.least)]
+    fewer = [gpus // 2, gpus // 4] if gpus != candidate.holds and gpus in candidate.rates else []
+    more = [
+        other
+        for other in (2 * gpus, 4 * gpus)
+        if other in candidate.rates and candidate.gain(gpus, other) > 0
+    ]
+    return [*more, *(other for other in fewer if other in candidate.rates and other >= candidate.least)]
 
 
 def _best(changes: Mapping[str, Sequence[Change]], left: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Resizing by gain: repeated steps for the member that gains most, and their placement on nodes."""
+"""Resizing by gain: repeated increases for the member that gains most, and their placement on nodes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetctl.scheduling.planners.base import Decision, Planner, Request, allocati
 from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.placement import place_members
 
-Step = Callable[[int], int]
+NextSize = Callable[[int], int]
 """Function from a number of GPUs to the next larger one to try."""
 
 
@@ -59,7 +59,7 @@ Choose = Callable[[Sequence[ResizeCandidate], Sequence[Node]], dict[str, int]]
 """Function from members, and nodes with the available GPUs, to GPUs by member."""
 
 
-def jobs_of(request: Request) -> list[ResizeCandidate]:
+def candidates_of(request: Request) -> list[ResizeCandidate]:
     """Return all members: first those in training, then the waiting ones by arrival."""
     held = [
         ResizeCandidate(h.workload, h.workload.rates, h.allocation.gpus, h.fixed, h.workload.min_gpus)
@@ -79,79 +79,87 @@ def movable_nodes(request: Request) -> list[Node]:
     return [Node(name, tuple(here)) for name, here in gpus.items()]
 
 
-def allot(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node], step: Step) -> dict[str, int]:
-    """Return GPUs by member: the least for each while GPUs are left, then steps for the largest gain.
+def allot(
+    candidates: Sequence[ResizeCandidate], nodes: Sequence[Node], next_size: NextSize
+) -> dict[str, int]:
+    """Return GPUs by member: the least for each while GPUs are left, then increases for the largest gain.
 
     Members in training first grow to the number that they should keep: none is made smaller for the
     gain of others, but only so that all get their least number. No member overtakes one whose least number
-    is not free. A member stays as it is if its next step gains nothing, or if the GPUs for it are not free on
-    as few nodes as the member then needs. Fixed members are left out.
+    is not free. A member stays as it is if its next increase gains nothing, or if the GPUs for it are not
+    free on as few nodes as the member then needs. Fixed members are left out.
     """
     capacity = NodeCapacity(nodes)
-    growing = _beginning(jobs, capacity)
-    counts = {job.name: job.least for job in growing}
-    kept = {job.name: _kept(job, step) for job in growing}
-    _grow([job for job in growing if kept[job.name] > job.least], counts, capacity, step, kept)
-    _grow(growing, counts, capacity, step, {})
+    growing = _beginning(candidates, capacity)
+    counts = {candidate.name: candidate.least for candidate in growing}
+    kept = {candidate.name: _kept(candidate, next_size) for candidate in growing}
+    _grow(
+        [candidate for candidate in growing if kept[candidate.name] > candidate.least],
+        counts,
+        capacity,
+        next_size,
+        kept,
+    )
+    _grow(growing, counts, capacity, next_size, {})
     return counts
 
 
-def _beginning(jobs: Sequence[ResizeCandidate], capacity: NodeCapacity) -> list[ResizeCandidate]:
+def _beginning(candidates: Sequence[ResizeCandidate], capacity: NodeCapacity) -> list[ResizeCandidate]:
     """Return the members that get their least number of GPUs."""
     growing: list[ResizeCandidate] = []
-    for job in jobs:
-        if job.fixed:
+    for candidate in candidates:
+        if candidate.fixed:
             continue
-        if capacity.left and capacity.change(0, job.least):
-            growing.append(job)
-        elif not job.holds and job.least == job.workload.min_gpus:
+        if capacity.left and capacity.change(0, candidate.least):
+            growing.append(candidate)
+        elif not candidate.holds and candidate.least == candidate.workload.min_gpus:
             # Members of one GPU would take each that becomes free, and a wide member would come last.
             break
     return growing
 
 
-def _kept(job: ResizeCandidate, step: Step) -> int:
+def _kept(candidate: ResizeCandidate, next_size: NextSize) -> int:
     """Return the best number of GPUs up to the present one, the time of a restart included."""
-    best = gpus = job.least
-    while (gpus := step(gpus)) <= job.holds and gpus in job.rates:
-        if job.seconds(gpus) <= job.seconds(best):
+    best = gpus = candidate.least
+    while (gpus := next_size(gpus)) <= candidate.holds and gpus in candidate.rates:
+        if candidate.seconds(gpus) <= candidate.seconds(best):
             best = gpus
     return best
 
 
 def _grow(
-    jobs: Sequence[ResizeCandidate],
+    candidates: Sequence[ResizeCandidate],
     counts: dict[str, int],
     capacity: NodeCapacity,
-    step: Step,
+    next_size: NextSize,
     kept: Mapping[str, int],
 ) -> None:
-    """Take the step of the largest gain repeatedly: up to `kept` in any case, beyond it if it gains."""
+    """Take the increase of the largest gain repeatedly: up to `kept` in any case, beyond it if it gains."""
 
     def following(order: int) -> list[tuple[float, int, int]]:
-        job = jobs[order]
-        before = counts[job.name]
-        after = step(before)
-        if after not in job.rates or after > kept.get(job.name, after):
+        candidate = candidates[order]
+        before = counts[candidate.name]
+        after = next_size(before)
+        if after not in candidate.rates or after > kept.get(candidate.name, after):
             return []
-        gain = job.gain(before, after)
+        gain = candidate.gain(before, after)
         # The number breaks ties by arrival, and keeps the heap from comparing anything else.
-        return [(-gain, order, after)] if gain > 0 or job.name in kept else []
+        return [(-gain, order, after)] if gain > 0 or candidate.name in kept else []
 
-    steps = [entry for order in range(len(jobs)) for entry in following(order)]
-    heapq.heapify(steps)
-    while steps and capacity.left:
-        _, order, after = heapq.heappop(steps)
-        name = jobs[order].name
-        # A step that does not fit is dropped for good: the capacity only shrinks.
+    increases = [entry for order in range(len(candidates)) for entry in following(order)]
+    heapq.heapify(increases)
+    while increases and capacity.left:
+        _, order, after = heapq.heappop(increases)
+        name = candidates[order].name
+        # An increase that does not fit is dropped for good: the capacity only shrinks.
         if capacity.change(counts[name], after):
             counts[name] = after
             for entry in following(order):
-                heapq.heappush(steps, entry)
+                heapq.heappush(increases, entry)
 
 
-def give(request: Request, counts: Mapping[str, int], step: Step) -> Decision:
-    """Place members; one that does not fit goes back by as many steps as needed."""
+def give(request: Request, counts: Mapping[str, int], next_size: NextSize) -> Decision:
+    """Place members; one that does not fit goes back by as many increases as needed."""
     workloads = [*request.workloads, *(held.workload for held in request.held)]
     least = {workload.name: workload.min_gpus for workload in workloads}
     holds = {held.workload.name: held.allocation.gpus for held in request.held}
@@ -159,7 +167,7 @@ def give(request: Request, counts: Mapping[str, int], step: Step) -> Decision:
         decision, given = place_members(request, counts)
         # A member for which nothing is left waits: it is not among those given.
         short = {
-            name: _reached(gpus, step, least[name])
+            name: _reached(gpus, next_size, least[name])
             for name, gpus in given.items()
             if gpus < counts.get(name, gpus)
         }
@@ -169,33 +177,37 @@ def give(request: Request, counts: Mapping[str, int], step: Step) -> Decision:
         counts = {**counts, **short}
 
 
-def _reached(gpus: int, step: Step, least: int) -> int:
-    """Return the largest number up to `gpus` that steps from `least` reach."""
+def _reached(gpus: int, next_size: NextSize, least: int) -> int:
+    """Return the largest number up to `gpus` that increases from `least` reach."""
     reached = least
-    while step(reached) <= gpus:
-        reached = step(reached)
+    while next_size(reached) <= gpus:
+        reached = next_size(reached)
     return reached
 
 
-def by_gain(name: str, step: Step, choose: Choose) -> Planner:
-    """Return the elastic planner that uses `choose`, with steps from the least number of GPUs."""
+def by_gain(name: str, next_size: NextSize, choose: Choose) -> Planner:
+    """Return the elastic planner that uses `choose`, with increases from the least number of GPUs."""
 
     def decide(request: Request) -> Decision:
-        return give(request, choose(jobs_of(request), movable_nodes(request)), step)
+        return give(request, choose(candidates_of(request), movable_nodes(request)), next_size)
 
     def reasons(request: Request, decision: Decision) -> dict[str, str]:
-        return explain(request, decision, jobs_of(request), step)
+        return explain(request, decision, candidates_of(request), next_size)
 
     return Planner(name, "elastic", decide, reasons=reasons)
 
 
 def explain(
-    request: Request, decision: Decision, jobs: Sequence[ResizeCandidate], step: Step
+    request: Request, decision: Decision, candidates: Sequence[ResizeCandidate], next_size: NextSize
 ) -> dict[str, str]:
-    """Return for each member with GPUs the gain of its next step, and the members that wait."""
+    """Return for each member with GPUs the gain of its next increase, and the members that wait."""
     given = gpus_after(request, decision)
-    words = {job.name: _holds(job, given[job.name], step) for job in jobs if job.name in given}
-    waiting = [job.name for job in jobs if job.name not in given]
+    words = {
+        candidate.name: _holds(candidate, given[candidate.name], next_size)
+        for candidate in candidates
+        if candidate.name in given
+    }
+    waiting = [candidate.name for candidate in candidates if candidate.name not in given]
     return words | {
         name: f"waits, {ahead} before it: {len(given)} members have a GPU each or more"
         for ahead, name in enumerate(waiting)
@@ -207,13 +219,13 @@ def gpus_after(request: Request, decision: Decision) -> dict[str, int]:
     return {name: given.gpus for name, given in allocations_after(request, decision).items()}
 
 
-def _holds(job: ResizeCandidate, gpus: int, step: Step) -> str:
+def _holds(candidate: ResizeCandidate, gpus: int, next_size: NextSize) -> str:
     count = gpu_count(gpus)
-    if job.fixed:
+    if candidate.fixed:
         return f"{count}: it can be neither stopped nor moved"
-    if step(gpus) not in job.rates:
-        return f"{count}: no rate on {step(gpus)} is known"
-    gain_s = job.gain(gpus, step(gpus))
+    if next_size(gpus) not in candidate.rates:
+        return f"{count}: no rate on {next_size(gpus)} is known"
+    gain_s = candidate.gain(gpus, next_size(gpus))
     if gain_s <= 0:
-        return f"{count}: {step(gpus)} would save no time"
-    return f"{count}: {step(gpus)} would save {gain_s:.3g} s for each GPU more"
+        return f"{count}: {next_size(gpus)} would save no time"
+    return f"{count}: {next_size(gpus)} would save {gain_s:.3g} s for each GPU more"

@@ -25,10 +25,10 @@ from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.doubling import double, twice
 from hetctl.scheduling.planners.elastic import (
     ResizeCandidate,
+    candidates_of,
     explain,
     give,
     gpus_after,
-    jobs_of,
     movable_nodes,
 )
 
@@ -82,32 +82,38 @@ def _stage_ends_s(request: Request, exploration: Exploration) -> float | None:
 def _together(request: Request, known: Known) -> Exploration:
     """Let one member of each family explore, on its stage's GPUs alone."""
     stages = _stages(request, known)
-    jobs = [
-        replace(job, rates={}, least=stages[job.name]) if job.name in stages else known.job(job)
-        for job in jobs_of(request)
+    candidates = [
+        replace(candidate, rates={}, least=stages[candidate.name])
+        if candidate.name in stages
+        else known.candidate(candidate)
+        for candidate in candidates_of(request)
     ]
-    counts = double(jobs, movable_nodes(request))
+    counts = double(candidates, movable_nodes(request))
     return Exploration(give(request, counts, twice), tuple(stages), {})
 
 
 def _stages(request: Request, known: Known) -> dict[str, int]:
     """Return explorers with their GPUs, as long as all members can have a GPU beside them."""
-    jobs = jobs_of(request)
-    stages = {job.name: known.next_stage(job.workload) for job in jobs if not job.fixed}
+    candidates = candidates_of(request)
+    stages = {
+        candidate.name: known.next_stage(candidate.workload)
+        for candidate in candidates
+        if not candidate.fixed
+    }
     if not any(stages.values()):
         return {}
     capacity = NodeCapacity(movable_nodes(request))
     explorers: dict[str, tuple[ResizeCandidate, int]] = {}
-    for job in jobs:
-        if job.fixed or not capacity.left or not capacity.change(0, job.least):
+    for candidate in candidates:
+        if candidate.fixed or not capacity.left or not capacity.change(0, candidate.least):
             continue
-        stage, key = stages[job.name], known.key(job.workload)
+        stage, key = stages[candidate.name], known.key(candidate.workload)
         # Of a family the member that already holds its stage's GPUs goes on; the least is what all have.
-        if stage and (key not in explorers or job.holds == stage > job.least):
-            explorers[key] = job, stage
+        if stage and (key not in explorers or candidate.holds == stage > candidate.least):
+            explorers[key] = candidate, stage
     # Members at their stage go first: if replaced at the next call, none would ever finish its stage.
     first = sorted(explorers.values(), key=lambda explorer: explorer[0].holds != explorer[1])
-    return {job.name: stage for job, stage in first if capacity.change(job.least, stage)}
+    return {candidate.name: stage for candidate, stage in first if capacity.change(candidate.least, stage)}
 
 
 def _apart(request: Request, known: Known) -> Exploration:
@@ -115,13 +121,16 @@ def _apart(request: Request, known: Known) -> Exploration:
     most = _most(request)
     kept, resized = _go_on(request, known, most)
     rest = _without(request, kept)
-    jobs = [known.job(job) for job in jobs_of(rest)]
+    candidates = [known.candidate(candidate) for candidate in candidates_of(rest)]
     new = {
-        job.name: replace(job, rates={}, least=max(_stages_of(job.workload, most)))
-        for job in jobs
-        if not job.fixed and known.next_stage(job.workload, most)
+        candidate.name: replace(candidate, rates={}, least=max(_stages_of(candidate.workload, most)))
+        for candidate in candidates
+        if not candidate.fixed and known.next_stage(candidate.workload, most)
     }
-    counts = double([*new.values(), *(job for job in jobs if job.name not in new)], movable_nodes(rest))
+    counts = double(
+        [*new.values(), *(candidate for candidate in candidates if candidate.name not in new)],
+        movable_nodes(rest),
+    )
     decision = give(rest, counts, twice)
     others = [allocation for allocation in decision.start if allocation.member not in new]
     for name, allocation in allocations_after(rest, decision).items():
@@ -178,7 +187,9 @@ def _most(request: Request) -> int:
 def reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Return which members explore, and for the others the known gain."""
     known = _known(request)
-    words = explain(request, decision, [known.job(job) for job in jobs_of(request)], twice)
+    words = explain(
+        request, decision, [known.candidate(candidate) for candidate in candidates_of(request)], twice
+    )
     given = gpus_after(request, decision)
     kept = decision.planner_state["kept"]
     explorers = _stages(request, known) if _shared(request) else kept
@@ -232,9 +243,9 @@ class Known:
                 break
         return rates
 
-    def job(self, job: ResizeCandidate) -> ResizeCandidate:
+    def candidate(self, candidate: ResizeCandidate) -> ResizeCandidate:
         """Return a member with its known rates only."""
-        return replace(job, rates=self.rates(job.workload))
+        return replace(candidate, rates=self.rates(candidate.workload))
 
     def counts(self) -> dict[str, list[int]]:
         """Return the state to be kept."""

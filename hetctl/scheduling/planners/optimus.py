@@ -17,9 +17,9 @@ def one_more(gpus: int) -> int:
     return gpus + 1
 
 
-def add(jobs: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
+def add(candidates: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
     """Return GPUs by member by the greedy method of Optimus (section 4.2)."""
-    return allot(jobs, nodes, one_more)
+    return allot(candidates, nodes, one_more)
 
 
 OPTIMUS = by_gain("optimus", one_more, add)

@@ -32,7 +32,13 @@ def can_refine(problem: Problem) -> bool:
     return choices * len(problem.heads) <= MOST_INTERVALS
 
 
-def refine(problem: Problem, schedule: PlacedRuns, seconds: float, seed: int) -> PlacedRuns:
+def refine(
+    problem: Problem,
+    schedule: PlacedRuns,
+    seconds: float,
+    seed: int,
+    work_per_second: float = WORK_PER_SECOND,
+) -> PlacedRuns:
     """Return a schedule that is no worse, found in at most `seconds`.
 
     Members get the GPUs that `schedule` gives them, or numbers that pack well; on a single node any.
@@ -48,7 +54,7 @@ def refine(problem: Problem, schedule: PlacedRuns, seconds: float, seed: int) ->
     # The parameter is a signed number of 32 bits.
     solver.parameters.random_seed = seed % (1 << 31)
     solver.parameters.num_workers = 1
-    solver.parameters.max_deterministic_time = WORK_PER_SECOND * seconds
+    solver.parameters.max_deterministic_time = work_per_second * seconds
     if solver.status_name(solver.solve(model.model)) not in ("OPTIMAL", "FEASIBLE"):
         return schedule
     return min(schedule, model.schedule(solver), key=problem.cost)

@@ -86,13 +86,13 @@ def _mean(values: Sequence[float]) -> float:
     return math.fsum(values) / len(values) if values else 0.0
 
 
-TRIAL_S = 0.5
+COMPARISON_S = 0.5
 """Largest search time in seconds of a planner while it is compared with others."""
 
 
 @dataclass(frozen=True)
 class PlannerChoice:
-    """A planner, and the reason of its choice; `why` is empty if the user named it."""
+    """A planner, and the reason of its choice; empty if the user named it."""
 
     planner: Planner
     reason: str = ""
@@ -114,12 +114,12 @@ def choose(
     InfeasibleError
         If no planner finds a plan.
     """
-    trial = replace(options, plan_seconds=min(options.plan_seconds, TRIAL_S))
+    limited = replace(options, plan_seconds=min(options.plan_seconds, COMPARISON_S))
     tried: list[tuple[float, int, Planner]] = []
     refusals: list[InfeasibleError] = []
     for planner in PLANNERS.values() if planners is None else planners:
         try:
-            result = simulate(planner, arrivals, scenario, trial)
+            result = simulate(planner, arrivals, scenario, limited)
         except InfeasibleError as error:
             refusals.append(error)
         else:

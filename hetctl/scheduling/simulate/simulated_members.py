@@ -79,7 +79,7 @@ class SimulatedMembers:
     def seen(
         self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]
     ) -> SimulatedObservation:
-        """Return all members as a planner may know them; only an elastic one sees those in training."""
+        """Return all members as told to a planner; only an elastic one sees those in training."""
         waiting = self._waiting.without(deferred)
         held = self._held(now_s, running) if self._is_elastic else ()
         if self._work_estimator is not None:

@@ -72,7 +72,7 @@ def test_a_submission_to_a_silent_controller_is_found_later(bench):
     assert names.count(request.name) == 1
 
 
-def test_without_accounting_what_squeue_knows_is_all_there_is(bench, monkeypatch, counted):
+def test_without_accounting_states_are_those_of_squeue(bench, monkeypatch, counted):
     job = bench.submit("over", "exit 3")
     bench.end_of(job)
     text = bench.cluster.conf.read_text().splitlines()

@@ -16,15 +16,15 @@ from hetctl.runtime.agent.joining import (
     DriverFile,
     OrphanedError,
     join,
-    join_again,
+    reconnect,
 )
-from hetctl.runtime.agent.messages import LEAVE, AgentAssignment, AgentFacts
+from hetctl.runtime.agent.messages import SHUTDOWN, AgentAssignment, AgentFacts
 from hetctl.runtime.transport import Listener
 from hetctl.runtime.worker.messages import write_address
 
 FACTS = AgentFacts("agents", "n1", {}, (0,))
 ASSIGNMENT = AgentAssignment("n1", (0,), "gpu", 1, 2**30, silence_s=30.0)
-AGAIN_S = 0.1
+ATTEMPT_S = 0.1
 """Seconds of an attempt to connect."""
 
 
@@ -71,14 +71,14 @@ def test_join_returns_the_assignment_of_the_driver(driver):
 def test_an_agent_returns_once_the_driver_takes_it(driver):
     """As long as the driver holds the connection of the last agent, it rejects the next one."""
     driver.answer(None, None, encode(ASSIGNMENT))
-    _, assignment = join_again(DriverFile(driver.path), FACTS, AGAIN_S)
+    _, assignment = reconnect(DriverFile(driver.path), FACTS, ATTEMPT_S)
     assert assignment == ASSIGNMENT
 
 
 def test_an_agent_that_is_not_needed_does_not_return(driver):
-    driver.answer(None, {LEAVE: True})
+    driver.answer(None, {SHUTDOWN: True})
     with pytest.raises(DismissedError, match="does not need"):
-        join_again(DriverFile(driver.path), FACTS, AGAIN_S)
+        reconnect(DriverFile(driver.path), FACTS, ATTEMPT_S)
 
 
 def test_the_file_tells_that_the_driver_has_ended(driver):
@@ -86,7 +86,7 @@ def test_the_file_tells_that_the_driver_has_ended(driver):
     driver.listener.close()
     driver.path.unlink()
     with pytest.raises(DismissedError, match="has ended"):
-        join_again(file, FACTS, AGAIN_S)
+        reconnect(file, FACTS, ATTEMPT_S)
 
 
 def test_the_file_of_another_driver_ends_the_search(driver):
@@ -94,13 +94,13 @@ def test_the_file_of_another_driver_ends_the_search(driver):
     driver.listener.close()
     write_address(driver.path, replace(driver.address, key="another"))
     with pytest.raises(DismissedError, match="has ended"):
-        join_again(file, FACTS, AGAIN_S)
+        reconnect(file, FACTS, ATTEMPT_S)
 
 
 def test_a_driver_is_dead_if_this_machine_refuses(driver):
     driver.listener.close()
     with pytest.raises(OrphanedError) as found:
-        join_again(DriverFile(driver.path), FACTS, AGAIN_S)
+        reconnect(DriverFile(driver.path), FACTS, ATTEMPT_S)
     assert found.value.silent_s < driver.address.orphaned_s
 
 
@@ -114,7 +114,7 @@ def test_a_driver_lives_as_long_as_it_touches_its_file(tmp_path):
 
     def search():
         with pytest.raises(OrphanedError) as found:
-            join_again(DriverFile(driver.path), FACTS, AGAIN_S)
+            reconnect(DriverFile(driver.path), FACTS, ATTEMPT_S)
         outcome.append((touches, found.value.silent_s))
         ended.set()
 

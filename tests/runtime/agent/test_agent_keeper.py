@@ -9,7 +9,7 @@ import time
 import pytest
 from workbench import wait_for
 
-from hetctl.runtime.agent.keeper import KILLED, MOST_DEATHS, RETURNS, Keeper
+from hetctl.runtime.agent.keeper import KILLED, MOST_RESTARTS, RETURNS, Keeper
 from hetctl.storage.processes import Process
 
 
@@ -41,7 +41,7 @@ def lives(tmp_path):
 
 
 def test_an_agent_that_lost_its_driver_is_started_again(lives):
-    most = MOST_DEATHS + 3
+    most = MOST_RESTARTS + 3
     assert end_of(forked_keeper(lambda is_first: RETURNS if lives(is_first) < most else 0)) == 0
     assert [is_first for is_first, _ in lives.read()] == [1] + [0] * (most - 1)
     assert len({pid for _, pid in lives.read()}) == most
@@ -59,12 +59,12 @@ def test_an_agent_that_is_killed_returns_a_few_times(lives):
         os.kill(os.getpid(), signal.SIGKILL)
 
     assert end_of(forked_keeper(live)) == KILLED
-    assert len(lives.read()) == 1 + MOST_DEATHS
+    assert len(lives.read()) == 1 + MOST_RESTARTS
 
 
 def test_an_agent_without_its_template_returns_a_few_times(lives):
     assert end_of(forked_keeper(lambda is_first: lives(is_first) and KILLED)) == KILLED
-    assert len(lives.read()) == 1 + MOST_DEATHS
+    assert len(lives.read()) == 1 + MOST_RESTARTS
 
 
 def test_sigterm_ends_an_agent_that_does_not_ignore_it(lives):

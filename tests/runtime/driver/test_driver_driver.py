@@ -158,12 +158,12 @@ def test_the_job_ends_in_order_on_request(tmp_path, by):
 
 
 def test_a_hanging_step_is_terminated_then_killed_in_the_grace(tmp_path):
-    job = Job(tmp_path, {"deaf": {"hang": True}, "good": {"epochs": 500}}, wall_s=14, grace_s=4)
+    job = Job(tmp_path, {"unresponsive": {"hang": True}, "good": {"epochs": 500}}, wall_s=14, grace_s=4)
     job.drive()
-    deaf = next(e for e in job.events("task_ended") if e.data["member"] == "deaf")
-    assert deaf.data["description"] == "killed by SIGKILL"
-    assert job.events("deaf", "deaf")
-    assert job.progress()["deaf"].failures == 0
+    unresponsive = next(e for e in job.events("task_ended") if e.data["member"] == "unresponsive")
+    assert unresponsive.data["description"] == "killed by SIGKILL"
+    assert job.events("unresponsive", "unresponsive")
+    assert job.progress()["unresponsive"].failures == 0
     good = next(e for e in job.events("task_ended") if e.data["member"] == "good")
     assert good.data["exit_code"] == 0
     assert job.reason == "deadline"

@@ -26,7 +26,7 @@ from hetctl.model.serialization import decode
 from hetctl.model.site import HEARTBEAT_EVERY_S, MEMBERS, NODES, Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import AgentAssignment, PartitionToStage, StageOrder
 from hetctl.runtime.data.partition_files import write_manifest
-from hetctl.runtime.driver.exit_causes import exit_reason_of
+from hetctl.runtime.driver.classify_exit import exit_reason_of
 from hetctl.runtime.driver.rank_pool import URGENT, RankPool
 from hetctl.runtime.transport import Address, connect
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage
@@ -78,7 +78,7 @@ def work(assignment, context):
     def goes_on():
         stopped = context.stop_reason(assignment.rank_info.key)
         told = stopped or Path(assignment.task.folder, "enough").exists()
-        return ranks.broadcast(how["steps"] > 0 and not (told and not how.get("deaf")))
+        return ranks.broadcast(how["steps"] > 0 and not (told and not how.get("unresponsive")))
     while goes_on():
         how["steps"] -= 1
         time.sleep(0.05)
@@ -317,11 +317,11 @@ def test_a_group_without_a_sign_of_life_is_ended(start, rank):
     job.start("first", 0, 1, 3)  # so that the start of ranks does not count as a hang
     job.end_of("first")
     job.start("other", 3, steps=1000)
-    job.start("deaf", 0, 1, rank=rank, hang=True)
-    wait_for(lambda: len(job.at_work("deaf")) == 2)
-    (deaf,) = job.end_of("deaf")
-    assert deaf.hung
-    assert deaf.exit_code > 128
+    job.start("unresponsive", 0, 1, rank=rank, hang=True)
+    wait_for(lambda: len(job.at_work("unresponsive")) == 2)
+    (unresponsive,) = job.end_of("unresponsive")
+    assert unresponsive.hung
+    assert unresponsive.exit_code > 128
     job.enough()
     (other,) = job.end_of("other")
     assert (other.exit_code, other.hung) == (0, False)
@@ -367,13 +367,17 @@ def test_sigterm_to_a_rank_is_reported_and_the_rank_stays(job):
 
 
 def test_a_second_sigterm_ends_a_rank_that_does_not_leave(job):
-    job.start("deaf", 0, steps=100_000, deaf=True)
-    (pid,) = wait_for(lambda: job.at_work("deaf"))
+    job.start("unresponsive", 0, steps=100_000, unresponsive=True)
+    (pid,) = wait_for(lambda: job.at_work("unresponsive"))
     os.kill(pid, signal.SIGTERM)
-    wait_for(lambda: job.rank_pool.reap() == [] and job.rank_pool.signalled() == ("deaf",))
+    wait_for(lambda: job.rank_pool.reap() == [] and job.rank_pool.signalled() == ("unresponsive",))
     os.kill(pid, signal.SIGTERM)
-    (deaf,) = job.end_of("deaf")
-    assert (deaf.exit_code, deaf.signalled, deaf.got_sigterm) == (128 + signal.SIGTERM, True, True)
+    (unresponsive,) = job.end_of("unresponsive")
+    assert (unresponsive.exit_code, unresponsive.signalled, unresponsive.got_sigterm) == (
+        128 + signal.SIGTERM,
+        True,
+        True,
+    )
 
 
 @pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
@@ -467,10 +471,10 @@ def _closed(connection) -> bool:
 
 def test_a_node_is_lost_with_its_groups_if_no_agent_connects(start, monkeypatch):
     job = start(replace(SITE, timeouts=replace(TIMEOUTS, join_s=0.5)))
-    deaf = job.folder / "deaf"
-    deaf.write_text("#!/bin/sh\nsleep 100\n")
-    deaf.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(deaf))
+    unresponsive = job.folder / "unresponsive"
+    unresponsive.write_text("#!/bin/sh\nsleep 100\n")
+    unresponsive.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(unresponsive))
     job.start("m", 0, 1)
     (step,) = job.end_of("m")
     assert (step.lost_nodes, job.rank_pool.nodes, job.rank_pool.gpus) == (("localhost",), (), 0)
@@ -580,11 +584,11 @@ MISFITS = {
 
 @pytest.mark.parametrize(("facts", "message"), MISFITS.values(), ids=MISFITS)
 def test_a_misplaced_agent_ends_its_member(start, tmp_path, monkeypatch, facts, message):
-    deaf = tmp_path / "deaf"
-    deaf.write_text("#!/bin/sh\nexec sleep 100\n")
-    deaf.chmod(0o755)
-    job = start(replace(BY_MEMBERS, device="gpu"), leave_s=0.2)
-    monkeypatch.setattr(sys, "executable", str(deaf))
+    unresponsive = tmp_path / "unresponsive"
+    unresponsive.write_text("#!/bin/sh\nexec sleep 100\n")
+    unresponsive.chmod(0o755)
+    job = start(replace(BY_MEMBERS, device="gpu"), shutdown_s=0.2)
+    monkeypatch.setattr(sys, "executable", str(unresponsive))
     job.rank_pool._agents.nodes = (NODE, Node("n2", NODE.gpus))
     job.start("m", 0, 1)
     stranger = connect_as(job, f"{tmp_path.name}/m", **facts)
@@ -598,10 +602,10 @@ def test_a_misplaced_agent_ends_its_member(start, tmp_path, monkeypatch, facts, 
 def test_a_launcher_that_chooses_nodes_may_use_another_node(start, tmp_path, monkeypatch):
     job = start(BY_MEMBERS)
     monkeypatch.setitem(LAUNCHERS, "local", replace(LAUNCHERS["local"], chooses_nodes=True))
-    deaf = tmp_path / "deaf"
-    deaf.write_text("#!/bin/sh\nexec sleep 100\n")
-    deaf.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(deaf))
+    unresponsive = tmp_path / "unresponsive"
+    unresponsive.write_text("#!/bin/sh\nexec sleep 100\n")
+    unresponsive.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(unresponsive))
     job.rank_pool._agents.nodes = (NODE, Node("n2", NODE.gpus))
     job.start("m", 2, 3)
     agent = connect_as(job, f"{tmp_path.name}/m", "n2")

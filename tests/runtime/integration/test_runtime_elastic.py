@@ -126,13 +126,13 @@ def test_gpu_hours_of_a_resized_member_sum_over_its_steps(tmp_path, monkeypatch)
 
 
 def test_a_trainer_that_does_not_leave_is_killed_without_fault(tmp_path, monkeypatch):
-    job = scripted(tmp_path, {"deaf": {"hang": True}, "good": {"epochs": 60}}, grace_s=1)
-    states = [(give("deaf", 0), give("good", 1)), (give("good", 0, 1),)]
+    job = scripted(tmp_path, {"unresponsive": {"hang": True}, "good": {"epochs": 60}}, grace_s=1)
+    states = [(give("unresponsive", 0), give("good", 1)), (give("good", 0, 1),)]
     job.drive_by(Script(states, after(2.5)).planner, monkeypatch)
     ended = {event.data["member"]: event for event in job.events("task_ended")}
-    assert ended["deaf"].data["description"] == "killed by SIGKILL"
-    assert ended["deaf"].data["fault"] is False
-    assert job.progress()["deaf"].failures == 0
+    assert ended["unresponsive"].data["description"] == "killed by SIGKILL"
+    assert ended["unresponsive"].data["fault"] is False
+    assert job.progress()["unresponsive"].failures == 0
     assert job.task_gpus("good") == [1, 2]
     assert job.progress()["good"].converged
     assert job.events("round_ended")[0].data["ended_by"] in ("resize", "preempted")

@@ -10,8 +10,8 @@ import pytest
 from pipelined_run import STAGES
 
 from hetctl.model.training_progress import EpochResult, RankShare
-from hetctl.runtime.worker.tensorboard import Board, figures_of_ranks, figures_of_stages
-from hetctl.storage.paths import board_in
+from hetctl.runtime.worker.tensorboard import TensorBoardWriter, figures_of_ranks, figures_of_stages
+from hetctl.storage.paths import tensorboard_file
 
 # TensorBoard reads event files by itself, too, without TensorFlow, whose import takes 4 s.
 READ = """
@@ -36,11 +36,11 @@ def read(folder):
 
 def test_epochs_of_several_rounds_are_read_as_one_course(tmp_path):
     pytest.importorskip("tensorboard")
-    path = board_in(tmp_path / "m")
-    first = Board(path, 200)
+    path = tensorboard_file(tmp_path / "m")
+    first = TensorBoardWriter(path, 200)
     first.show(result(1))
     first.show(result(2))
-    Board(path, 200).show(result(3, gpus=4))
+    TensorBoardWriter(path, 200).show(result(3, gpus=4))
     assert read(path.parent) == {
         "loss": [[1, 1.0], [2, 0.5], [3, 0.333333]],
         "val_accuracy": [[1, 0.5], [2, 0.5], [3, 0.5]],
@@ -53,9 +53,9 @@ def test_epochs_of_several_rounds_are_read_as_one_course(tmp_path):
 
 def test_ranks_of_a_balanced_group_have_their_batches_and_times(tmp_path):
     pytest.importorskip("tensorboard")
-    path = board_in(tmp_path / "m")
+    path = tensorboard_file(tmp_path / "m")
     ranks = (RankShare("n1:0", 48, 0.25), RankShare("n2:0", 16, 0.5))
-    Board(path, 200, lambda _: figures_of_ranks(ranks)).show(result(1))
+    TensorBoardWriter(path, 200, lambda _: figures_of_ranks(ranks)).show(result(1))
     tags = read(path.parent)
     assert (tags["batch/n1:0"], tags["batch/n2:0"]) == ([[1, 48.0]], [[1, 16.0]])
     assert tags["step_s/n2:0"] == [[1, 0.5]]
@@ -63,9 +63,9 @@ def test_ranks_of_a_balanced_group_have_their_batches_and_times(tmp_path):
 
 def test_a_pipeline_has_its_shares_and_bytes_between_nodes(tmp_path):
     pytest.importorskip("tensorboard")
-    path = board_in(tmp_path / "m")
+    path = tensorboard_file(tmp_path / "m")
     first = figures_of_stages(STAGES)
-    Board(path, 200, {1: first, 2: first | {"pipeline/idle": 0.5}}.__getitem__).show(result(2))
+    TensorBoardWriter(path, 200, {1: first, 2: first | {"pipeline/idle": 0.5}}.__getitem__).show(result(2))
     tags = {tag: points for tag, points in read(path.parent).items() if tag.startswith("pipeline/")}
     assert tags == {
         "pipeline/busy": [[2, 0.8]],
@@ -79,27 +79,28 @@ def test_a_pipeline_has_its_shares_and_bytes_between_nodes(tmp_path):
 def test_a_truncated_record_does_not_hide_later_ones(tmp_path, torn):
     """Only some bytes of the last record are on disk, or zeros, as after a crash of the node."""
     pytest.importorskip("tensorboard")
-    path = board_in(tmp_path / "m")
-    board = Board(path, 200)
+    path = tensorboard_file(tmp_path / "m")
+    board = TensorBoardWriter(path, 200)
     board.show(result(1))
     whole = path.read_bytes()
     board.show(result(2))
     record = path.read_bytes()[len(whole) :]
     path.write_bytes(whole + (bytes(len(record)) if torn is None else record[:torn]))
-    Board(path, 200).show(result(3))
+    TensorBoardWriter(path, 200).show(result(3))
     assert [step for step, _ in read(path.parent)["loss"]] == [1, 3]
 
 
 def test_without_tensorboard_nothing_is_written(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    Board(tmp_path / "b" / "file", 200).show(result(1))
+    TensorBoardWriter(tmp_path / "b" / "file", 200).show(result(1))
     assert list(tmp_path.iterdir()) == []
 
 
 def test_no_framework_is_imported_for_it():
-    code = "import sys; from pathlib import Path; from hetctl.runtime.worker.tensorboard import Board;"
+    code = "import sys; from pathlib import Path;"
+    code += "from hetctl.runtime.worker.tensorboard import TensorBoardWriter;"
     code += "from hetctl.model.training_progress import EpochResult; import tempfile;"
     code += "path = Path(tempfile.mkdtemp(), 'file');"
-    code += "Board(path, 1).show(EpochResult(1, {}, 1.0, 1, 0.0)); print(*sys.modules)"
+    code += "TensorBoardWriter(path, 1).show(EpochResult(1, {}, 1.0, 1, 0.0)); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"tensorflow", "torch"} & set(done.stdout.split())

@@ -18,7 +18,7 @@ from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import makespan_bound, mean_jct_bound
-from hetctl.perf.epoch_timeline import least_step_s
+from hetctl.perf.epoch_timeline import least_task_s
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import OBJECTIVES, Decision, Held, Options, Planner, Request
 from hetctl.scheduling.planners.heterogeneous import most_for_one
@@ -307,7 +307,7 @@ def longest_step_s(workload: Workload) -> float:
     startup_s = max(workload.startup_s, workload.restart_s or 0.0)
     left = workload.samples_per_epoch or workload.samples_left
     whole = replace(workload, samples_left=float(left), startup_s=startup_s)
-    return least_step_s(whole, min(workload.rates.values()))
+    return least_task_s(whole, min(workload.rates.values()))
 
 
 @every_planner

@@ -16,12 +16,12 @@ from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.perf.allotments import allotment_bound, allotments_of
-from hetctl.scheduling.planners import planner_named, static_solver
+from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import MAKESPAN, MEAN_JCT, Options, Request
 from hetctl.scheduling.planners.static import STATIC, decide, reasons
 from hetctl.scheduling.planners.static_schedule import Heads, Problem, Run, in_order, list_schedule, placeable
 from hetctl.scheduling.planners.static_search import improve_nodes, search
-from hetctl.scheduling.planners.static_solver import IntervalModel, can_refine, refine
+from hetctl.scheduling.planners.static_solver import WORK_PER_SECOND, IntervalModel, can_refine, refine
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
 
@@ -125,15 +125,14 @@ def test_start_up_and_epochs_are_planned_for() -> None:
     assert {m.member: m.done_s for m in result.members} == pytest.approx(ends)
 
 
-def test_the_solver_finds_what_the_lists_miss_and_is_never_worse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_solver_finds_what_the_lists_miss_and_is_never_worse() -> None:
     """The work of 1 s within a limit of 60 s: on a busy machine the wall-clock limit would come first."""
-    monkeypatch.setattr(static_solver, "WORK_PER_SECOND", static_solver.WORK_PER_SECOND / 60)
     members = some_members(1, 12, 16)
     problem = problem_of(members, 16, 4)
     runs = [problem.run(i, 0) for i in range(12)]
     on_one_gpu = in_order(list_schedule(runs, problem.heads)[0], problem.heads)
     assert can_refine(problem)
-    refined = refine(problem, on_one_gpu, 60.0, seed=0)
+    refined = refine(problem, on_one_gpu, 60.0, seed=0, work_per_second=WORK_PER_SECOND / 60)
     assert problem.cost(refined) < 0.9 * problem.cost(on_one_gpu)
     assert problem.cost(refined) >= problem.bound_s
     assert refined == in_order(refined, problem.heads)

@@ -14,7 +14,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement, Plan
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
-from hetctl.perf.epoch_timeline import least_step_s
+from hetctl.perf.epoch_timeline import least_task_s
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
 from hetctl.scheduling.simulate.engine import Engine
@@ -197,7 +197,7 @@ alphas = st.sampled_from([0.0, 0.5, 0.8, 1.0])
 def longest_task(members: Sequence[Workload]) -> float:
     """Return the seconds in which every member gets a whole epoch done on any GPUs it may be given."""
     whole = [replace(c, samples_left=float(c.samples_per_epoch or c.samples_left)) for c in members]
-    return max(least_step_s(c, rate) for c in whole for rate in c.rates.values()) + 10
+    return max(least_task_s(c, rate) for c in whole for rate in c.rates.values()) + 10
 
 
 @settings(deadline=None)

@@ -26,11 +26,11 @@ from hetctl.runtime.worker.scripts.command_process import (
     shown,
 )
 from hetctl.runtime.worker.scripts.command_run import CommandRun, command_environment
-from hetctl.runtime.worker.tensorboard import Board
+from hetctl.runtime.worker.tensorboard import TensorBoardWriter
 from hetctl.runtime.worker.training import stop_signal_of
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.event_files import read_events
-from hetctl.storage.paths import board_in
+from hetctl.storage.paths import tensorboard_file
 
 NAMED = "checkpoint_named"
 """Kind of the event of a checkpoint that the command has named."""
@@ -115,7 +115,7 @@ class EpochReports:
     note: Note = lambda *_: None
 
     def __post_init__(self) -> None:
-        self._board: Board | None = None
+        self._board: TensorBoardWriter | None = None
         self._marks: list[Mark] = []
         self._began_at = time.time()
         self._wrong = 0
@@ -167,8 +167,8 @@ class EpochReports:
             return
         self.history[epoch] = result
         self.events.write("epoch", **encode(result), evaluate_s=0.0)
-        path = board_in(Path(self.spec.checkpoints))
-        self._board = self._board or Board(path, int(report.samples or 0))
+        path = tensorboard_file(Path(self.spec.checkpoints))
+        self._board = self._board or TensorBoardWriter(path, int(report.samples or 0))
         self._board.show(result)
 
     def _result(self, report: ScriptReport, epoch: int, now: float) -> EpochResult:

@@ -78,7 +78,7 @@ def test_a_blind_script_is_run_again_and_told_of(tmp_path):
 
 
 def test_a_script_that_does_not_stop_is_killed(tmp_path):
-    project = project_of(tmp_path, "--epochs", "10000", "--harm", "deaf", max_epochs=2)
+    project = project_of(tmp_path, "--epochs", "10000", "--harm", "unresponsive", max_epochs=2)
     done = submitted(project, "--time", "20s")
     assert (done.code, done.json["members"][0]["reason"]) == (0, "2 epochs done"), done
     assert [line.rpartition(" ")[2] for line in log_of(project).splitlines() if "told to stop" in line] == [

@@ -124,7 +124,7 @@ def test_a_job_that_the_site_ends(run, reason, state):
     assert run.jobs()[0].reason.startswith(reason.partition(":")[0])
 
 
-def test_a_job_that_lsf_forgets_while_it_trains(run):
+def test_a_job_that_lsf_no_longer_lists_while_it_trains(run):
     job = run.start()
     run.cluster.ask("hide", job=job, where="everything")
     assert run.project.here("status", "--json").code == 0

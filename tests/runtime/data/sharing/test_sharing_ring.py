@@ -450,7 +450,7 @@ def test_the_stream_ends_where_the_first_of_the_ends_is(path):
     assert ours.take(1, 1) is None
 
 
-def test_readers_that_wait_hear_of_the_end(path):
+def test_readers_that_wait_are_told_the_end(path):
     ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
     reading = Child(read, path, 0)
     assert not reading.has_sent(0.05)

@@ -5,46 +5,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 
-# srun returns 253 for a step that ran out of memory, and 128 + n for one that signal n ended.
-SRUN_OUT_OF_MEMORY = 253
 GIBIBYTE = 2**30
-
-# Messages of Slurm's launcher and of its daemon on the node in the output of a step. The first line of the
-# table that fits decides: the cause of a job's end comes before its effects on the processes.
-SLURM = r"^(?:\S+: )?(?:srun|slurmstepd)\S*: .*"
-OF_SLURM = tuple(
-    (re.compile(SLURM + text, re.MULTILINE | re.IGNORECASE), reason)
-    for text, reason in (
-        ("DUE TO TIME LIMIT", ExitReason.TIME),
-        ("DUE TO PREEMPTION", ExitReason.PREEMPTED),
-        ("DUE TO JOB REQUEUE", ExitReason.CANCELLED),
-        # If a job ends with one of its nodes, the steps on its other nodes print this.
-        ("DUE TO NODE FAILURE", ExitReason.CANCELLED),
-        (
-            "(already completing or completed|Job \\d+ has expired|Invalid job id specified)",
-            ExitReason.CANCELLED,
-        ),
-        ("Job is pending execution", ExitReason.CANCELLED),
-        ("(Node fail|Required node not available)", ExitReason.NODE_FAILURE),
-        # Steps ask only for what was reserved, so one of the nodes must be lost.
-        ("Requested node configuration is not available", ExitReason.NODE_FAILURE),
-        (r"(oom.?kill|Out Of Memory|exceeded memory limit)", ExitReason.OUT_OF_MEMORY),
-        ("(Unable to contact slurm controller|Socket timed out|connect failure)", ExitReason.NOT_LAUNCHED),
-    )
-)
 MISPLACED = "placement could not be kept"
 """Words in the log of a member whose agents run on other nodes or GPUs than planned."""
-EVIDENCE = (*OF_SLURM, (re.compile(f"^{MISPLACED}: ", re.MULTILINE), ExitReason.NOT_LAUNCHED))
+
+OF_LAUNCHERS = tuple(
+    (re.compile(launcher.exit_lines + text, re.MULTILINE | re.IGNORECASE), reason)
+    for launcher in LAUNCHERS.values()
+    for text, reason in launcher.exit_messages
+)
+EVIDENCE = (*OF_LAUNCHERS, (re.compile(f"^{MISPLACED}: ", re.MULTILINE), ExitReason.NOT_LAUNCHED))
+"""Messages in the output of a step, with reasons; the first that fits decides."""
 
 BY_CODE = {
-    SRUN_OUT_OF_MEMORY: ExitReason.OUT_OF_MEMORY,
+    **{code: reason for launcher in LAUNCHERS.values() for code, reason in launcher.exit_codes.items()},
     LOST_PEER: ExitReason.KILLED,
     **{code: reason for reason, code in EXIT_CODES.items()},
 }
 
-CAUSES = {
+DESCRIPTIONS = {
     ExitReason.TIME: "the job's time was over",
     ExitReason.PREEMPTED: "the job was preempted",
     ExitReason.CANCELLED: "the batch system ended the job",
@@ -67,7 +49,7 @@ def exit_reason_of(exit_code: int, output: str, reported: str | None = None) -> 
     output : str
         Output of the task, the trainers' own lines included.
     reported : str or None
-        Cause in the trainer's own ``failed`` event. It may be a mere consequence: when a rank is lost, the
+        Reason in the trainer's own ``failed`` event. It may be a mere consequence: when a rank is lost, the
         other ranks fail, too.
     """
     for pattern, reason in EVIDENCE:
@@ -81,14 +63,15 @@ def exit_reason_of(exit_code: int, output: str, reported: str | None = None) -> 
 def failed_nodes(output: str, nodes: Iterable[str]) -> tuple[str, ...]:
     """Return the nodes of a task that failed: those that the launcher names, or its only node."""
     nodes = tuple(nodes)
-    lines = "\n".join(line for line in output.splitlines() if re.match(SLURM, line))
+    starts = [launcher.exit_lines for launcher in LAUNCHERS.values() if launcher.exit_lines]
+    lines = "\n".join(line for line in output.splitlines() if any(re.match(each, line) for each in starts))
     # A name counts only as a whole word: n1 must be found neither in n10 nor in rack-n1.
     named = tuple(node for node in nodes if re.search(rf"(?<![\w-]){re.escape(node)}(?![\w-])", lines))
     return named if len(nodes) > 1 else nodes
 
 
-def with_peak(cause: str, peak_bytes: int, share_bytes: int = 0) -> str:
+def with_peak(description: str, peak_bytes: int, share_bytes: int = 0) -> str:
     """Append the peak of memory and the share that it exceeded, if they are known (nonzero)."""
     peak = f": {peak_bytes / GIBIBYTE:.2f} GiB at its peak" if peak_bytes else ""
     share = f", and its share of the node is {share_bytes / GIBIBYTE:.2f} GiB" if share_bytes else ""
-    return f"{cause}{peak}{share}"
+    return f"{description}{peak}{share}"
