@@ -98,7 +98,7 @@ def command(
     If the ensemble has an unfinished run, that one continues from its checkpoints, with the options given
     now that may change.
     """
-    from hetctl.app.run.lifecycle import go_on
+    from hetctl.app.run.lifecycle import continue_run
     from hetctl.app.run.select_run import unfinished_run
     from hetctl.app.run.spec import SubmitRequest
     from hetctl.model.run import Budget
@@ -112,7 +112,7 @@ def command(
     if run is not None and dry_run:
         _preview_next(project, run, ensemble, requested, as_json=as_json)
     elif run is not None:
-        _tell(project, go_on(project, run, ensemble, requested), wait=wait, as_json=as_json)
+        _print_outcome(project, continue_run(project, run, ensemble, requested), wait=wait, as_json=as_json)
     else:
         plan, _ = plan_request(project, budget=requested.budget, **options)
         request = SubmitRequest(plan, requested.budget, retries, new, chain, requested.given, replay)
@@ -150,7 +150,7 @@ def _start(project: Project, request: SubmitRequest, *, dry_run: bool, wait: boo
     if not dry_run:
         outcome = submit(project, request)
         warn(project, request.plan)
-        _tell(project, outcome, wait=wait, as_json=as_json)
+        _print_outcome(project, outcome, wait=wait, as_json=as_json)
     elif as_json:
         print_json(submission_fields(preview(project, request)))
     else:
@@ -176,7 +176,7 @@ def _preview_next(
     print_submission(shown.submission)
 
 
-def _tell(project: Project, outcome: RunTransition, *, wait: bool, as_json: bool) -> None:
+def _print_outcome(project: Project, outcome: RunTransition, *, wait: bool, as_json: bool) -> None:
     """Print the changes and the submitted job; with `wait`, follow the run."""
     if as_json and not wait:
         print_json(outcome)

@@ -93,7 +93,9 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
         return _begin(project, catalog, planned_run(project, catalog, request), request.replay)
 
 
-def go_on(project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions) -> RunTransition:
+def continue_run(
+    project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions
+) -> RunTransition:
     """Continue an unfinished run, with the new options that may change.
 
     Raises
@@ -106,7 +108,7 @@ def go_on(project: Project, run: str, ensemble: Ensemble, requested: RequestedOp
         If the batch system cannot be reached or refuses; the run is then unchanged.
     """
     with project.writing() as catalog:
-        return _go_on(project, catalog, record_of(catalog, run), ensemble, requested)
+        return _continue(project, catalog, record_of(catalog, run), ensemble, requested)
 
 
 def advance(
@@ -164,7 +166,7 @@ def cancel(project: Project, run: str | None) -> RunTransition:
     return replace(cancelled, reason=reason)
 
 
-def _go_on(
+def _continue(
     project: Project, catalog: Catalog, record: RunRecord, ensemble: Ensemble, requested: RequestedOptions
 ) -> RunTransition:
     run, folder = record.spec.run, project.home.run(record.spec.run)
@@ -179,15 +181,15 @@ def _go_on(
     jobs = current_jobs(catalog.jobs(run), project.batch_system(spec.site), job_events(folder))
     # A job whose script is about to end does not keep the user from going on; the next job waits for it.
     _refuse_under_way(run, at_work(jobs, folder))
-    end = reason_to_end(spec, folder, jobs, taken_up=True)
+    end = reason_to_end(spec, folder, jobs, is_continued=True)
     # Rendered before anything is stored: a template that cannot be rendered leaves all as it is.
     following = end or _next_job(project, catalog, spec, jobs)
     save_jobs(catalog, run, jobs)
     collect(catalog, folder)
     if isinstance(following, NextJob):
-        transition = _submit_next(project, catalog, following, taken_up_from=record.spec)
+        transition = _submit_next(project, catalog, following, continued_from=record.spec)
     else:
-        _take_up(project, catalog, spec)
+        _record_continued(project, catalog, spec)
         transition = _note(catalog, run, *following)
     return replace(transition, changed=changed)
 
@@ -201,11 +203,11 @@ def _refuse_under_way(run: str, jobs: Sequence[Job]) -> None:
         )
 
 
-def _take_up(project: Project, catalog: Catalog, spec: RunSpec) -> None:
+def _record_continued(project: Project, catalog: Catalog, spec: RunSpec) -> None:
     """Continue a run under its specification from now on."""
     keep_modules(spec, project.home.run(spec.run))
     _save(project, catalog, spec)
-    _note(catalog, spec.run, RunReason.CONTINUED, "taken up again")
+    _note(catalog, spec.run, RunReason.CONTINUED, "continued")
 
 
 @contextmanager
@@ -257,7 +259,7 @@ def _advance(
     collect(catalog, folder)
     if record.state not in UNDER_WAY:
         return RunTransition(spec.run, record.state, record.reason)
-    end = reason_to_end(spec, folder, jobs, taken_up=False)
+    end = reason_to_end(spec, folder, jobs, is_continued=False)
     alive = [job for job in jobs if not job.state.over]
     if alive and not (end and end[0] in WITHOUT_WORK and _are_queued(alive)):
         waits = f"job {alive[0].batch_id} is {alive[0].state.value}"
@@ -283,19 +285,19 @@ def _next_job(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[
 
 
 def _submit_next(
-    project: Project, catalog: Catalog, new: NextJob, *, taken_up_from: RunSpec | None = None
+    project: Project, catalog: Catalog, new: NextJob, *, continued_from: RunSpec | None = None
 ) -> RunTransition:
     """Submit the next job.
 
     Parameters
     ----------
-    taken_up_from : RunSpec or None
+    continued_from : RunSpec or None
         Specification of the run so far, if the user changes it; None: it stays.
     """
     spec = new.spec
-    if taken_up_from:
-        _take_up(project, catalog, spec)
-    with _restored_if_refused(project, catalog, taken_up_from) if taken_up_from else nullcontext():
+    if continued_from:
+        _record_continued(project, catalog, spec)
+    with _restored_if_refused(project, catalog, continued_from) if continued_from else nullcontext():
         # As SUBMITTING, before the batch system gets it: after a crash the next command searches for it.
         catalog.save_job(spec.run, new.jobs[-1])
         return _queued(catalog, spec, submit_last(project, catalog, spec, new.jobs, new.submission))
@@ -329,7 +331,7 @@ def _finish_submission(
     if job is not None:
         return _queued(catalog, spec, job, "is found: its submission had been cut short")
     next_job = _next_job(project, catalog, changed or spec, jobs)
-    return _submit_next(project, catalog, next_job, taken_up_from=spec if changed else None)
+    return _submit_next(project, catalog, next_job, continued_from=spec if changed else None)
 
 
 def _note(catalog: Catalog, run: str, reason: RunReason, text: str) -> RunTransition:

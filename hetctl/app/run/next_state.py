@@ -29,13 +29,13 @@ FREE = frozenset({JobState.PREEMPTED, JobState.CANCELLED})
 
 
 def reason_to_end(
-    spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], taken_up: bool
+    spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], is_continued: bool
 ) -> tuple[RunReason, str] | None:
     """Return why a run ends after its jobs, with a text for the user; None if it needs another job.
 
     Parameters
     ----------
-    taken_up : bool
+    is_continued : bool
         True if the user has just continued the run: trouble of earlier jobs does not count then.
     """
     events = events_in(folder)
@@ -46,7 +46,7 @@ def reason_to_end(
     budget = spec.budget
     if limit := budget.exceeded_by_jobs(len(jobs)) or budget.exceeded(usage_of(events, time.time())):
         return RunReason.BUDGET, limit
-    trouble = "" if taken_up else _trouble(folder, jobs, events)
+    trouble = "" if is_continued else _trouble(folder, jobs, events)
     return (RunReason.NO_PROGRESS, trouble) if trouble else None
 
 

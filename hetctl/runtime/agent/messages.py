@@ -2,7 +2,8 @@
 
 The driver sends `AgentAssignment`, or `SHUTDOWN` to an agent that it does not need, and then dictionaries
 with one of the keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and `SHUTDOWN`. The agent sends its
-`AgentFacts`, and then dictionaries with `FROM`, `ENDED`, `STAGED`, `STATES` or `FETCHED`, or empty ones as heartbeats.
+`AgentFacts`, and then dictionaries with `FROM`, `ENDED`, `STAGED`, `STATES` or `FETCHED`, or empty ones as
+heartbeats.
 """
 
 from __future__ import annotations

@@ -84,8 +84,8 @@ def _start_ranks(
     try:
         until = time.monotonic() + START_S
         exit_code = _work(rank_pool, TaskMessage(PROBE, str(folder), NAME), all_gpus(nodes), until)
-        can_go_on = exit_code == 0 and order.framework is not None
-        groups = tuple(_all_reduce(rank_pool, nodes, folder)) if can_go_on else ()
+        can_continue = exit_code == 0 and order.framework is not None
+        groups = tuple(_all_reduce(rank_pool, nodes, folder)) if can_continue else ()
     finally:
         rank_pool.shutdown()
     return exit_code, groups

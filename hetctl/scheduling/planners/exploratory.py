@@ -119,7 +119,7 @@ def _stages(request: Request, known: Known) -> dict[str, int]:
 def _apart(request: Request, known: Known) -> Exploration:
     """Let every new member explore on GPUs that it keeps for that time; others share the rest."""
     most = _most(request)
-    kept, resized = _go_on(request, known, most)
+    kept, resized = _continue_exploring(request, known, most)
     rest = _without(request, kept)
     candidates = [known.candidate(candidate) for candidate in candidates_of(rest)]
     new = {
@@ -142,7 +142,9 @@ def _apart(request: Request, known: Known) -> Exploration:
     return Exploration(replace(decision, start=start), tuple(kept), kept)
 
 
-def _go_on(request: Request, known: Known, most: int) -> tuple[dict[str, Parts], list[Allocation]]:
+def _continue_exploring(
+    request: Request, known: Known, most: int
+) -> tuple[dict[str, Parts], list[Allocation]]:
     """Return members that still explore with the GPUs that they keep, and the allocations of their stages."""
     earlier = (request.planner_state or {}).get("kept", {})
     kept, stages = dict[str, Parts](), list[Allocation]()

@@ -14,7 +14,7 @@ Successors = Callable[[str, float, float], Iterable[Workload]]
 
 A member may follow itself, with more work."""
 WorkEstimate = Callable[[Sequence[Workload]], Sequence[Workload]]
-"""Function from members with their true work to those with the work that a planner is told, in the same order."""
+"""Function from members with their true work to those as told to a planner, in the same order."""
 
 
 @dataclass(frozen=True)
