@@ -13,7 +13,7 @@ import numpy as np
 from hetctl.inputs.unit_time_table import UnitTimeTable, read_unit_times
 from hetctl.inputs.visit_log import read_visit_log
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
-from hetctl.methods.hopper.modes import ModeCost, modes, price
+from hetctl.methods.hopper.modes import ModeCost, estimated_costs, modes
 from hetctl.methods.hopper.schedule import by_start, trace_line, visits_of
 from hetctl.methods.hopper.simulate import Outage, VisitRecord, simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
@@ -242,12 +242,12 @@ class _Chosen:
     """The cheapest mode with its schedule, and all others considered."""
 
     workers: tuple[str, ...]
-    priced: Sequence[ModeCost]
+    costs: Sequence[ModeCost]
     plan_seconds: float
 
     @property
     def cheapest(self) -> ModeCost:
-        return self.priced[0]
+        return self.costs[0]
 
     @property
     def groups(self) -> Mapping[str, str]:
@@ -266,7 +266,7 @@ class _Chosen:
             records=tuple(records),
             lower_bound_s=epochs * lower_bound(self.cheapest.units),
             plan_seconds=self.plan_seconds,
-            makespans_s={one.mode: one.schedule.makespan_s for one in self.priced},
+            makespans_s={one.mode: one.schedule.makespan_s for one in self.costs},
             epochs=epochs,
         )
 
@@ -284,13 +284,13 @@ def _choose(request: HopperRequest) -> _Chosen:
     units = _units(request.unit_times, read_unit_times(request.unit_times))
     rule = modes(len(units.configs), len(units.workers))
     started = time.perf_counter()
-    priced = price(
+    costs = estimated_costs(
         units,
         rule if request.mode == AUTO else (request.mode,),
         efficiency=lambda size: request.efficiency if size > 1 else 1.0,
         schedule=lambda times: SCHEDULERS[request.scheduler](times, request.search),
     )
-    return _Chosen(units.workers, priced, time.perf_counter() - started)
+    return _Chosen(units.workers, costs, time.perf_counter() - started)
 
 
 def _units(path: Path, table: UnitTimeTable) -> UnitTimes:

@@ -119,7 +119,7 @@ def _pipeline(demand: Demand, limits: ModeLimits) -> ModeChoice:
 
 def _hopper(demand: Demand, hops: HopChoice, limits: ModeLimits) -> ModeChoice:
     reason = (
-        f"hopping over {limits.partitions} partitions is priced at {_time(hops.makespans_s[hops.epochs])}"
+        f"hopping over {limits.partitions} partitions is estimated at {_time(hops.makespans_s[hops.epochs])}"
     )
     parallel_s = hops.makespans_s.get(0)
     reason += "" if parallel_s is None else f", data-parallel training at {_time(parallel_s)}"
@@ -140,8 +140,8 @@ def _no_hops(hops: HopChoice, limits: ModeLimits) -> str:
         return "the data is not partitioned"
     if hops.hopping_s is None:
         return "hopping has no plan"
-    priced = _time(hops.makespans_s[0])
-    return f"data-parallel training is priced at {priced}, hopping at {_time(hops.hopping_s)}"
+    estimate = _time(hops.makespans_s[0])
+    return f"data-parallel training is estimated at {estimate}, hopping at {_time(hops.hopping_s)}"
 
 
 def _time(seconds: float) -> str:

@@ -139,7 +139,7 @@ class SearchStatus:
     ----------
     mode : str
         ``max`` if more of the metric is better, ``min`` if less is.
-    most : int
+    max_trials : int
         Most trials that it ever begins.
     ended : str or None
         Reason for which it asks for no more trials; None if it may.
@@ -154,7 +154,7 @@ class SearchStatus:
     method: str
     metric: str
     mode: str
-    most: int
+    max_trials: int
     ended: str | None
     trials: tuple[TrialStatus, ...]
     importance: Mapping[str, float] = field(default_factory=dict)

@@ -341,6 +341,7 @@ def _head(search: SearchStatus) -> str:
     best = "most" if search.mode == "max" else "least"
     state = f"ended: {search.ended}" if search.ended else "under way"
     return (
-        f"run {search.run} · search {search.method} · {len(search.trials)} of at most {search.most} trials"
+        f"run {search.run} · search {search.method}"
+        f" · {len(search.trials)} of at most {search.max_trials} trials"
         f" · {best} {search.metric} first · {state}"
     )

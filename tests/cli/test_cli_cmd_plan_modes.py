@@ -110,7 +110,7 @@ def test_each_network_gets_the_mode_that_suits_it(tmp_path):
     assert modes(plan) == {**dict.fromkeys([f"m{i}" for i in range(6)], "hopper"), "giant": "pipeline"}
     reason = {choice["member"]: choice["reason"] for choice in plan["choices"]}
     assert reason["giant"].startswith("it needs 57.7 GB of memory, and a V100 of mini has 16 GB")
-    pattern = r"hopping over 4 partitions is priced at (\d+) s, data-parallel training at (\d+) s"
+    pattern = r"hopping over 4 partitions is estimated at (\d+) s, data-parallel training at (\d+) s"
     hopping, parallel = map(int, re.fullmatch(pattern, reason["m0"]).groups())
     assert hopping < parallel
     assert [phase["mode"] for phase in plan["phases"]] == ["pipeline", "hopper"]
@@ -165,7 +165,7 @@ def test_members_hop_only_if_that_is_priced_lower(tmp_path):
     (phase,) = plan["phases"]
     assert phase["mode"] in ("data-parallel", "balanced")
     assert phase["makespans_s"][phase["mode"]] < phase["makespans_s"]["hopper"]
-    pattern = r"it fits one GPU, and data-parallel training is priced at \d+ s, hopping at \d+ s"
+    pattern = r"it fits one GPU, and data-parallel training is estimated at \d+ s, hopping at \d+ s"
     assert all(re.fullmatch(pattern, choice["reason"]) for choice in plan["choices"])
 
 

@@ -49,17 +49,17 @@ def test_the_cheapest_alternative_is_chosen():
 
 def test_reasons_name_the_prices():
     (hops,) = choose_modes(many(1), PARTITIONED, HOPS)
-    assert hops.reason == "hopping over 8 partitions is priced at 300 s, data-parallel training at 17 min"
+    assert hops.reason == "hopping over 8 partitions is estimated at 300 s, data-parallel training at 17 min"
     (parallel,) = choose_modes(many(1), PARTITIONED, PARALLEL)
     assert parallel.reason == (
-        "it fits one GPU, and data-parallel training is priced at 100 s, hopping at 12 min"
+        "it fits one GPU, and data-parallel training is estimated at 100 s, hopping at 12 min"
     )
 
 
 def test_reasons_name_alternatives_that_have_no_plan():
     (hops,) = choose_modes(many(1), PARTITIONED, HopChoice({10: 5.0}))
     (parallel,) = choose_modes(many(1), PARTITIONED, HopChoice({0: 5.0}))
-    assert hops.reason == "hopping over 8 partitions is priced at 5 s"
+    assert hops.reason == "hopping over 8 partitions is estimated at 5 s"
     assert parallel.reason == "it fits one GPU, and hopping has no plan"
 
 

@@ -246,8 +246,8 @@ def _hop_epochs(
         return []
     epochs = list(_epochs(members).values())
     enough, longest = hopper_epochs(epochs, context.gpus), max(epochs)
-    priced = drafts[0][0] if drafts else None
-    to_their_end = priced is None or priced.makespans_s.get(HOPPER, math.inf) < priced.run.seconds
+    draft = drafts[0][0] if drafts else None
+    to_their_end = draft is None or draft.makespans_s.get(HOPPER, math.inf) < draft.run.seconds
     return [most for most in dict.fromkeys((enough, longest)) if most and (most == enough or to_their_end)]
 
 

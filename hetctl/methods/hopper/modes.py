@@ -85,7 +85,7 @@ class ModeCost:
     schedule: Schedule
 
 
-def price(
+def estimated_costs(
     units: UnitTimes,
     modes: Iterable[str],
     efficiency: Efficiency,
@@ -105,10 +105,10 @@ def price(
     BadInputError
         If partitions are on several workers or a worker has several, and a mode groups workers.
     """
-    priced = []
+    costs = []
     for mode in modes:
         parts = groups(mode, units)
         times = units if mode == HOPPER else grouped(units, parts, efficiency)
-        priced.append(ModeCost(mode, parts, times, schedule(times)))
+        costs.append(ModeCost(mode, parts, times, schedule(times)))
     # The sort is stable: at equal costs the mode that the paper's rule prefers stays first.
-    return sorted(priced, key=lambda one: one.schedule.makespan_s)
+    return sorted(costs, key=lambda one: one.schedule.makespan_s)

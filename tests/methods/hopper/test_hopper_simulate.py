@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper.approximate import approximate
-from hetctl.methods.hopper.modes import DATA_PARALLEL, HOPPER, HYBRID, price
+from hetctl.methods.hopper.modes import DATA_PARALLEL, HOPPER, HYBRID, estimated_costs
 from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions, in_sequence, visits_of
 from hetctl.methods.hopper.simulate import HopTrace, Outage, simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
@@ -219,8 +219,8 @@ def test_the_cheapest_mode_depends_on_the_efficiency(efficiency, cheapest):
     """One configuration on four workers: 4 x 10 s alone, 10 s / efficiency together."""
     units = UnitTimes.from_matrix([[10.0] * 4])
     share = {1: 1.0, 2: 0.8 * efficiency, 4: 0.5 * efficiency}
-    priced = price(units, (HOPPER, HYBRID, DATA_PARALLEL), share.__getitem__, first_come)
-    prices = {one.mode: one.schedule.makespan_s for one in priced}
-    assert prices[HOPPER] == 40.0
-    assert prices[HYBRID] == prices[DATA_PARALLEL] == pytest.approx(20.0 / efficiency)
-    assert priced[0].mode in ((HYBRID, DATA_PARALLEL) if cheapest == DATA_PARALLEL else (HOPPER,))
+    costs = estimated_costs(units, (HOPPER, HYBRID, DATA_PARALLEL), share.__getitem__, first_come)
+    makespans = {one.mode: one.schedule.makespan_s for one in costs}
+    assert makespans[HOPPER] == 40.0
+    assert makespans[HYBRID] == makespans[DATA_PARALLEL] == pytest.approx(20.0 / efficiency)
+    assert costs[0].mode in ((HYBRID, DATA_PARALLEL) if cheapest == DATA_PARALLEL else (HOPPER,))

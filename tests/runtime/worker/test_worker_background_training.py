@@ -115,14 +115,14 @@ def test_signals_to_the_job_do_not_end_a_training(background, processes):
     found_by(background)
 
 
-def test_after_the_death_of_its_process_nothing_is_learnt(background, processes, capfd):
+def test_after_its_process_was_killed_nothing_is_trained(background, processes, capfd):
     background.offer(waiting())
     found_by(background)
     (process,) = processes()
     process.kill()
     wait_for(lambda: process.status() == psutil.STATUS_ZOMBIE)
     background.offer(waiting())
-    wait_for(lambda: "the predictor of speeds learns no more" in capfd.readouterr().out)
+    wait_for(lambda: "training of the speed predictor has failed" in capfd.readouterr().out)
     background.offer(waiting())
     assert background.result() is None
 

@@ -26,13 +26,13 @@ class RankDevice:
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """Place where the ranks of a command meet: address and port of rank 0, and the interface to it.
+class Rendezvous:
+    """Rendezvous of the ranks of a command: address and port of rank 0, and the interface to it.
 
     Parameters
     ----------
     horovod_port : int or None
-        Port at which rank 0's node serves Horovod's ranks; None: they cannot meet.
+        Port at which rank 0's node serves Horovod's ranks; None: they cannot connect.
     """
 
     host: str
@@ -102,7 +102,7 @@ def search_path(inherited: Mapping[str, str], python: str) -> dict[str, str]:
     return {"PATH": os.pathsep.join(folders)}
 
 
-def rank_variables(rank: int, devices: Sequence[RankDevice], meeting: Meeting) -> dict[str, str]:
+def rank_variables(rank: int, devices: Sequence[RankDevice], rendezvous: Rendezvous) -> dict[str, str]:
     """Return the variables that give a rank its place among the others.
 
     Parameters
@@ -129,20 +129,20 @@ def rank_variables(rank: int, devices: Sequence[RankDevice], meeting: Meeting) -
         "LOCAL_RANK": local_rank,
         "LOCAL_WORLD_SIZE": sizes[node],
         "GROUP_RANK": nodes.index(node),
-        "MASTER_ADDR": meeting.host,
-        "MASTER_PORT": meeting.port,
+        "MASTER_ADDR": rendezvous.host,
+        "MASTER_PORT": rendezvous.port,
     }
     of_horovod: dict[str, object] = {f"HOROVOD_{name}": value for name, value in places.items()}
-    if meeting.horovod_port is not None:
+    if rendezvous.horovod_port is not None:
         of_horovod |= {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": meeting.host,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": meeting.horovod_port,
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous.host,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous.horovod_port,
             "HOROVOD_HOSTNAME": node,
-            **({"HOROVOD_GLOO_IFACE": meeting.interface} if meeting.interface else {}),
+            **({"HOROVOD_GLOO_IFACE": rendezvous.interface} if rendezvous.interface else {}),
         }
-    interface = {"GLOO_SOCKET_IFNAME": meeting.interface} if meeting.interface else {}
+    interface = {"GLOO_SOCKET_IFNAME": rendezvous.interface} if rendezvous.interface else {}
     return {name: str(value) for name, value in {**own, **of_horovod, **interface}.items()}
 
 

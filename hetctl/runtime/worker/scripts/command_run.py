@@ -22,8 +22,8 @@ from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
 from hetctl.runtime.worker.reporting import OUT_OF_MEMORY_ERRORS
 from hetctl.runtime.worker.scripts.command_environment import (
     CommandSettings,
-    Meeting,
     RankDevice,
+    Rendezvous,
     horovod_scopes,
     own_variables,
     rank_variables,
@@ -31,7 +31,7 @@ from hetctl.runtime.worker.scripts.command_environment import (
     visible_devices,
 )
 from hetctl.runtime.worker.scripts.command_process import CLOSED_POLL_S, CommandProcess
-from hetctl.runtime.worker.scripts.horovod_meeting import horovod_meeting
+from hetctl.runtime.worker.scripts.horovod_rendezvous import horovod_rendezvous
 
 POLL_S = 0.25
 """Longest wait in seconds for a report: a poll takes time from the command, which has the same cores."""
@@ -54,26 +54,26 @@ def command_environment(
     binding = context.binding
     own_place = encode(RankDevice(binding.node, binding.device))
     devices = [decode(RankDevice, place) for place in all_gather(group, own_place)]
-    meeting = _meeting(group, devices, keep)
+    rendezvous = _rendezvous(group, devices, keep)
     return {
         **os.environ,
         **search_path(os.environ, sys.executable),
         **visible_devices(group.rank, devices, os.environ),
-        **rank_variables(group.rank, devices, meeting),
+        **rank_variables(group.rank, devices, rendezvous),
         **member.environment,
         **own_variables(member, settings),
     }
 
 
-def _meeting(group: Group, devices: Sequence[RankDevice], keep: ExitStack) -> Meeting:
+def _rendezvous(group: Group, devices: Sequence[RankDevice], keep: ExitStack) -> Rendezvous:
     if not isinstance(group, ProcessGroup):
-        return Meeting(LOCALHOST, _free_port(), None)
+        return Rendezvous(LOCALHOST, _free_port(), None)
     port = horovod_port = None
     if group.rank == 0:
-        port, horovod_port = _free_port(), keep.enter_context(horovod_meeting(horovod_scopes(devices)))
+        port, horovod_port = _free_port(), keep.enter_context(horovod_rendezvous(horovod_scopes(devices)))
     port, horovod_port = group.broadcast([port, horovod_port])
-    # Horovod's ranks meet over IPv4 only.
-    return Meeting(group.host, port, group.interface, None if ":" in group.host else horovod_port)
+    # Horovod's ranks connect over IPv4 only.
+    return Rendezvous(group.host, port, group.interface, None if ":" in group.host else horovod_port)
 
 
 def _free_port() -> int:

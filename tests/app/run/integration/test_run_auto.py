@@ -52,7 +52,7 @@ def project(tmp_path):
     epochs = {"a": 1, "b": 1, "long": 40}
     members = [MEMBER.format(name=n, config=json.dumps(CONFIG), epochs=count) for n, count in epochs.items()]
     (home / "ensemble.yaml").write_text(ENSEMBLE.format(disk=disk) + "".join(members))
-    # Data-parallel training on two slots gains little: hops are priced lower as long as they use both.
+    # Data-parallel training on two slots gains little: hops take less as long as they use both.
     rates = [f"{n},{k},{95 + 5 * k},{320 * count}\n" for n, count in epochs.items() for k in (1, 2)]
     (home / "rates.csv").write_text("member,gpus,rate,samples\n" + "".join(rates))
     (home / "site-configs" / "lab.yaml").write_text(SITE)

@@ -7,8 +7,8 @@ import os
 import pytest
 
 from hetctl.runtime.worker.scripts.command_environment import (
-    Meeting,
     RankDevice,
+    Rendezvous,
     horovod_scopes,
     rank_variables,
     search_path,
@@ -19,18 +19,18 @@ DEVICES = (RankDevice("n1", 2), RankDevice("n1", 3), RankDevice("n2", 0))
 
 
 def test_ranks_have_their_places_on_nodes():
-    second, third = (rank_variables(rank, DEVICES, Meeting("10.0.0.1", 4242, "ib0")) for rank in (1, 2))
+    second, third = (rank_variables(rank, DEVICES, Rendezvous("10.0.0.1", 4242, "ib0")) for rank in (1, 2))
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "HOROVOD_CROSS_SIZE")
     assert [second[name] for name in names] == ["1", "3", "1", "2", "0", "1"]
     assert [third[name] for name in names] == ["2", "3", "0", "1", "1", "2"]
     assert (third["MASTER_ADDR"], third["MASTER_PORT"]) == ("10.0.0.1", "4242")
     assert third["GLOO_SOCKET_IFNAME"] == "ib0"
-    assert "GLOO_SOCKET_IFNAME" not in rank_variables(0, DEVICES[:1], Meeting("127.0.0.1", 1, None))
+    assert "GLOO_SOCKET_IFNAME" not in rank_variables(0, DEVICES[:1], Rendezvous("127.0.0.1", 1, None))
 
 
 def test_ranks_of_horovod_meet_where_they_are_told():
-    meeting = Meeting("10.0.0.1", 1, "ib0", horovod_port=4243)
-    found = rank_variables(2, DEVICES, meeting)
+    rendezvous = Rendezvous("10.0.0.1", 1, "ib0", horovod_port=4243)
+    found = rank_variables(2, DEVICES, rendezvous)
     names = ("CONTROLLER", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT", "GLOO_IFACE", "HOSTNAME")
     assert [found[f"HOROVOD_{name}"] for name in names] == ["gloo", "10.0.0.1", "4243", "ib0", "n2"]
     assert (found["HOROVOD_CROSS_RANK"], found["HOROVOD_CROSS_SIZE"]) == ("1", "2")

@@ -1,14 +1,14 @@
-"""Meetings of Horovod's ranks: what the server keeps, and when it forgets."""
+"""Rendezvous of Horovod's ranks: keys that the server has, and their ends."""
 
 from __future__ import annotations
 
 import http.client
 
-from hetctl.runtime.worker.scripts.horovod_meeting import MeetingStore, horovod_meeting
+from hetctl.runtime.worker.scripts.horovod_rendezvous import RendezvousStore, horovod_rendezvous
 
 
 def test_values_stay_until_all_ranks_have_met():
-    store = MeetingStore({"global": 2})
+    store = RendezvousStore({"global": 2})
     assert store.answer("GET", "/global/0") == (404, b"")
     assert store.answer("PUT", "/global/0", b"address") == (200, b"")
     assert store.answer("DELETE", "/global/0") == (200, b"")
@@ -18,7 +18,7 @@ def test_values_stay_until_all_ranks_have_met():
 
 
 def test_keys_of_other_scopes_are_deleted_one_by_one():
-    store = MeetingStore({})
+    store = RendezvousStore({})
     for key in "ab":
         store.answer("PUT", f"/own/{key}", key.encode())
     store.answer("DELETE", "/own/a")
@@ -27,12 +27,12 @@ def test_keys_of_other_scopes_are_deleted_one_by_one():
 
 
 def test_other_paths_are_refused():
-    store = MeetingStore({})
+    store = RendezvousStore({})
     assert [store.answer("GET", path)[0] for path in ("/", "/one", "/one/two/three", "")] == [400] * 4
 
 
 def test_the_server_speaks_http():
-    with horovod_meeting({"global": 1}) as port:
+    with horovod_rendezvous({"global": 1}) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         connection.request("PUT", "/global/0", body=b"\x00address")
         assert connection.getresponse().read() == b""

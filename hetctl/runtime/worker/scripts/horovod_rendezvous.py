@@ -1,4 +1,4 @@
-"""Place where the ranks of a script meet by Horovod over Gloo: a server of keys, as horovodrun starts one."""
+"""Rendezvous of a script's ranks by Horovod over Gloo: a server of keys, as horovodrun starts one."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ Answer = tuple[int, bytes]
 OK, BAD_REQUEST, MISSING = 200, 400, 404
 
 
-class MeetingStore:
-    """Values by scope and key, which ranks put, get, and delete when they have met.
+class RendezvousStore:
+    """Values by scope and key, which ranks put, get, and delete when they are connected.
 
     Parameters
     ----------
     ranks : mapping of str to int
-        Number of ranks that meet in each scope.
+        Number of ranks that connect in each scope.
     """
 
     def __init__(self, ranks: Mapping[str, int]) -> None:
         self._ranks = ranks
         self._values: dict[str, dict[str, bytes]] = {}
-        self._met = Counter[str]()
+        self._connected = Counter[str]()
         self._lock = threading.Lock()
 
     def answer(self, method: str, path: str, content: bytes = b"") -> Answer:
@@ -47,19 +47,19 @@ class MeetingStore:
         return OK, b""
 
     def _delete(self, scope: str, key: str, _content: bytes) -> Answer:
-        """Note that a rank has met the others; the last of them leaves an empty scope for the next time."""
+        """Note that a rank is connected; the last one leaves an empty scope for the next time."""
         if scope not in self._ranks:
             self._values.get(scope, {}).pop(key, None)
             return OK, b""
-        self._met[scope] += 1
-        if self._met[scope] == self._ranks[scope]:
-            del self._met[scope]
+        self._connected[scope] += 1
+        if self._connected[scope] == self._ranks[scope]:
+            del self._connected[scope]
             self._values.pop(scope, None)
         return OK, b""
 
 
 @contextmanager
-def horovod_meeting(ranks: Mapping[str, int]) -> Iterator[int]:
+def horovod_rendezvous(ranks: Mapping[str, int]) -> Iterator[int]:
     """Serve the ranks of a script; yield the port.
 
     Parameters
@@ -68,7 +68,7 @@ def horovod_meeting(ranks: Mapping[str, int]) -> Iterator[int]:
         Number of ranks in each scope.
     """
     listener, over = socket.create_server(("", 0)), threading.Event()
-    store = MeetingStore(ranks)
+    store = RendezvousStore(ranks)
     # In a thread with its imports: they must not delay the start of the script, which may not need it.
     threading.Thread(target=_serve, args=(listener, store.answer, over), name="horovod", daemon=True).start()
     try:
