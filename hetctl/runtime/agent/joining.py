@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,9 +108,18 @@ def join(
 
 
 def reconnect(
-    file: DriverFile, facts: AgentFacts, attempt_s: float = ATTEMPT_S
+    file: DriverFile,
+    facts: AgentFacts,
+    attempt_s: float = ATTEMPT_S,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Connection, AgentAssignment]:
     """Connect to the driver again, with growing pauses; it accepts once the last agent here counts as lost.
+
+    Parameters
+    ----------
+    attempt_s : float
+        Seconds of one attempt.
 
     Raises
     ------
@@ -119,7 +129,7 @@ def reconnect(
         If the driver has ended without dismissing its agents: it ran on this machine and its port is closed,
         or it has not touched its file for `orphaned_s`.
     """
-    pause_s, touched, last_touch_at = FIRST_PAUSE_S, file.touched(), time.monotonic()
+    pause_s, touched, last_touch_at = FIRST_PAUSE_S, file.touched(), clock()
     while True:
         is_refused = False
         try:
@@ -132,9 +142,9 @@ def reconnect(
         if touched is None:
             raise DismissedError("the driver has ended")
         if touched != before:
-            last_touch_at = time.monotonic()
-        silent_s = time.monotonic() - last_touch_at
+            last_touch_at = clock()
+        silent_s = clock() - last_touch_at
         if silent_s > file.address.orphaned_s or (is_refused and file.address.is_here):
             raise OrphanedError(silent_s)
-        time.sleep(pause_s)
+        sleep(pause_s)
         pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
