@@ -123,21 +123,21 @@ def _requested(context: click.Context, options: Mapping[str, Any], budget: Budge
     """Return the options given for a run, without the defaults."""
     from hetctl.app.run.continue_run import RequestedOptions
 
-    said = {name: context.params[name] for name in explicit_options(context)}
+    explicit = {name: context.params[name] for name in explicit_options(context)}
     return RequestedOptions(
-        site=said.get("site"),
-        account=said.get("account"),
-        launch=said.get("launch"),
-        gpus=said.get("gpus"),
-        wall_s=said.get("time"),
-        queue=said.get("queue"),
-        planner=said.get("planner"),
-        sharing=said.get("sharing"),
-        mode=said.get("mode"),
-        replay=said.get("replay"),
-        options={name: said[name] for name in options.keys() & said.keys() - NOT_OF_PLANNERS},
-        retries=said.get("retries"),
-        chain=said.get("chain"),
+        site=explicit.get("site"),
+        account=explicit.get("account"),
+        launch=explicit.get("launch"),
+        gpus=explicit.get("gpus"),
+        wall_s=explicit.get("time"),
+        queue=explicit.get("queue"),
+        planner=explicit.get("planner"),
+        sharing=explicit.get("sharing"),
+        mode=explicit.get("mode"),
+        replay=explicit.get("replay"),
+        options={name: explicit[name] for name in options.keys() & explicit.keys() - NOT_OF_PLANNERS},
+        retries=explicit.get("retries"),
+        chain=explicit.get("chain"),
         budget=budget,
     )
 

@@ -159,7 +159,7 @@ def test_phases_follow_one_another_and_have_their_prices(tmp_path):
     assert plan["ratio"] == pytest.approx(plan["predicted_makespan_s"] / plan["lower_bound_s"])
 
 
-def test_members_hop_only_if_that_is_priced_lower(tmp_path):
+def test_members_hop_only_if_that_is_estimated_to_be_faster(tmp_path):
     """On two types of GPU every member that hops visits the slow ones."""
     plan = Mini(tmp_path, small(6), "partitions: 4\n").auto()
     (phase,) = plan["phases"]

@@ -55,7 +55,7 @@ search:
 """
 
 
-def test_a_search_is_priced_before_it_is_run(tmp_path):
+def test_a_search_is_simulated_before_it_is_run(tmp_path):
     project = new_project(tmp_path / "project", SEARCH)
     table = "".join(f"trial-{number:03d},1,10,100\n" for number in range(8))
     (project.path / "measured.csv").write_text("member,gpus,rate,samples\n" + table)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from led_round import wait_until
 from tiny_networks import ENSEMBLES, MODULES, train_on
-from workbench import ProjectFolder
+from workbench import ProjectFolder, wait_for
 
 from hetctl.runtime.data.node_exchange import NodeStream
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
@@ -94,11 +94,11 @@ def test_parts_of_a_network_on_two_nodes_go_on_when_one_dies(slurm_cluster, tmp_
     divided = divided_project(slurm_cluster, tmp_path / "divided", "shard: true, min_gpus: 2, max_gpus: 4")
     whole = divided_project(slurm_cluster, tmp_path / "whole", "max_gpus: 1")
     assert divided.hetctl("submit", "--gpus", "4", "--time", "10m").code == 0
-    wait_until(lambda: len(losses_of(divided)) >= 2)
+    wait_for(lambda: len(losses_of(divided)) >= 2)
     *_, lost = divided.driver_events("wide-001")[0].data["nodes"]
     slurm_cluster.crash_node(lost["name"])
     try:
-        wait_until(lambda: divided.here("status", "--json").json["state"] == "finished")
+        wait_for(lambda: divided.here("status", "--json").json["state"] == "finished")
     finally:
         slurm_cluster.boot_node(lost["name"])
     started = [e.data["placement"] for e in divided.driver_events("wide-001") if e.kind == "task_started"]

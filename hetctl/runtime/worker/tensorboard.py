@@ -48,7 +48,7 @@ class TensorBoardWriter:
     Parameters
     ----------
     path : Path
-        File `tensorboard_file` the folder of the member's checkpoints.
+        File that `tensorboard_file` returns for the folder of the member's checkpoints.
     samples : int
         Samples of an epoch.
     figures : Figures

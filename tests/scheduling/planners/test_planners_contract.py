@@ -302,7 +302,7 @@ def test_a_whole_run_trains_every_member_once(planner: Planner) -> None:
         check_run(arrivals, scenario, simulate(planner, arrivals, scenario, options))
 
 
-def longest_step_s(workload: Workload) -> float:
+def longest_task_s(workload: Workload) -> float:
     """Return the seconds for a whole epoch, at worst."""
     startup_s = max(workload.startup_s, workload.restart_s or 0.0)
     left = workload.samples_per_epoch or workload.samples_left
@@ -321,7 +321,7 @@ def test_so_does_one_with_a_round_limit(planner: Planner) -> None:
         spare=st.floats(1.1, 3.0),
     )
     def check(arrivals: list[Arrival], scenario: Scenario, options: Options, spare: float) -> None:
-        longest_s = max(longest_step_s(arrival.workload) for arrival in arrivals)
+        longest_s = max(longest_task_s(arrival.workload) for arrival in arrivals)
         scenario = replace(scenario, timing=JobTiming(spare * longest_s + 10.0, 5.0, 0.5, 3.0))
         check_run(arrivals, scenario, simulate(planner, arrivals, scenario, options))
 

@@ -115,7 +115,7 @@ class EpochReports:
     note: Note = lambda *_: None
 
     def __post_init__(self) -> None:
-        self._board: TensorBoardWriter | None = None
+        self._tensorboard: TensorBoardWriter | None = None
         self._marks: list[Mark] = []
         self._began_at = time.time()
         self._wrong = 0
@@ -168,8 +168,8 @@ class EpochReports:
         self.history[epoch] = result
         self.events.write("epoch", **encode(result), evaluate_s=0.0)
         path = tensorboard_file(Path(self.spec.checkpoints))
-        self._board = self._board or TensorBoardWriter(path, int(report.samples or 0))
-        self._board.show(result)
+        self._tensorboard = self._tensorboard or TensorBoardWriter(path, int(report.samples or 0))
+        self._tensorboard.show(result)
 
     def _result(self, report: ScriptReport, epoch: int, now: float) -> EpochResult:
         ends = [mark for mark in self._marks if mark.finished]

@@ -1,4 +1,4 @@
-"""Searches whose trials hop, are pipelines or are divided: killed on this machine, and continued with all."""
+"""Searches whose trials hop, are pipelines or are divided: killed on this machine, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -59,13 +59,19 @@ def project(request, tmp_path):
         "stop": {"metric": "val_loss", "patience": 99},
         "search": {"method": request.param, **SEARCH, **METHODS[request.param]},
     }
-    project = new_project(home, json.dumps(text), environment={"HETCTL_SITE": "local"})
-    for module in ("handwriting", "tiny_torch"):
+    return project_of(home, text, ("handwriting", "tiny_torch"), gpus=1)
+
+
+def project_of(home, text, modules, gpus, site="local"):
+    """Make a project of an ensemble; its members have rates on so many slots, or none on 0."""
+    project = new_project(home, json.dumps(text), environment={"HETCTL_SITE": site})
+    for module in modules:
         shutil.copy(ENSEMBLES / f"{module}.py", home)
-    names = [member.name for member in read_ensemble(home / "ensemble.yaml").members]
-    rows = ["member,gpus,rate,samples", *(f"{name},1,500,600" for name in names), ""]
-    (home / "rates.csv").write_text("\n".join(rows))
-    assert project.here("profile", "import", "rates.csv").code == 0
+    if gpus:
+        names = [member.name for member in read_ensemble(home / "ensemble.yaml").members]
+        rows = ["member,gpus,rate,samples", *(f"{name},{gpus},500,600" for name in names), ""]
+        (home / "rates.csv").write_text("\n".join(rows))
+        assert project.here("profile", "import", "rates.csv").code == 0
     return project
 
 
@@ -169,9 +175,8 @@ def piped(request, tmp_path):
         },
     }
     home = tmp_path / "project"
-    project = new_project(home, json.dumps(text), environment={"HETCTL_SITE": "lab"})
-    for name in ("handwriting", "piped_torch", "piped_keras"):
-        shutil.copy(ENSEMBLES / f"{name}.py", home)
+    modules = ("handwriting", "piped_torch", "piped_keras")
+    project = project_of(home, text, modules, gpus=0, site="lab")
     (home / "layers.csv").write_text(LAYERS)
     (home / "site-configs").mkdir()
     (home / "site-configs" / "lab.yaml").write_text(SITE)
@@ -186,17 +191,23 @@ def test_a_mutant_that_is_a_pipeline_goes_on_from_its_parent(piped):
     wait_for(lambda: len(told(piped, "trial_report")) >= 2)
     kill_all(str(piped.path))
     assert piped.hetctl("submit", "--wait").code == 0
-    mutant = next(event for event in told(piped, "trial") if event.get("parent"))
-    epochs = [event for event in events_of(piped) if event.kind == "epoch"]
+    assert_a_mutant_goes_on_from_its_parent(piped)
+    status = piped.here("status", "--json").json
+    assert [one["member"] for one in status["pipelines"]] == ["trial-000", "trial-001", "trial-002"]
+
+
+def assert_a_mutant_goes_on_from_its_parent(project):
+    """Look at the first mutant, and return its name."""
+    mutant = next(event for event in told(project, "trial") if event.get("parent"))
+    epochs = [event for event in events_of(project) if event.kind == "epoch"]
     losses = {(event.source, event.data["epoch"]): event.data["metrics"]["loss"] for event in epochs}
     name, parent = mutant["member"], f"trial-{mutant['parent']['trial']:03d}"
     assert losses[name, 2] == losses[parent, 2] < losses[parent, 1]
     # Its first own epoch begins with the parent's weights, not with fresh ones.
     assert losses[name, 3] < losses[parent, 1]
-    shown = piped.here("search", "show", "--json").json
-    assert {trial["state"] for trial in shown["trials"]} == {"converged", "stopped"}
-    status = piped.here("status", "--json").json
-    assert [one["member"] for one in status["pipelines"]] == ["trial-000", "trial-001", "trial-002"]
+    trials = project.here("search", "show", "--json").json["trials"]
+    assert {trial["state"] for trial in trials} == {"converged", "stopped"}
+    return name
 
 
 @pytest.fixture
@@ -215,15 +226,7 @@ def divided(tmp_path):
             "mutate": {"learning_rate": {"multiply": [0.5]}},
         },
     }
-    home = tmp_path / "project"
-    project = new_project(home, json.dumps(text), environment={"HETCTL_SITE": "local"})
-    for name in ("handwriting", "tiny_torch", "sharded_torch"):
-        shutil.copy(ENSEMBLES / f"{name}.py", home)
-    names = [member.name for member in read_ensemble(home / "ensemble.yaml").members]
-    rows = ["member,gpus,rate,samples", *(f"{name},2,500,2560" for name in names), ""]
-    (home / "rates.csv").write_text("\n".join(rows))
-    assert project.here("profile", "import", "rates.csv").code == 0
-    return project
+    return project_of(tmp_path / "project", text, ("handwriting", "tiny_torch", "sharded_torch"), gpus=2)
 
 
 def test_a_divided_mutant_goes_on_from_the_parts_of_its_parent(divided):
@@ -231,14 +234,5 @@ def test_a_divided_mutant_goes_on_from_the_parts_of_its_parent(divided):
     wait_for(lambda: len(told(divided, "trial_report")) >= 2)
     kill_all(str(divided.path))
     assert divided.hetctl("submit", "--wait").code == 0
-    mutant = next(event for event in told(divided, "trial") if event.get("parent"))
-    epochs = [event for event in events_of(divided) if event.kind == "epoch"]
-    losses = {(event.source, event.data["epoch"]): event.data["metrics"]["loss"] for event in epochs}
-    name, parent = mutant["member"], f"trial-{mutant['parent']['trial']:03d}"
-    assert losses[name, 2] == losses[parent, 2] < losses[parent, 1]
-    assert losses[name, 3] < losses[parent, 1]
-    assert list((divided.home.checkpoints / "found-001" / name).glob("epoch-00004-*.shards"))
-    assert {trial["state"] for trial in divided.here("search", "show", "--json").json["trials"]} == {
-        "converged",
-        "stopped",
-    }
+    name = assert_a_mutant_goes_on_from_its_parent(divided)
+    assert list((divided.home.checkpoints / RUN / name).glob("epoch-00004-*.shards"))
