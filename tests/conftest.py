@@ -27,6 +27,9 @@ os.environ["HETCTL_SLOT_LOCKS"] = LOCKS.name
 # others, and three quarters of the processor time of PyTorch's ranks.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+# TensorFlow's own default depends on the processor, and without oneDNN it does not count its memory.
+os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
 # A build server must not fail for a case that has nothing to do with the change; people explore.
 settings.register_profile("people", deadline=None)
 settings.register_profile("server", deadline=None, derandomize=True)
