@@ -217,7 +217,8 @@ def preload_framework(name: str | None) -> None:
     if name is None:
         return
     entry = FRAMEWORKS[name]
-    with suppress(ImportError):
+    # Packages also fail with errors of their own, such as protobuf's for versions that do not fit.
+    with suppress(Exception):
         _imported(entry)
         for module in entry.preloaded:
             importlib.import_module(module)

@@ -62,7 +62,7 @@ class TensorBoardWriter:
         self._records: Any = None
 
     def show(self, result: EpochResult) -> None:
-        """Add an epoch; do nothing without TensorBoard.
+        """Add an epoch; do nothing if TensorBoard cannot be imported.
 
         Raises
         ------
@@ -72,7 +72,8 @@ class TensorBoardWriter:
         try:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.compat.proto.summary_pb2 import Summary
-        except ImportError:
+        except Exception:
+            # Besides ImportError there is protobuf's error for versions that do not fit one another.
             return
         rate = self._samples / max(result.duration_s, 1e-9)
         values = {**result.metrics, "samples/s": rate, "gpus": result.gpus, **self._figures(result.epoch)}

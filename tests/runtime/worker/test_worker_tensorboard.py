@@ -96,6 +96,19 @@ def test_without_tensorboard_nothing_is_written(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+class Unfit:
+    """A package that was made for another version of a package that it needs."""
+
+    def __getattr__(self, name):
+        raise RuntimeError("incompatible versions of protobuf")
+
+
+def test_a_tensorboard_that_cannot_be_imported_stops_no_training(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", Unfit())
+    TensorBoardWriter(tmp_path / "b" / "file", 200).show(result(1))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_no_framework_is_imported_for_it():
     code = "import sys; from pathlib import Path;"
     code += "from hetctl.runtime.worker.tensorboard import TensorBoardWriter;"

@@ -1,5 +1,6 @@
 """Imports of a template: without the packages that no rank needs, which the user's code may import later."""
 
+import os
 import subprocess
 import sys
 
@@ -25,3 +26,11 @@ def test_withheld_packages_are_left_to_the_user(name):
     code = PRELOAD.format(name=name, withheld=FRAMEWORKS[name].withheld)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "\n"
+
+
+def test_a_package_that_fails_to_import_ends_no_template(tmp_path):
+    (tmp_path / "tensorboard.py").write_text("raise RuntimeError('incompatible versions of protobuf')")
+    code = "from hetctl.runtime.frameworks import preload_framework as preload; preload('pytorch'); print(1)"
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout == "1\n"
