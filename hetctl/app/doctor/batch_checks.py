@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from hetctl.app.doctor.sample_jobs import cases_of, script_of
-from hetctl.app.doctor.site_checks import account_check, node_check, queue_check
+from hetctl.app.doctor.site_checks import account_check, node_check, own_gpu_check, queue_check
 from hetctl.app.project import Project
 from hetctl.cluster.batch import queue_info
 from hetctl.cluster.batch.command import Answer, CommandRunner
@@ -18,11 +18,13 @@ from hetctl.cluster.render import render_job
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.site import Site
+from hetctl.runtime.agent.gpus import gpus_of_node
 
 
 def local_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: ARG001
-    """Yield the result for local jobs, which are processes."""
+    """Yield the results for local jobs, which are processes on this machine and its GPUs."""
     yield CheckResult("batch system", CheckStatus.OK, "jobs are local processes")
+    yield from own_gpu_check(site, [gpu.name for gpu in gpus_of_node()])
 
 
 def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:

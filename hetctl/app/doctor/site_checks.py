@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -92,6 +93,28 @@ def node_check(site: Site, name: str, groups: Sequence[NodeClass]) -> CheckResul
         found = f"{count} have {wanted}, the site file says {site.nodes}: {_groups(groups)}"
         return CheckResult(check, CheckStatus.WARNING, found, "correct nodes")
     return CheckResult(check, CheckStatus.OK, f"{count} with at least {wanted}: {_groups(groups)}")
+
+
+def own_gpu_check(site: Site, names: Sequence[str]) -> Iterator[CheckResult]:
+    """Compare this machine's GPUs with the site file; without a management library they are unknown.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Names of the GPUs.
+    """
+    if not names:
+        return
+    found = ", ".join(f"{count} x {name}" for name, count in Counter(names).items())
+    if site.device != "gpu":
+        message = f"slots are shares of the cores: no rank sees the GPUs of this machine ({found})"
+        fix = f"to train on them, set `device: gpu` and `gpus_per_node: {len(names)}` in a site file"
+        yield CheckResult("GPUs here", CheckStatus.WARNING, message, fix)
+    elif len(names) < site.gpus_per_node:
+        message = f"this machine has {found}, the site file says {site.gpus_per_node} GPUs"
+        yield CheckResult("GPUs here", CheckStatus.FAILED, message, "correct gpus_per_node")
+    else:
+        yield CheckResult("GPUs here", CheckStatus.OK, found)
 
 
 def account_check(account: str | None, accounts: Sequence[str]) -> CheckResult:

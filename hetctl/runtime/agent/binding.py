@@ -8,6 +8,7 @@ from hetctl.runtime.agent.messages import AgentAssignment, AgentFacts
 
 GPU = "gpu"
 VISIBLE_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
+"""Variables that limit the GPUs of a process; empty ones hide all of them."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that numerical libraries read when they are loaded."""
 

@@ -15,6 +15,7 @@ from hetctl.app.doctor.site_checks import (
     command_checks,
     filesystem_of,
     node_check,
+    own_gpu_check,
     place_check,
     queue_check,
 )
@@ -48,6 +49,24 @@ def test_every_batch_system_has_its_queries():
 
 def test_the_schema_has_every_launcher():
     assert set(LAUNCHERS) == set(SiteModel.model_fields["launcher"].annotation.__args__)
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+GPUS_HERE = {
+    "unknown": ("gpu", 2, [], []),
+    "all": ("gpu", 2, [H100, H100], [(OK, f"2 x {H100}")]),
+    "too few": ("gpu", 2, [H100], [(FAILED, f"this machine has 1 x {H100}, the site file says 2 GPUs")]),
+    "unused": (
+        *("slot", 2, [H100]),
+        [(WARNING, f"slots are shares of the cores: no rank sees the GPUs of this machine (1 x {H100})")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("device", "gpus", "names", "results"), GPUS_HERE.values(), ids=GPUS_HERE)
+def test_gpus_of_this_machine_are_compared_with_its_site(device, gpus, names, results):
+    site = replace(SITE, device=device, gpus_per_node=gpus)
+    assert [(one.status, one.message) for one in own_gpu_check(site, names)] == results
 
 
 def test_missing_commands_are_blamed_on_the_batch_system():

@@ -535,6 +535,14 @@ SEEN = {
 """Number of each rank's GPU, its index among those that the rank sees, and those."""
 
 
+def test_the_rank_of_a_slot_sees_no_gpus(job, monkeypatch):
+    """All ranks would take the first one, which NCCL refuses."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    job.start("m", 2)
+    job.end_of("m")
+    assert [(rank["device"], rank["visible"]) for rank in job.did("m")] == [(None, "")]
+
+
 def test_gpus_of_a_member_are_free_when_its_step_has_ended(members_job):
     job = members_job
     job.start("m", 0, 1)
