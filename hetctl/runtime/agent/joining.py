@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.model.serialization import decode, encode
-from hetctl.runtime.agent.messages import SHUTDOWN, AgentAssignment, AgentFacts
+from hetctl.runtime.agent.messages import REJECTED, SHUTDOWN, AgentAssignment, AgentFacts
 from hetctl.runtime.transport import Address, Connection, connect
 
 CONNECT_S = 60.0
@@ -99,6 +99,8 @@ def join(
         answer: Any = connection.receive(ASSIGNMENT_TIMEOUT_S)
         if SHUTDOWN in answer:
             raise DismissedError("the driver does not need this agent")
+        if REJECTED in answer:
+            raise ConnectionError(answer[REJECTED])
         assignment = decode(AgentAssignment, answer)
         connection.limit_unanswered(LEASE_SHARE * assignment.silence_s)
     except BaseException:

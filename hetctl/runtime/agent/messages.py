@@ -1,9 +1,9 @@
 """Messages between the driver of a job and its agents, as lines of JSON.
 
-The driver sends `AgentAssignment`, or `SHUTDOWN` to an agent that it does not need, and then dictionaries
-with one of the keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and `SHUTDOWN`. The agent sends its
-`AgentFacts`, and then dictionaries with `FROM`, `ENDED`, `STAGED`, `STATES` or `FETCHED`, or empty ones as
-heartbeats.
+The driver sends `AgentAssignment`, or `SHUTDOWN` to an agent that it does not need, or `REJECTED` to one that
+it cannot use, and then dictionaries with one of the keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and
+`SHUTDOWN`. The agent sends its `AgentFacts`, and then dictionaries with `FROM`, `ENDED`, `STAGED`, `STATES`
+or `FETCHED`, or empty ones as heartbeats.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ TO, FROM = "to", "from"
 """Keys with the number of a GPU: ``message`` is for the rank on it, or from it."""
 SHUTDOWN = "shutdown"
 """Key of the driver's last message: the agent is not needed any more."""
+REJECTED = "rejected"
+"""Key with the reason for which the driver cannot use the agent."""
 ENDED = "ended"
 """Key with the number of a GPU whose rank has ended with ``exit_code``, and with `OVERUSE` if that is why."""
 STAGED = "staged"

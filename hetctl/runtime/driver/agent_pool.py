@@ -35,6 +35,7 @@ from hetctl.runtime.agent.messages import (
     FORGET,
     FROM,
     OVERUSE,
+    REJECTED,
     SHUTDOWN,
     SIGNAL,
     STAGED,
@@ -391,8 +392,8 @@ class AgentPool:
         elif held := self._set_for(node, step):
             self._admit(held, node, step, found, connection)
         else:
-            connection.close()
-            reason = f"{found.step} was to start on {', '.join(step.sets)}, and started on {node}"
+            reason = f"step {found.step} was to start on {', '.join(step.sets)}, and started on {node}"
+            _reject(connection, reason)
             self._fail_member(found.step, step, reason)
 
     def _take_back(self, name: str, step: AgentStep) -> None:
@@ -435,8 +436,8 @@ class AgentPool:
         # a member's step must see its own alone.
         too_many = step.member and seen > given
         if found.gpus and self.site.device == GPU and (seen < given or too_many):
-            connection.close()
-            reason = f"{found.step} sees {seen} GPUs on {node}, and not {given}"
+            reason = f"step {found.step} sees {seen} GPUs on {node}, and not {given}"
+            _reject(connection, reason)
             self._continue_without(found.step, step, node, reason)
             return
         planned = "" if node == held.node else f", planned on {held.node}"
@@ -485,6 +486,13 @@ class AgentPool:
                 if agent := step.agents.pop(planned, None):
                     self._close(agent)
                 self._events.on_loss(name, KILLED, planned, step.output, node)
+
+
+def _reject(connection: Connection, reason: str) -> None:
+    """Tell an agent why it cannot be used; it says so in its log."""
+    with suppress(ConnectionError):
+        connection.send({REJECTED: reason})
+    connection.close()
 
 
 def _gpu_list(facts: AgentFacts) -> str:

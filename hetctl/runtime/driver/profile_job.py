@@ -141,15 +141,23 @@ class _ProfileDriver:
 
     def _give_up(self, points: Iterable[ProfileTarget]) -> None:
         for point in points:
-            self._fail(point.source, _what_lacks(point))
+            lost = "" if self._rank_pool.nodes else self._loss("the job has lost all nodes")
+            self._fail(point.source, lost or _what_lacks(point))
 
     def _report(self, ended: EndedGroup) -> None:
         if ended.exit_code == 0:
             self.measured += 1
             return
         path = self._events / f"{ended.name}.jsonl"
-        if not any(event.kind == "failed" for event in read_events(path)):
-            self._fail(ended.name, ended.description(exit_reason_of(ended.exit_code, ended.output)))
+        if any(event.kind == "failed" for event in read_events(path)):
+            return
+        if ended.lost_nodes:
+            self._fail(ended.name, self._loss(f"lost with {', '.join(ended.lost_nodes)}"))
+            return
+        self._fail(ended.name, ended.description(exit_reason_of(ended.exit_code, ended.output)))
+
+    def _loss(self, what: str) -> str:
+        return f"{what}: {AgentFiles.within(self._folder).log} says why"
 
     def _fail(self, source: str, error: str) -> None:
         EventWriter(self._events, source).write("failed", error=error)

@@ -18,7 +18,7 @@ from hetctl.runtime.agent.joining import (
     join,
     reconnect,
 )
-from hetctl.runtime.agent.messages import SHUTDOWN, AgentAssignment, AgentFacts
+from hetctl.runtime.agent.messages import REJECTED, SHUTDOWN, AgentAssignment, AgentFacts
 from hetctl.runtime.transport import Listener
 from hetctl.runtime.worker.messages import write_address
 
@@ -66,6 +66,12 @@ def test_join_returns_the_assignment_of_the_driver(driver):
     assert assignment == ASSIGNMENT
     driver.kept[0].send({"start": 0})
     assert connection.receive(60.0) == {"start": 0}
+
+
+def test_an_agent_says_why_the_driver_rejects_it(driver):
+    driver.answer({REJECTED: "step agents sees 1 GPUs on n1, and not 4"})
+    with pytest.raises(ConnectionError, match="sees 1 GPUs on n1, and not 4"):
+        join(driver.address, FACTS)
 
 
 def test_an_agent_returns_once_the_driver_takes_it(driver):

@@ -601,8 +601,9 @@ def test_a_misplaced_agent_ends_its_member(start, tmp_path, monkeypatch, facts, 
     job.start("m", 0, 1)
     stranger = connect_as(job, f"{tmp_path.name}/m", **facts)
     (step,) = job.end_of("m")
+    assert message in stranger.receive(PATIENCE_S)["rejected"]
     assert _closed(stranger)
-    assert f"placement could not be kept: {tmp_path.name}/m {message}" in step.output
+    assert f"placement could not be kept: step {tmp_path.name}/m {message}" in step.output
     assert exit_reason_of(step.exit_code, step.output) is ExitReason.NOT_LAUNCHED
     assert (step.lost_nodes, len(job.rank_pool.free_nodes())) == ((), 2)
 

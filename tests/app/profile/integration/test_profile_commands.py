@@ -69,3 +69,35 @@ def test_functions_have_no_time_of_their_own(tmp_path):
     members(project, a=(1, "{}"))
     refused = project.here("profile", "--for", "1m", "--json")
     assert (refused.code, "are no commands" in refused.error["message"]) == (2, True)
+
+
+NVML_WITH_ONE_GPU = """
+from types import SimpleNamespace
+def nvmlInit(): pass
+def nvmlSystemGetDriverVersion(): return "580"
+def nvmlDeviceGetCount(): return 1
+def nvmlDeviceGetHandleByIndex(index): return index
+def nvmlDeviceGetPciInfo(handle): return SimpleNamespace(domain=0, bus=6, device=0)
+def nvmlDeviceGetUUID(handle): return "GPU-1"
+def nvmlDeviceGetName(handle): return "NVIDIA H100"
+def unknown(*_): raise OSError("Not Supported")
+nvmlDeviceGetMemoryInfo = nvmlDeviceGetCpuAffinity = nvmlDeviceGetMaxMigDeviceCount = unknown
+"""
+
+
+def test_a_node_with_fewer_gpus_than_the_site_says_is_named(tmp_path):
+    """Seen on a machine with one H100: that the ranks were killed was all that the command said."""
+    project = project_of(tmp_path, "--epoch-s", "0.5", gpus=2)
+    site = project.path / "site-configs" / "local.yaml"
+    site.parent.mkdir()
+    site.write_text("extends: local\ndevice: gpu\ngpus_per_node: 2\n")
+    (tmp_path / "pynvml.py").write_text(NVML_WITH_ONE_GPU)
+    project.environment |= {"PYTHONPATH": str(tmp_path)}
+    done = profiled(project, 2, 20)
+    errors = [failure["error"] for failure in done.json["failures"]]
+    (log,) = project.home.profiles.glob("*/logs/agents.log")
+    assert (done.code, errors) == (
+        5,
+        [f"the job has lost all nodes: {log} says why", f"lost with localhost: {log} says why"],
+    )
+    assert "step agents sees 1 GPUs on localhost, and not 2" in log.read_text()
