@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
@@ -14,10 +15,15 @@ from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import CollectiveGroup
 
 MS_PER_S = 1000.0
+ERROR_HANDLING, CLEAN_UP_ONLY = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
+"""Variable of PyTorch for errors of NCCL; the value has operations fail, where others end the process."""
 
 
 def init_group(group: CollectiveGroup) -> None:
-    """Initialize ``torch.distributed``: NCCL with GPUs, else Gloo; rank 0 broadcasts its store's port."""
+    """Initialize ``torch.distributed``: NCCL with GPUs, else Gloo; rank 0 broadcasts its store's port.
+
+    NCCL's operations wait for a rank that has ended: they are aborted when its connection ends.
+    """
     store = None
     if group.rank == 0:
         # By default it would wait for the other ranks, which do not have the port yet.
@@ -27,8 +33,12 @@ def init_group(group: CollectiveGroup) -> None:
     backend = "nccl" if torch.cuda.is_available() else "gloo"
     # Without it, PyTorch's own limits hold: 10 minutes with NCCL, 30 with Gloo.
     limit = timedelta(seconds=group.hang_s)
+    # Otherwise PyTorch would end the process amid a checkpoint.
+    os.environ.setdefault(ERROR_HANDLING, CLEAN_UP_ONLY)
     with gloo_over("GLOO_SOCKET_IFNAME", group.interface):
         dist.init_process_group(backend, store=store, rank=group.rank, world_size=group.size, timeout=limit)
+    if backend == "nccl":
+        group.on_peer_loss(dist.distributed_c10d._abort_process_group)
 
 
 def make_equal(tensors: Iterable[torch.Tensor]) -> None:

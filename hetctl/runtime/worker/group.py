@@ -6,7 +6,10 @@ world of all ranks would not survive it.
 
 from __future__ import annotations
 
+import os
+import select
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,6 +77,9 @@ class CollectiveGroup(Protocol):
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value, as in `Group`."""
+
+    def on_peer_loss(self, call: Callable[[], None]) -> None:
+        """Have a function called, in a thread of its own, when another rank has ended."""
 
 
 class CollectiveBackend(Protocol):
@@ -183,6 +189,7 @@ class ProcessGroup:
         self.hang_s = hang_s
         self._connections = connections
         self._backend = backend
+        self._watch: PeerWatch | None = None
 
     def broadcast(self, value: Any) -> Any:
         """Send or receive rank 0's value; LostPeerError if another rank has ended."""
@@ -213,6 +220,10 @@ class ProcessGroup:
         except ConnectionError as error:
             raise LostPeerError(f"lost another rank of the group: {error}") from None
 
+    def on_peer_loss(self, call: Callable[[], None]) -> None:
+        """Have a function called, as in `CollectiveGroup`."""
+        self._watch = PeerWatch(self._connections, call)
+
     def peer_failed(self, patience_s: float = PEER_FAILURE_CHECK_S) -> bool:
         """Watch the connections for some seconds; ranks that fail close theirs."""
         limit = time.monotonic() + patience_s
@@ -228,6 +239,9 @@ class ProcessGroup:
 
     def barrier_and_close(self) -> None:
         """Wait for all ranks, shut down the collective backend, and close the connections."""
+        if self._watch:
+            # From here on others may end in order.
+            self._watch.end()
         try:
             if self.rank != 0:
                 # A barrier: the first rank that shuts Horovod down would end all others.
@@ -243,6 +257,35 @@ class ProcessGroup:
         self._backend.shutdown()
         for connection in self._connections:
             connection.close()
+
+
+class PeerWatch:
+    """Thread that calls a function as soon as the other end of a connection has ended, or is cut off.
+
+    It reads nothing: the messages are those of the main thread, which may be blocked meanwhile.
+    """
+
+    def __init__(self, connections: Sequence[Connection], call: Callable[[], None]) -> None:
+        self._call = call
+        self._ended, self._end = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._ended, select.POLLIN)
+        for connection in connections:
+            # Not POLLIN: it would be set as long as a message waits for the main thread.
+            self._poll.register(connection, select.POLLRDHUP)
+        self._thread = threading.Thread(target=self._run, name="peer watch", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """End the watch; the function is not called any more."""
+        os.write(self._end, b"\0")
+        self._thread.join()
+        os.close(self._end)
+        os.close(self._ended)
+
+    def _run(self) -> None:
+        if self._ended not in dict(self._poll.poll()):
+            self._call()
 
 
 def all_gather(group: Group, value: Any) -> list[Any]:

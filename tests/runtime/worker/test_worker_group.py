@@ -144,6 +144,33 @@ def test_ranks_do_not_wait_for_a_lost_rank(how):
     assert isinstance(Ranks(let_go, waiting).results[1], LostPeerError)
 
 
+@pytest.mark.parametrize("gone", [0, 1])
+def test_the_loss_of_a_rank_is_told_while_the_others_are_busy(gone):
+    def busy(group):
+        told = threading.Event()
+        group.on_peer_loss(told.set)
+        return told.wait(timeout=60)
+
+    bodies = [busy, busy]
+    bodies[gone] = let_go
+    assert Ranks(*bodies).results[1 - gone] is True
+
+
+def test_no_loss_is_told_of_ranks_that_end_in_order():
+    def body(group):
+        told = threading.Event()
+        group.on_peer_loss(told.set)
+        if group.rank == 0:
+            group.broadcast("a message that waits for the other rank")
+        is_told = told.wait(timeout=0.2)
+        if group.rank:
+            group.broadcast(None)
+        group.barrier_and_close()
+        return is_told or told.is_set()
+
+    assert Ranks(body, body).results == {0: False, 1: False}
+
+
 def test_ranks_that_do_not_meet_say_so():
     soon, nowhere = (
         {"timeouts": Timeouts(meeting_s=0.3)},
