@@ -119,6 +119,9 @@ class DenseStage:
         errors, self._errors = self._errors, []
         return ({"val_loss": float(np.mean(errors))} if errors else {}), len(errors)
 
+    def computed_s(self) -> None:
+        pass
+
     def end_epoch(self) -> None:
         pass
 

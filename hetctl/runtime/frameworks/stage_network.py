@@ -109,6 +109,12 @@ class StageNetwork(Protocol):
         Without samples the metrics are 0.
         """
 
+    def computed_s(self) -> float | None:
+        """Return the seconds for which the GPU has computed since the last call; the first call returns 0.
+
+        The copies before and after are left out. None: there is no GPU, or it is not known.
+        """
+
     def end_epoch(self) -> None:
         """Advance schedulers of the learning rate that step once an epoch."""
 
@@ -143,6 +149,9 @@ class Chain(Protocol):
     """
 
     layers: tuple[str, ...]
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
+        """Return an array in the memory from which tensors reach the device fastest."""
 
     def build(self, layers: range, sample: Samples) -> StageNetwork:
         """Build consecutive layers alone; weights begin as they would in the whole network of that seed.

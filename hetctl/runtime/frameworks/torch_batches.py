@@ -6,6 +6,7 @@ is ignored. Modules that are not compiled get batches without padding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -88,6 +89,26 @@ def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
     """
     values = tensor.float() if tensor.dtype is torch.bfloat16 else tensor
     return np.asarray(values.numpy(force=True))
+
+
+def sent_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """Return what `array_of` does, of a tensor of which the likes are copied again and again.
+
+    From a GPU it is copied into locked pages, which PyTorch keeps for the next ones: other memory, which is
+    new each time, takes several times as long.
+    """
+    if not tensor.is_cuda:
+        return array_of(tensor)
+    return array_of(torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor.detach()))
+
+
+def empty_array(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
+    """Return an array for values that go to the device next, with locked pages if that is a GPU."""
+    if not torch.cuda.is_available():
+        return np.empty(shape, dtype)
+    kind = np.dtype(dtype)
+    pages = torch.empty(math.prod(shape) * kind.itemsize, dtype=torch.uint8, pin_memory=True)
+    return np.asarray(pages.numpy().view(kind).reshape(shape))
 
 
 def array_nest(outputs: Any) -> Any:

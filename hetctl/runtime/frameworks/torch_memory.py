@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 
 from hetctl.runtime.frameworks.stage_network import Tensor
+from hetctl.runtime.frameworks.torch_batches import empty_array, sent_array
 from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge, ProcessMemory
 
 
@@ -19,9 +21,17 @@ def memory_gauge(device: int | None) -> MemoryGauge:
         allocated=torch.cuda.memory_allocated,
         reserved=torch.cuda.memory_reserved,
         synchronize=torch.cuda.synchronize,
-        there_and_back=lambda array: torch.as_tensor(array).to("cuda").cpu(),
+        there_and_back=lambda array: sent_array(torch.as_tensor(array).to("cuda")),
+        as_received=as_received,
         kept=saved_bytes,
     )
+
+
+def as_received(array: Tensor) -> Tensor:
+    """Return a copy in memory like that of tensors that a stage receives."""
+    copy = empty_array(array.shape, array.dtype)
+    np.copyto(copy, array)
+    return copy
 
 
 def saved_bytes(forward: Callable[[], Tensor], inputs: Tensor) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,10 @@ from torch.func import functional_call
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.stage_network import Tensor
-from hetctl.runtime.frameworks.torch_batches import accept_lone_samples, array_of, tensor_of
+from hetctl.runtime.frameworks.torch_batches import accept_lone_samples, array_of, sent_array, tensor_of
 from hetctl.runtime.frameworks.torch_optimizer import RateFactor
 from hetctl.runtime.frameworks.torch_parts import Parts, options_kept
+from hetctl.runtime.frameworks.torch_ranks import ComputeClock
 from hetctl.runtime.frameworks.torch_state import (
     generators,
     other_variables,
@@ -119,6 +121,7 @@ class TorchStage:
         self._sent = self._copies()
         self._scores = {**parts.metrics, "loss": parts.loss}
         self._sums = self._no_scores()
+        self._clock: ComputeClock | None = None
 
     def version(self) -> WeightVersion:
         """Return the present weights, which are copied only if they are updated while this is in use."""
@@ -145,14 +148,16 @@ class TorchStage:
                 "only one tensor can pass from a stage to the next",
                 "put it and the next layer into one nn.Module of your own",
             )
-        return array_of(begun.outputs)
+        return sent_array(begun.outputs)
 
     def backward(self, minibatch: int, gradient: Tensor) -> Tensor | None:
         """Compute the gradients with the weights of the forward pass."""
         begun = self._passes.pop(minibatch)
         # Layers without weights after the inputs of the network have nothing to compute.
         if begun.outputs.requires_grad:
-            begun.outputs.backward(self._passed(gradient).to(begun.outputs.dtype))
+            passed = self._passed(gradient)
+            with self._computing():
+                begun.outputs.backward(passed.to(begun.outputs.dtype))
         return self._end(minibatch, begun)
 
     def both(
@@ -160,7 +165,8 @@ class TorchStage:
     ) -> tuple[float, Tensor | None]:
         """Return the loss and the gradient of the inputs."""
         begun = self._begin(version, inputs, self._tensor(targets))
-        begun.outputs.backward()
+        with self._computing():
+            begun.outputs.backward()
         return begun.outputs.item(), self._end(minibatch, begun)
 
     def update(self, minibatch: int) -> None:
@@ -169,7 +175,8 @@ class TorchStage:
         self._part_from_version()
         for name, parameter in self._trainable.items():
             parameter.grad = gradients[name]
-        self._parts.optimizer.step()
+        with self._computing():
+            self._parts.optimizer.step()
         self._parts.optimizer.zero_grad()
 
     def weights(self) -> list[Tensor]:
@@ -213,7 +220,7 @@ class TorchStage:
 
     def infer(self, inputs: Tensor) -> Tensor:
         """Return the activations in evaluation mode."""
-        return array_of(self._evaluated(inputs))
+        return sent_array(self._evaluated(inputs))
 
     def score(self, inputs: Tensor, targets: Tensor) -> None:
         """Add the scores of a batch, which are means over it."""
@@ -227,6 +234,13 @@ class TorchStage:
         (*totals, count), self._sums = self._sums.tolist(), self._no_scores()
         names = (f"val_{name}" for name in self._scores)
         return {name: total / max(count, 1) for name, total in zip(names, totals, strict=True)}, int(count)
+
+    def computed_s(self) -> float | None:
+        """Return the time between events in the queue of the GPU; None for a slot."""
+        if self._device.type != "cuda":
+            return None
+        clock, self._clock = self._clock, ComputeClock()
+        return clock.seconds() if clock else 0.0
 
     def end_epoch(self) -> None:
         """Advance the scheduler."""
@@ -271,6 +285,10 @@ class TorchStage:
     def _begin(self, version: WeightVersion, inputs: Tensor, *targets: torch.Tensor) -> ForwardPass:
         self._parts.model.train()
         given = self._inputs(inputs)
+        with self._computing():
+            return self._run(version, given, *targets)
+
+    def _run(self, version: WeightVersion, given: torch.Tensor, *targets: torch.Tensor) -> ForwardPass:
         # One zero, repeated without memory, until there is a gradient.
         received = InputGradient(given.new_zeros(()).expand(given.shape))
         weights = {name: tensor.detach().requires_grad_() for name, tensor in version.tensors.items()}
@@ -289,7 +307,7 @@ class TorchStage:
         self._gradients[minibatch] = {name: weight.grad for name, weight in begun.weights.items()}
         if self.layers.start == 0:
             return None
-        return array_of(begun.inputs.gradient)
+        return sent_array(begun.inputs.gradient)
 
     def _part_from_version(self) -> None:
         """Leave the memory of the present weights to the version that is in use, if there is one."""
@@ -314,9 +332,14 @@ class TorchStage:
 
     def _evaluated(self, inputs: Tensor) -> torch.Tensor:
         self._parts.model.eval()
-        with torch.no_grad():
-            outputs: torch.Tensor = self._parts.model(self._inputs(inputs))
+        given = self._inputs(inputs)
+        with torch.no_grad(), self._computing():
+            outputs: torch.Tensor = self._parts.model(given)
         return outputs
+
+    def _computing(self) -> AbstractContextManager[None]:
+        """Time what is computed, if somebody has asked for it."""
+        return self._clock.running() if self._clock else nullcontext()
 
     def _no_scores(self) -> torch.Tensor:
         # The last sum is the number of samples.

@@ -30,6 +30,7 @@ LEAST_SHARED_BYTES = 4096
 """Size from which tensors go through shared memory: smaller ones fit into the message's packet."""
 LOST = "lost"
 """Kind of the message that says that another rank has ended."""
+NewArray = Callable[[Sequence[int], np.dtype[Any]], Tensor]
 CLOSE: dict[str, Any] = {}
 """Last message over a connection: its end is not the loss of a rank."""
 
@@ -78,6 +79,8 @@ class P2PTransport:
         Node of each rank; ranks of one node exchange tensors through its memory.
     queues : mapping of str to queue
         Queue for each kind of message; other kinds go into `inbox`.
+    empty : callable
+        Function from the shape and the type of a tensor that arrives to the array for it, as in `Chain`.
 
     Attributes
     ----------
@@ -93,12 +96,14 @@ class P2PTransport:
         interfaces: NetworkInterfaces,
         timeouts: Timeouts,
         queues: Mapping[str, queue.SimpleQueue[TensorMessage]] | None = None,
+        empty: NewArray = np.empty,
     ) -> None:
         self.rank, self._sent = group.rank, SentBytes()
         self._counting = threading.Lock()
         self.inbox: queue.SimpleQueue[TensorMessage] = queue.SimpleQueue()
         self._queues = dict(queues or {})
         self._nodes = tuple(nodes)
+        self._empty = empty
         self._timeouts = timeouts
         self._closed = threading.Event()
         self._listener = Listener(rank_info.key, control_address(interfaces.control))
@@ -163,7 +168,7 @@ class P2PTransport:
         while not self._closed.is_set():
             with suppress(TimeoutError):
                 sender, connection = self._listener.wait(POLL_S)
-                receiver = _Receiver(sender, connection, self._deliver, self.fail)
+                receiver = _Receiver(sender, connection, self._deliver, self.fail, self._empty)
                 threading.Thread(target=receiver.run, name=f"p2p-from-{sender}", daemon=True).start()
 
 
@@ -251,9 +256,11 @@ class _Receiver:
         connection: Connection,
         deliver: Callable[[TensorMessage], None],
         fail: Callable[[str], None],
+        empty: NewArray,
     ) -> None:
         self._sender, self._connection = sender, connection
         self._deliver, self._fail = deliver, fail
+        self._empty = empty
         self._slots = SlotReader()
 
     def run(self) -> None:
@@ -267,7 +274,7 @@ class _Receiver:
             self._slots.close()
 
     def _received(self, header: Any) -> TensorMessage:
-        tensors = tuple(np.empty(shape, np.dtype(name)) for shape, name in header["tensors"])
+        tensors = tuple(self._empty(shape, np.dtype(name)) for shape, name in header["tensors"])
         if "slot" in header:
             address = decode(SlotAddress, header["slot"])
             self._slots.read(address, tensors)

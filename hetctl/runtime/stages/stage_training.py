@@ -58,6 +58,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             spec.network,
             spec.timeouts,
             {**dict.fromkeys(TO_SERVER, to_server), PART: parts},
+            chain.empty,
         )
         training, validation = _loaders(spec, layout, context, stack, transport, worker, stage)
         context.prepare(member)

@@ -64,6 +64,8 @@ class GpuMemory:
         Function that waits for the GPU.
     there_and_back : callable
         Function that copies an array to the GPU and back.
+    as_received : callable
+        Function that copies an array to memory in which a stage receives tensors.
     kept : callable or None
         Function that tells what a forward pass keeps; None: the framework does not tell.
     """
@@ -73,6 +75,7 @@ class GpuMemory:
     reserved: Callable[[], int]
     synchronize: Callable[[], None]
     there_and_back: Callable[[Tensor], Any]
+    as_received: Callable[[Tensor], Tensor] = lambda array: array
     kept: Kept | None = None
 
     def context_bytes(self) -> int:
@@ -108,7 +111,8 @@ class GpuMemory:
 
     def copy_s(self, array: Tensor) -> float:
         """Return half the least time of a copy there and back."""
-        return min(_seconds(lambda: self.there_and_back(array)) for _ in range(COPIES)) / 2
+        received = self.as_received(array)
+        return min(_seconds(lambda: self.there_and_back(received)) for _ in range(COPIES)) / 2
 
 
 def _seconds(run: Callable[[], Any]) -> float:

@@ -162,14 +162,13 @@ class _InnerLayer:
     def timed_passes(self) -> PassTimes:
         """Run a minibatch forward and back, with its own version of the weights; return the times."""
         minibatch = next(self._minibatches)
-        began = time.perf_counter()
-        self._forward(minibatch)
-        middle = time.perf_counter()
-        self._finish(minibatch)
-        return middle - began, time.perf_counter() - middle
+        forward_s = _seconds_of(self._stage, lambda: self._forward(minibatch))
+        return forward_s, _seconds_of(self._stage, lambda: self._finish(minibatch))
 
     def copies(self) -> PassTimes:
         """Return the part of both times in which activations and gradients are copied to the GPU or back."""
+        if self._stage.computed_s() is not None:
+            return 0.0, 0.0
         inputs_s, outputs_s = self._gauge.copy_s(self._inputs), self._gauge.copy_s(self.outputs)
         return inputs_s + outputs_s, outputs_s + inputs_s * self._returns_gradient
 
@@ -205,15 +204,13 @@ class _LastLayer:
 
     def timed_passes(self) -> PassTimes:
         """Return the time of the forward pass alone, and of both passes without that."""
-        began = time.perf_counter()
-        self._stage.infer(self._inputs)
-        self._gauge.synchronize()
-        forward_s = time.perf_counter() - began
-        self._both()
-        return forward_s, time.perf_counter() - began - 2 * forward_s
+        forward_s = _seconds_of(self._stage, self._infer)
+        return forward_s, _seconds_of(self._stage, self._both) - forward_s
 
     def copies(self) -> PassTimes:
         """Return the same as for an inner layer: both passes copy the inputs, and return their gradient."""
+        if self._stage.computed_s() is not None:
+            return 0.0, 0.0
         inputs_s, outputs_s = self._gauge.copy_s(self._inputs), self._gauge.copy_s(self.outputs)
         return inputs_s + outputs_s, inputs_s - outputs_s
 
@@ -225,11 +222,25 @@ class _LastLayer:
         held = self.outputs.nbytes
         return held, _beyond(self._gauge, before, held, self._inputs)
 
+    def _infer(self) -> None:
+        self._stage.infer(self._inputs)
+        self._gauge.synchronize()
+
     def _both(self) -> None:
         minibatch = next(self._minibatches)
         self._stage.both(minibatch, self._stage.version(), self._inputs, self._targets)
         self._stage.update(minibatch)
         self._gauge.synchronize()
+
+
+def _seconds_of(stage: StageNetwork, run: Callable[[], object]) -> float:
+    """Return the seconds for which a GPU computes in a call, or else those that the call takes."""
+    stage.computed_s()
+    began = time.perf_counter()
+    run()
+    seconds = time.perf_counter() - began
+    computed_s = stage.computed_s()
+    return seconds if computed_s is None else computed_s
 
 
 def _beyond(gauge: MemoryGauge, before: int, held: int, inputs: Tensor) -> int:

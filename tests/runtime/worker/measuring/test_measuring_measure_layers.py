@@ -41,7 +41,8 @@ BATCH = np.ones((8, 4), np.float32), np.zeros(8, np.int64)
 class Scaling:
     """A layer that multiplies by one weight, and takes `SLOW_S` backward."""
 
-    def __init__(self, calls):
+    def __init__(self, calls, clock=None):
+        self.clock = clock
         self.weight = np.full(1, 2.0, np.float32)
         self.calls = calls
         self.open = {}
@@ -81,17 +82,21 @@ class Scaling:
     def slot_bytes(self):
         return 2 * self.weight.nbytes
 
+    def computed_s(self):
+        return self.clock and self.clock()
+
 
 class ScalingChain:
     layers = ("first", "middle", "last")
 
-    def __init__(self):
+    def __init__(self, clock=None):
         self.calls = {}
         self.stages = []
+        self.clock = clock
 
     def build(self, layers, _sample):
         (number,) = layers
-        self.stages.append(Scaling(self.calls.setdefault(number, [])))
+        self.stages.append(Scaling(self.calls.setdefault(number, []), self.clock))
         return self.stages[-1]
 
 
@@ -155,6 +160,13 @@ def test_copies_of_activations_are_no_part_of_the_times():
     layers = measured_chain(ScalingChain())
     assert [layer.forward_s for layer in layers] == [0.0, 0.0, 0.0]
     assert all(layer.backward_s >= SLOW_S - 0.002 for layer in layers)
+
+
+def test_times_are_those_of_the_gpu_where_it_tells_them():
+    layers = measured_chain(ScalingChain(clock=lambda: 0.25))
+    assert [layer.forward_s for layer in layers] == [0.25, 0.25, 0.25]
+    # The last layer's both passes as one take as long as its forward pass alone.
+    assert [layer.backward_s for layer in layers] == [0.25, 0.25, 0.0]
 
 
 def test_memory_is_divided_into_held_and_workspace():
