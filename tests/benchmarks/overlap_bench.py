@@ -1,7 +1,7 @@
 """Time of a step of a PyTorch group, by three ways of averaging gradients.
 
-All ways are in the same two processes, a core each, and take turns after each step, so that what else the
-machine does hits them alike.
+All ways are in the same two processes, and take turns after each step, so that what else the machine does
+hits them alike. With a GPU the ranks go over NCCL; both use the same one if there are no more.
 
     python tests/benchmarks/overlap_bench.py [--quick]
 """
@@ -27,7 +27,9 @@ import ranks
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.group import join_group
 
-TURNS, BATCH = 40, 16
+TURNS = 40
+BATCHES = {"cpu": 16, "cuda": 512}
+"""Samples of a rank's step, by the type of its device."""
 UNTIMED = 2
 """Turns that allocate memory, connect the ranks, and order what is sent."""
 WIDTHS = (3, 64, 128, 256, 512, 1024, 640)
@@ -49,7 +51,8 @@ def table(quick: bool = False) -> Table:
         if any(process.exitcode for process in processes):
             raise RuntimeError("a rank failed: see its message above")
         found = json.loads((Path(name) / "found.json").read_text())
-    seconds, size_bytes = found["seconds"], found["bytes"]
+    seconds, size_bytes, device = found["seconds"], found["bytes"], found["device"]
+    where = "Gloo, a core for each rank" if device == "cpu" else f"NCCL, {found['gpus']}"
 
     def over(way: str) -> float:
         pairs = zip(seconds[OVERLAPPED], seconds[way], strict=True)
@@ -68,7 +71,7 @@ def table(quick: bool = False) -> Table:
             Figure("step over that of DistributedDataParallel", over(DDP), 1.02),
         ),
         f"{len(WIDTHS) - 1} convolutions and a linear layer, {size_bytes / MB:.0f} MB of gradients, images of"
-        f" 32 x 32, batches of {BATCH} in a rank, Gloo, a core for each rank. {turns} turns of a"
+        f" 32 x 32, batches of {BATCHES[device]} in a rank, {where}. {turns} turns of a"
         " step of each way, in changing order; ratios are medians over turns.",
     )
 
@@ -76,28 +79,46 @@ def table(quick: bool = False) -> Table:
 def train(rank: int, folder: Path, turns: int) -> None:
     """Train by all ways in turn; rank 0 writes the seconds of each step."""
     import torch
-    import torch.distributed as dist
+
+    from hetctl.runtime.frameworks.torch_batches import present_device
 
     framework = load_framework("pytorch")
+    gpus = torch.cuda.device_count()
+    if gpus == 1:
+        # NCCL refuses two ranks on one GPU of a host; they take one another for ranks on others.
+        os.environ.update(NCCL_HOSTID=f"rank-{rank}")
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
-    framework.prepare((rank,), None, 0)
+    framework.prepare((rank,), rank % gpus if gpus else None, 0)
+    device = present_device()
     rank_info, publish_address = ranks.rank_info_in(folder, rank, 2)
     group = join_group(rank_info, framework, publish_address)
-    x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(CLASSES, (BATCH,))
+    batch = BATCHES[device.type]
+    x, y = torch.randn(batch, 3, 32, 32, device=device), torch.randint(CLASSES, (batch,), device=device)
     steps = {way: _step_of(make, x, y) for way, make in WAYS.items()}
     seconds: dict[str, list[float]] = {way: [] for way in steps}
     for turn in range(-UNTIMED, turns):
         for way in sorted(steps, reverse=turn % 2 == 1):
-            dist.barrier()
+            _wait_for_all(device)
             began = time.perf_counter()
             steps[way]()
-            dist.barrier()
+            _wait_for_all(device)
             if turn >= 0:
                 seconds[way].append(time.perf_counter() - began)
     if rank == 0:
         size_bytes = sum(parameter.nbytes for parameter in _network().parameters())
-        (folder / "found.json").write_text(json.dumps({"seconds": seconds, "bytes": size_bytes}))
+        gpu = f"{min(gpus, 2)} x {torch.cuda.get_device_name()}" if gpus else None
+        found = {"seconds": seconds, "bytes": size_bytes, "device": device.type, "gpus": gpu}
+        (folder / "found.json").write_text(json.dumps(found))
     group.barrier_and_close()
+
+
+def _wait_for_all(device: Any) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    dist.barrier()
 
 
 def _network() -> Any:
@@ -118,7 +139,7 @@ def _step_of(
     """Return a function that trains a step."""
     import torch
 
-    network = _network()
+    network = _network().to(x.device)
     optimizer = torch.optim.SGD(network.parameters(), 1e-3, momentum=0.9)
     model, after_backward = make(network, optimizer)
 
@@ -145,7 +166,7 @@ def _blocking(network: Any, _optimizer: Any) -> tuple[Any, Callable[[], None]]:
     parameters = list(network.parameters())
 
     def average() -> None:
-        given = torch.ones(len(parameters))
+        given = torch.ones(len(parameters), device=parameters[0].device)
         message = torch.cat([*(parameter.grad.reshape(-1) for parameter in parameters), given])
         message[: -len(parameters)] *= 0.5
         dist.all_reduce(message)

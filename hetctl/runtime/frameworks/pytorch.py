@@ -146,21 +146,21 @@ class TorchNetwork:
         """Evaluate each rank's share: scores are means over samples, and their sums are added over ranks."""
         self._model.eval()
         scores = {**self._parts.metrics, "loss": self._parts.loss}
-        # The last sum is the number of samples.
-        sums = torch.zeros(len(scores) + 1, dtype=torch.float64)
+        # The last sum is the number of samples. On the device, for which float() would wait each time.
+        sums = torch.zeros(len(scores) + 1, dtype=torch.float64, device=self._device)
         with torch.no_grad():
             for samples, count in batches:
                 if count or self.evaluates_examples:
                     outputs, y = self._outputs(samples, count)
                 if count:
-                    means = [*(float(score(outputs, y)) for score in scores.values()), 1.0]
-                    sums += count * torch.tensor(means, dtype=torch.float64)
+                    means = [self._number(score(outputs, y)) for score in scores.values()]
+                    sums += count * torch.stack([*means, self._number(1.0)])
                 if self._whole and count:
                     self._whole.add(array_nest(outputs), samples[1][:count])
                 elif self._whole:
                     self._whole.skip()
         if self._group.size > 1:
-            sums = add_up(sums.to(self._device))
+            sums = add_up(sums)
         *totals, count = sums.tolist()
         found = {f"val_{name}": total / count for name, total in zip(scores, totals, strict=True)}
         return found if self._whole is None else {**found, **self._metrics_of_all(self._whole, found)}
@@ -279,6 +279,10 @@ class TorchNetwork:
             return self._model(x), y
         x, y = self._tensors(pad(samples, self._member.rows_evaluated))
         return first_rows(self._model(x), count), y[:count]
+
+    def _number(self, value: Any) -> torch.Tensor:
+        """Return a number on the device, where it may still have to be computed."""
+        return torch.as_tensor(value, dtype=torch.float64, device=self._device).reshape(())
 
     def _metrics_of_all(self, whole: WholeEvaluation, others: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics that rank 0 computes of the predictions of all ranks."""

@@ -40,7 +40,11 @@ class Bucket:
         *parts, ranks = self._message.split(self._sizes)
         for parameter, part in zip(self.parameters, parts, strict=True):
             _put(parameter.grad, part.view_as(parameter), weight)
-        ranks.copy_(torch.tensor([parameter.grad is not None for parameter in self.parameters]))
+        # Not a copy of a list, which would wait until the GPU has computed all that is queued.
+        ranks.fill_(1.0)
+        for number, parameter in enumerate(self.parameters):
+            if parameter.grad is None:
+                ranks[number].zero_()
         return self._message
 
     def take(self) -> None:
