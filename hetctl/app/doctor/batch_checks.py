@@ -11,7 +11,7 @@ from pathlib import Path
 from hetctl.app.doctor.sample_jobs import cases_of, script_of
 from hetctl.app.doctor.site_checks import account_check, node_check, own_gpu_check, queue_check
 from hetctl.app.project import Project
-from hetctl.cluster.batch import queue_info
+from hetctl.cluster.batch import lsf_queries, slurm_queries
 from hetctl.cluster.batch.command import Answer, CommandRunner
 from hetctl.cluster.batch.queue_info import QueueFacts
 from hetctl.cluster.render import render_job
@@ -35,14 +35,14 @@ def slurm_checks(project: Project, site: Site) -> Iterator[CheckResult]:
         return
     qos = site.queue_option == "qos"
     ask, read = (
-        (queue_info.qos_command, queue_info.parse_qos)
+        (slurm_queries.qos_command, slurm_queries.parse_qos)
         if qos
-        else (queue_info.partition_command, queue_info.parse_partition)
+        else (slurm_queries.partition_command, slurm_queries.parse_partition)
     )
     yield from _queues(site, ask, read)
     used = _used_queue(site)
-    nodes = run_command(site, queue_info.nodes_command(None if qos else used))
-    groups = queue_info.parse_nodes_of_partition(nodes.stdout)
+    nodes = run_command(site, slurm_queries.nodes_command(None if qos else used))
+    groups = slurm_queries.parse_nodes_of_partition(nodes.stdout)
     yield node_check(site, used, groups)
     yield _account(site)
     yield dry_run(project, site)
@@ -53,7 +53,7 @@ def lsf_checks(project: Project, site: Site) -> Iterator[CheckResult]:  # noqa: 
     answers = _answers(site, ["bqueues"], "LSF answers")
     yield answers
     if answers.status is not CheckStatus.FAILED:
-        yield from _queues(site, queue_info.lsf_queue_command, queue_info.parse_lsf_queue)
+        yield from _queues(site, lsf_queries.queue_command, lsf_queries.parse_queue)
 
 
 def dry_run(project: Project, site: Site) -> CheckResult:
@@ -62,7 +62,7 @@ def dry_run(project: Project, site: Site) -> CheckResult:
     with tempfile.NamedTemporaryFile("w", prefix="hetctl-", suffix=".sh", encoding="utf-8") as file:
         file.write(script)
         file.flush()
-        answer = run_command(site, queue_info.dry_run_command(), Path(file.name))
+        answer = run_command(site, slurm_queries.dry_run_command(), Path(file.name))
     if answer.code != 0:
         fix = "correct in the site file what Slurm's message names, or ask your administrators"
         return CheckResult("dry run", CheckStatus.FAILED, answer.error_tail, fix, FaultDomain.BATCH_SYSTEM)
@@ -89,11 +89,11 @@ def _account(site: Site) -> CheckResult:
         return CheckResult(
             "account", CheckStatus.WARNING, "not checked: there is no sacctmgr", "try a dry run"
         )
-    answer = run_command(site, queue_info.accounts_command(getpass.getuser()))
+    answer = run_command(site, slurm_queries.accounts_command(getpass.getuser()))
     if answer.code != 0:
         found = f"not checked: {answer.error_tail}"
         return CheckResult("account", CheckStatus.WARNING, found, "a site without accounting has no accounts")
-    return account_check(site.account, queue_info.parse_accounts(answer.stdout))
+    return account_check(site.account, slurm_queries.parse_accounts(answer.stdout))
 
 
 def _answers(site: Site, command: Sequence[str], well: str) -> CheckResult:

@@ -1,14 +1,12 @@
-"""What queues, nodes and accounts are, by answers of Slurm and LSF."""
+"""Queues, nodes and accounts, by answers of Slurm."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hetctl.cluster.batch.queue_info import (
-    NodeClass,
-    QueueFacts,
+from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts
+from hetctl.cluster.batch.slurm_queries import (
     parse_accounts,
-    parse_lsf_queue,
     parse_nodes_of_partition,
     parse_partition,
     parse_qos,
@@ -20,24 +18,6 @@ PARTITION = (
     "DefaultTime=00:10:00 DisableRootJobs=NO MaxNodes={nodes} MaxTime={time} MinNodes=0 LLN=NO "
     "Nodes=n[1-4] PriorityTier=1 State={state} TotalCPUs=32 TotalNodes=4 SelectTypeParameters=NONE\n"
 )
-LSF_QUEUE = """
-QUEUE: normal
-  -- For normal low priority jobs, running only if hosts are lightly loaded.
-
-PARAMETERS/STATISTICS
-PRIO NICE STATUS          MAX JL/U JL/P JL/H NJOBS  PEND   RUN SSUSP USUSP  RSV PJOBS
- 30    0  Open:Active       -    -    -    -     0     0     0     0     0    0     0
-
-DEFAULT LIMITS:
- RUNLIMIT
- 15.0 min of hostA
-
-MAXIMUM LIMITS:
- RUNLIMIT
- 720.0 min of hostA
-
-SCHEDULING PARAMETERS
-"""
 
 
 @pytest.mark.parametrize(
@@ -95,20 +75,11 @@ def test_accounts_come_once_each():
     assert parse_accounts("ml\nml\n\nphysics\n") == ("ml", "physics")
 
 
-def test_the_maximum_of_an_lsf_queue_counts():
-    assert parse_lsf_queue(LSF_QUEUE, "normal") == QueueFacts(True, None, 720 * 60)
-    assert parse_lsf_queue(LSF_QUEUE.replace("Open:Active", "Closed:Inact"), "normal") == QueueFacts(
-        False, None, 720 * 60
-    )
-    assert parse_lsf_queue(LSF_QUEUE.partition("MAXIMUM")[0], "normal") == QueueFacts(True)
-    assert parse_lsf_queue("xyz: No such queue\n", "xyz") is None
-
-
 @given(st.text(alphabet="PartionName=mxTe MaxNodes0123456789|:-,.()gpu\n\0é²", max_size=200))
 @example("-0")
 @example("4|8|8000|gpu:2\n4|8|8000|gpu:-2\n1|2|900|")
 def test_any_text_is_read_without_a_traceback(text):
-    for parse in (parse_partition, parse_qos, parse_lsf_queue):
+    for parse in (parse_partition, parse_qos):
         assert parse(text, "main") is None or "main" in text
     assert all(group.gpus >= 0 for group in parse_nodes_of_partition(text))
     assert parse_slurm_time(text) is None or text.strip()

@@ -1,0 +1,107 @@
+"""Slurm's queues, nodes and accounts: commands, and parsers of their output.
+
+All functions are pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts
+
+MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+
+
+def partition_command(name: str) -> list[str]:
+    """Return Slurm's query for a partition."""
+    return ["scontrol", "--oneliner", "show", "partition", name]
+
+
+def parse_partition(text: str, name: str) -> QueueFacts | None:
+    """Parse the output of `partition_command`; None if it is not about that partition."""
+    fields = dict(word.split("=", 1) for word in text.split() if "=" in word)
+    if fields.get("PartitionName") != name:
+        return None
+    limits = [int(fields[key]) for key in ("MaxNodes", "TotalNodes") if fields.get(key, "").isdecimal()]
+    wall = parse_slurm_time(fields.get("MaxTime", ""))
+    return QueueFacts(fields.get("State") == "UP", min(limits, default=None), wall)
+
+
+def qos_command(name: str) -> list[str]:
+    """Return the query of Slurm's accounting for a QOS."""
+    columns = "format=Name,MaxWall,MaxTRES"
+    return ["sacctmgr", "--noheader", "--parsable2", "show", "qos", f"name={name}", columns]
+
+
+def parse_qos(text: str, name: str) -> QueueFacts | None:
+    """Parse the output of `qos_command`; None if there is no such QOS."""
+    for line in text.splitlines():
+        fields = line.strip().split("|")
+        if len(fields) == 3 and fields[0] == name:
+            nodes = re.search(r"\bnode=(\d{1,9})\b", fields[2], re.ASCII)
+            return QueueFacts(True, int(nodes[1]) if nodes else None, parse_slurm_time(fields[1]))
+    return None
+
+
+def nodes_command(partition: str | None) -> list[str]:
+    """Return Slurm's query for the nodes of a partition, or for all; identical nodes share one line."""
+    where = [f"--partition={partition}"] if partition else []
+    # --exact: without it, sinfo groups nodes of different sizes and prints
+    # the least of each resource with a +.
+    return ["sinfo", "--noheader", "--exact", *where, "--format=%D|%c|%m|%G"]
+
+
+def parse_nodes_of_partition(text: str) -> tuple[NodeClass, ...]:
+    """Parse the output of `nodes_command`; lines without a complete record are skipped."""
+    found = []
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        numbers = [field.rstrip("+") for field in fields[:3]]
+        if len(fields) == 4 and all(number.isdecimal() and len(number) < 12 for number in numbers):
+            nodes, cores, memory = map(int, numbers)
+            found.append(NodeClass(nodes, cores, memory, _gpus(fields[3])))
+    return tuple(found)
+
+
+def accounts_command(user: str) -> list[str]:
+    """Return the query of Slurm's accounting for the accounts that a user may charge."""
+    return [
+        *("sacctmgr", "--noheader", "--parsable2", "show", "associations"),
+        *(f"user={user}", "format=Account"),
+    ]
+
+
+def parse_accounts(text: str) -> tuple[str, ...]:
+    """Parse the output of `accounts_command`: each account once."""
+    return tuple(dict.fromkeys(line.strip() for line in text.splitlines() if line.strip()))
+
+
+def dry_run_command() -> list[str]:
+    """Return the sbatch command that checks a script from standard input without submitting it."""
+    return ["sbatch", "--test-only"]
+
+
+def parse_slurm_time(text: str) -> int | None:
+    """Convert ``days-hours:minutes:seconds`` and its shorter forms to seconds; None for no limit."""
+    days, dash, clock = text.strip().rpartition("-")
+    parts = clock.split(":")
+    if not all(part.isdecimal() and len(part) < 10 for part in (*parts, days if dash else "0")):
+        return None
+    numbers = [int(part) for part in parts]
+    if dash:
+        return int(days) * DAY_S + _weighted(numbers, (HOUR_S, MINUTE_S, 1))
+    # A single number is minutes, two are minutes and seconds; after days,
+    # hours come first (sbatch(1), --time).
+    weights = {1: (MINUTE_S,), 2: (MINUTE_S, 1), 3: (HOUR_S, MINUTE_S, 1)}.get(len(numbers))
+    return _weighted(numbers, weights) if weights else None
+
+
+def _weighted(numbers: Sequence[int], weights: Sequence[int]) -> int:
+    return sum(number * weight for number, weight in zip(numbers, weights, strict=False))
+
+
+def _gpus(text: str) -> int:
+    """Return the number of GPUs in ``gpu:a100:4(S:0-1),craynetwork:4``."""
+    counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d{1,6})", text, re.ASCII)
+    return sum(map(int, counts))
