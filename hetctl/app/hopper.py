@@ -39,7 +39,7 @@ class HopperRequest:
     ----------
     unit_times : Path
         File of unit times.
-    plan_seconds : float
+    solver_time_limit_s : float
         Largest search time of a scheduler in seconds.
     mode : str
         ``hopper``, ``hybrid``, ``data-parallel``, or ``auto``: the cheapest that the rule of CEREBRO's
@@ -50,7 +50,7 @@ class HopperRequest:
 
     unit_times: Path
     scheduler: str = "best"
-    plan_seconds: float = 0.8
+    solver_time_limit_s: float = 0.8
     seed: int = 0
     mode: str = HOPPER
     efficiency: float = 1.0
@@ -65,7 +65,7 @@ class HopperRequest:
     @property
     def search(self) -> SearchOptions:
         """Options of the scheduler."""
-        return SearchOptions(seed=self.seed, seconds=self.plan_seconds)
+        return SearchOptions(seed=self.seed, seconds=self.solver_time_limit_s)
 
 
 @dataclass(frozen=True)

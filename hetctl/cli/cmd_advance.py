@@ -12,13 +12,13 @@ from hetctl.cli.output import print_json
 @click.argument("run", required=False)
 @click.option("--after-job", metavar="N", type=int, help="Go on after job N, which calls this at its end.")
 @click.option(
-    "--chain-behind",
+    "--queue-next-after",
     metavar="N",
     type=int,
     help="Queue a job behind job N, which calls this at its start.",
 )
 @json_option
-def command(run: str | None, after_job: int | None, chain_behind: int | None, as_json: bool) -> None:
+def command(run: str | None, after_job: int | None, queue_next_after: int | None, as_json: bool) -> None:
     """Collect the events of RUN (default: the newest) and submit its next job if one is needed.
 
     \b
@@ -29,10 +29,10 @@ def command(run: str | None, after_job: int | None, chain_behind: int | None, as
     """
     from hetctl.app.run.lifecycle import advance, chain
 
-    if chain_behind is not None:
+    if queue_next_after is not None:
         if run is None:
-            raise click.UsageError("--chain-behind needs RUN")
-        outcome = chain(this_project(), run, chain_behind)
+            raise click.UsageError("--queue-next-after needs RUN")
+        outcome = chain(this_project(), run, queue_next_after)
     else:
         outcome = advance(this_project(), run, after_job=after_job)
     if as_json:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-PLANNING = {"scheduler", "plan_seconds", "mode", "efficiency"}
+PLANNING = {"scheduler", "solver_time_limit_s", "mode", "efficiency"}
 OUTAGE = re.compile(r"(.+)@([^@-]+)(?:-([^@-]+))?")
 
 
@@ -71,7 +71,8 @@ def _shared_options(command: F) -> F:
             help="Schedule with randomized, milp, approximate, or best.",
         ),
         click.option(
-            "--plan-seconds",
+            "--solver-time-limit",
+            "solver_time_limit_s",
             metavar="SECONDS",
             type=Seconds(),
             default=0.8,

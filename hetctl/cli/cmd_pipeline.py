@@ -78,7 +78,8 @@ def plan_options(function: F) -> F:
             help="Serve the parameters of a layer where it is trained, or on the nodes in turn.",
         ),
         click.option(
-            "--plan-seconds",
+            "--solver-time-limit",
+            "solver_time_limit_s",
             metavar="SECONDS",
             type=Seconds(),
             default=2.0,

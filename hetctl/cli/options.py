@@ -170,7 +170,8 @@ def planner_options(command: F) -> F:
             help="Try N orders when packing members.  [default: 1024]",
         ),
         click.option(
-            "--plan-seconds",
+            "--solver-time-limit",
+            "solver_time_limit_s",
             metavar="SECONDS",
             type=Seconds(),
             help="Stop a planner that searches after this time.  [default: 2]",

@@ -110,7 +110,7 @@ def test_predicted_work_is_all_that_planners_see_also_for_auto(
     monkeypatch.setattr(Doubling, "made", [], raising=False)
     module.WorkEstimator = Doubling  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "hetctl.scheduling.simulate.work_estimator", module)
-    options = {"seed": 7, "plan_seconds": 0.1}
+    options = {"seed": 7, "solver_time_limit_s": 0.1}
     outcome = run_simulation(project, request(planner="auto", predicted=True, restart_s=0.0, options=options))
     assert outcome.simulation.work == "predicted"
     assert outcome.simulation.makespan_s <= 30

@@ -301,8 +301,8 @@ def planning(quick: bool = False) -> Table:
 @cache
 def plan_times(sizes: tuple[tuple[int, int], ...]) -> list[planning_time.Row]:
     """Measure every planner, after one that does not count."""
-    list(planning_time.rows([*PLANNERS], planning_time.SIZES[:1], Options(plan_seconds=0.1)))
-    return list(planning_time.rows([*PLANNERS, "fixed-4"], sizes, Options(plan_seconds=PLAN_SECONDS)))
+    list(planning_time.rows([*PLANNERS], planning_time.SIZES[:1], Options(solver_time_limit_s=0.1)))
+    return list(planning_time.rows([*PLANNERS, "fixed-4"], sizes, Options(solver_time_limit_s=PLAN_SECONDS)))
 
 
 def events(quick: bool = False) -> Table:

@@ -96,17 +96,17 @@ def instance(
 
 
 def planned(
-    members: list[Workload], gpus_per_node: int, seed: int, plan_seconds: float, planner: str = "static"
+    members: list[Workload], gpus_per_node: int, seed: int, limit_s: float, planner: str = "static"
 ) -> Simulation:
     """Plan and simulate one instance."""
-    options = Options(seed=seed, plan_seconds=plan_seconds)
+    options = Options(seed=seed, solver_time_limit_s=limit_s)
     scenario = Scenario(Cluster.of(GPUS, gpus_per_node))
     return simulate(planner_named(planner), [Arrival(member) for member in members], scenario, options)
 
 
-def measured(data: str, members: list[Workload], gpus_per_node: int, seed: int, plan_seconds: float) -> Row:
+def measured(data: str, members: list[Workload], gpus_per_node: int, seed: int, limit_s: float) -> Row:
     """Measure one instance, also without nodes."""
-    result = planned(members, gpus_per_node, seed, plan_seconds)
+    result = planned(members, gpus_per_node, seed, limit_s)
     bound_s = allotment_bound([allotments_of(one, range(1, GPUS + 1)) for one in members], GPUS)
     alone_s = max(m.samples_left / max(m.rates.values()) for m in members)
     return Row(
@@ -114,7 +114,7 @@ def measured(data: str, members: list[Workload], gpus_per_node: int, seed: int, 
         gpus_per_node=gpus_per_node,
         seed=seed,
         makespan_s=result.makespan_s,
-        one_node_s=planned(members, GPUS, seed, plan_seconds).makespan_s,
+        one_node_s=planned(members, GPUS, seed, limit_s).makespan_s,
         bound_s=bound_s,
         one_member=alone_s >= bound_s * (1 - 1e-6),
         first_s=result.slowest_plan_s,
@@ -122,13 +122,11 @@ def measured(data: str, members: list[Workload], gpus_per_node: int, seed: int, 
     )
 
 
-def rows(
-    seeds: Iterable[int], data_folder: Path, plan_seconds: float = 2.0, sigma: float = SIGMA
-) -> list[Row]:
+def rows(seeds: Iterable[int], data_folder: Path, limit_s: float = 2.0, sigma: float = SIGMA) -> list[Row]:
     """Measure every data set, node size and seed."""
     found = {data: tables(data_folder, data) for data in SETS}
     return [
-        measured(data, instance(table, seed, size, sigma), size, seed, plan_seconds)
+        measured(data, instance(table, seed, size, sigma), size, seed, limit_s)
         for seed in seeds
         for data, table in found.items()
         for size in NODE_SIZES

@@ -46,7 +46,7 @@ def hops(folder, name):
 
 @pytest.mark.parametrize("scheduler", ["randomized", "milp", "approximate", "best"])
 def test_a_plan_has_its_figures_and_its_trace(folder, scheduler):
-    wishes = ("--unit-times", "times.csv", "--scheduler", scheduler, "--plan-seconds", "0.2")
+    wishes = ("--unit-times", "times.csv", "--scheduler", scheduler, "--solver-time-limit", "0.2")
     plan = figures(folder, "plan", *wishes, "--trace", "hops.jsonl")
     assert plan.keys() >= FIGURES
     assert plan["lower_bound_s"] == 16
@@ -72,7 +72,7 @@ def test_a_simulation_without_failures_is_the_plan(folder):
 
 @pytest.mark.parametrize("scheduler", ["randomized", "best"])
 def test_workers_fail_and_return(folder, scheduler):
-    wishes = ("--unit-times", "times.csv", "--scheduler", scheduler, "--plan-seconds", "0.1")
+    wishes = ("--unit-times", "times.csv", "--scheduler", scheduler, "--solver-time-limit", "0.1")
     result = figures(
         folder, "simulate", *wishes, "--outage", "w1@1-1m", "--outage", "w0@0-5", "--trace", "hops.jsonl"
     )
@@ -87,7 +87,7 @@ def test_workers_fail_and_return(folder, scheduler):
 def test_a_plan_is_made_anew_where_a_replay_keeps_it(folder):
     """In so little time the first plan is taken on any machine."""
     times, away = ("--unit-times", "times.csv"), ("--outage", "w2@10-40")
-    wishes = (*times, "--scheduler", "approximate", "--plan-seconds", "0.000001", "--epochs", "4")
+    wishes = (*times, "--scheduler", "approximate", "--solver-time-limit", "0.000001", "--epochs", "4")
     figures(folder, "simulate", *wishes, "--trace", "whole.jsonl")
     kept = figures(folder, "simulate", *times, "--replay", "whole.jsonl", *away)
     assert figures(folder, "simulate", *wishes, *away)["makespan_s"] < kept["makespan_s"]
@@ -144,7 +144,7 @@ def test_a_replay_draws_what_its_log_lacks(folder):
     ("arguments", "said"),
     [
         (("--scheduler", "best"), "--scheduler does not go with --replay"),
-        (("--plan-seconds", "1"), "--plan-seconds does not go with --replay"),
+        (("--solver-time-limit", "1"), "--solver-time-limit does not go with --replay"),
         (("--parallelism", "auto"), "--parallelism does not go with --replay"),
         (("--efficiency", "1"), "--efficiency does not go with --replay"),
         (("--parallelism", "hopper"), "log.jsonl:2: there is no worker 'w9'"),
@@ -202,7 +202,7 @@ def test_the_table_and_the_page(folder):
     [
         (("--unit-times", "none.csv"), "none.csv: cannot be read"),
         (("--unit-times", "times.csv", "--scheduler", "bset"), "unknown scheduler 'bset' did you mean best?"),
-        (("--unit-times", "times.csv", "--plan-seconds", "-1"), "-1 is not a time"),
+        (("--unit-times", "times.csv", "--solver-time-limit", "-1"), "-1 is not a time"),
         (("--unit-times", "times.csv", "--efficiency", "0"), "efficiency"),
         (("--unit-times", "times.csv", "--trace", "no/hops"), "there is no folder no"),
         ((), "unit-times"),
@@ -238,7 +238,7 @@ def test_sizes_that_do_not_fit_memory_are_refused(folder):
 @pytest.mark.parametrize("times", ["0,0\n0,0\n", "0,3\n0,0\n", "1e12,1e-300\n2,0\n", "5\n"])
 def test_times_of_nothing_and_of_ages(folder, scheduler, times):
     (folder.path / "odd.csv").write_text(times)
-    wishes = ("--unit-times", "odd.csv", "--scheduler", scheduler, "--plan-seconds", "0.1")
+    wishes = ("--unit-times", "odd.csv", "--scheduler", scheduler, "--solver-time-limit", "0.1")
     for command in ("plan", "simulate"):
         result = figures(folder, command, *wishes)
         assert result["ratio"] >= 1 - 1e-9

@@ -54,7 +54,7 @@ LAYERS = "layer,gpu_type,forward_s,backward_s,activation_bytes,parameter_bytes\n
     for gpu_type, seconds in (("V100", 0.004), ("P100", 0.008))
 )
 GIANT = "  - {name: giant, config: {blocks: 24}, layers: giant.csv}\n"
-ON_8_GPUS = ("--site", "mini", "--gpus", "8", "--time", "24h", "--plan-seconds", "0.2")
+ON_8_GPUS = ("--site", "mini", "--gpus", "8", "--time", "24h", "--solver-time-limit", "0.2")
 
 
 class Mini:

@@ -245,7 +245,7 @@ def test_what_could_not_be_written_is_refused_first(zoo, option, path):
         (["--work", "known"], "clairvoyant"),
         (["--objective", "jct"], "mean-jct"),
         (["--planner", "fluidd"], "fluid"),
-        (["--plan-seconds", "0"], "--plan-seconds"),
+        (["--solver-time-limit", "0"], "--solver-time-limit"),
         (["-e", "zoo"], "given twice"),
         (["--rates-of", "local"], "there is one at: imported"),
     ],
@@ -284,16 +284,18 @@ def test_of_several_sites_one_must_be_chosen(profiled):
 
 
 def test_auto_takes_the_best_and_says_why(zoo):
-    result = simulated(zoo, "zoo", "--gpus", "8", "--planner", "auto", "--plan-seconds", "0.2")
+    result = simulated(zoo, "zoo", "--gpus", "8", "--planner", "auto", "--solver-time-limit", "0.2")
     assert result["planner"] in PLANNERS
     assert result["reason"].startswith(f"simulated makespan of each planner: {result['planner']} ")
     assert all(f" {name} " in result["reason"] for name in PLANNERS)
-    shown = zoo.here("simulate", "zoo", "--gpus", "8", "--planner", "auto", "--plan-seconds", "0.2").stdout
+    shown = zoo.here(
+        "simulate", "zoo", "--gpus", "8", "--planner", "auto", "--solver-time-limit", "0.2"
+    ).stdout
     assert "chosen by auto: simulated makespan" in shown
 
 
 def test_auto_is_resolved_before_anything_is_kept_or_run(profiled):
-    arguments = ("--planner", "auto", "--plan-seconds", "0.2")
+    arguments = ("--planner", "auto", "--solver-time-limit", "0.2")
     plan = profiled.here("plan", *arguments, "--json", **LOCAL).json
     assert plan["planner"] in PLANNERS
     assert plan["reason"].startswith("simulated makespan")
@@ -304,7 +306,7 @@ def test_auto_is_resolved_before_anything_is_kept_or_run(profiled):
 def test_auto_is_replaced_by_a_planner_before_a_run(tmp_path):
     project = new_project(tmp_path / "project", python=python_without_training(tmp_path), environment=LOCAL)
     assert project.here("profile", "import", "rates.csv").code == 0
-    done = project.hetctl("submit", "--planner", "auto", "--plan-seconds", "0.2", "--wait", "--json")
+    done = project.hetctl("submit", "--planner", "auto", "--solver-time-limit", "0.2", "--wait", "--json")
     assert (done.code, done.json["state"]) == (0, "finished")
     assert done.json["planner"] in PLANNERS
     assert json.loads(project.home.run("trio-001").spec.read_text())["planner"] == done.json["planner"]
@@ -313,7 +315,7 @@ def test_auto_is_replaced_by_a_planner_before_a_run(tmp_path):
 
 def test_a_plan_is_explained_only_if_asked(profiled):
     for planner in (*PLANNERS, "fixed-1"):
-        arguments = ("plan", "--planner", planner, "--plan-seconds", "0.1", "--json")
+        arguments = ("plan", "--planner", planner, "--solver-time-limit", "0.1", "--json")
         assert not any(one["reasons"] for one in profiled.here(*arguments, **LOCAL).json["rounds"])
         first = profiled.here(*arguments, "--explain", **LOCAL).json["rounds"][0]
         assert {a["member"] for a in first["allocations"]} <= first["reasons"].keys() <= {"a", "b", "c"}

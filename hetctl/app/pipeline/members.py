@@ -198,7 +198,7 @@ class PipelineMember:
             policy=options.policy,
             waves=Waves(options.clock_distance, options.ps_placement),
             in_flight=options.in_flight,
-            search_s=options.plan_seconds,
+            search_s=options.solver_time_limit_s,
         )
 
     def laid_out(self, problem: PipelineProblem, cluster: Cluster) -> PlacedPipeline:

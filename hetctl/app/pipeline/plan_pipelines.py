@@ -39,7 +39,7 @@ class PipelineRequest:
     in_flight: int | None = None
     clock_distance: int = 0
     ps_placement: str = LOCAL
-    plan_seconds: float = 2.0
+    solver_time_limit_s: float = 2.0
 
     @property
     def waves(self) -> Waves:
@@ -220,7 +220,7 @@ def _waves(planned: PipelinePlan, request: PipelineRequest, minibatches: int | N
 def _planned(request: PipelineRequest) -> tuple[LayerProfile, PipelineCluster, PipelinePlan]:
     file = read_cluster(request.cluster)
     layers, cluster = profile_of(read_layers(request.layer_table), file), cluster_of(file)
-    options = PipelineOptions(request.in_flight, request.plan_seconds, request.waves)
+    options = PipelineOptions(request.in_flight, request.solver_time_limit_s, request.waves)
     try:
         return layers, cluster, plan(layers, cluster, request.policy, options)
     except InfeasibleError as error:

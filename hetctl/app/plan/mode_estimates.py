@@ -88,7 +88,7 @@ def _laid_out(context: PlanContext, pipelined: Sequence[PipelineMember]) -> dict
     cluster = context.scenario.cluster
     problems = {each.member.name: each.problem(context.site, cluster, context.options) for each in pipelined}
     texts = {name: json.dumps(encode(problem), sort_keys=True) for name, problem in problems.items()}
-    seconds = context.options.plan_seconds / len(set(texts.values()))
+    seconds = context.options.solver_time_limit_s / len(set(texts.values()))
     found: dict[str, PlacedPipeline] = {}
     for each in pipelined:
         name = each.member.name
@@ -123,7 +123,7 @@ def _hop_run(context: PlanContext, members: Sequence[Workload]) -> PhaseRun:
     train, evaluate = (
         times(members, context.partitions, cluster, context.homes) for times in (unit_times, evaluation_times)
     )
-    search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
+    search = SearchOptions(seed=options.seed, seconds=options.solver_time_limit_s)
     return hop_phase(members, train, evaluate, context.scenario.timing, search, options.hop_scheduler)
 
 

@@ -118,7 +118,7 @@ class HopJob(JobMode):
 
     def _planner(self) -> HopPlanner:
         options, framework = self.job.options, FRAMEWORKS[self.job.spec.ensemble.framework]
-        search = SearchOptions(seed=options.seed, seconds=options.plan_seconds)
+        search = SearchOptions(seed=options.seed, seconds=options.solver_time_limit_s)
         return HopPlanner(options.hop_scheduler, search, forms_groups=all(map(find_spec, framework.packages)))
 
     def reconcile(

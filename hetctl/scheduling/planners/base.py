@@ -42,7 +42,7 @@ class Options:
         Largest number of orders that packing tries.
     objective : str
         ``makespan``: an early end of the last member; ``mean-jct``: a small mean completion time.
-    plan_seconds : float
+    solver_time_limit_s : float
         Search time in seconds for a whole plan, for planners that search.
     exploration : str
         ``shared`` if the members of a family explore their rates together, ``each`` otherwise.
@@ -69,7 +69,7 @@ class Options:
     max_permutations: int = 1024
     seed: int = 0
     objective: str = MAKESPAN
-    plan_seconds: float = 2.0
+    solver_time_limit_s: float = 2.0
     exploration: str = "shared"
     mix_types: bool = False
     balance: str = AUTO
@@ -298,7 +298,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_permutations": (lambda v: _is_whole(v) and v >= 1, "a whole number, at least 1"),
     "seed": (_is_whole, "a whole number"),
     "objective": (lambda v: v in OBJECTIVES, f"one of: {', '.join(OBJECTIVES)}"),
-    "plan_seconds": (lambda v: _is_number(v) and v > 0, "a number of seconds above 0"),
+    "solver_time_limit_s": (lambda v: _is_number(v) and v > 0, "a number of seconds above 0"),
     "exploration": (lambda v: v in ("shared", "each"), "shared or each"),
     "mix_types": (lambda v: isinstance(v, bool), "true or false"),
     "balance": (lambda v: v in BALANCE_MODES, f"one of: {', '.join(BALANCE_MODES)}"),

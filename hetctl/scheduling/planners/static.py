@@ -63,7 +63,9 @@ def decide(request: Request) -> Decision:
     state = _read(request.planner_state)
     if _is_outdated(state, request):
         first = request.planner_state is None
-        state = _planned(request, state, request.options.plan_seconds * (1.0 if first else AGAIN_SHARE))
+        state = _planned(
+            request, state, request.options.solver_time_limit_s * (1.0 if first else AGAIN_SHARE)
+        )
     start = _Following(request, state).start()
     return Decision(tuple(start.values()), planner_state=_write(_after(state, start, request.now_s)))
 

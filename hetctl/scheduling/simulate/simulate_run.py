@@ -114,7 +114,7 @@ def choose(
     InfeasibleError
         If no planner finds a plan.
     """
-    limited = replace(options, plan_seconds=min(options.plan_seconds, COMPARISON_S))
+    limited = replace(options, solver_time_limit_s=min(options.solver_time_limit_s, COMPARISON_S))
     tried: list[tuple[float, int, Planner]] = []
     refusals: list[InfeasibleError] = []
     for planner in PLANNERS.values() if planners is None else planners:

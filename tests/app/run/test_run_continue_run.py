@@ -135,7 +135,7 @@ def test_the_same_command_again_changes_nothing(project):
             "#SBATCH --partition=long\n",
         ),
         (["--retries", "5"], ["retries: 5 (was 2)"], ""),
-        (["--chain"], ["chain: true (was false)"], "--chain-behind"),
+        (["--chain"], ["chain: true (was false)"], "--queue-next-after"),
         (["--max-jobs", "7"], ["max_jobs: 7 (was none)"], ""),
     ],
 )

@@ -90,7 +90,7 @@ class SlurmJob(Job):
 
 @pytest.mark.parametrize("planner", ["flotilla", "fluid", "static", "independent"])
 def test_a_job_continues_without_a_failed_node_and_no_fault(tmp_path, planner):
-    options = {"plan_seconds": 0.2}
+    options = {"solver_time_limit_s": 0.2}
     members = {n: {"epochs": 60} for n in "abcd"}
     job = SlurmJob(tmp_path, members, retries=0, planner=planner, options=options)
     fault = tmp_path / "fault"

@@ -194,7 +194,7 @@ def test_requests_have_members_in_training_and_their_work(tmp_path, monkeypatch)
 def test_every_planner_brings_every_member_to_its_end(tmp_path, planner):
     members = {"a": {"epochs": 12}, "b": {"epochs": 4}, "c": {"epochs": 2}}
     rates = {"a": {1: 100.0, 2: 190.0, 4: 350.0}, "b": {1: 50.0, 2: 90.0}, "c": {1: 20.0}}
-    options = {"plan_seconds": 0.2}
+    options = {"solver_time_limit_s": 0.2}
     job = Job(tmp_path, members, slots=4, max_gpus=4, rates=rates, planner=planner, options=options)
     assert "ended: finished" in job.drive()
     assert {name: job.trained(name) for name in members} == {
@@ -217,7 +217,7 @@ def test_a_member_that_needs_two_gpus_never_has_one(tmp_path, planner):
     ensemble = Ensemble("e", "tensorflow", Functions("nets:input_fn", "nets:model_fn"), members, "/x")
     job = Job(
         tmp_path, {}, slots=4, planner=planner, ensemble=ensemble, profiles=profiles,
-        options={"plan_seconds": 0.1},
+        options={"solver_time_limit_s": 0.1},
     )  # fmt: skip
     assert "ended: finished" in job.drive()
     assert min(job.task_gpus("wide")) >= 2

@@ -77,7 +77,7 @@ options = st.builds(
     seed=st.integers(),
     objective=st.sampled_from(OBJECTIVES),
     exploration=st.sampled_from(["shared", "each"]),
-    plan_seconds=st.just(0.02),
+    solver_time_limit_s=st.just(0.02),
 )
 
 
@@ -237,7 +237,7 @@ def test_the_same_question_has_the_same_answer(planner: Planner) -> None:
         clusters.map(lambda nodes: nodes[:2]),
         gpus=st.just(16),
         round_index=st.just(0),
-        options=options.map(lambda found: replace(found, plan_seconds=0.2)),
+        options=options.map(lambda found: replace(found, solver_time_limit_s=0.2)),
     )
 
     @examples(planner, 60, request=asked)

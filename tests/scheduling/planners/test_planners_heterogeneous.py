@@ -30,7 +30,7 @@ def asked(
     *members: Workload, cluster: Cluster = CLUSTER, nodes: tuple[Node, ...] = (), **values: object
 ) -> Request:
     given = {name: values.pop(name) for name in ("mix_types", "balance") if name in values}
-    options = Options(plan_seconds=0.05, **given)  # type: ignore[arg-type]
+    options = Options(solver_time_limit_s=0.05, **given)  # type: ignore[arg-type]
     return Request(
         members,
         nodes or cluster.nodes,
@@ -168,7 +168,7 @@ def test_balanced_batches_add_up_the_rates_of_the_types() -> None:
 def test_whole_runs_on_two_types_respect_the_bound(name: str, mix_types: bool) -> None:
     members = [member(f"m{i}", 500.0 + 97 * i) for i in range(15)]
     arrivals = [Arrival(m, 3.0 * i) for i, m in enumerate(members)]
-    options = Options(plan_seconds=0.05, mix_types=mix_types)
+    options = Options(solver_time_limit_s=0.05, mix_types=mix_types)
     scenario = Scenario(
         CLUSTER, lockstep=True, failures=Failures(400.0, repair_s=50.0, checkpoint_every_s=20.0)
     )
@@ -196,7 +196,7 @@ def test_members_that_need_several_gpus_get_a_type_with_so_many(name: str) -> No
     types = {"v100": {gpus: 3 * rate for gpus, rate in least.items()}, "p100": least}
     wide = [replace(member(f"w{i}"), rates=least, rates_by_type=types) for i in range(3)]
     arrivals = [Arrival(each) for each in (*wide, member("a"), member("b", 9000.0))]
-    result = simulate(planner_named(name), arrivals, Scenario(cluster), Options(plan_seconds=0.05))
+    result = simulate(planner_named(name), arrivals, Scenario(cluster), Options(solver_time_limit_s=0.05))
     assert {interval.member for interval in result.intervals} == {"w0", "w1", "w2", "a", "b"}
     slow = {node.name for node in cluster.nodes if node.gpu_type == "p100"}
     for interval in result.intervals:

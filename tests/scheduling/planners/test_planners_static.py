@@ -25,7 +25,7 @@ from hetctl.scheduling.planners.static_solver import WORK_PER_SECOND, IntervalMo
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
 
-QUICK = Options(plan_seconds=0.05)
+QUICK = Options(solver_time_limit_s=0.05)
 
 
 def some_members(seed: int, count: int, gpus: int, **fields: float) -> list[Workload]:
@@ -113,7 +113,7 @@ def test_mean_completion_is_never_later_than_independent(seed: int) -> None:
 
 def test_many_members_end_near_the_bound() -> None:
     members = some_members(3, 60, 32)
-    result = run(members, Cluster.of(32, 4), Options(plan_seconds=0.5))
+    result = run(members, Cluster.of(32, 4), Options(solver_time_limit_s=0.5))
     assert result.makespan_s <= 1.06 * constant_bound(members, 32)
 
 
@@ -279,5 +279,5 @@ def test_ten_thousand_members_on_a_hundred_thousand_gpus() -> None:
     curves = [{m: 50.0 * m**power for m in range(1, 17)} for power in (0.7, 0.8, 0.9)]
     draw = random.Random(0)
     members = [Workload(f"m{i}", draw.choice(curves), draw.lognormvariate(0, 1) * 1e6) for i in range(10_000)]
-    request = Request(members, Cluster.of(100_000, 4).nodes, 100_000, 0, Options(plan_seconds=0.5))
+    request = Request(members, Cluster.of(100_000, 4).nodes, 100_000, 0, Options(solver_time_limit_s=0.5))
     assert len(decide(request).start) == 10_000

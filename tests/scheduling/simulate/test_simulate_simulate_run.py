@@ -40,7 +40,7 @@ def test_of_equals_the_first_is_chosen() -> None:
 
 def test_none_of_all_planners_beats_the_choice() -> None:
     for objective in ("makespan", "mean-jct"):
-        options = Options(objective=objective, plan_seconds=0.2)
+        options = Options(objective=objective, solver_time_limit_s=0.2)
         best = simulate(choose(ARRIVALS, SCENARIO, options).planner, ARRIVALS, SCENARIO, options)
         for planner in PLANNERS.values():
             assert best.ratio <= simulate(planner, ARRIVALS, SCENARIO, options).ratio + 1e-9

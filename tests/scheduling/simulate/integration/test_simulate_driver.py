@@ -221,7 +221,7 @@ def scenario(number: int) -> RunCase:
         draw.choice([1e6, 32.0, 48.0, 80.0]),
         failed_at_s,
         shares and draw.random() < 0.5,
-        {"alpha": draw.choice([0.0, 0.5, 0.8, 1.0]), "seed": number, "plan_seconds": 0.1},
+        {"alpha": draw.choice([0.0, 0.5, 0.8, 1.0]), "seed": number, "solver_time_limit_s": 0.1},
     )
 
 
