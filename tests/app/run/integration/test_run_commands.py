@@ -61,8 +61,9 @@ def test_the_stop_rule_ends_a_script(tmp_path):
 
 
 def test_a_script_goes_on_in_the_next_job(tmp_path):
-    project = project_of(tmp_path, "--epochs", "20", "--epoch-s", "0.3")
-    done = submitted(project, "--time", "14s")
+    project = project_of(tmp_path, "--epochs", "20", "--epoch-s", "1.5")
+    # Longer than a job's start on a slow machine, and shorter than the epochs.
+    done = submitted(project, "--time", "24s")
     assert (done.code, project.epochs(RUN)) == (0, {"a": list(range(1, 21))}), done
     assert len(done.json["jobs"]) > 1
     assert set(stopped_by(project)) == {"deadline"}
@@ -70,8 +71,8 @@ def test_a_script_goes_on_in_the_next_job(tmp_path):
 
 
 def test_a_blind_script_is_run_again_and_told_of(tmp_path):
-    project = project_of(tmp_path, "--epochs", "10", "--epoch-s", "0.3", "--harm", "blind")
-    done = submitted(project, "--time", "12s")
+    project = project_of(tmp_path, "--epochs", "20", "--epoch-s", "1.5", "--harm", "blind")
+    done = submitted(project, "--time", "24s")
     assert (done.code, project.epochs(RUN)) == (0, {}), done
     assert len(done.json["jobs"]) > 1
     assert "has reported no finished epoch" in project.here("status").stdout
