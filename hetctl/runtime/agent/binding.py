@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from hetctl.runtime.agent.messages import AgentAssignment, AgentFacts
@@ -11,6 +12,11 @@ VISIBLE_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HI
 """Variables that limit the GPUs of a process; empty ones hide all of them."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that numerical libraries read when they are loaded."""
+
+
+def hide_gpus() -> None:
+    """Hide all GPUs from this process, which must not have used one yet."""
+    os.environ.update(dict.fromkeys(VISIBLE_DEVICES, ""))
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.plan import Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.perf.preprocessing import preprocessors_needed
-from hetctl.runtime.agent.binding import VISIBLE_DEVICES
+from hetctl.runtime.agent.binding import hide_gpus
 from hetctl.runtime.data.input_pipeline import first_sample
 from hetctl.runtime.data.lineup import Lineup, lockstep_on, nodes_of, read_lineup
 from hetctl.runtime.data.loaders import Lockstep, PreprocessorPool
@@ -118,7 +118,7 @@ def preprocessors_of_a_node(
 
 def _training_samples(ensemble: Ensemble) -> Source:
     """Return the same samples as in trainers; hide the GPUs, which are the trainers'."""
-    os.environ.update(dict.fromkeys(VISIBLE_DEVICES, ""))
+    hide_gpus()
     cores = tuple(sorted(os.sched_getaffinity(0)))
     load_framework(ensemble.framework).prepare(cores, None, DATA_SEED)
     training, _ = as_sources(load_functions(ensemble).input_fn(ensemble.data))

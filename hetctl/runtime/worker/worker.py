@@ -19,7 +19,7 @@ from typing import Any
 
 from hetctl.model.exit_reason import LOST_PEER
 from hetctl.model.serialization import decode, encode
-from hetctl.runtime.agent.binding import VISIBLE_DEVICES, Binding
+from hetctl.runtime.agent.binding import Binding, hide_gpus
 from hetctl.runtime.job_logs import private_log
 from hetctl.runtime.stages.stage_training import train_stage
 from hetctl.runtime.transport import Connection
@@ -85,7 +85,7 @@ def serve(binding: Binding, channel: socket.socket) -> int:
     os.environ[DEVICE_VARIABLE] = str(binding.gpu)
     if binding.device is None:
         # A slot is a share of the cores: all ranks would take the first GPU, and NCCL refuses two on one.
-        os.environ.update(dict.fromkeys(VISIBLE_DEVICES, ""))
+        hide_gpus()
     connection = Connection(channel)
     stops = Stops(lambda: connection.send({"signalled": True}))
     inbox = Inbox(connection, stops)
