@@ -34,12 +34,14 @@ ROOMS = {
     ),
     "hopper": (
         "methods/hopper",
+        "methods/hop_phase.py",
         "runtime/driver/hop_job.py",
         "runtime/driver/hop_history.py",
         "runtime/worker/visiting.py",
         "runtime/worker/hop_resources.py",
         "runtime/data/state_file.py",
         "app/hopper.py",
+        "app/plan/hop_phases.py",
         "app/run/hop_trace.py",
         "cli/cmd_hopper.py",
     ),
@@ -48,6 +50,7 @@ ROOMS = {
         "runtime/driver/pipeline_job.py",
         "runtime/stages",
         "app/pipeline",
+        "app/plan/pipeline_phases.py",
         "app/plan/pipeline_problems.py",
         "app/run/wave_checks.py",
         "cli/cmd_pipeline.py",
@@ -56,20 +59,17 @@ ROOMS = {
 """Files and folders that are a method's alone: decisions, its part in a job, use cases and commands."""
 
 TASKS = "the table of a rank's tasks, which are imported once on a node and not in each rank"
-COMPARED = "the modes are compared by what they would cost"
+COMPARED = "with --mode auto, the modes are compared by what they would cost"
 ENTRIES = {
     "automl": {
         "app/simulate.py": "trials can be simulated instead of members: types alone",
     },
     "balance": {},
     "hopper": {
-        "app/plan/mode_estimates.py": COMPARED,
-        "methods/parallelism.py": COMPARED,
-        "methods/phase_costs.py": COMPARED,
+        "app/plan/multi_mode_plan.py": COMPARED,
         "runtime/worker/worker.py": TASKS,
     },
     "pipeline": {
-        "app/plan/mode_estimates.py": COMPARED,
         "app/plan/multi_mode_plan.py": COMPARED,
         "runtime/worker/worker.py": TASKS,
     },
@@ -141,13 +141,8 @@ def without_entries(text: str, method: str) -> str:
     return "".join(line for line in text.splitlines(True) if not any(re.search(e, line) for e in entries))
 
 
-COMPARING = (
-    "app/plan/mode_estimates.py",
-    "app/plan/multi_mode_plan.py",
-    "methods/parallelism.py",
-    "methods/phase_costs.py",
-)
-"""Modules that need all methods, which they compare: only plans in several modes import them."""
+COMPARING = ("app/plan/multi_mode_plan.py",)
+"""Module of ``--mode auto``, which compares all methods: nothing imports it but plans in that mode."""
 APART = ("adapters", "examples", "runtime/frameworks", "catalog/migrations")
 """Rooms that import frameworks or, as migrations, run when they are imported; they know no method."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from hetctl.methods.hopper.modes import modes
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, ModeChoice
 
 
@@ -56,20 +55,6 @@ def does_not_fit(subject: str, demand: Demand, limits: ModeLimits) -> str:
     """Return the reason why one GPU is too small, as a clause for a message."""
     needs, has = _gigabytes(demand.memory_bytes), _gigabytes(limits.memory_bytes)
     return f"{subject} needs {needs} of memory, and {limits.gpu} has {has}"
-
-
-def hopper_epochs(epochs: Sequence[int], gpus: int) -> int:
-    """Return the number of epochs that have enough configurations for hopping (CEREBRO, appendix 12).
-
-    Parameters
-    ----------
-    epochs : sequence of int
-        Epochs that each configuration has left. Configurations that are done leave, until too few remain.
-    gpus : int
-        Number of workers, p in the paper.
-    """
-    left = sorted(epochs, reverse=True)
-    return next((left[n - 1] for n in range(1, len(left) + 1) if modes(n, gpus)[0] == HOPPER), 0)
 
 
 @dataclass(frozen=True)

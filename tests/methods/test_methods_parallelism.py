@@ -1,9 +1,6 @@
 """How each network trains: the rule, and the words that explain it."""
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from hetctl.methods.parallelism import Demand, HopChoice, ModeLimits, choose_modes, hopper_epochs, too_large
+from hetctl.methods.parallelism import Demand, HopChoice, ModeLimits, choose_modes, too_large
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE
 
 GIB = 2**30
@@ -80,11 +77,3 @@ def test_unknown_memory_counts_as_enough_with_a_reason():
     (choice,) = choose_modes([Demand("m", 80 * GIB)], unknown, HopChoice({0: 1.0}))
     assert choice.mode == DATA_PARALLEL
     assert "does not say how much memory" in choice.reason
-
-
-@given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 40))
-def test_members_hop_while_they_outnumber_half_of_the_gpus(epochs, gpus):
-    hops = hopper_epochs(epochs, gpus)
-    if hops:
-        assert sum(count >= hops for count in epochs) > gpus / 2
-    assert sum(count > hops for count in epochs) <= gpus / 2

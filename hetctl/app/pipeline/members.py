@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hetctl.app.pipeline.inputs import fitted, measured_profile, refuse_idle, refuse_large_layers
+from hetctl.app.plan.gpu_memory import memory_in, types_in
 from hetctl.app.profile.measured_layers import rows_of
 from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
@@ -23,16 +24,6 @@ from hetctl.model.profile import LayerPoint, MemberProfile
 from hetctl.model.site import Cluster, Site
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Options
-
-
-def types_in(site: Site, cluster: Cluster) -> tuple[str, ...]:
-    """Return the types of GPU of a job's nodes, as layer profiles name them."""
-    return tuple(sorted({node.gpu_type or site.gpu_type or UNNAMED for node in cluster.nodes}))
-
-
-def memory_in(site: Site, cluster: Cluster) -> Mapping[str, int | None]:
-    """Return the memory of a GPU in bytes by type; None if the site does not give it."""
-    return {gpu_type: site.memory_of(gpu_type) for gpu_type in types_in(site, cluster)}
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,8 @@ AUTO = "auto"
 """Name for the planner with the best simulation, or for the mode that suits a member."""
 PLANS_BY_MODE = {
     AUTO: "hetctl.app.plan.multi_mode_plan:plan_modes",
-    HOPPER: "hetctl.app.plan.multi_mode_plan:plan_hopper",
-    PIPELINE: "hetctl.app.plan.multi_mode_plan:plan_pipelined",
+    HOPPER: "hetctl.app.plan.hop_phases:plan_hopper",
+    PIPELINE: "hetctl.app.plan.pipeline_phases:plan_pipelined",
 }
 """Functions that plan in other modes than data-parallel, as ``module:function``: they import the methods."""
 ROUND_OVERHEAD_S = 0.5

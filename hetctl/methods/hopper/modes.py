@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,20 @@ def modes(configs: int, workers: int) -> tuple[str, ...]:
     callers that compare the cost of both.
     """
     return (HOPPER,) if workers / 2 < configs else (DATA_PARALLEL, HYBRID)
+
+
+def hopper_epochs(epochs: Sequence[int], gpus: int) -> int:
+    """Return the number of epochs that have enough configurations for hopping (CEREBRO, appendix 12).
+
+    Parameters
+    ----------
+    epochs : sequence of int
+        Epochs that each configuration has left. Configurations that are done leave, until too few remain.
+    gpus : int
+        Number of workers, p in the paper.
+    """
+    left = sorted(epochs, reverse=True)
+    return next((left[n - 1] for n in range(1, len(left) + 1) if modes(n, gpus)[0] == HOPPER), 0)
 
 
 def groups(mode: str, units: UnitTimes) -> Groups:

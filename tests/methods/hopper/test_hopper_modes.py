@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.hopper.modes import DATA_PARALLEL, HOPPER, HYBRID, grouped, groups, modes
+from hetctl.methods.hopper.modes import DATA_PARALLEL, HOPPER, HYBRID, grouped, groups, hopper_epochs, modes
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.errors import BadInputError
 
@@ -53,3 +53,11 @@ def test_copies_are_not_for_groups():
     units = UnitTimes(("a",), ("p0",), ("w0", "w1"), np.ones((1, 1, 2)))
     with pytest.raises(BadInputError):
         groups(HYBRID, units)
+
+
+@given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 40))
+def test_members_hop_while_they_outnumber_half_of_the_gpus(epochs, gpus):
+    hops = hopper_epochs(epochs, gpus)
+    if hops:
+        assert sum(count >= hops for count in epochs) > gpus / 2
+    assert sum(count > hops for count in epochs) <= gpus / 2

@@ -1,10 +1,9 @@
-"""Time of a phase in which members hop, or in which they train one after another as pipelines."""
+"""Time of a phase in which members hop."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from hetctl.methods.hopper.hop_plans import planned_visits
 from hetctl.methods.hopper.simulate import simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.methods.hopper.worker_groups import group_size, hop_workers, visit_times
-from hetctl.model.errors import InfeasibleError
+from hetctl.methods.phase_run import JobTime, PhaseRun
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import EpochTimeline
@@ -23,62 +22,6 @@ RANDOMIZED = "randomized"
 """Name of the scheduler that draws visits."""
 MOST_VISITS = 30_000
 """Most visits in one simulation, which then takes a few seconds."""
-
-
-@dataclass(frozen=True)
-class PhaseRun:
-    """Result of a phase; times in seconds from its start.
-
-    Parameters
-    ----------
-    done_s, training_s : mapping of str to float
-        Time at which the work of each member was done, and time for which it trained.
-    """
-
-    seconds: float
-    done_s: Mapping[str, float]
-    training_s: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class JobTime:
-    """Conversion of training time to wall-clock time, over as many jobs as necessary.
-
-    Parameters
-    ----------
-    startup_s : float
-        Start-up time of each job.
-    longest_s, mean_s : float
-        Longest and mean time of a visit, or of another part of training that is not interrupted. A job near
-        its time limit starts no further one, so each job loses one mean time.
-    """
-
-    timing: JobTiming
-    startup_s: float = 0.0
-    longest_s: float = 0.0
-    mean_s: float = 0.0
-
-    def elapsed_s(self, training_s: float) -> float:
-        """Return the wall-clock time at which the given training time has been reached.
-
-        Raises
-        ------
-        InfeasibleError
-            If a job is too short for the longest one.
-        """
-        room_s = self.timing.usable_s - self.startup_s
-        if training_s <= room_s:
-            return self.startup_s + training_s
-        useful_s = room_s - self.mean_s
-        if room_s < self.longest_s or useful_s <= 0:
-            raise InfeasibleError(
-                f"a job has {self.timing.usable_s:.0f} s for training, but start-up and a visit to a"
-                f" partition take {self.startup_s + self.longest_s:.0f} s",
-                "raise --time, or have more partitions",
-            )
-        jobs = math.ceil(training_s / useful_s)
-        between_s = self.mean_s + self.timing.job_overhead_s
-        return training_s + jobs * self.startup_s + (jobs - 1) * between_s
 
 
 Homes = Mapping[str, Collection[int]]
@@ -205,13 +148,3 @@ def _with_longer_epochs(
     fewer = {name: max(1, round(count * min(1.0, MOST_VISITS / visits))) for name, count in epochs.items()}
     factors = np.array([epochs[name] / fewer[name] for name in both[0].configs])
     return tuple(replace(units, seconds=units.seconds * factors[:, None, None]) for units in both), fewer
-
-
-def pipeline_phase(seconds: Mapping[str, float], timing: JobTiming) -> PhaseRun:
-    """Return the result of members that train in turn, each as a pipeline on all GPUs for its seconds."""
-    time, end_s = JobTime(timing), 0.0
-    done_s = {}
-    for member, training_s in seconds.items():
-        end_s += training_s
-        done_s[member] = time.elapsed_s(end_s)
-    return PhaseRun(time.elapsed_s(end_s), done_s, dict(seconds))

@@ -1,4 +1,4 @@
-"""Phases of a plan under the simulator's clock: hops for several epochs, and time over several jobs."""
+"""Phases of hops under the simulator's clock, for several epochs."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods import phase_costs as phases
+from hetctl.methods import hop_phase as phases
+from hetctl.methods.hop_phase import evaluation_times, hop_phase, unit_times
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.hopper.unit_times import lower_bound
-from hetctl.methods.phase_costs import JobTime, evaluation_times, hop_phase, pipeline_phase, unit_times
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
@@ -29,34 +29,6 @@ def member(name: str = "m", epochs: float = 3.0, rate: float = 10.0, **values: f
 def times_of(members, partitions, cluster=CLUSTER):
     """Return the times of training visits and of evaluation visits."""
     return tuple(times(members, partitions, cluster) for times in (unit_times, evaluation_times))
-
-
-def test_a_job_without_a_limit_takes_its_training_and_one_start():
-    assert JobTime(NO_LIMIT, startup_s=5.0, longest_s=7.0).elapsed_s(100.0) == 105.0
-
-
-def test_work_that_fits_one_job_has_no_interruption():
-    assert (
-        JobTime(JobTiming(wall_s=120.0, grace_s=20.0), startup_s=5.0, longest_s=50.0).elapsed_s(95.0) == 100.0
-    )
-
-
-def test_each_further_job_starts_up_and_leaves_room_for_a_unit():
-    """200 s, 100 - 5 - 15 = 80 s of them in each job: three jobs, and two breaks of 15 + 3 s."""
-    time = JobTime(JobTiming(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, mean_s=15.0)
-    assert time.elapsed_s(200.0) == 200.0 + 3 * 5.0 + 2 * (15.0 + 3.0)
-
-
-def test_a_job_that_is_too_short_for_a_unit_is_refused():
-    with pytest.raises(InfeasibleError, match=r"a job has 100 s for training, .* take 101 s"):
-        JobTime(JobTiming(wall_s=100.0), startup_s=1.0, longest_s=100.0).elapsed_s(200.0)
-
-
-@given(st.floats(0, 1e4), st.floats(0, 1e4))
-def test_more_training_is_never_done_sooner(one, other):
-    time = JobTime(JobTiming(wall_s=120.0, grace_s=20.0, job_overhead_s=3.0), startup_s=5.0, mean_s=15.0)
-    less, more = sorted((one, other))
-    assert time.elapsed_s(less) <= time.elapsed_s(more)
 
 
 def test_a_partition_is_on_one_node_and_all_gpus_of_it_read_it():
@@ -142,8 +114,3 @@ def test_many_epochs_are_lumped_and_the_work_stays_the_same(monkeypatch):
     lumped = hop_phase(members, *times, NO_LIMIT, QUICK)
     assert lumped.seconds == pytest.approx(fine.seconds, rel=0.15)
     assert sum(lumped.training_s.values()) == pytest.approx(sum(fine.training_s.values()), rel=0.15)
-
-
-def test_pipelines_train_one_after_another():
-    run = pipeline_phase({"a": 10.0, "b": 5.0}, NO_LIMIT)
-    assert (run.seconds, run.done_s, run.training_s) == (15.0, {"a": 10.0, "b": 15.0}, {"a": 10.0, "b": 5.0})

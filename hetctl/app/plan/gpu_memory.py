@@ -1,0 +1,72 @@
+"""Memory of the GPUs of a job, and memory that members need of one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hetctl.app.plan.plan_context import PlanContext
+from hetctl.methods.parallelism import Demand, ModeLimits, does_not_fit, too_large
+from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.errors import InfeasibleError
+from hetctl.model.site import Cluster, Site
+
+
+def types_in(site: Site, cluster: Cluster) -> tuple[str, ...]:
+    """Return the types of GPU of a job's nodes, as layer profiles name them; empty if the site names none."""
+    return tuple(sorted({node.gpu_type or site.gpu_type or "" for node in cluster.nodes}))
+
+
+def memory_in(site: Site, cluster: Cluster) -> Mapping[str, int | None]:
+    """Return the memory of a GPU in bytes by type; None if the site does not give it."""
+    return {gpu_type: site.memory_of(gpu_type) for gpu_type in types_in(site, cluster)}
+
+
+def limits_of(context: PlanContext) -> ModeLimits:
+    """Return the memory of the smallest GPU of a job, and the number of partitions."""
+    memory = memory_in(context.site, context.scenario.cluster)
+    # An unknown memory counts as the smallest: nothing is then known to be too large for it.
+    smallest = min(memory, key=lambda gpu_type: memory[gpu_type] or 0)
+    return ModeLimits(
+        gpus=context.gpus,
+        gpu=f"a {smallest or context.site.device} of {context.site.name}",
+        memory_bytes=memory[smallest],
+        partitions=context.partitions,
+    )
+
+
+def demands_of(context: PlanContext, summed: Mapping[str, int]) -> list[Demand]:
+    """Return the memory that each member needs of a GPU: measured, or else the sum over its layers.
+
+    Parameters
+    ----------
+    summed : mapping of str to int
+        Bytes of all layers of the members whose layers are known.
+    """
+    measured = {name: profile.peak_memory_bytes for name, profile in context.profiles.items()}
+    return [
+        Demand(
+            member.name,
+            demand_in_parts(member, measured.get(member.name) or summed.get(member.name), context.gpus),
+        )
+        for member in context.ensemble.members
+    ]
+
+
+def demand_in_parts(member: Member, memory_bytes: int | None, gpus: int) -> int | None:
+    """Return the least memory of a rank of a member that needs so much on its least number of GPUs.
+
+    For divided members, a lower bound: activations are as large on any number of GPUs.
+    """
+    if memory_bytes is None or not member.shard:
+        return memory_bytes
+    return memory_bytes * member.min_gpus // max(member.min_gpus, member.most_gpus(gpus))
+
+
+def refuse_large_parts(ensemble: Ensemble, demands: Sequence[Demand], room: ModeLimits) -> None:
+    """Raise InfeasibleError for a divided member of which even the least part is too large."""
+    for demand in demands:
+        if ensemble.member(demand.member).shard and too_large(demand, room):
+            raise InfeasibleError(
+                does_not_fit(f"a part of {demand.member} on each of its GPUs", demand, room),
+                "raise its max_gpus, lower its batch_size, or use GPUs with more memory",
+            )
