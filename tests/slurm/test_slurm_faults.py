@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from machine_speed import limit
 from slurm_cluster import SlurmCluster
 from workbench import ProjectFolder, new_project, python_without_training, ranks_of, wait_for
 
@@ -209,7 +210,7 @@ def test_a_node_that_dies_takes_its_own_ranks_alone(run):
 def test_a_node_whose_agent_connects_late_is_used_from_then_on(run, tmp_path):
     awake = tmp_path / "awake"
     site = run.project.path / "site-configs" / "lab.yaml"
-    site.write_text(site.read_text().replace("orphaned: 5s", "join: 3s, orphaned: 5s"))
+    site.write_text(site.read_text().replace("orphaned: 5s", f"join: {limit(3)}, orphaned: 5s"))
     (python,) = [Path(line.split()[1]) for line in site.read_text().splitlines() if "python:" in line]
     first, rest = python.read_text().split("\n", 1)
     python.write_text(f"{first}\n{LATE.format(awake=str(awake))}{rest}")

@@ -252,6 +252,7 @@ def test_faults_lose_no_visit_and_repeat_none(slow, slurm_cluster):
     slurm_cluster.crash_node("n4")
     try:
         after_visits(slow, 14)
+        wait_for(lambda: "node lost" in plans_of(slow), 60)
     finally:
         slurm_cluster.boot_node("n4")
     os.kill(driver_of(slow), signal.SIGKILL)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from machine_speed import scaled
 from workbench import ranks_of
 
 from hetctl.model.events import DRIVER
@@ -26,7 +27,7 @@ from hetctl.storage.run_files import read_spec
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 CREW = Path(__file__).parents[1] / "ensembles" / "crew"
 RUN = "crew-001"
-WALL_S = 40
+WALL_S = round(scaled(40))
 WHOLE_RUN_S = 900
 
 SITE = """\
@@ -90,6 +91,8 @@ def story(slurm_cluster, tmp_path_factory):
     cluster = slurm_cluster.environment()
     variables = {name: value for name, value in cluster.items() if name.startswith("OMPI")}
     variables["CREW_WITNESSES"] = str(folder / "witnesses")
+    # The work, too, so that it does not fit one job.
+    variables["CREW_BATCH_S"] = str(scaled(0.1))
     (folder / "site-configs" / "lab.yaml").write_text(SITE.format(environment=json.dumps(variables)))
     size = {"HETCTL_GPUS": "8", "HETCTL_TIME": f"{WALL_S}s"}
     environment = {**os.environ, **cluster, "HETCTL_SITE": "lab", **size}

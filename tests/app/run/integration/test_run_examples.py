@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from machine_speed import limit
 from workbench import ProjectFolder, wait_for
 
 from hetctl.app.init_project import start_project
@@ -144,7 +145,7 @@ def test_a_killed_and_stopped_example_goes_on(tmp_path, name):
 def test_a_killed_example_goes_on_in_the_next_job(tmp_path):
     project = project_of(tmp_path, "ddp", KILLED_AT="2", HELD_AT="3")
     import_rates(project)
-    done = project.hetctl("submit", "--gpus", "1", "--time", "22s", "--wait", "--json")
+    done = project.hetctl("submit", "--gpus", "1", "--time", limit(22), "--wait", "--json")
     assert (done.code, len(done.json["jobs"]) > 1) == (0, True), done
     assert project.epochs(run_of(project)) == {EXAMPLES["ddp"].member: [1, 2, 3, 4, 5]}
     events = events_in(project.home.run(run_of(project)))

@@ -95,7 +95,7 @@ while true; do
     [ "$signalled" = yes ] || break
     signalled=no
 done
-kill "$watch"; wait "$watch"
+kill "$watch" 2>/dev/null; wait "$watch"
 
 # Do not ignore USR2 here: a local job that advance starts would inherit that, and a shell cannot undo it.
 trap : USR2
