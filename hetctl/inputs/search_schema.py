@@ -125,8 +125,8 @@ class SearchModel(EntrySettings):
     )
     variant: AshaVariant | None = Field(
         default=None,
-        description="asha: trials wait at a rung for their promotion, or go on or end at once;"
-        " null: promotion.",
+        description="asha: trials wait at a rung for their promotion (if delayed, most at the first rung"
+        " until all have begun), or go on or end at once; null: delayed.",
     )
     every: int | None = Field(
         default=None, ge=1, description="pbt, pruners: epochs between two decisions; null: 1."

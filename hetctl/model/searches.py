@@ -10,10 +10,10 @@ from typing import Any
 TRIAL, REPORT, SEARCH_ENDED = "trial", "trial_report", "search_ended"
 """Kinds of the events of a search, which the driver writes: a trial is asked for, its result, the end."""
 OF_SEARCHES = frozenset({TRIAL, REPORT, SEARCH_ENDED})
-PROMOTION, STOPPING = "promotion", "stopping"
-ASHA_VARIANTS = (PROMOTION, STOPPING)
+DELAYED, PROMOTION, STOPPING = "delayed", "promotion", "stopping"
+ASHA_VARIANTS = (DELAYED, PROMOTION, STOPPING)
 """Variants of ASHA: trials pause at a rung until they are among its best, or go on or end as soon as they
-report."""
+report. In the first, fewer trials of the first rung are promoted while others are left to begin."""
 
 
 @dataclass(frozen=True)

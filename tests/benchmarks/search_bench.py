@@ -1,4 +1,4 @@
-"""ASHA in both variants as runs of hetctl, by Ray Tune and by Optuna with a pool of processes.
+"""ASHA in all variants as runs of hetctl, by Ray Tune and by Optuna with a pool of processes.
 
 python tests/benchmarks/search_bench.py [--quick]
 """
@@ -132,7 +132,7 @@ class Search:
 
 
 def table(quick: bool = False) -> Table:
-    """Search with each of the three, in hetctl with both variants, for several seeds."""
+    """Search with each of the three, in hetctl with all variants, for several seeds."""
     found = [_searches(seed) for seed in range(1 if quick else SEEDS)]
     rows, figures = [], []
     for name in (*VARIANTS, *RIVALS):

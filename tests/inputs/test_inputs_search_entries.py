@@ -97,7 +97,7 @@ PBT = {"method": "pbt", "trials": 4, "epochs": 6, "every": 2, "space": ASHA["spa
         ({key: ASHA[key] for key in ASHA if key != "trials"}, 3, "trials: is required with method asha"),
         ({**ASHA, "every": 2}, 9, "search.every: does not go with method asha, only with pbt, optuna"),
         ({**ASHA, "min_epochs": 10}, 3, "search: max_epochs is 9, but the first rung has 10"),
-        ({**ASHA, "variant": "pausing"}, 9, "search.variant: must be 'promotion' or 'stopping'"),
+        ({**ASHA, "variant": "pausing"}, 9, "search.variant: must be 'delayed', 'promotion' or 'stopping'"),
         ({**ASHA, "space": {}}, 8, "search.space: must have at least 1"),
         ({**ASHA, "space": {"lr": {"uniform": [2, 1]}}}, 8, "must be [lower, upper] with lower < upper"),
         ({**ASHA, "config": {"lr": 1}}, 8, "key 'lr' must be in config or in space, not in both"),

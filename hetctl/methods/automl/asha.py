@@ -1,4 +1,4 @@
-"""ASHA: asynchronous successive halving (Li et al., 2020, Algorithm 2), and its stopping variant."""
+"""ASHA: asynchronous successive halving (Li et al., 2020, Algorithm 2), and its variants."""
 
 from __future__ import annotations
 
@@ -12,14 +12,19 @@ from itertools import pairwise
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
 from hetctl.methods.automl.trial_history import Report, Trial, TrialHistory
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import PROMOTION, STOPPING
+from hetctl.model.searches import DELAYED, PROMOTION, STOPPING
+
+PATIENCE = 2
+"""Factor by which fewer trials of the first rung are promoted while others are left to begin."""
 
 
 @dataclass(frozen=True)
 class Asha(Method):
     """Asynchronous promotion: from the highest rung down, else a new trial is begun.
 
-    Failed trials count as the worst of their rung. In the stopping variant, that of Ray Tune and of Optuna
+    Failed trials count as the worst of their rung. Algorithm 2 is the variant `PROMOTION`. In `DELAYED`, only
+    the best 1/(`PATIENCE` * eta) of the first rung are promoted while trials are left to begin: of a given
+    number of trials the others would often be overtaken. In `STOPPING`, the variant of Ray Tune and of Optuna
     (Klein et al., "Model-based Asynchronous Hyperparameter and Neural Architecture Search", 2020), a trial
     goes on at once if its report is among the best 1/eta of those that its rung has by then, or the best of
     fewer than eta; otherwise it ends for good.
@@ -37,7 +42,7 @@ class Asha(Method):
     stop_rate : int
         s of the paper, the minimum early-stopping rate: every trial gets `min_epochs` * eta^s epochs.
     variant : str
-        `PROMOTION` or `STOPPING`.
+        `DELAYED`, `PROMOTION` or `STOPPING`.
     """
 
     trials: int
@@ -45,7 +50,7 @@ class Asha(Method):
     min_epochs: int = 1
     eta: int = 4
     stop_rate: int = 0
-    variant: str = PROMOTION
+    variant: str = DELAYED
 
     def __post_init__(self) -> None:
         at_least(1, trials=self.trials, min_epochs=self.min_epochs)
@@ -88,15 +93,21 @@ class Asha(Method):
             return NewTrial(self.epochs[0])
         return again
 
-    def _promoted(self, history: TrialHistory) -> Trial | None:
+    def _promoted(self, history: TrialHistory, patience: int = 1) -> Trial | None:
         """Return the best trial to promote in the highest rung that has one; None if no rung has any."""
+        first = self.epochs[0]
         # Highest rung first, as `get_job` of Algorithm 2 does.
         for epochs, more in reversed(list(pairwise(self.epochs))):
             reported = sum(loss is not None for loss in history.rung(epochs).values())
-            for number in history.ranked(epochs)[: reported // self.eta]:
+            one_in = self.eta * patience if epochs == first else self.eta
+            for number in history.ranked(epochs)[: reported // one_in]:
                 if number not in history.rung(more):
                     return replace(history.trials[number], epochs=more)
         return None
+
+    def _promoted_late(self, history: TrialHistory) -> Trial | None:
+        """Return the trial to promote; while trials are left to begin, fewer of the first rung."""
+        return self._promoted(history, PATIENCE if len(history.trials) < self.trials else 1)
 
     def _going_on(self, history: TrialHistory) -> Trial | None:
         """Return the first trial that goes on after its report, and was not asked for since."""
@@ -115,6 +126,7 @@ class Asha(Method):
 
 
 VARIANTS: Mapping[str, Callable[[Asha, TrialHistory], Trial | None]] = {
+    DELAYED: Asha._promoted_late,
     PROMOTION: Asha._promoted,
     STOPPING: Asha._going_on,
 }

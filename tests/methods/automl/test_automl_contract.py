@@ -22,7 +22,7 @@ from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.space import Categorical, NumberRange
 from hetctl.methods.automl.trial_history import Report, Trial
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import STOPPING
+from hetctl.model.searches import PROMOTION, STOPPING
 
 Begin = Callable[..., Procedure]
 
@@ -59,6 +59,10 @@ def asha(seed: int = 0, state: Any = None) -> Procedure:
     return Procedure(Asha(20, 9, eta=3), RandomSource(SPACE, seed), state)
 
 
+def promoting_asha(seed: int = 0, state: Any = None) -> Procedure:
+    return Procedure(Asha(20, 9, eta=3, variant=PROMOTION), RandomSource(SPACE, seed), state)
+
+
 def stopping_asha(seed: int = 0, state: Any = None) -> Procedure:
     return Procedure(Asha(20, 9, eta=3, variant=STOPPING), RandomSource(SPACE, seed), state)
 
@@ -86,6 +90,7 @@ BARRIERS: dict[str, Begin] = {
 """Procedures whose requests do not depend on the order of reports."""
 OTHERS: dict[str, Begin] = {
     "asha": asha,
+    "asha-promotion": promoting_asha,
     "asha-stopping": stopping_asha,
     "optuna": optuna,
     "optuna-asha": optuna_asha,
@@ -97,7 +102,7 @@ seeds = given(seed=st.integers(0, 2**32))
 
 
 def examples(begin: Begin, most: int = 10) -> settings:
-    quick = begin in (*BARRIERS.values(), asha, stopping_asha)
+    quick = begin in (*BARRIERS.values(), asha, promoting_asha, stopping_asha)
     return settings(max_examples=most if quick else 2, deadline=None)
 
 

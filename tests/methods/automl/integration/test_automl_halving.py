@@ -16,7 +16,7 @@ from hetctl.methods.automl.procedure import Method, Procedure
 from hetctl.methods.automl.space import NumberRange
 from hetctl.methods.automl.trial_history import Report, Trial
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import STOPPING
+from hetctl.model.searches import DELAYED, PROMOTION, STOPPING
 
 SOURCE = RandomSource({"x": NumberRange(0.0, 1.0)})
 
@@ -85,7 +85,7 @@ def test_a_slow_trial_holds_up_its_own_bracket_alone() -> None:
 
 
 def test_asha_promotes_as_soon_as_it_can() -> None:
-    asked = one_by_one(Asha(9, 9, eta=3))
+    asked = one_by_one(Asha(9, 9, eta=3, variant=PROMOTION))
     best = min(range(3), key=lambda number: loss(number, 1))
     assert [(trial.number, trial.epochs) for trial in asked[:4]] == [
         (0, 1),
@@ -96,12 +96,26 @@ def test_asha_promotes_as_soon_as_it_can() -> None:
     assert [trial.number for trial in asked[4:6]] == [3, 4]
 
 
+def test_delayed_promotions_are_fewer_until_all_have_begun() -> None:
+    begun, promoted = list[int](), list[int]()
+    for trial in one_by_one(Asha(18, 9, eta=3, variant=DELAYED)):
+        if trial.epochs == 1:
+            begun.append(trial.number)
+        elif trial.epochs == 3:
+            one_in = 6 if len(begun) < 18 else 3
+            best = sorted(begun, key=lambda number: loss(number, 1))[: len(begun) // one_in]
+            assert trial.number in best
+            promoted += [trial.number] * (len(begun) < 18)
+    assert promoted
+
+
+@pytest.mark.parametrize("variant", [DELAYED, PROMOTION])
 @settings(max_examples=25, deadline=None)
 @given(trials=st.integers(1, 60), most=st.integers(1, 100), eta=st.integers(2, 4), workers=st.integers(1, 9))
 def test_asha_ends_with_the_best_of_each_rung_promoted(
-    trials: int, most: int, eta: int, workers: int
+    variant: str, trials: int, most: int, eta: int, workers: int
 ) -> None:
-    method = Asha(trials, most, eta=eta)
+    method = Asha(trials, most, eta=eta, variant=variant)
     procedure, chance = Procedure(method, SOURCE), random.Random(workers)
     while not procedure.done:
         procedure.ask(workers - len(procedure.history.waiting))
@@ -165,7 +179,10 @@ def test_the_stop_rate_gives_every_trial_more_epochs() -> None:
         (lambda: Asha(9, 9, eta=1), "eta is 1"),
         (lambda: Asha(9, 9, stop_rate=-1), "stop_rate is -1"),
         (lambda: Asha(9, 9, min_epochs=10), "first rung has 10"),
-        (lambda: Asha(9, 9, variant="pausing"), "variant is pausing, but must be one of promotion, stopping"),
+        (
+            lambda: Asha(9, 9, variant="pausing"),
+            "variant is pausing, but must be one of delayed, promotion, stopping",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: object, rule: str) -> None:
