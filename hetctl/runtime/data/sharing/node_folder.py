@@ -90,10 +90,11 @@ def _has_room(folder: Path) -> bool:
 
 
 def _enter(folder: Path) -> int:
-    """Acquire the shared lock of a folder's users; retry if the file was removed before it was locked."""
+    """Acquire the shared lock of a folder's users; retry if the folder was removed before it was locked."""
     while True:
-        make_private_folder(folder)
+        # Another process may take the folder for one that a killed process has left, even amid its creation.
         with suppress(FileNotFoundError):
+            make_private_folder(folder)
             users = os.open(folder / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             # The kernel drops the lock with the process: a killed user does not keep the folder in use.
             fcntl.flock(users, fcntl.LOCK_SH)

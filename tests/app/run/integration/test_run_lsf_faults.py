@@ -40,11 +40,13 @@ directives: []
 class Run:
     """A run on one node of a cluster with jsrun; its trainers only pretend, and leave after `leave_s`."""
 
-    def __init__(self, cluster, folder, leave_s=0) -> None:
+    def __init__(self, cluster, folder, leave_s=0, epoch_s=0.5) -> None:
         self.cluster = cluster
         self.project = new_project(
             folder / "project",
-            ENSEMBLE.replace("leave_s: 0", f"leave_s: {leave_s}"),
+            ENSEMBLE.replace("leave_s: 0", f"leave_s: {leave_s}").replace(
+                "epoch_s: 0.5", f"epoch_s: {epoch_s}"
+            ),
             environment={**cluster.environment(), "HETCTL_SITE": "lab"},
         )
         (self.project.path / "site-configs").mkdir()
@@ -161,10 +163,10 @@ def test_the_limit_of_lsf_ends_a_job(make_run):
 
 def test_a_limit_that_was_shortened_in_the_queue(make_run):
     """The script asks what is left: of a minute and a half LSF says a minute, most of which is grace."""
-    run = make_run()
+    run = make_run(epoch_s=2)
     for host in ("a1", "a2"):
         run.cluster.ask("host", name=host, open=False)
-    job = run.submit(wall="19m")
+    job = run.submit(wall="16m")
     run.cluster.ask("limit", job=job, minutes=1.5)
     for host in ("a1", "a2"):
         run.cluster.ask("host", name=host, open=True)

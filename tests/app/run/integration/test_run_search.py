@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+import sqlite3
 import sys
+from contextlib import closing, suppress
 from functools import partial
 
 import pytest
@@ -120,10 +122,8 @@ def test_a_study_follows_a_run_and_no_other_file_is_touched(tmp_path):
     assert project.here("submit", "--gpus", "2").code == 0
     wait_for(partial(has_come_to, project, 1))
     follower = project.start("search", "export", "--study", "trials.db", "--watch")
-    wait_for((project.path / "trials.db").exists)
+    wait_for(partial(has_a_running_trial, project.path / "trials.db"))
     storage = f"sqlite:///{project.path}/trials.db"
-    early = optuna.load_study(study_name=RUN, storage=storage).trials
-    assert any(trial.state.name == "RUNNING" for trial in early)
     assert follower.wait(120) == 0
     states = [trial.state.name for trial in optuna.load_study(study_name=RUN, storage=storage).trials]
     assert len(states) == 20
@@ -134,6 +134,16 @@ def test_a_study_follows_a_run_and_no_other_file_is_touched(tmp_path):
     assert f"notes.db exists already, and has no study of run {RUN}" in refused.stderr
     assert (project.path / "notes.db").read_text() == "mine"
     assert project.here("search", "export", "--watch").code == 2
+
+
+def has_a_running_trial(study) -> bool:
+    # The file is there before its tables, and these are before the trials.
+    with (
+        suppress(sqlite3.OperationalError),
+        closing(sqlite3.connect(f"file:{study}?mode=ro", uri=True)) as db,
+    ):
+        return bool(db.execute("SELECT 1 FROM trials WHERE state = 'RUNNING'").fetchone())
+    return False
 
 
 def promoted_trials_go_on(project):

@@ -24,6 +24,16 @@ with module.node_folder(sys.argv[2]) as folder:
     sys.stdin.readline()
 """
 
+SWEEPER = """
+import sys
+from pathlib import Path
+from hetctl.runtime.data.sharing import node_folder as module
+module.MEMORY = Path(sys.argv[1])
+while True:
+    with module.node_folder("other"):
+        pass
+"""
+
 
 @pytest.fixture(autouse=True)
 def memory(tmp_path, monkeypatch):
@@ -88,6 +98,17 @@ def test_a_folder_exists_for_a_user_who_comes_as_the_last_leaves(user):
             with node_folder("busy") as folder:
                 (folder / "mine").touch()
         assert leaving.returncode == 0
+
+
+def test_a_folder_that_is_swept_amid_its_creation_is_created_again(memory):
+    sweeping = subprocess.Popen([sys.executable, "-c", SWEEPER, str(memory)])
+    try:
+        for _ in range(2000):
+            with node_folder("mine") as folder:
+                (folder / "data").touch()
+    finally:
+        sweeping.kill()
+        sweeping.wait()
 
 
 def test_a_folder_of_others_is_refused(memory):
