@@ -100,7 +100,7 @@ def test_a_folder_exists_for_a_user_who_comes_as_the_last_leaves(user):
         assert leaving.returncode == 0
 
 
-def test_a_folder_that_is_swept_amid_its_creation_is_created_again(memory):
+def test_a_folder_swept_amid_its_creation_is_created_again(memory):
     sweeping = subprocess.Popen([sys.executable, "-c", SWEEPER, str(memory)])
     try:
         for _ in range(2000):
