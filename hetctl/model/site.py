@@ -237,6 +237,14 @@ class Site:
         own = {kind.gpu_type: kind.gpu_memory for kind in self.node_types}.get(gpu_type or "")
         return self.gpu_memory if own is None else own
 
+    def types_in(self, cluster: Cluster) -> tuple[str, ...]:
+        """Return the types of GPU of a job's nodes, as layer profiles name them; `""` without a name."""
+        return tuple(sorted({node.gpu_type or self.gpu_type or "" for node in cluster.nodes}))
+
+    def memory_in(self, cluster: Cluster) -> Mapping[str, int | None]:
+        """Return the bytes of a GPU of a job's nodes by type; None if unknown."""
+        return {gpu_type: self.memory_of(gpu_type) for gpu_type in self.types_in(cluster)}
+
     def type_of(self, node: str) -> str | None:
         """Return the GPU type of a node, if the site has several types."""
         for node_type in self.node_types:

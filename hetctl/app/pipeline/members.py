@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from hetctl.app.pipeline.inputs import fitted, measured_profile, refuse_idle, refuse_large_layers
-from hetctl.app.plan.gpu_memory import memory_in, types_in
 from hetctl.app.profile.measured_layers import rows_of
 from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
@@ -65,7 +64,7 @@ def layers_of(
     """
     if member.layers is None and not measured:
         return None
-    types = types_in(site, cluster)
+    types = site.types_in(cluster)
     found = _with_type(_from_file(member.layers) if member.layers else _from_catalog(measured), types)
     lacking = [gpu_type for gpu_type in types if gpu_type not in found.profile.gpu_types]
     if lacking and member.layers is None:
@@ -114,8 +113,8 @@ def pipeline_cluster(site: Site, cluster: Cluster, context_bytes: Mapping[str, i
     BadInputError
         If the site does not give its GPUs' memory or links.
     """
-    memory = {gpu_type: size for gpu_type, size in memory_in(site, cluster).items() if size is not None}
-    missing = [] if len(memory) == len(types_in(site, cluster)) else ["gpu_memory"]
+    memory = {gpu_type: size for gpu_type, size in site.memory_in(cluster).items() if size is not None}
+    missing = [] if len(memory) == len(site.types_in(cluster)) else ["gpu_memory"]
     if site.links is None or missing:
         names = " and ".join([*missing, *(["links"] if site.links is None else [])])
         raise BadInputError(

@@ -8,22 +8,11 @@ from hetctl.app.plan.plan_context import PlanContext
 from hetctl.methods.parallelism import Demand, ModeLimits, does_not_fit, too_large
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import InfeasibleError
-from hetctl.model.site import Cluster, Site
-
-
-def types_in(site: Site, cluster: Cluster) -> tuple[str, ...]:
-    """Return the types of GPU of a job's nodes, as layer profiles name them; empty if the site names none."""
-    return tuple(sorted({node.gpu_type or site.gpu_type or "" for node in cluster.nodes}))
-
-
-def memory_in(site: Site, cluster: Cluster) -> Mapping[str, int | None]:
-    """Return the memory of a GPU in bytes by type; None if the site does not give it."""
-    return {gpu_type: site.memory_of(gpu_type) for gpu_type in types_in(site, cluster)}
 
 
 def limits_of(context: PlanContext) -> ModeLimits:
     """Return the memory of the smallest GPU of a job, and the number of partitions."""
-    memory = memory_in(context.site, context.scenario.cluster)
+    memory = context.site.memory_in(context.scenario.cluster)
     # An unknown memory counts as the smallest: nothing is then known to be too large for it.
     smallest = min(memory, key=lambda gpu_type: memory[gpu_type] or 0)
     return ModeLimits(

@@ -61,7 +61,7 @@ def _together(context: PlanContext, members: Sequence[Workload]) -> str:
 
 
 def refuse_bare_nodes(context: PlanContext) -> None:
-    """Raise BadInputError if a node of a job would have no partition, and there are partitions."""
+    """Raise BadInputError if the data is partitioned, and some nodes of a job would have no partition."""
     nodes, partitions = len(context.scenario.cluster.nodes), context.partitions
     if 0 < partitions < nodes:
         raise BadInputError(

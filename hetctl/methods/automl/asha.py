@@ -14,7 +14,7 @@ from hetctl.methods.automl.trial_history import Report, Trial, TrialHistory
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import DELAYED, PROMOTION, STOPPING
 
-PATIENCE = 2
+EARLY_FACTOR = 2
 """Factor by which fewer trials of the first rung are promoted while others are left to begin."""
 
 
@@ -23,8 +23,8 @@ class Asha(Method):
     """Asynchronous promotion: from the highest rung down, else a new trial is begun.
 
     Failed trials count as the worst of their rung. Algorithm 2 is the variant `PROMOTION`. In `DELAYED`, only
-    the best 1/(`PATIENCE` * eta) of the first rung are promoted while trials are left to begin: of a given
-    number of trials the others would often be overtaken. In `STOPPING`, the variant of Ray Tune and of Optuna
+    the best 1/(`EARLY_FACTOR` * eta) of the first rung are promoted while trials are left to begin: of a
+    fixed number the others would often be overtaken. In `STOPPING`, the variant of Ray Tune and of Optuna
     (Klein et al., "Model-based Asynchronous Hyperparameter and Neural Architecture Search", 2020), a trial
     goes on at once if its report is among the best 1/eta of those that its rung has by then, or the best of
     fewer than eta; otherwise it ends for good.
@@ -93,13 +93,13 @@ class Asha(Method):
             return NewTrial(self.epochs[0])
         return again
 
-    def _promoted(self, history: TrialHistory, patience: int = 1) -> Trial | None:
+    def _promoted(self, history: TrialHistory, factor: int = 1) -> Trial | None:
         """Return the best trial to promote in the highest rung that has one; None if no rung has any."""
         first = self.epochs[0]
         # Highest rung first, as `get_job` of Algorithm 2 does.
         for epochs, more in reversed(list(pairwise(self.epochs))):
             reported = sum(loss is not None for loss in history.rung(epochs).values())
-            one_in = self.eta * patience if epochs == first else self.eta
+            one_in = self.eta * factor if epochs == first else self.eta
             for number in history.ranked(epochs)[: reported // one_in]:
                 if number not in history.rung(more):
                     return replace(history.trials[number], epochs=more)
@@ -107,7 +107,7 @@ class Asha(Method):
 
     def _promoted_late(self, history: TrialHistory) -> Trial | None:
         """Return the trial to promote; while trials are left to begin, fewer of the first rung."""
-        return self._promoted(history, PATIENCE if len(history.trials) < self.trials else 1)
+        return self._promoted(history, EARLY_FACTOR if len(history.trials) < self.trials else 1)
 
     def _going_on(self, history: TrialHistory) -> Trial | None:
         """Return the first trial that goes on after its report, and was not asked for since."""
