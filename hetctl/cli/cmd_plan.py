@@ -30,7 +30,7 @@ from hetctl.cli.output import print_json, print_table
 @predict_option
 @click.option("--explain", is_flag=True, help="Show why each member gets its GPUs, and why others wait.")
 @json_option
-def command(as_json: bool, **options: Any) -> None:
+def command(ensemble: str | None, as_json: bool, **options: Any) -> None:
     """Compute the rounds until every member has converged, and store the plan in the catalog.
 
     \b
@@ -40,7 +40,7 @@ def command(as_json: bool, **options: Any) -> None:
     from hetctl.reports.plan_tables import explain_table, mode_table, plan_table, size_line, size_table
 
     project = this_project()
-    request, sized = plan_request(project, **options)
+    request, sized = plan_request(project, project.ensemble(ensemble), **options)
     plan = plan_and_save(project, request)
     warn(project, request)
     if as_json:

@@ -28,7 +28,7 @@ from hetctl.cli.output import print_json
     "--run", metavar="NAME", default="preview", show_default=True, help="Name the run in the script."
 )
 @json_option
-def command(run: str, as_json: bool, **options: Any) -> None:
+def command(ensemble: str | None, run: str, as_json: bool, **options: Any) -> None:
     """Print the batch script of a run's first job, and the command that would submit it.
 
     \b
@@ -39,7 +39,7 @@ def command(run: str, as_json: bool, **options: Any) -> None:
     from hetctl.app.run.spec import render
 
     project = this_project()
-    submission = render(project, run, plan_request(project, **options)[0])
+    submission = render(project, run, plan_request(project, project.ensemble(ensemble), **options)[0])
     if as_json:
         print_json(submission_fields(submission))
     else:

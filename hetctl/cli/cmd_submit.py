@@ -87,6 +87,7 @@ def command(
     gpu_hours: float | None,
     replay: Path | None,
     modules: str | None,
+    ensemble: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -107,14 +108,14 @@ def command(
     requested = replace(
         _requested(context, options, Budget(max_jobs, max_rounds, gpu_hours)), modules=modules
     )
-    ensemble = project.ensemble(options["ensemble"])
-    run = None if new else unfinished_run(project, ensemble.name)
+    members = project.ensemble(ensemble)
+    run = None if new else unfinished_run(project, members.name)
     if run is not None and dry_run:
-        _preview_next(project, run, ensemble, requested, as_json=as_json)
+        _preview_next(project, run, members, requested, as_json=as_json)
     elif run is not None:
-        _print_outcome(project, continue_run(project, run, ensemble, requested), wait=wait, as_json=as_json)
+        _print_outcome(project, continue_run(project, run, members, requested), wait=wait, as_json=as_json)
     else:
-        plan, _ = plan_request(project, budget=requested.budget, **options)
+        plan, _ = plan_request(project, members, budget=requested.budget, **options)
         request = SubmitRequest(plan, requested.budget, retries, new, chain, requested.given, replay)
         _start(project, request, dry_run=dry_run, wait=wait, as_json=as_json)
 

@@ -262,7 +262,7 @@ def mode_options(command: F) -> F:
 
 def plan_request(
     project: Project,
-    ensemble: str | None,
+    members: Ensemble,
     site: str | None,
     gpus: int | None,
     time: int | None,
@@ -277,12 +277,12 @@ def plan_request(
     predict_rates: bool = False,
     **options: Any,
 ) -> tuple[PlanRequest, JobSizeChoice]:
-    """Return the input of planning from the values of all shared options."""
+    """Return the input of planning from the ensemble and the values of all other shared options."""
     from hetctl.app.plan.job_request import JobSizeRequest, sizing
     from hetctl.app.plan.planning import PlanRequest
     from hetctl.model.run import CACHED, NONE, Budget
 
-    members, machine = ensemble_and_site(project, ensemble, site, account=account, launch=launch)
+    machine = site_of(project, members, site, account=account, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
     _refuse_without_mode(given, mode)
     given.setdefault("balance", members.balance.mode)
@@ -335,7 +335,13 @@ def resolve(
 def ensemble_and_site(
     project: Project, ensemble: str | None, site: str | None, **keys: str | None
 ) -> tuple[Ensemble, Site]:
-    """Return the ensemble, and the site with the given keys of its file.
+    """Return the ensemble, and the site with the given keys of its file; errors as of `site_of`."""
+    members = project.ensemble(ensemble)
+    return members, site_of(project, members, site, **keys)
+
+
+def site_of(project: Project, members: Ensemble, site: str | None, **keys: str | None) -> Site:
+    """Return the site of an ensemble's jobs, with the given keys of its file.
 
     Raises
     ------
@@ -349,7 +355,6 @@ def ensemble_and_site(
 
     named: dict[str, Any] = {key: value for key, value in keys.items() if value is not None}
     machine = replace(project.site(site), **named)
-    members = project.ensemble(ensemble)
     if members.framework == IMPORTED:
         raise BadInputError(
             f"ensemble {members.name} is an imported rate table: it has no networks to train",
@@ -361,7 +366,7 @@ def ensemble_and_site(
             " the agents of several steps would copy the same partitions",
             f"use --launch {NODES}, or place the partitions on the nodes yourself and leave out source",
         )
-    return members, machine
+    return machine
 
 
 def _add(options: Sequence[Callable[[Any], Any]], command: F) -> F:

@@ -6,13 +6,16 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 from workbench import ENSEMBLE, ProjectFolder, new_project
 
 from hetctl.catalog.catalog import Catalog
+from hetctl.inputs import ensemble_file
 from hetctl.model.profile import Hardware, ProfilePoint
 
 SLURM = """\
@@ -212,6 +215,22 @@ def test_lockstep_on_nodes_that_the_launcher_chooses(planned):
         assert planned.here(*fine).code == 0
 
 
+def test_an_edit_during_submit_does_not_mix_two_ensembles(planned, monkeypatch):
+    """A second read would plan what the first one did not look for among the unfinished runs."""
+    text = (planned.path / "ensemble.yaml").read_text()
+    read = ensemble_file.read_ensemble
+
+    def read_and_edit(path):
+        found = read(path)
+        path.write_text(text.replace("name: trio", "name: duo"))
+        return found
+
+    monkeypatch.setattr(ensemble_file, "read_ensemble", read_and_edit)
+    shown = planned.here("submit", "--site", "local", "--dry-run", "--json")
+    assert shown.code == 0, shown.stderr
+    assert shown.json["run"] == "trio-001"
+
+
 def test_a_catalog_of_a_newer_schema(planned):
     with sqlite3.connect(planned.home.catalog) as database:
         database.execute("UPDATE alembic_version SET version_num = '9999'")
@@ -226,11 +245,15 @@ def test_a_catalog_that_is_damaged(planned):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become somebody who may not write")
 @pytest.mark.parametrize("arguments", [["plan"], ["submit"], ["profile", "import", "rates.csv"]])
-def test_a_read_only_directory(tmp_path, arguments):
-    project = new_project(tmp_path / "project")
+def test_a_read_only_directory(arguments):
+    # Not in `tmp_path`: each start of pytest takes the folder above it from other users again.
+    with tempfile.TemporaryDirectory() as folder:
+        _refused_to_nobody(new_project(Path(folder) / "project"), arguments)
+
+
+def _refused_to_nobody(project, arguments):
     assert project.here("profile", "import", "rates.csv", "--site", "local").code == 0
-    above = [folder for folder in tmp_path.parents if "pytest" in str(folder)]
-    for path in (tmp_path, *above, project.path, *project.path.rglob("*")):
+    for path in (project.path.parent, project.path, *project.path.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
     if subprocess.run([*nobody, sys.executable, "-c", "import hetctl.cli.main"], check=False).returncode:
