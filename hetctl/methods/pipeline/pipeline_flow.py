@@ -138,6 +138,7 @@ class Flow:
             needed = self._bounds.waves_needed(self._entered + 1)
             if needed > self._fetched:
                 self._wanted = needed, now_s
+                # Weights that cross no link are there at once, and more minibatches may enter.
                 self.fetch_if_wanted(now_s)
                 continue
             self._room -= 1
@@ -180,6 +181,7 @@ class Flow:
             return
         backward, (minibatch, ready_s) = ready
         self._running[stage] = True
+        # `backward` is an index here: 0 for the forward pass, 1 for the backward pass.
         passes = self._passes[stage]
         end_s = now_s + (sum(passes) if stage == self._last else passes[backward])
         if self._receiving:
@@ -200,6 +202,7 @@ class Flow:
             self._queues[stage + 1].add((minibatch, now_s), backward=False)
         elif stage > 0:
             self._queues[stage - 1].add((minibatch, now_s), backward=True)
+        # The end of a task frees this GPU, may free room for an activation, and gives a neighbour its input.
         for near in range(max(0, stage - 1), min(self._last, stage + 1) + 1):
             self._start(near, now_s)
         if stage == 0 and (backward or self._last == 0):

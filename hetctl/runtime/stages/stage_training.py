@@ -70,6 +70,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
         recorder = WaveRecorder(assignment.task.wave_log(group.rank), spec.round)
         checkpoints = CheckpointFolder(Path(spec.checkpoints))
         events = reporter(assignment.task, group, context.send_written)
+        # A checkpoint has the servers' weights of a wave, of which the first virtual worker's copy is enough.
         saver: PartSaver | NoSaver = NoSaver()
         if worker == 0:
             saver = PartSaver(checkpoints, transport, parts, stage, len(layout.workers[0]))
@@ -93,6 +94,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             worker_names=worker_names(spec),
         )
         _run(trainer, context)
+    # Only behind the barrier has every rank sent its last wave to this one's server.
     group.barrier_and_close()
     server.close()
     transport.close()
@@ -138,6 +140,7 @@ def _loaders(
 ) -> tuple[Loader, Loader]:
     """Return the loaders of a first stage; the other stages get one sample, and the number of samples."""
     if stage > 0:
+        # The first stage may load data for minutes; without heartbeats this rank would be taken for hung.
         while (message := receive(transport.inbox)) is None or message.kind != SAMPLE:
             context.heartbeat()
         x, y = message.tensors
