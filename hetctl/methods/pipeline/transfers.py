@@ -163,6 +163,7 @@ class Network:
                 done(now_s)
 
         for lane in lanes:
+            # All legs once for each part: between two parts the activations of others have their turn.
             self._leg(lane * PARTS, 0, lane_done, at_s)
         if not lanes:
             done(at_s)

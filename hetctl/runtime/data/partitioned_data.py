@@ -170,6 +170,7 @@ def homes_of(found: Sequence[Collection[int]], wanted: Sequence[int], paths: str
         )
     homes: dict[int, int] = {}
     load = [0] * len(found)
+    # Those with the fewest choices first: later ones can still go where these could not.
     for number in sorted(ranks, key=lambda number: len(ranks[number])):
         homes[number] = min(ranks[number], key=load.__getitem__)
         load[homes[number]] += 1
