@@ -18,11 +18,12 @@ def record_of(catalog: Catalog, run: str | None) -> RunRecord:
     """
     names = catalog.run_names()
     record = catalog.run(run or names[-1]) if names else None
-    if record is None:
+    if record is None and names:
         raise BadInputError(
-            f"no run {run or ''} in the catalog, which has: {', '.join(names) or 'none'}",
-            "start one with `hetctl submit`",
+            f"no run {run!r} in the catalog, which has: {', '.join(names)}", "name one of these"
         )
+    if record is None:
+        raise BadInputError("there is no run in the catalog", "start one with `hetctl submit`")
     return record
 
 

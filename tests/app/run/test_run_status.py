@@ -198,6 +198,11 @@ def test_a_finished_run_takes_no_longer_without_batch_system(finished, silence):
     assert record_and_jobs(finished)[1][0].state is JobState.PENDING
 
 
+def test_an_unknown_run_is_refused_with_the_known_ones(finished):
+    said = finished.here("status", "trio-007", "--json").error
+    assert said["message"] == "no run 'trio-007' in the catalog, which has: trio-001"
+
+
 def test_a_run_stored_as_running_ends_with_its_last_job(finished, silence):
     """The job could not tell the catalog: its events alone say that it has ended."""
     with Catalog.open(finished.home.catalog) as catalog:

@@ -215,6 +215,12 @@ def test_lockstep_on_nodes_that_the_launcher_chooses(planned):
         assert planned.here(*fine).code == 0
 
 
+@pytest.mark.parametrize("arguments", [["cancel"], ["report"], ["search", "show"], ["cancel", "trio-007"]])
+def test_a_catalog_without_runs_says_how_to_start_one(planned, arguments):
+    said = refused(planned, 2, "bad-input", *arguments)
+    assert said == "there is no run in the catalog start one with `hetctl submit`"
+
+
 def test_an_edit_during_submit_does_not_mix_two_ensembles(planned, monkeypatch):
     """A second read would plan what the first one did not look for among the unfinished runs."""
     text = (planned.path / "ensemble.yaml").read_text()
