@@ -27,7 +27,6 @@ from sqlalchemy import (
 from sqlalchemy.dialects import sqlite
 
 from hetctl.catalog.database import open_database, open_to_read, translate_db_errors
-from hetctl.catalog.ingest import Row, epoch_rows
 from hetctl.catalog.schema import (
     ENSEMBLES,
     EPOCHS,
@@ -44,7 +43,7 @@ from hetctl.catalog.schema import (
 )
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
-from hetctl.model.events import Event
+from hetctl.model.events import DRIVER, Event
 from hetctl.model.job import Job
 from hetctl.model.plan import Plan
 from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
@@ -53,6 +52,8 @@ from hetctl.model.run_states import RunReason, run_after
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult
+
+Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -351,7 +352,7 @@ class Catalog:
         with self._write_run(run) as connection:
             fresh = _unseen(connection, key, events)
             _insert(connection, EVENTS, [{**encode(event), **key} for event in fresh])
-            _insert(connection, _last_training(), [{**key, **row} for row in epoch_rows(fresh)])
+            _insert(connection, _last_training(), [{**key, **row} for row in _epoch_rows(fresh)])
         return len(fresh)
 
     def epochs(self, run: str) -> dict[str, tuple[EpochResult, ...]]:
@@ -422,6 +423,31 @@ def _unseen(connection: Connection, key: Row, events: Iterable[Event]) -> list[E
     seen = {(source, seq) for source, seq in rows}
     by_identity = {(event.source, event.seq): event for event in events}
     return [event for identity, event in by_identity.items() if identity not in seen]
+
+
+def _epoch_rows(events: Iterable[Event]) -> list[Row]:
+    """Return one row per report of an epoch, repeated reports of an epoch included."""
+    return [
+        {
+            "member": event.source,
+            "round": event.round,
+            "reported_at": event.time,
+            "seq": event.seq,
+            **encode(_epoch_result(event)),
+        }
+        for event in events
+        if event.kind == "epoch" and event.source != DRIVER
+    ]
+
+
+def _epoch_result(event: Event) -> EpochResult:
+    try:
+        return decode(EpochResult, dict(event.data))
+    except ValueError as error:
+        raise BadInputError(
+            f"line {event.seq + 1} of the events of {event.source!r} is not an epoch: {error}",
+            "the file was not written by hetctl; remove the line's text, but not the line",
+        ) from None
 
 
 def _last_training() -> sqlite.Insert:

@@ -15,14 +15,13 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
-from hetctl.model.training_settings import EPOCHS, STEPS
+from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.worker.async_checkpoint import OnSaved
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded, Manifest, TrainingState
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.random_state import set_random_state
-from hetctl.runtime.worker.save_clock import SaveClock
 
 Note = Callable[[int, int, Any], None]
 
@@ -65,6 +64,35 @@ class Reporter(Protocol):
 
     def write(self, kind: str, **data: Any) -> None:
         """Append one event."""
+
+
+class SaveClock:
+    """Count of what was trained since the last checkpoint, on one rank; only rank 0 decides by it.
+
+    Parameters
+    ----------
+    now : callable
+        Clock in seconds.
+    """
+
+    def __init__(self, interval: CheckpointInterval, now: Callable[[], float] = time.monotonic) -> None:
+        self._interval = interval
+        self._now = now
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin the next interval: training starts, or a checkpoint is being written."""
+        self._since = self._now()
+        self._counts = {EPOCHS: 0, STEPS: 0}
+
+    def count(self, unit: str) -> None:
+        """Count an epoch, or a step."""
+        self._counts[unit] += 1
+
+    def is_due(self) -> bool:
+        """Return true if the interval is over."""
+        counts = {**self._counts, SECONDS: self._now() - self._since}
+        return counts[self._interval.unit] >= self._interval.every
 
 
 class StopSignal:

@@ -3,7 +3,7 @@
 import pytest
 
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
-from hetctl.runtime.worker.save_clock import SaveClock
+from hetctl.runtime.worker.member_trainer import SaveClock
 
 
 @pytest.mark.parametrize(("unit", "other"), [(STEPS, EPOCHS), (EPOCHS, STEPS)])
