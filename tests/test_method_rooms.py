@@ -211,11 +211,7 @@ def test_the_rest_loads_without_a_method(method: str, tmp_path: Path) -> None:
 def test_the_rest_trains_without_a_method(method: str, tmp_path: Path) -> None:
     """Nor do functions import anything that is gone, as far as data-parallel members need them."""
     package = without(method, tmp_path)
-    environment = {
-        "PYTHONPATH": str(package.parent),
-        "HETCTL_SITE": "local",
-        "HETCTL_SLOT_LOCKS": os.environ["HETCTL_SLOT_LOCKS"],
-    }
+    environment = {"PYTHONPATH": str(package.parent), "HETCTL_SITE": "local"}
     python = python_without_training(tmp_path)
     project = new_project(tmp_path / "project", python=python, environment=environment)
     for line in (

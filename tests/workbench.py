@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hetctl.cluster.batch.slots import FOLDER_VARIABLE
 from hetctl.model.errors import BadInputError
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer, ProfilePoint
@@ -97,7 +98,10 @@ class ProjectFolder:
         return Home(self.path / ".hetctl")
 
     def start(self, *arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> subprocess.Popen:
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("HETCTL_")}
+        # Without the tests' own locks, jobs would wait for those of other tests on this machine.
+        inherited = {
+            k: v for k, v in os.environ.items() if not k.startswith("HETCTL_") or k == FOLDER_VARIABLE
+        }
         return subprocess.Popen(
             [*prefix, str(self.python), "-m", "hetctl", *arguments],
             cwd=self.path,
