@@ -1,11 +1,10 @@
-"""ASHA in all variants as runs of hetctl, by Ray Tune and by Optuna with a pool of processes.
+"""ASHA as a run of hetctl, by Ray Tune and by Optuna with a pool of processes.
 
 python tests/benchmarks/search_bench.py [--quick]
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import shutil
@@ -22,12 +21,12 @@ from paced_bench import hetctl
 from search_trainable import loss_after
 from tables import Figure, Table
 
-from hetctl.methods.automl.asha import VARIANTS
 from hetctl.storage.paths import Home
 from hetctl.storage.progress_fold import events_in
 
 HERE = Path(__file__).parent
-TRIALS, WORKERS, SEEDS = 64, 8, 5
+HETCTL = "hetctl"
+TRIALS, WORKERS, SEEDS = 64, 8, 20
 RUNGS = FIRST, ETA, LAST = 1, 4, 16
 RIVALS = {"ray": "Ray Tune, ASHAScheduler", "optuna": "Optuna, SuccessiveHalvingPruner"}
 NETWORKS = """\
@@ -87,7 +86,6 @@ search:
   epochs: {last}
   min_epochs: {first}
   eta: {eta}
-  variant: {variant}
   seed: {seed}
   batch_size: 8
   max_gpus: 1
@@ -132,16 +130,15 @@ class Search:
 
 
 def table(quick: bool = False) -> Table:
-    """Search with each of the three, in hetctl with all variants, for several seeds."""
-    found = [_searches(seed) for seed in range(1 if quick else SEEDS)]
+    """Search with each of the three for several seeds."""
+    found = [searches(seed) for seed in range(1 if quick else SEEDS)]
     rows, figures = [], []
-    for name in (*VARIANTS, *RIVALS):
-        whole = [whole_of(searches[name]) for searches in found]
+    for name in (HETCTL, *RIVALS):
+        whole = [whole_of(by_name[name]) for by_name in found]
         middle = [statistics.median(values) for values in zip(*whole, strict=True)]
-        rows.append((RIVALS.get(name, f"hetctl, {name}"), *(f"{value:.4g}" for value in middle)))
-    for variant, rival in itertools.product(VARIANTS, RIVALS):
-        pairs = [(searches[variant], searches[rival]) for searches in found]
-        figures += _figures(f"{variant} over {RIVALS[rival]}", pairs)
+        rows.append((RIVALS.get(name, name), *(f"{value:.4g}" for value in middle)))
+    for rival, shown in RIVALS.items():
+        figures += _figures(f"over {shown}", [(by_name[HETCTL], by_name[rival]) for by_name in found])
     return Table(
         f"ASHA with {TRIALS} trials on {WORKERS} paced workers",
         ("by", "GPU s", "s", "epochs", "best loss"),
@@ -169,21 +166,20 @@ def whole_of(search: Search) -> tuple[float, ...]:
     return gpu_s, search.epochs[-1].ended_at - began, len(search.epochs), search.best
 
 
-def _searches(seed: int) -> dict[str, Search]:
+def searches(seed: int) -> dict[str, Search]:
+    """Search the configs of a seed with each of the three."""
     with tempfile.TemporaryDirectory() as name:
-        own = {variant: _by_hetctl(Path(name), variant, seed) for variant in VARIANTS}
-        configs, *same = (search.configs for search in own.values())
-        assert all(list(others) == list(configs) for others in same)
-        return {**own, **{rival: _by_rival(Path(name), rival, configs) for rival in RIVALS}}
+        own = _by_hetctl(Path(name), seed)
+        return {HETCTL: own, **{rival: _by_rival(Path(name), rival, own.configs) for rival in RIVALS}}
 
 
-def _by_hetctl(folder: Path, variant: str, seed: int) -> Search:
-    home = folder / variant
+def _by_hetctl(folder: Path, seed: int) -> Search:
+    home = folder / HETCTL
     (home / "site-configs").mkdir(parents=True)
     (home / "site-configs" / "lab.yaml").write_text(SITE)
     (home / "networks.py").write_text(NETWORKS)
     shutil.copy(HERE / "search_trainable.py", home)
-    text = ENSEMBLE.format(trials=TRIALS, first=FIRST, eta=ETA, last=LAST, variant=variant, seed=seed)
+    text = ENSEMBLE.format(trials=TRIALS, first=FIRST, eta=ETA, last=LAST, seed=seed)
     (home / "ensemble.yaml").write_text(text)
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HETCTL_")}
     environment = {**kept, "HETCTL_SITE": "lab"}
