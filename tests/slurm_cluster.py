@@ -380,7 +380,9 @@ def end_processes(folder: Path) -> None:
 
 def _kill_until_gone(find: Callable[[], Sequence[int]]) -> None:
     while found := find():
-        for pid in found:
+        # Children first, which have higher numbers: what outlives its parent may act on its end, as nothing
+        # does on a node without power. The watcher that srun forks would end the step on all nodes.
+        for pid in sorted(found, reverse=True):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)

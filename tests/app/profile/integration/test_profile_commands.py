@@ -29,8 +29,8 @@ def test_a_script_is_measured_and_stopped(tmp_path):
     done = profiled(project, 2, 20)
     assert (done.code, [point["gpus"] for point in done.json["points"]]) == (0, [1, 2]), done
     for point in done.json["points"]:
-        # It sleeps half a second for 100 samples, so that it can be slower, and not faster.
-        assert 0 < point["rate"] <= 200
+        # It sleeps half a second for 100 samples; a report that arrives late shortens the next interval.
+        assert 0 < point["rate"] <= 210
         assert (point["samples_per_epoch"], point["machine"]["framework"]) == (100, "command")
         assert point["startup_s"] > 0
         assert point["peak_memory_bytes"] > 2**20
