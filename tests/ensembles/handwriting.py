@@ -1,7 +1,11 @@
-"""scikit-learn's handwritten digits, without importing it: that takes longer than training here."""
+"""scikit-learn's handwritten digits, without importing it: that takes longer than training here.
+
+What networks of several frameworks need is here, since a process should not import two of them.
+"""
 
 import importlib.util
 import os
+import signal
 import zlib
 from pathlib import Path
 
@@ -10,6 +14,13 @@ import numpy as np
 from hetctl import partitions
 
 FILE = Path(importlib.util.find_spec("sklearn").origin).parent / "datasets" / "data" / "digits.csv.gz"
+SAMPLES = 640
+
+
+def input_fn(_path):
+    """Return 640 digits, and 200 others that are held out."""
+    x, y = digits()
+    return (x[:SAMPLES], y[:SAMPLES]), (x[SAMPLES : SAMPLES + 200], y[SAMPLES : SAMPLES + 200])
 
 
 def part_input_fn(_data, path):
@@ -44,3 +55,42 @@ def note(arrays, config):
     """Append a checksum of arrays to the file of this rank."""
     with Path(f"{config['noted']}-{os.environ.get('HETCTL_DEVICE', 'alone')}").open("a") as file:
         print(zlib.crc32(b"".join(array.tobytes() for array in arrays)), file=file)
+
+
+def failing(data, rank, config):
+    """Yield batches; in the midst of them do to a rank what `how` says."""
+    for number, batch in enumerate(data):
+        done = Path(config["done"])
+        if number == 3 and rank == config["rank"] and not done.exists():
+            done.touch()
+            FAULTS[config["how"]]()
+        yield batch
+
+
+def _raise():
+    raise ValueError("this rank has had enough")
+
+
+FAULTS = {"raise": _raise, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL)}
+
+
+class LoggedRows:
+    """Digits that are read by number; each reading is noted in the file that `READINGS` names."""
+
+    def __init__(self, x, y):
+        self.x, self.y = x, y
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, number):
+        node = os.environ.get("SLURMD_NODENAME", "here")
+        with Path(os.environ["READINGS"]).open("a") as file:
+            file.write(f"{node} {number}\n")
+        return self.x[number], self.y[number]
+
+
+def rows_input_fn(path):
+    """Digits as a dataset, and arrays to validate with."""
+    training, validation = input_fn(path)
+    return LoggedRows(*training), validation

@@ -1,22 +1,12 @@
 """Networks for tests: seconds to build, real data, real convergence."""
 
-import os
 import random
-import signal
 import time
 from functools import partial
-from pathlib import Path
 
 import keras
 import numpy as np
-from handwriting import digits, note
-
-SAMPLES = 640
-
-
-def input_fn(path):
-    x, y = digits()
-    return (x[:SAMPLES], y[:SAMPLES]), (x[SAMPLES : SAMPLES + 200], y[SAMPLES : SAMPLES + 200])
+from handwriting import failing, input_fn, note  # noqa: F401
 
 
 def model_fn(config):
@@ -115,42 +105,3 @@ def noted_train_fn(data, model, optimizer, config):
     result = fit_train_fn(data, model, optimizer, config)
     note([*model.get_weights(), *(np.asarray(variable) for variable in optimizer.variables)], config)
     return result
-
-
-def failing(data, rank, config):
-    """Yield batches; in the midst of them do to a rank what `how` says."""
-    for number, batch in enumerate(data):
-        done = Path(config["done"])
-        if number == 3 and rank == config["rank"] and not done.exists():
-            done.touch()
-            FAULTS[config["how"]]()
-        yield batch
-
-
-def _raise():
-    raise ValueError("this rank has had enough")
-
-
-FAULTS = {"raise": _raise, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL)}
-
-
-class LoggedRows:
-    """Digits that are read by number; each reading is noted in the file that `READINGS` names."""
-
-    def __init__(self, x, y):
-        self.x, self.y = x, y
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, number):
-        node = os.environ.get("SLURMD_NODENAME", "here")
-        with Path(os.environ["READINGS"]).open("a") as file:
-            file.write(f"{node} {number}\n")
-        return self.x[number], self.y[number]
-
-
-def rows_input_fn(path):
-    """Digits as a dataset, and arrays to validate with."""
-    training, validation = input_fn(path)
-    return LoggedRows(*training), validation

@@ -1,14 +1,7 @@
 """The networks of `tiny`, as linear classifiers; their framework is that of the recipe in CONTRIBUTING.md."""
 
-from handwriting import digits
+from handwriting import input_fn  # noqa: F401
 from hetctl.runtime.frameworks.linear import Classifier, default_train_fn
-
-SAMPLES = 640
-
-
-def input_fn(path):
-    x, y = digits()
-    return (x[:SAMPLES], y[:SAMPLES]), (x[SAMPLES : SAMPLES + 200], y[SAMPLES : SAMPLES + 200])
 
 
 def model_fn(config):

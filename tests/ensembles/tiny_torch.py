@@ -9,15 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from handwriting import digits, note
+from handwriting import failing, input_fn, note  # noqa: F401
 from torch import nn
-
-SAMPLES = 640
-
-
-def input_fn(path):
-    x, y = digits()
-    return (x[:SAMPLES], y[:SAMPLES]), (x[SAMPLES : SAMPLES + 200], y[SAMPLES : SAMPLES + 200])
 
 
 def no_input_fn(path):
@@ -196,14 +189,11 @@ def noted_train_fn(data, model, optimizer, config):
 
 def doomed_train_fn(data, model, optimizer, config):
     """A train_fn that rests for `pause_s` after each step, and in which a lone rank fails, the first time."""
-    from tiny import failing
-
     return fit_train_fn(failing(data, config["rank"], config), model, optimizer, config)
 
 
 def fragile_train_fn(data, model, optimizer, config):
     """A train_fn in which one rank fails after some batches, the first time."""
     import torch.distributed as dist
-    from tiny import failing
 
     return fit_train_fn(failing(data, dist.get_rank(), config), model, optimizer, config)

@@ -72,7 +72,7 @@ def test_lockstep_on_two_nodes_reads_each_sample_once(slurm_cluster, tmp_path, f
     readings = tmp_path / "readings"
     project = project_of(
         framework, slurm_cluster, tmp_path / "project", members,
-        functions={"input_fn": "tiny:rows_input_fn"}, epochs=epochs, variables={"READINGS": str(readings)},
+        functions={"input_fn": "handwriting:rows_input_fn"}, epochs=epochs, variables={"READINGS": str(readings)},
     )  # fmt: skip
     run = project.run(
         "submit", "--planner", "flotilla", "--sharing", "lockstep", "--gpus", "4", "--time", "10m", "--wait"

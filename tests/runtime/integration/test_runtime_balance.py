@@ -31,7 +31,7 @@ def both_slots(request):
 def job_of(tmp_path, mode, rows=False, epochs=EPOCHS):
     functions = functions_of("pytorch", "paced_train_fn")
     if rows:
-        functions = Functions("tiny:rows_input_fn", functions.model_fn, functions.train_fn)
+        functions = Functions("handwriting:rows_input_fn", functions.model_fn, functions.train_fn)
     config = {"optimizer": "sgd", "seconds": SECONDS, "seen": str(tmp_path / "seen")}
     member = Member("m", config, BATCH, 5, StopRule(max_epochs=epochs, patience=99), max_gpus=2)
     ensemble = Ensemble("e", "pytorch", functions, (member,), str(ENSEMBLES), balance=BalanceSettings(mode))

@@ -12,7 +12,7 @@ from workbench import TINY, alive, new_project, wait_for
 from hetctl.storage.progress_fold import events_in
 
 pytestmark = pytest.mark.training
-ROWS = {"input_fn": "tiny:rows_input_fn", "model_fn": "tiny_torch:model_fn"}
+ROWS = {"input_fn": "handwriting:rows_input_fn", "model_fn": "tiny_torch:model_fn"}
 ENSEMBLE = {
     "name": "mixed",
     "framework": "pytorch",
