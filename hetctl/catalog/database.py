@@ -6,6 +6,7 @@ import os
 import shutil
 import sqlite3
 import tempfile
+import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -17,7 +18,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import StaticPool
 
-from hetctl.catalog.schema import REVISION
+from hetctl.catalog.schema import ALEMBIC_VERSION, METADATA, PROJECT, REVISION
 from hetctl.model.errors import BadInputError, HetctlError, LockedError
 from hetctl.storage.atomic_io import make_private_folder
 
@@ -206,7 +207,12 @@ def _migrate(engine: Engine, path: Path) -> None:
     if _is_current(engine, path):
         return
     with engine.execution_options(begin="BEGIN IMMEDIATE").begin() as connection:
-        _upgrade(connection)
+        # Another process may have been first.
+        stored = _stored_revision(connection, path)
+        if not stored:
+            _create(connection)
+        elif stored < REVISION:
+            _upgrade(connection)
 
 
 def _is_current(engine: Engine, path: Path) -> bool:
@@ -235,8 +241,16 @@ def _stored_revision(connection: Connection, path: Path) -> str:
     return ""
 
 
+def _create(connection: Connection) -> None:
+    """Create the tables in an empty file, as all migrations together would, but without loading Alembic."""
+    METADATA.create_all(connection)
+    connection.execute(PROJECT.insert(), {"identity": uuid.uuid4().hex})
+    ALEMBIC_VERSION.create(connection)
+    connection.execute(ALEMBIC_VERSION.insert(), {"version_num": REVISION})
+
+
 def _upgrade(connection: Connection) -> None:
-    # Imported here since an up-to-date catalog, the usual case, opens without Alembic.
+    # Imported here since new catalogs and those that are up to date open without Alembic.
     from alembic import command
     from alembic.config import Config
 

@@ -200,3 +200,10 @@ EPOCHS = Table(
     Column("seq", Integer, nullable=False),
     Column("round", Integer, nullable=False),
 )
+
+ALEMBIC_VERSION = Table(
+    "alembic_version",
+    # It is Alembic's, so that a comparison of the schema must not find it.
+    MetaData(naming_convention={"pk": "%(table_name)s_pkc"}),
+    Column("version_num", String(32), primary_key=True),
+)

@@ -57,12 +57,42 @@ def save_something(catalog: Catalog) -> None:
     catalog.save_preprocess("digits", "local", [PreprocessPoint(1, 2.0)])
 
 
-def test_a_new_catalog_has_exactly_the_tables_of_the_schema(path: Path) -> None:
+def create_at(path: Path, revision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Create a catalog of an earlier schema."""
+    with monkeypatch.context() as patched:
+        patched.setattr(database, "REVISION", revision)
+        patched.setattr(database, "_create", database._upgrade)
+        Catalog.open(path).close()
+
+
+def structure(connection: sqlalchemy.Connection) -> dict[str, Any]:
+    """Return columns, keys and indexes of all tables."""
+    inspector = sqlalchemy.inspect(connection)
+    return {
+        table: (
+            [{**column, "type": str(column["type"])} for column in inspector.get_columns(table)],
+            inspector.get_pk_constraint(table),
+            inspector.get_foreign_keys(table),
+            inspector.get_unique_constraints(table),
+            inspector.get_indexes(table),
+        )
+        for table in inspector.get_table_names()
+    }
+
+
+def test_migrations_lead_to_the_tables_of_a_new_catalog(path: Path) -> None:
     Catalog.open(path).close()
-    engine = sqlalchemy.create_engine(f"sqlite:///{path}")
-    with engine.connect() as connection:
+    new, migrated = sqlalchemy.create_engine(f"sqlite:///{path}"), sqlalchemy.create_engine("sqlite://")
+    with new.connect() as connection:
+        created = structure(connection)
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
-    engine.dispose()
+        assert MigrationContext.configure(connection).get_current_revision() == REVISION
+    with migrated.begin() as connection:
+        database._upgrade(connection)
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+        assert structure(connection) == created
+    new.dispose()
+    migrated.dispose()
 
 
 def test_the_revision_is_the_newest_migration() -> None:
@@ -71,10 +101,12 @@ def test_the_revision_is_the_newest_migration() -> None:
     assert ScriptDirectory.from_config(config).get_heads() == [REVISION]
 
 
-def test_an_up_to_date_catalog_opens_without_alembic(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_or_up_to_date_catalog_opens_without_alembic(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_upgrade", lambda _: pytest.fail("migrated"))
     Catalog.open(path).close()
     before = path.read_bytes()
-    monkeypatch.setattr(database, "_upgrade", lambda _: pytest.fail("migrated again"))
     Catalog.open(path).close()
     assert path.read_bytes() == before
 
@@ -254,9 +286,7 @@ def test_reading_makes_no_catalog(path: Path) -> None:
 
 def test_points_of_the_first_schema_are_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     point = ProfilePoint("a", 1, 10.0, "f0", 32, 1.0, Hardware("V100", "535", "torch 2"))
-    with monkeypatch.context() as patched:
-        patched.setattr(database, "REVISION", "0001")
-        Catalog.open(path).close()
+    create_at(path, "0001", monkeypatch)
     row = {**encode(point), **encode(point.machine), "ensemble": "e", "site": "here", "slow_steps_s": "[]"}
     columns = [row[0] for row in sql(path, "SELECT name FROM pragma_table_info('profile_points')")]
     with sqlite3.connect(path) as connection:
@@ -274,9 +304,7 @@ def test_points_of_the_first_schema_are_kept(path: Path, monkeypatch: pytest.Mon
 
 
 def test_epochs_of_an_earlier_schema_keep_their_times(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(database, "REVISION", "0003")
-        Catalog.open(path).close()
+    create_at(path, "0003", monkeypatch)
     result = EpochResult(1, {"loss": 0.5}, 4.0, 2, 1000.0)
     row = {**encode(result), "run": "r", "member": "a", "seconds": result.duration_s}
     row |= {"metrics": '{"loss": 0.5}', "reported_at": 1000.0, "seq": 0, "round": 0}
