@@ -139,6 +139,16 @@ class ProjectFolder:
         assert "Traceback" not in stdout.getvalue() + stderr.getvalue()
         return Result(int(code or 0), stdout.getvalue(), stderr.getvalue())
 
+    def is_over(self) -> bool:
+        """Do as ``hetctl submit --wait`` does: submit the next job where nobody else has; true at the end."""
+        status = self.here("status", "--json").json
+        state, silent = status["state"], status["reason"].startswith("state of the jobs as last seen")
+        # The script of a job that is killed may leave the submission of the next one undone.
+        if state in ("between-jobs", "in-doubt") and not silent:
+            assert self.here("advance").code in (0, 6)
+        assert state in ("queued", "in-doubt", "running", "between-jobs", "finished"), status["reason"]
+        return state == "finished"
+
     def tree(self) -> dict[str, bytes | None]:
         """Every file with its content; the lock comes and goes with every command."""
         return {

@@ -98,17 +98,9 @@ class Run:
                 ends.setdefault(event.data["member"], []).append(event.data["reason"])
         return ends
 
-    def is_over(self):
-        """Do as ``hetctl submit --wait`` does: submit the next job where nobody else has."""
-        state = self.project.here("status", "--json").json["state"]
-        if state == "between-jobs":
-            assert self.project.here("advance").code in (0, 6)
-        assert state in ("queued", "in-doubt", "running", "between-jobs", "finished")
-        return state == "finished"
-
     def finish(self):
         """Wait for the end: every member has trained every epoch, and none twice."""
-        wait_for(self.is_over, seconds=TRAINED_S)
+        wait_for(self.project.is_over, seconds=TRAINED_S)
         assert self.epochs() == {name: list(range(1, EPOCHS + 1)) for name in MEMBERS}
         started = [e.data["job"] for e in self.project.driver_events(RUN) if e.kind == "job_started"]
         assert started == sorted(set(started)), "a job ran twice"
@@ -277,7 +269,7 @@ def test_an_external_requeue_is_refused_or_continues_the_job(run):
     run.cluster.run("scontrol", "update", f"jobid={job}", "requeue=1")
     run.cluster.run("scontrol", "requeue", job)
     wait_for(lambda: "Restarts=1" in run.cluster.run("scontrol", "show", "job", job))
-    wait_for(run.is_over, seconds=TRAINED_S)
+    wait_for(run.project.is_over, seconds=TRAINED_S)
     assert run.epochs() == {name: list(range(1, EPOCHS + 1)) for name in MEMBERS}
 
 

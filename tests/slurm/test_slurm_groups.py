@@ -72,7 +72,8 @@ def test_lockstep_on_two_nodes_reads_each_sample_once(slurm_cluster, tmp_path, f
     readings = tmp_path / "readings"
     project = project_of(
         framework, slurm_cluster, tmp_path / "project", members,
-        functions={"input_fn": "handwriting:rows_input_fn"}, epochs=epochs, variables={"READINGS": str(readings)},
+        functions={"input_fn": "handwriting:rows_input_fn"}, epochs=epochs,
+        variables={"READINGS": str(readings)},
     )  # fmt: skip
     run = project.run(
         "submit", "--planner", "flotilla", "--sharing", "lockstep", "--gpus", "4", "--time", "10m", "--wait"
@@ -144,7 +145,7 @@ def test_a_second_job_fetches_what_had_migrated(slurm_cluster, tmp_path):
     project = partitioned_project(
         slurm_cluster, tmp_path, "pytorch", epochs=8,
         functions={"train_fn": "tiny_torch:paced_train_fn"},
-        config={**CONFIG, "seconds": 4 * [0.005], "seen": str(tmp_path / "seen")},
+        config={**CONFIG, "seconds": 4 * [0.01], "seen": str(tmp_path / "seen")},
     )  # fmt: skip
     assert project.hetctl(*MIGRATE[:-1]).code == 0
     wait_until(lambda: len(migrations_of(project)[0]) >= 3)

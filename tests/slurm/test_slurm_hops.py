@@ -132,15 +132,6 @@ def events_of(project):
     return events_in(project.home.run(RUN))
 
 
-def is_over(project):
-    """Do as ``hetctl submit --wait`` does: submit the next job where nobody else has."""
-    state = project.here("status", "--json").json["state"]
-    if state == "between-jobs":
-        assert project.here("advance").code in (0, 6)
-    assert state in ("queued", "running", "between-jobs", "finished")
-    return state == "finished"
-
-
 def visits_of(events):
     """Return the visits that count, in the order of their ends."""
     undone = {(e.source, n) for e in events if e.kind == "visits_undone" for n in e.data["numbers"]}
@@ -219,7 +210,7 @@ def test_few_members_hop_from_group_to_group(slurm_cluster, tmp_path):
     submit(project)
     after_visits(project, 2)
     os.kill(rank_at_work(project), signal.SIGKILL)
-    wait_for(lambda: is_over(project), 180)
+    wait_for(project.is_over, 180)
     events = events_of(project)
     assert [e.data["reason"] for e in events if e.kind == "visit_lost"] == ["killed"]
     visits = VisitLog(project.home.run(RUN), ["m0", "m1"]).refresh().visits
@@ -256,7 +247,7 @@ def test_faults_lose_no_visit_and_repeat_none(slow, slurm_cluster):
     finally:
         slurm_cluster.boot_node("n4")
     os.kill(driver_of(slow), signal.SIGKILL)
-    wait_for(lambda: is_over(slow), 180)
+    wait_for(slow.is_over, 180)
     events = events_of(slow)
     lost = [(event.data["worker"], event.data["reason"]) for event in events if event.kind == "visit_lost"]
     assert [reason for _, reason in lost] == ["killed", "node-failure"]
@@ -288,7 +279,7 @@ def test_a_node_that_stood_still_is_used_again(slower):
     wait_for(lambda: "node lost" in plans_of(slower), 60)
     for pid in there:
         os.kill(pid, signal.SIGCONT)
-    wait_for(lambda: is_over(slower), 180)
+    wait_for(slower.is_over, 180)
     events = events_of(slower)
     assert plans_of(slower) == ["start", "node lost", "node joined"]
     # Besides its own, visits are lost that waited for a state from there, one on each worker at most.

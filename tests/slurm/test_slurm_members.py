@@ -88,21 +88,13 @@ def test_a_lost_node_ends_the_job_and_the_next_one_goes_on(slurm_cluster, tmp_pa
     lost = lost if lost != script else first.data["placement"][0]["node"]
     slurm_cluster.crash_node(lost)
     try:
-        wait_for(lambda: _is_over(project), seconds=120)
+        wait_for(project.is_over, seconds=120)
     finally:
         slurm_cluster.boot_node(lost)
     events = project.driver_events(RUN)
     assert [e.data["nodes"] for e in events if e.kind == "node_failed"] == [[lost]]
     assert [e.data["reason"] for e in events if e.kind == "job_ended"] == ["node-failure", "finished"]
     assert {name: epochs[-1] for name, epochs in project.epochs(RUN).items()} == {"a": 9, "b": 9}
-
-
-def _is_over(project) -> bool:
-    """Submit the next job, where the script of the one before it has not."""
-    state = _state(project)
-    if state == "between-jobs":
-        assert project.here("advance").code in (0, 6)
-    return state == "finished"
 
 
 def _watch(project, seen) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from machine_speed import scaled
 from workbench import alive, new_project, python_without_training, wait_for
 
 MEMBERS = "abcdef"
@@ -51,7 +52,7 @@ def start(tmp_path):
 def finish(project, *arguments):
     """Submit a run; return its status when nothing of it is left that runs."""
     assert project.hetctl("submit", "--gpus", "2", *arguments).code == 0
-    wait_for(lambda: project.here("status", "--json").json["state"] == "finished", seconds=240)
+    wait_for(project.is_over, seconds=240)
     wait_for(lambda: not alive(str(project.path)))
     assert project.here("advance").code == 0
     return project.here("status", "--json").json
@@ -76,8 +77,9 @@ def counted(project):
 
 
 def test_an_elastic_run_of_several_jobs_has_few_files(start):
-    project = start("long", [8] * len(MEMBERS), 0.4)
-    status = finish(project, "--planner", "doubling", "--time", "16s")
+    project = start("long", [8] * len(MEMBERS), scaled(0.4))
+    # A job stops 12 s before its limit.
+    status = finish(project, "--planner", "doubling", "--time", f"{12 + scaled(4):.0f}s")
     assert len(status["jobs"]) > 1
     assert len(status["rounds"]) > JOB_FILES
     counts = counted(project)

@@ -78,14 +78,8 @@ class Run:
         with Catalog.open(self.project.home.catalog) as catalog:
             return catalog.jobs("trio-001")
 
-    def is_over(self) -> bool:
-        state = self.project.here("status", "--json").json["state"]
-        if state == "between-jobs":
-            assert self.project.here("advance").code in (0, 6)
-        return state == "finished"
-
     def finish(self):
-        wait_for(self.is_over, 240)
+        wait_for(self.project.is_over, 240)
         assert self.project.epochs() == {name: list(range(1, EPOCHS + 1)) for name in "abc"}
         return [job.state for job in self.jobs()]
 
