@@ -162,8 +162,8 @@ def cancel(project: Project, run: str | None) -> RunTransition:
         alive = [job for job in refresh_jobs(catalog, batch, folder) if not job.state.over]
         batch.cancel([job.batch_id for job in alive])
         collect(catalog, folder)
-    reason = f"{len(alive)} jobs cancelled; `hetctl submit` goes on from the checkpoints"
-    return replace(cancelled, reason=reason)
+    jobs = ", ".join(f"job {job.batch_id}" for job in alive) or "no job"
+    return replace(cancelled, reason=f"{jobs} cancelled; `hetctl submit` goes on from the checkpoints")
 
 
 def _continue(

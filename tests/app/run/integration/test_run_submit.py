@@ -180,8 +180,11 @@ def test_a_cancelled_run_checkpoints_and_goes_on_where_it_was(start, tmp_path):
     wait_for(lambda: len(project.epochs()) >= 2)
     cancelled = project.hetctl("cancel", "--json")
     assert (cancelled.code, cancelled.json["state"]) == (0, "cancelled")
+    (job,) = project.here("status", "--json").json["jobs"]
+    assert cancelled.json["reason"].startswith(f"job {job['batch_id']} cancelled; ")
     wait_for(lambda: not alive(str(project.path)))
     assert state(project) == "cancelled"
+    assert project.here("cancel", "--json").json["reason"].startswith("no job cancelled; ")
     ended = [event for event in project.driver_events() if event.kind == "task_ended"]
     assert ended
     assert {event.data["exit_code"] for event in ended} == {0}
