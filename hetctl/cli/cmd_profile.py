@@ -237,8 +237,9 @@ def _failure(outcome: ProfileOutcome | LayerOutcome) -> MembersFailedError | Non
     if not outcome.failures:
         return None
     names = ", ".join(sorted({failure.point.member for failure in outcome.failures}))
+    failed = len(outcome.failures)
     return MembersFailedError(
-        f"{len(outcome.failures)} points could not be measured ({names})",
+        f"{failed} of {outcome.measured + failed} points could not be measured ({names})",
         "correct these members and run `hetctl profile` again; measured points are kept",
     )
 

@@ -56,7 +56,7 @@ def _outcome(progress: Mapping[str, Progress], events: Iterable[Event]) -> tuple
     lost = {name for name in trials if progress[name].failed}
     failed = [name for name, member in progress.items() if member.failed and name not in trials]
     if failed or (trials and lost == trials):
-        return RunReason.MEMBERS_FAILED, f"{len(failed) or len(lost)} members failed"
+        return RunReason.MEMBERS_FAILED, f"{len(failed) or len(lost)} of {len(progress)} members failed"
     ends = [str(event.data["reason"]) for event in events if event.kind == SEARCH_ENDED]
     return RunReason.CONVERGED, f"the search has ended: {ends[-1]}" if ends else ALL_CONVERGED
 

@@ -126,7 +126,7 @@ def test_a_failing_member_stops_no_other_and_shows_its_log(project):
     for_people = project.hetctl("profile")
     assert for_people.code == 5
     assert "bad on 1: no such layer\n    building bad" in for_people.stdout
-    assert "1 points could not be measured (bad)" in for_people.stderr
+    assert "1 of 1 points could not be measured (bad)" in for_people.stderr
 
 
 def test_a_known_point_that_fails_when_forced_is_reported(project):

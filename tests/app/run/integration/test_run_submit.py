@@ -121,7 +121,8 @@ def test_a_failed_member_shows_its_log_and_the_others_converge(start):
     project = start(b="{fail: true}")
     done = project.hetctl("submit", "--wait", "--retries", "0", "--json")
     assert (done.code, done.error["kind"]) == (5, "members-failed")
-    assert "1 of 3 members failed: b" in done.error["message"]
+    assert done.error["message"] == "1 of 3 members failed: b"
+    assert done.json["reason"] == "1 of 3 members failed"
     states = {member["member"]: member["state"] for member in done.json["members"]}
     assert states == {"a": "converged", "b": "failed", "c": "converged"}
     for arguments in (["status"], ["status", "--watch"]):
