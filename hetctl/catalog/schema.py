@@ -203,7 +203,7 @@ EPOCHS = Table(
 
 ALEMBIC_VERSION = Table(
     "alembic_version",
-    # It is Alembic's, so that a comparison of the schema must not find it.
+    # Not in METADATA: this table is Alembic's own, and migrations are compared without it.
     MetaData(naming_convention={"pk": "%(table_name)s_pkc"}),
     Column("version_num", String(32), primary_key=True),
 )

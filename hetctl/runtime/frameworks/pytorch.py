@@ -336,8 +336,8 @@ class PyTorch:
         if deterministic:
             # PyTorch requires it of matrix products on GPUs, whose results depend on the workspace.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        if deterministic != torch.are_deterministic_algorithms_enabled():
-            # It imports torch._dynamo, as long an import as PyTorch itself: many a process has no network.
+        if deterministic or torch.are_deterministic_algorithms_enabled():
+            # The call imports torch._dynamo, which takes as long as PyTorch: leaders and probes do without.
             torch.use_deterministic_algorithms(deterministic)
         random.seed(seed)
         # NumPy's global generator refuses seeds of more than 32 bits.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 
 import averaged_gradients
@@ -301,3 +302,16 @@ def test_gradients_are_sent_while_others_are_computed(tmp_path):
         # The first pass has to show that each parameter gets its gradient once.
         assert results["sent"] == [0, 4, 4]
         assert "given gradients twice in one backward pass" in results["error"]
+
+
+@pytest.mark.parametrize("before", [{"mode": False}, {"mode": True}, {"mode": True, "warn_only": True}])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_no_member_inherits_the_algorithms_of_the_one_before(monkeypatch, before, deterministic):
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch.use_deterministic_algorithms(**before)
+    try:
+        load_framework("pytorch").prepare((0,), None, 3, deterministic=deterministic)
+        assert torch.get_deterministic_debug_mode() == (2 if deterministic else 0)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)

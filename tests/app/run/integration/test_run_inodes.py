@@ -78,8 +78,8 @@ def counted(project):
 
 def test_an_elastic_run_of_several_jobs_has_few_files(start):
     project = start("long", [8] * len(MEMBERS), scaled(0.4))
-    # A job stops 12 s before its limit.
-    status = finish(project, "--planner", "doubling", "--time", f"{12 + scaled(4):.0f}s")
+    # The last 10 s of a job are its grace.
+    status = finish(project, "--planner", "doubling", "--time", f"{10 + scaled(6):.0f}s")
     assert len(status["jobs"]) > 1
     assert len(status["rounds"]) > JOB_FILES
     counts = counted(project)
