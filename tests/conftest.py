@@ -17,6 +17,8 @@ from slurm_cluster import SlurmCluster, missing_programs
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
+from hetctl.runtime.agent.binding import hide_gpus
+
 # Until all tests are collected: with collections of garbage, imports of the frameworks take a fifth longer.
 gc.disable()
 
@@ -29,6 +31,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 # TensorFlow's own default depends on the processor, and without oneDNN it does not count its memory.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+
+# Tests have the same device on each machine, but for those of GPUs.
+TESTS_GPUS = os.environ.get("HETCTL_TEST_GPUS") == "1"
+if not TESTS_GPUS:
+    hide_gpus()
 
 # A build server must not fail for a case that has nothing to do with the change; people explore.
 settings.register_profile("people", deadline=None)
@@ -69,7 +76,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests are spread, begin with those on Slurm: no other lanes take as long."""
+    """Leave out tests of GPUs; where tests are spread, begin with those on Slurm, which take longest."""
+    if not TESTS_GPUS:
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
     if hasattr(config, "workerinput"):  # the processes collect; the one that spreads tests does not
         items.sort(key=lambda item: not _on_slurm(item.nodeid))
 

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.runtime.agent import gpus
+from hetctl.runtime.agent.binding import VISIBLE_DEVICES
 from hetctl.runtime.agent.gpus import (
     Gpu,
     active_links,
@@ -158,6 +159,8 @@ class FakeAmdSmi(ModuleType):
 @pytest.fixture
 def node(monkeypatch, tmp_path):
     """Return a function that installs packages on this node, which has none, with PCI devices in a folder."""
+    for variable in VISIBLE_DEVICES:
+        monkeypatch.delenv(variable, raising=False)
     for package in ("pynvml", "amdsmi"):
         monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.setattr(gpus, "PCI_DEVICES", tmp_path)
