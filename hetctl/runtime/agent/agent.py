@@ -40,6 +40,7 @@ from hetctl.runtime.agent.messages import (
 )
 from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills
 from hetctl.runtime.agent.rank_template import RankStart, Serve, Template, TemplateReady
+from hetctl.runtime.agent.shared_files import remove_shared_files
 from hetctl.runtime.agent.state_store import StateStore
 from hetctl.runtime.data.partition_files import path_on_node
 from hetctl.runtime.data.sharing.node_folder import state_folder
@@ -189,6 +190,8 @@ class Agent:
         limit = time.monotonic() + END_S
         while any(rank.alive for rank in ranks) and time.monotonic() < limit:
             time.sleep(POLL_S)
+        for rank in ranks:
+            remove_shared_files(rank.pid)
 
     def _send_heartbeat(self) -> None:
         now = time.monotonic()
@@ -310,7 +313,7 @@ class Agent:
         if isinstance(event, RankStart):
             self._pids[event.gpu] = event.pid
             return
-        del self._pids[event.gpu]
+        remove_shared_files(self._pids.pop(event.gpu))
         if rank := self._ranks.get(event.gpu):
             # The rank's last messages come first.
             self._receive_from_rank(event.gpu, rank)

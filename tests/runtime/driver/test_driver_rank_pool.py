@@ -59,6 +59,7 @@ class NoBackend:
 
 def work(assignment, context):
     how = json.loads((Path(assignment.task.folder) / f"{assignment.task.name}.json").read_text())
+    if how.get("shares"): Path(f"/dev/shm/torch_{os.getpid()}_1_0").touch()
     if how.get("early") and assignment.rank_info.rank == 0: os.kill(os.getpid(), how["early"])
     context.group = SingleRank()
     context.group = join_group(assignment.rank_info, NoBackend(), context.publish_address)
@@ -108,7 +109,8 @@ def start(tmp_path, monkeypatch):
 
     yield make
     for job in made:
-        job.end()
+        if not job.is_over:
+            job.end()
 
 
 @pytest.fixture
@@ -131,8 +133,10 @@ class Job:
             (folder / name).mkdir()
         self.rank_pool = RankPool(site, (NODE,), AgentFiles.within(folder), frameworks, **waits)
         self.ended = {}
+        self.is_over = False
 
     def end(self) -> None:
+        self.is_over = True
         self.rank_pool.shutdown()
         wait_for(lambda: not alive(str(self.folder)))
 
@@ -541,6 +545,23 @@ def test_the_rank_of_a_slot_sees_no_gpus(job, monkeypatch):
     job.start("m", 2)
     job.end_of("m")
     assert [(rank["device"], rank["visible"]) for rank in job.did("m")] == [(None, "")]
+
+
+def test_what_ranks_have_shared_is_removed_at_their_end(start):
+    job = start()
+    job.start("stays", 0, shares=True)
+    job.start("ends", 1, 2, shares=True, signal=signal.SIGKILL)
+    job.end_of("stays", "ends")
+    shared = {name: shared_by(*job.at_work(name)) for name in ("stays", "ends")}
+    wait_for(lambda: not any(path.exists() for path in shared["ends"]))
+    assert all(path.exists() for path in shared["stays"])
+    job.end()
+    assert not any(path.exists() for path in shared["stays"])
+
+
+def shared_by(*pids: int) -> list[Path]:
+    """Return the files in which PyTorch notes what processes have shared."""
+    return [Path(f"/dev/shm/torch_{pid}_1_0") for pid in pids]
 
 
 def test_gpus_of_a_member_are_free_when_its_step_has_ended(members_job):
