@@ -119,7 +119,7 @@ class DenseStage:
         errors, self._errors = self._errors, []
         return ({"val_loss": float(np.mean(errors))} if errors else {}), len(errors)
 
-    def computed_s(self) -> None:
+    def computed(self) -> None:
         pass
 
     def end_epoch(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
+from hetctl.runtime.frameworks.stage_network import NodeMemory, TensorMemory
 from hetctl.runtime.stages.p2p_transport import P2PTransport
 from hetctl.runtime.stages.parameter_server import TO_SERVER, WaveServer
 from hetctl.runtime.worker.group import NoCollectives, RankInfo, join_group
@@ -25,6 +26,7 @@ class Rank:
     group: Any
     transport: P2PTransport
     server: WaveServer
+    memory: TensorMemory
 
 
 def layout_of(workers, stages, layers, in_flight, distance=0, held=None):
@@ -41,11 +43,15 @@ def layout_of(workers, stages, layers, in_flight, distance=0, held=None):
     return PipelineLayout(plans, in_flight, distance, servers)
 
 
-def run_ranks(layout: PipelineLayout, work: Callable[[Rank], Any], nodes=None, ends=()) -> list[Any]:
+def run_ranks(
+    layout: PipelineLayout, work: Callable[[Rank], Any], nodes=None, ends=(), memory=NodeMemory
+) -> list[Any]:
     """Run a function on every rank, and return the values by rank; the first error is raised.
 
     Parameters
     ----------
+    memory : callable
+        Function called on each rank for its memory of tensors.
     ends : collection of int
         Ranks that end before the others, which therefore cannot part in order.
     """
@@ -64,10 +70,11 @@ def run_ranks(layout: PipelineLayout, work: Callable[[Rank], Any], nodes=None, e
             group = join_group(rank_info, NoCollectives(), publish_address, ANY_INTERFACES, USUAL_TIMEOUTS)
             messages = queue.SimpleQueue()
             queues = dict.fromkeys(TO_SERVER, messages)
-            transport = P2PTransport(group, rank_info, nodes, ANY_INTERFACES, USUAL_TIMEOUTS, queues)
+            tensors = memory()
+            transport = P2PTransport(group, rank_info, nodes, ANY_INTERFACES, USUAL_TIMEOUTS, queues, tensors)
             layers = [layer for layer, server in enumerate(layout.servers) if server == rank]
             server = WaveServer(transport, messages, layers, [stages[0].rank for stages in layout.workers])
-            value = work(Rank(group, transport, server))
+            value = work(Rank(group, transport, server, tensors))
             if not ends:
                 group.barrier_and_close()
                 server.close()

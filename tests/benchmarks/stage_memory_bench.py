@@ -168,7 +168,8 @@ def _samples() -> tuple[np.ndarray, np.ndarray]:
 def _measured(framework: str, optimizer: str) -> list[MeasuredLayer]:
     chain, (x, y) = _chain(framework, optimizer), _samples()
     gauge = load_framework(framework).memory_gauge(None)
-    return list(measured_layers(chain, (x, y), (x[:1], y[:1]), gauge, gc.collect, lambda: None))
+    memory = load_framework(framework).tensor_memory()
+    return list(measured_layers(chain, memory, (x, y), (x[:1], y[:1]), gauge, gc.collect, lambda: None))
 
 
 def _planned(measured: list[MeasuredLayer], stage: int, in_flight: int) -> int:

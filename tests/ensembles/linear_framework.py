@@ -13,7 +13,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, TrainingData
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import GLOO
-from hetctl.runtime.frameworks.stage_network import Chain
+from hetctl.runtime.frameworks.stage_network import Chain, NodeMemory
 from hetctl.runtime.worker.group import CollectiveGroup, Group
 from hetctl.runtime.worker.measuring.layer_memory import ProcessMemory
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
@@ -186,6 +186,10 @@ class Linear:
 
     def reset_peak_memory(self) -> None:
         """Do nothing: no GPU is used."""
+
+    def tensor_memory(self) -> NodeMemory:
+        """Return the node's memory."""
+        return NodeMemory()
 
     def memory_gauge(self, device: int | None) -> ProcessMemory:  # noqa: ARG002
         """Return a gauge of the process."""

@@ -17,7 +17,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.frameworks import FRAMEWORKS, FrameworkEntry
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks.stage_network import Chain
+from hetctl.runtime.frameworks.stage_network import Chain, TensorMemory
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import UserFunctions
@@ -161,6 +161,9 @@ class Framework(CollectiveBackend, Protocol):
 
     def reset_peak_memory(self) -> None:
         """Restart the measurement of that peak."""
+
+    def tensor_memory(self) -> TensorMemory:
+        """Return the memory of tensors that stages pass to each other, after `prepare`."""
 
     def memory_gauge(self, device: int | None) -> MemoryGauge:
         """Return the gauge of layers' memory on the rank's device.

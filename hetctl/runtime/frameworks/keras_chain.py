@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
-import numpy as np
-import numpy.typing as npt
 from keras.src.models.functional import Functional
 
 from hetctl.model.ensemble import Member
@@ -16,7 +14,6 @@ from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.keras_model import compiled_model, deferred_values, give_values
 from hetctl.runtime.frameworks.keras_stages import KerasStage, TrainedWith
-from hetctl.runtime.frameworks.stage_network import Tensor
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 HINT = "return a keras.Sequential, or a functional model with places where one tensor alone passes"
@@ -60,10 +57,6 @@ class KerasChain:
                 self.layers = tuple(one.name for one in self._segments(model, model.inputs[0]))
         if len(self.layers) < 2:
             raise _uncut(member.name, f"one layer alone, {self.layers[0]},")
-
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
-        """Return an array in usual memory, which TensorFlow copies."""
-        return np.empty(shape, dtype)
 
     def build(self, layers: range, sample: Samples) -> KerasStage:
         """Call ``model_fn`` without values of weights, and compute those of these layers alone."""

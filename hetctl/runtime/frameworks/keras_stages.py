@@ -170,7 +170,7 @@ class KerasStage:
         self._model.reset_metrics()
         return {f"val_{name}": float(value) for name, value in results.items()}, count
 
-    def computed_s(self) -> None:
+    def computed(self) -> None:
         """Return None: TensorFlow has no clock of its GPU."""
 
     def end_epoch(self) -> None:

@@ -18,6 +18,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.batches import Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.frameworks.stage_network import TensorMemory
 from hetctl.runtime.frameworks.torch_averaging import Averaging
 from hetctl.runtime.frameworks.torch_batches import (
     Uploads,
@@ -33,6 +34,7 @@ from hetctl.runtime.frameworks.torch_memory import memory_gauge
 from hetctl.runtime.frameworks.torch_optimizer import Accumulation, RateFactor
 from hetctl.runtime.frameworks.torch_parts import Parts, Score, make_parameters, options_kept, parts_of
 from hetctl.runtime.frameworks.torch_ranks import add_up, average, gather, init_group, make_equal
+from hetctl.runtime.frameworks.torch_shared_tensors import tensor_memory
 from hetctl.runtime.frameworks.torch_state import (
     generators,
     other_variables,
@@ -422,6 +424,10 @@ class PyTorch:
         if torch.cuda.is_available():
             torch.cuda.reset_peak_memory_stats()
 
+    def tensor_memory(self) -> TensorMemory:
+        """Return the memory of its device."""
+        return tensor_memory(present_device())
+
     def memory_gauge(self, device: int | None) -> MemoryGauge:
         """Return a gauge of its allocator, or of the process."""
         return memory_gauge(device)
@@ -431,6 +437,8 @@ class PyTorch:
         # Reference cycles hold tensors until a collection, and empty_cache() returns unused blocks only.
         gc.collect()
         if torch.cuda.is_available():
+            # What other ranks had opened, too.
+            torch.cuda.ipc_collect()
             torch.cuda.empty_cache()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from hetctl.runtime.data.loaders import Samples
@@ -15,6 +16,95 @@ Tensor = npt.NDArray[Any]
 Given arrays may be read-only, and are not used after the return. Returned activations and gradients may share
 memory with the network: send or copy them before the next call, and do not change them.
 """
+
+
+class DeviceTensor(Protocol):
+    """Activations or gradients in a GPU's memory, computed; a tensor of the framework.
+
+    They are kept in memory while anybody refers to them.
+    """
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+
+
+PassedTensor = Tensor | DeviceTensor
+"""What stages pass to each other."""
+
+
+class TensorMemory(Protocol):
+    """Memory of the tensors that stages pass to each other: of this rank's GPU, or of the node."""
+
+    def filled(self, value: float, size: int) -> DeviceTensor | None:
+        """Return a tensor of 32-bit numbers on the GPU, `size` times a value; None for a slot."""
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
+        """Return an array in the memory from which tensors reach the device fastest."""
+
+    def array(self, tensor: PassedTensor) -> Tensor:
+        """Return a tensor in the node's memory; one that is there already without a copy."""
+
+    def exported(self, tensor: PassedTensor) -> str | None:
+        """Return a handle by which other processes of the node open a tensor where it is.
+
+        None: it cannot be opened elsewhere, as arrays cannot. The tensor stays in memory, also if nobody here
+        refers to it any more, until the other process has opened it and refers to it no more.
+        """
+
+    def opened(self, handle: str) -> DeviceTensor:
+        """Return the tensor of another process of the node; do not change it.
+
+        Raises
+        ------
+        RuntimeError
+            If this process cannot open it.
+        """
+
+    def received(self, tensor: PassedTensor) -> PassedTensor:
+        """Return a tensor of another rank in this rank's memory, when it is there."""
+
+
+class NodeMemory:
+    """The node's memory, for slots and for frameworks whose tensors no other process can open."""
+
+    def filled(self, value: float, size: int) -> None:
+        """Return None."""
+
+    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
+        """Return an array in usual memory."""
+        return np.empty(shape, dtype)
+
+    def array(self, tensor: PassedTensor) -> Tensor:
+        """Return the array that it is."""
+        assert isinstance(tensor, np.ndarray)
+        return tensor
+
+    def exported(self, tensor: PassedTensor) -> None:
+        """Return None."""
+
+    def opened(self, handle: str) -> DeviceTensor:
+        """Raise an error: there are no handles."""
+        raise RuntimeError(f"no tensor of another process can be opened here, such as {handle[:20]}")
+
+    def received(self, tensor: PassedTensor) -> PassedTensor:
+        """Return the array that it is."""
+        return tensor
+
+
+class ComputeTime(NamedTuple):
+    """Time of passes or updates on a GPU.
+
+    Parameters
+    ----------
+    compute_s : float
+        Seconds for which the GPU computes if it never waits for a kernel to be launched.
+    launch_s : float
+        Seconds in which the host launches the kernels; 0 on a slot, which does both.
+    """
+
+    compute_s: float
+    launch_s: float = 0.0
 
 
 class StageNetwork(Protocol):
@@ -46,10 +136,10 @@ class StageNetwork(Protocol):
         in use: drop it when no other minibatch is to begin with it.
         """
 
-    def forward(self, minibatch: int, version: Any, inputs: Tensor) -> Tensor:
+    def forward(self, minibatch: int, version: Any, inputs: PassedTensor) -> PassedTensor:
         """Return the activations after the last layer; what the backward pass needs is kept."""
 
-    def backward(self, minibatch: int, gradient: Tensor) -> Tensor | None:
+    def backward(self, minibatch: int, gradient: PassedTensor) -> PassedTensor | None:
         """Compute the gradients of the weights, and return that of the inputs; None for the first layer.
 
         Parameters
@@ -59,8 +149,8 @@ class StageNetwork(Protocol):
         """
 
     def both(
-        self, minibatch: int, version: Any, inputs: Tensor, targets: Tensor
-    ) -> tuple[float, Tensor | None]:
+        self, minibatch: int, version: Any, inputs: PassedTensor, targets: Tensor
+    ) -> tuple[float, PassedTensor | None]:
         """Return the mean loss over the samples, and the gradient of the inputs; for the last stage.
 
         The gradient is None if the stage has the first layer, too. The loss includes what layers of this
@@ -97,10 +187,10 @@ class StageNetwork(Protocol):
     def set_statistics(self, statistics: Sequence[Tensor]) -> None:
         """Replace what `statistics` returns."""
 
-    def infer(self, inputs: Tensor) -> Tensor:
+    def infer(self, inputs: PassedTensor) -> PassedTensor:
         """Return the activations of validation samples, without padding, as in `evaluate` of a network."""
 
-    def score(self, inputs: Tensor, targets: Tensor) -> None:
+    def score(self, inputs: PassedTensor, targets: Tensor) -> None:
         """Add validation samples to the scores; for the last stage."""
 
     def scores(self) -> tuple[dict[str, float], int]:
@@ -109,8 +199,8 @@ class StageNetwork(Protocol):
         Without samples the metrics are 0.
         """
 
-    def computed_s(self) -> float | None:
-        """Return the seconds for which the GPU has computed since the last call; the first call returns 0.
+    def computed(self) -> ComputeTime | None:
+        """Return the time of the passes and updates since the last call; the first call returns zeros.
 
         The copies before and after are left out. None: there is no GPU, or it is not known.
         """
@@ -149,9 +239,6 @@ class Chain(Protocol):
     """
 
     layers: tuple[str, ...]
-
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
-        """Return an array in the memory from which tensors reach the device fastest."""
 
     def build(self, layers: range, sample: Samples) -> StageNetwork:
         """Build consecutive layers alone; weights begin as they would in the whole network of that seed.

@@ -23,6 +23,7 @@ from hetctl.runtime.frameworks import GLOO, NCCL
 from hetctl.runtime.frameworks.keras_chain import KerasChain
 from hetctl.runtime.frameworks.keras_model import compiled_model
 from hetctl.runtime.frameworks.keras_network import KerasNetwork, horovod, make_variables
+from hetctl.runtime.frameworks.stage_network import NodeMemory
 from hetctl.runtime.frameworks.tensorflow_memory import GPU, memory_gauge
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import CollectiveGroup, Group
@@ -153,6 +154,10 @@ class TensorFlow:
         """Restart the allocator's measurement of the peak."""
         if tf.config.list_physical_devices("GPU"):
             tf.config.experimental.reset_memory_stats(GPU)
+
+    def tensor_memory(self) -> NodeMemory:
+        """Return the node's memory, from and to which TensorFlow copies."""
+        return NodeMemory()
 
     def memory_gauge(self, device: int | None) -> MemoryGauge:
         """Return a gauge of its allocator, or of the process."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator
 from dataclasses import replace
 from itertools import compress
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import nn
 from torch.nn.modules.module import (
@@ -24,8 +23,7 @@ from torch.utils._pytree import tree_leaves
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks.stage_network import Tensor
-from hetctl.runtime.frameworks.torch_batches import empty_array, is_compiled, present_device
+from hetctl.runtime.frameworks.torch_batches import is_compiled, present_device
 from hetctl.runtime.frameworks.torch_parts import Parts, make_parameters, parts_of
 from hetctl.runtime.frameworks.torch_stages import OF_PARAMETERS, TorchStage
 from hetctl.runtime.frameworks.torch_state import generators, set_generators
@@ -67,10 +65,6 @@ class TorchChain:
         self._is_lazy = any(is_lazy(parameter) for parameter in parts.model.parameters())
         # Layers that wait for their inputs have weights only when they are called.
         self._weights = None if self._is_lazy else _numbers(parts, memory)
-
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
-        """Return an array with locked pages if there is a GPU."""
-        return empty_array(shape, dtype)
 
     def build(self, layers: range, sample: Samples) -> TorchStage:
         """Call ``model_fn`` with memory for the weights of these layers, and those that determine them."""

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -79,27 +78,6 @@ def gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * size if is_first else []
     dist.gather_object(value, values if is_first else None, dst=0)
     return values
-
-
-class ComputeClock:
-    """Clock of what a GPU computes, by events in its queue."""
-
-    def __init__(self) -> None:
-        self._spans: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
-
-    @contextmanager
-    def running(self) -> Iterator[None]:
-        """Time what is queued meanwhile."""
-        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        began.record()
-        yield
-        ended.record()
-        self._spans.append((began, ended))
-
-    def seconds(self) -> float:
-        """Wait for the GPU; return the seconds of all that was timed."""
-        torch.cuda.synchronize()
-        return float(sum(began.elapsed_time(ended) for began, ended in self._spans)) / MS_PER_S
 
 
 class CudaStepTimer:

@@ -14,11 +14,11 @@ from torch import nn
 from torch.func import functional_call
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.frameworks.stage_network import Tensor
-from hetctl.runtime.frameworks.torch_batches import accept_lone_samples, array_of, sent_array, tensor_of
+from hetctl.runtime.frameworks.stage_network import ComputeTime, PassedTensor, Tensor
+from hetctl.runtime.frameworks.torch_batches import accept_lone_samples, array_of, tensor_of
+from hetctl.runtime.frameworks.torch_compute_clock import ComputeClock
 from hetctl.runtime.frameworks.torch_optimizer import RateFactor
 from hetctl.runtime.frameworks.torch_parts import Parts, options_kept
-from hetctl.runtime.frameworks.torch_ranks import ComputeClock
 from hetctl.runtime.frameworks.torch_state import (
     generators,
     other_variables,
@@ -132,7 +132,7 @@ class TorchStage:
             self._present = weakref.ref(present)
         return present
 
-    def forward(self, minibatch: int, version: WeightVersion, inputs: Tensor) -> Tensor:
+    def forward(self, minibatch: int, version: WeightVersion, inputs: PassedTensor) -> PassedTensor:
         """Return the activations after the last layer.
 
         Raises
@@ -148,21 +148,21 @@ class TorchStage:
                 "only one tensor can pass from a stage to the next",
                 "put it and the next layer into one nn.Module of your own",
             )
-        return sent_array(begun.outputs)
+        return self._passing(begun.outputs)
 
-    def backward(self, minibatch: int, gradient: Tensor) -> Tensor | None:
+    def backward(self, minibatch: int, gradient: PassedTensor) -> PassedTensor | None:
         """Compute the gradients with the weights of the forward pass."""
         begun = self._passes.pop(minibatch)
         # Layers without weights after the inputs of the network have nothing to compute.
         if begun.outputs.requires_grad:
-            passed = self._passed(gradient)
+            passed = _own(gradient, self._passed(gradient))
             with self._computing():
                 begun.outputs.backward(passed.to(begun.outputs.dtype))
         return self._end(minibatch, begun)
 
     def both(
-        self, minibatch: int, version: WeightVersion, inputs: Tensor, targets: Tensor
-    ) -> tuple[float, Tensor | None]:
+        self, minibatch: int, version: WeightVersion, inputs: PassedTensor, targets: Tensor
+    ) -> tuple[float, PassedTensor | None]:
         """Return the loss and the gradient of the inputs."""
         begun = self._begin(version, inputs, self._tensor(targets))
         with self._computing():
@@ -218,11 +218,11 @@ class TorchStage:
             # Another tensor: graphs of minibatches between their passes may hold the old one.
             module._buffers[name] = torch.tensor(values).to(buffer)
 
-    def infer(self, inputs: Tensor) -> Tensor:
+    def infer(self, inputs: PassedTensor) -> PassedTensor:
         """Return the activations in evaluation mode."""
-        return sent_array(self._evaluated(inputs))
+        return self._passing(self._evaluated(inputs))
 
-    def score(self, inputs: Tensor, targets: Tensor) -> None:
+    def score(self, inputs: PassedTensor, targets: Tensor) -> None:
         """Add the scores of a batch, which are means over it."""
         outputs, y = self._evaluated(inputs), self._tensor(targets)
         with torch.no_grad():
@@ -235,12 +235,12 @@ class TorchStage:
         names = (f"val_{name}" for name in self._scores)
         return {name: total / max(count, 1) for name, total in zip(names, totals, strict=True)}, int(count)
 
-    def computed_s(self) -> float | None:
+    def computed(self) -> ComputeTime | None:
         """Return the time between events in the queue of the GPU; None for a slot."""
         if self._device.type != "cuda":
             return None
-        clock, self._clock = self._clock, ComputeClock()
-        return clock.seconds() if clock else 0.0
+        self._clock = self._clock or ComputeClock()
+        return self._clock.taken()
 
     def end_epoch(self) -> None:
         """Advance the scheduler."""
@@ -282,7 +282,7 @@ class TorchStage:
             self.restore(arrays)
         self._rate.factor = 1.0
 
-    def _begin(self, version: WeightVersion, inputs: Tensor, *targets: torch.Tensor) -> ForwardPass:
+    def _begin(self, version: WeightVersion, inputs: PassedTensor, *targets: torch.Tensor) -> ForwardPass:
         self._parts.model.train()
         given = self._inputs(inputs)
         with self._computing():
@@ -302,12 +302,12 @@ class TorchStage:
         outputs = functional_call(self._module, weights, (entering, *targets))
         return ForwardPass(version, received, weights, outputs)
 
-    def _end(self, minibatch: int, begun: ForwardPass) -> Tensor | None:
+    def _end(self, minibatch: int, begun: ForwardPass) -> PassedTensor | None:
         """Keep the gradients of the weights, and return that of the inputs."""
         self._gradients[minibatch] = {name: weight.grad for name, weight in begun.weights.items()}
         if self.layers.start == 0:
             return None
-        return sent_array(begun.inputs.gradient)
+        return self._passing(begun.inputs.gradient)
 
     def _part_from_version(self) -> None:
         """Leave the memory of the present weights to the version that is in use, if there is one."""
@@ -319,20 +319,33 @@ class TorchStage:
     def _copies(self) -> list[torch.Tensor]:
         return [parameter.detach().to("cpu", copy=True) for parameter in self._trainable.values()]
 
-    def _inputs(self, values: Tensor) -> torch.Tensor:
-        return self._passed(values) if self.layers.start > 0 else self._tensor(values)
+    def _inputs(self, values: PassedTensor) -> torch.Tensor:
+        if self.layers.start > 0:
+            return self._passed(values)
+        assert isinstance(values, np.ndarray)
+        return self._tensor(values)
 
-    def _passed(self, values: Tensor) -> torch.Tensor:
+    def _passed(self, values: PassedTensor) -> torch.Tensor:
         """Return activations or gradients of another stage, in the type that they have there."""
-        return torch.as_tensor(np.require(values, requirements="W")).to(self._device)
+        if isinstance(values, np.ndarray):
+            return torch.as_tensor(np.require(values, requirements="W")).to(self._device)
+        return values
+
+    def _passing(self, tensor: torch.Tensor) -> PassedTensor:
+        """Return a tensor for another stage: of a GPU the tensor itself, when it is computed."""
+        if self._device.type != "cuda":
+            return array_of(tensor)
+        torch.cuda.current_stream(self._device).synchronize()
+        computed: PassedTensor = tensor.detach()
+        return computed
 
     def _tensor(self, values: Tensor) -> torch.Tensor:
         # PyTorch warns of memory that must not be written, such as that of a message.
         return tensor_of(np.require(values, requirements="W"), self._device)
 
-    def _evaluated(self, inputs: Tensor) -> torch.Tensor:
+    def _evaluated(self, inputs: PassedTensor) -> torch.Tensor:
         self._parts.model.eval()
-        given = self._inputs(inputs)
+        given = _own(inputs, self._inputs(inputs))
         with torch.no_grad(), self._computing():
             outputs: torch.Tensor = self._parts.model(given)
         return outputs
@@ -407,6 +420,11 @@ class TorchStage:
         if self._parts.scheduler is not None:
             self._parts.scheduler.load_state_dict(common["scheduler"])
         self._rate.factor = common["learning_rate_factor"]
+
+
+def _own(received: PassedTensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a received tensor in this rank's memory: layers may read it often, or work in it."""
+    return tensor if isinstance(received, np.ndarray) else tensor.clone()
 
 
 def _inside(arrays: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

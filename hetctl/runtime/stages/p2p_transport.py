@@ -18,8 +18,9 @@ import numpy as np
 
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import NetworkInterfaces, Timeouts
-from hetctl.runtime.frameworks.stage_network import Tensor
+from hetctl.runtime.frameworks.stage_network import PassedTensor, Tensor, TensorMemory
 from hetctl.runtime.interfaces import control_address
+from hetctl.runtime.stages.opened_tensors import LEAST_BYTES, openers
 from hetctl.runtime.stages.shared_slots import SharedSlots, SlotAddress, SlotReader
 from hetctl.runtime.transport import Address, Connection, Listener, connect
 from hetctl.runtime.worker.group import Group, LostPeerError, RankInfo, all_gather
@@ -30,7 +31,8 @@ LEAST_SHARED_BYTES = 4096
 """Size from which tensors go through shared memory: smaller ones fit into the message's packet."""
 LOST = "lost"
 """Kind of the message that says that another rank has ended."""
-NewArray = Callable[[Sequence[int], np.dtype[Any]], Tensor]
+Handles = tuple[str | None, ...]
+"""For each tensor of a message its handle, with which the other rank opens it; None: it gets a copy."""
 CLOSE: dict[str, Any] = {}
 """Last message over a connection: its end is not the loss of a rank."""
 
@@ -43,12 +45,14 @@ class TensorMessage:
     ----------
     fields : mapping
         Values of JSON types.
+    tensors : tuple of PassedTensor
+        Activations and gradients may be tensors of a GPU; all others are arrays.
     """
 
     sender: int
     kind: str
     fields: Mapping[str, Any] = field(default_factory=dict)
-    tensors: tuple[Tensor, ...] = ()
+    tensors: tuple[Any, ...] = ()
 
 
 @dataclass
@@ -76,11 +80,11 @@ class P2PTransport:
     Parameters
     ----------
     nodes : sequence of str
-        Node of each rank; ranks of one node exchange tensors through its memory.
+        Node of each rank; ranks of one node exchange tensors through its memory, or open those on a GPU.
     queues : mapping of str to queue
         Queue for each kind of message; other kinds go into `inbox`.
-    empty : callable
-        Function from the shape and the type of a tensor that arrives to the array for it, as in `Chain`.
+    memory : TensorMemory
+        Memory of activations and gradients on this rank.
 
     Attributes
     ----------
@@ -95,15 +99,16 @@ class P2PTransport:
         nodes: Sequence[str],
         interfaces: NetworkInterfaces,
         timeouts: Timeouts,
-        queues: Mapping[str, queue.SimpleQueue[TensorMessage]] | None = None,
-        empty: NewArray = np.empty,
+        queues: Mapping[str, queue.SimpleQueue[TensorMessage]],
+        memory: TensorMemory,
     ) -> None:
         self.rank, self._sent = group.rank, SentBytes()
         self._counting = threading.Lock()
         self.inbox: queue.SimpleQueue[TensorMessage] = queue.SimpleQueue()
-        self._queues = dict(queues or {})
+        self._queues = dict(queues)
         self._nodes = tuple(nodes)
-        self._empty = empty
+        self._memory = memory
+        self._openers = openers(group, self._nodes, self._memory)
         self._timeouts = timeouts
         self._closed = threading.Event()
         self._listener = Listener(rank_info.key, control_address(interfaces.control))
@@ -115,7 +120,7 @@ class P2PTransport:
         self._acceptor = threading.Thread(target=self._accept, name="p2p-in", daemon=True)
         self._acceptor.start()
 
-    def send(self, target: int, kind: str, tensors: Sequence[Tensor] = (), /, **fields: Any) -> None:
+    def send(self, target: int, kind: str, tensors: Sequence[PassedTensor] = (), /, **fields: Any) -> None:
         """Send a message in the background; its tensors must not change any more."""
         message = TensorMessage(self.rank, kind, fields, tuple(tensors))
         if target == self.rank:
@@ -124,7 +129,14 @@ class P2PTransport:
         same_node = self._nodes[target] == self._nodes[self.rank]
         with self._counting:
             self._sent.count(kind, sum(tensor.nbytes for tensor in tensors), same_node=same_node)
-        self._sender_to(target, same_node=same_node).put(message)
+        # By the thread that computes: while a framework exports a tensor, nobody may use it.
+        handles = tuple(self._handle(one, target) for one in message.tensors)
+        self._sender_to(target, same_node=same_node).put((message, handles))
+
+    def _handle(self, tensor: PassedTensor, target: int) -> str | None:
+        """Return a handle for a large tensor that the target can open."""
+        is_opened = target in self._openers and tensor.nbytes >= LEAST_BYTES
+        return self._memory.exported(tensor) if is_opened else None
 
     def take_sent(self) -> SentBytes:
         """Return the bytes sent since the last call."""
@@ -145,7 +157,7 @@ class P2PTransport:
         with self._connecting:
             if target not in self._senders:
                 self._senders[target] = _PeerSender(
-                    self._connected(target), self.fail, shares_memory=same_node
+                    self._connected(target), self.fail, self._memory, shares_memory=same_node
                 )
             return self._senders[target]
 
@@ -168,7 +180,7 @@ class P2PTransport:
         while not self._closed.is_set():
             with suppress(TimeoutError):
                 sender, connection = self._listener.wait(POLL_S)
-                receiver = _Receiver(sender, connection, self._deliver, self.fail, self._empty)
+                receiver = _Receiver(sender, connection, self._deliver, self.fail, self._memory)
                 threading.Thread(target=receiver.run, name=f"p2p-from-{sender}", daemon=True).start()
 
 
@@ -194,14 +206,21 @@ def receive(
 class _PeerSender:
     """Sender to one other rank: a thread that sends messages in their order."""
 
-    def __init__(self, connection: Connection, fail: Callable[[str], None], *, shares_memory: bool) -> None:
-        self._connection, self._fail = connection, fail
+    def __init__(
+        self,
+        connection: Connection,
+        fail: Callable[[str], None],
+        memory: TensorMemory,
+        *,
+        shares_memory: bool,
+    ) -> None:
+        self._connection, self._fail, self._memory = connection, fail, memory
         self._slots = SharedSlots() if shares_memory else None
-        self._messages: queue.SimpleQueue[TensorMessage | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[TensorMessage, Handles] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="p2p-out", daemon=True)
         self._thread.start()
 
-    def put(self, message: TensorMessage) -> None:
+    def put(self, message: tuple[TensorMessage, Handles]) -> None:
         self._messages.put(message)
 
     def close(self) -> None:
@@ -210,8 +229,8 @@ class _PeerSender:
 
     def _run(self) -> None:
         try:
-            while (message := self._messages.get()) is not None:
-                self._send(message)
+            while self._send_next():
+                pass
             self._connection.send(CLOSE)
             self._await_end()
         except OSError as error:
@@ -221,13 +240,20 @@ class _PeerSender:
             if self._slots is not None:
                 self._slots.close()
 
-    def _send(self, message: TensorMessage) -> None:
-        tensors = tuple(map(np.ascontiguousarray, message.tensors))
-        header = {
-            "kind": message.kind,
-            "fields": dict(message.fields),
-            "tensors": [[list(tensor.shape), tensor.dtype.str] for tensor in tensors],
-        }
+    def _send_next(self) -> bool:
+        """Wait for a message and send it; false: there is none. Afterwards nobody refers to its tensors."""
+        message = self._messages.get()
+        if message is not None:
+            self._send(*message)
+        return message is not None
+
+    def _send(self, message: TensorMessage, handles: Handles) -> None:
+        described: list[Any] = list(handles)
+        copied = [at for at, handle in enumerate(handles) if handle is None]
+        tensors = tuple(np.ascontiguousarray(self._memory.array(message.tensors[at])) for at in copied)
+        for at, tensor in zip(copied, tensors, strict=True):
+            described[at] = [list(tensor.shape), tensor.dtype.str]
+        header = {"kind": message.kind, "fields": dict(message.fields), "tensors": described}
         if self._slots is not None and sum(t.nbytes for t in tensors) >= LEAST_SHARED_BYTES:
             for descriptor in self._connection.arrived():
                 self._slots.release(descriptor)
@@ -256,33 +282,41 @@ class _Receiver:
         connection: Connection,
         deliver: Callable[[TensorMessage], None],
         fail: Callable[[str], None],
-        empty: NewArray,
+        memory: TensorMemory,
     ) -> None:
         self._sender, self._connection = sender, connection
         self._deliver, self._fail = deliver, fail
-        self._empty = empty
+        self._memory = memory
         self._slots = SlotReader()
 
     def run(self) -> None:
         try:
             while (header := self._connection.receive()) != CLOSE:
                 self._deliver(self._received(header))
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
             self._fail(f"rank {self._sender}: {error}")
         finally:
             self._connection.close()
             self._slots.close()
 
     def _received(self, header: Any) -> TensorMessage:
-        tensors = tuple(self._empty(shape, np.dtype(name)) for shape, name in header["tensors"])
+        tensors = tuple(map(self._tensor, header["tensors"]))
+        copied = tuple(tensor for tensor in tensors if isinstance(tensor, np.ndarray))
         if "slot" in header:
             address = decode(SlotAddress, header["slot"])
-            self._slots.read(address, tensors)
+            self._slots.read(address, copied)
             self._connection.send(address.descriptor)
         else:
-            for tensor in tensors:
+            for tensor in copied:
                 self._connection.receive_bytes(_bytes_of(tensor))
         return TensorMessage(self._sender, header["kind"], header["fields"], tensors)
+
+    def _tensor(self, described: Any) -> PassedTensor:
+        """Open a tensor where it is, or return an array for its values."""
+        if isinstance(described, str):
+            return self._memory.opened(described)
+        shape, name = described
+        return self._memory.empty(shape, np.dtype(name))
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

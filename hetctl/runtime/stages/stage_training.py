@@ -45,7 +45,9 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
     layout = spec.allocation.pipeline
     assert layout is not None
     (member,) = spec.ensemble.members
-    group, chain = context.join_pipeline(spec.ensemble, member, rank_info, spec.network, spec.timeouts)
+    group, chain, memory = context.join_pipeline(
+        spec.ensemble, member, rank_info, spec.network, spec.timeouts
+    )
     _check_layers(member.name, layout.layers, chain)
     worker, stage = layout.place_of(group.rank)
     with ExitStack() as stack:
@@ -58,7 +60,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             spec.network,
             spec.timeouts,
             {**dict.fromkeys(TO_SERVER, to_server), PART: parts},
-            chain.empty,
+            memory,
         )
         training, validation = _loaders(spec, layout, context, stack, transport, worker, stage)
         context.prepare(member)

@@ -11,7 +11,7 @@ from hetctl.methods.pipeline.stage_queue import StageQueue
 from hetctl.methods.pipeline.wsp import Bounds, WspClock
 from hetctl.model.pipelines import PipelineLayout, WaveRecord
 from hetctl.runtime.data.loaders import Batch, Samples
-from hetctl.runtime.frameworks.stage_network import StageNetwork, Tensor
+from hetctl.runtime.frameworks.stage_network import PassedTensor, StageNetwork, Tensor
 from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart
 from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, receive
 from hetctl.runtime.stages.parameter_server import CLOCK, END, SAVE, TRAIN, WEIGHTS, WaveClient
@@ -66,7 +66,7 @@ class ReadyPass:
     """
 
     minibatch: int
-    tensor: Tensor
+    tensor: PassedTensor
     samples: int
     pulled: int = 0
     targets: Tensor | None = None
@@ -157,7 +157,7 @@ class StageWorker:
         for _ in range(under_way):
             self._await(SCORED)
 
-    def _infer(self, x: Tensor, y: Tensor) -> None:
+    def _infer(self, x: PassedTensor, y: Tensor) -> None:
         self.heartbeat()
         if not self.is_last:
             self.transport.send(self.ranks[self.stage + 1], INFER, (self.network.infer(x), y))
@@ -195,12 +195,16 @@ class _StageRun:
         while self._completed < self._count or self._is_open():
             self._admit()
             self._take_all()
-            if (ready := self._queue.take(self._has_weights)) is None:
-                self._wait()
-            else:
-                self._pass(*ready)
+            self._advance()
         self._end()
         return TrainedPart(self._minibatches, self._waves_in_all, self._loss, self._samples, self._times)
+
+    def _advance(self) -> None:
+        """Run one pass, or wait for a message; afterwards nobody refers to the tensor of the pass."""
+        if (ready := self._queue.take(self._has_weights)) is None:
+            self._wait()
+        else:
+            self._pass(*ready)
 
     @property
     def _waves_in_all(self) -> int:
@@ -300,7 +304,7 @@ class _StageRun:
         self._return(ready, gradient, ready.loss)
         self._complete(ready, ready.loss)
 
-    def _return(self, ready: ReadyPass, gradient: Tensor | None, loss: float) -> None:
+    def _return(self, ready: ReadyPass, gradient: PassedTensor | None, loss: float) -> None:
         """Send the gradient to the previous stage before the optimizer begins: it waits for it."""
         if gradient is None:
             return

@@ -19,7 +19,7 @@ from hetctl.runtime.data.partitioned_data import PartitionedData, load_partition
 from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import Framework, TrainableNetwork, load_framework
-from hetctl.runtime.frameworks.stage_network import Chain
+from hetctl.runtime.frameworks.stage_network import Chain, TensorMemory
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.group import (
     CollectiveBackend,
@@ -260,16 +260,17 @@ class WorkerContext:
         rank_info: RankInfo,
         network: NetworkInterfaces,
         timeouts: Timeouts,
-    ) -> tuple[Group, Chain]:
-        """Join the ranks of a member's pipeline; return them and its layers, none of which is built.
+    ) -> tuple[Group, Chain, TensorMemory]:
+        """Join the ranks of a member's pipeline; return them, its layers, and the memory of passed tensors.
 
-        Only ranks of first stages need samples, which they open with `load_resources`.
+        None of the layers is built. Only ranks of first stages need samples, which they open with
+        `load_resources`.
         """
         self._release_kept()
         framework, functions = self._code or self.load_code(ensemble)
         group = self.join(rank_info, network, timeouts, NoCollectives())
         self.prepare(member)
-        return group, framework.chain(member, functions)
+        return group, framework.chain(member, functions), framework.tensor_memory()
 
     def _release_kept(self) -> None:
         """Release the networks that are kept for other tasks."""

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from hetctl.model.serialization import encode
 from hetctl.runtime.data.input_pipeline import Sharing, refuse_own_batches
 from hetctl.runtime.data.loaders import Loader, Samples
 from hetctl.runtime.data.named_arrays import refuse_named
-from hetctl.runtime.frameworks.stage_network import Chain, StageNetwork, Tensor
+from hetctl.runtime.frameworks.stage_network import Chain, ComputeTime, StageNetwork, Tensor, TensorMemory
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.hardware import gpu_and_driver
 from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
@@ -32,8 +33,8 @@ LEAST_PASSES, MOST_PASSES = 5, 50
 LEAST_S = 0.2
 """Seconds of timed passes of a layer, unless it has `MOST_PASSES` before."""
 
-PassTimes = tuple[float, float]
-"""Seconds forward and backward."""
+Passes = tuple[ComputeTime, ComputeTime, ComputeTime]
+"""Times of a layer's forward pass, its backward pass and its update."""
 
 
 def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
@@ -56,8 +57,9 @@ def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
         training = context.open_alone(measurements.ensemble.of(member), member, sharing, stack)
         batch, sample, samples = first_batch(training), training.sample, training.samples
     gpu_type, driver = gpu_and_driver()
-    layers = tuple(
-        measured_layers(chain, batch, sample, gauge, lambda: context.start_layer(member), context.heartbeat)
+    memory = framework.tensor_memory()
+    layers = measured_layers(
+        chain, memory, batch, sample, gauge, lambda: context.start_layer(member), context.heartbeat
     )
     machine = Hardware(assignment.task.gpu_type or site.gpu_type or gpu_type, driver, framework.version())
     result = LayerPoint(
@@ -86,13 +88,14 @@ def first_batch(loader: Loader) -> Samples:
 
 def measured_layers(
     chain: Chain,
+    memory: TensorMemory,
     batch: Samples,
     sample: Samples,
     gauge: MemoryGauge,
     prepare: Callable[[], None],
     heartbeat: Callable[[], None],
-) -> Iterator[MeasuredLayer]:
-    """Yield the measurements of all layers, in order.
+) -> tuple[MeasuredLayer, ...]:
+    """Return the measurements of all layers, in order.
 
     Parameters
     ----------
@@ -107,20 +110,24 @@ def measured_layers(
     """
     inputs, targets = batch
     last = len(chain.layers) - 1
+    layers, times = [], []
     for number, name in enumerate(chain.layers):
         prepare()
         stage = chain.build(range(number, number + 1), sample)
         layer: _InnerLayer | _LastLayer = (
-            _LastLayer(stage, inputs, targets, gauge) if number == last else _InnerLayer(stage, inputs, gauge)
+            _LastLayer(stage, memory, inputs, targets, gauge)
+            if number == last
+            else _InnerLayer(stage, memory, inputs, gauge)
         )
-        (forward_s, backward_s), (there_s, back_s) = _steady(layer.timed_passes, heartbeat), layer.copies()
+        found = _steady(layer.timed_passes, heartbeat)
+        # In a stage of several layers activations stay on the GPU, whose own clock leaves out copies.
+        times.append(found if stage.computed() else _without_copies(found, *layer.copies()))
         held, beyond = layer.memory()
         parameters = _size_of(stage.weights())
-        yield MeasuredLayer(
+        measured = MeasuredLayer(
             name=name,
-            # Within a stage of several layers, activations stay on the GPU.
-            forward_s=max(0.0, forward_s - there_s),
-            backward_s=max(0.0, backward_s - back_s),
+            forward_s=0.0,
+            backward_s=0.0,
             activation_bytes=layer.outputs.nbytes,
             parameter_bytes=parameters,
             # The inputs of other layers are the outputs of those before them, or were received.
@@ -129,46 +136,84 @@ def measured_layers(
             workspace_bytes=max(0, beyond - parameters),
             optimizer_bytes=stage.slot_bytes(),
         )
+        layers.append(measured)
         inputs = layer.outputs
+    return tuple(_with_times(layers, times))
 
 
-def _steady(passes: Callable[[], PassTimes], heartbeat: Callable[[], None]) -> PassTimes:
+def _with_times(layers: Sequence[MeasuredLayer], times: Sequence[Passes]) -> Iterator[MeasuredLayer]:
+    forward, backward, updates = zip(*times, strict=True)
+    # Optimizers without weights launch nothing.
+    updates = tuple(
+        update if layer.parameter_bytes else update._replace(launch_s=0.0)
+        for layer, update in zip(layers, updates, strict=True)
+    )
+    seconds = zip(*map(_seconds_in_stage, (forward, backward, updates)), strict=True)
+    for layer, (forward_s, backward_s, update_s) in zip(layers, seconds, strict=True):
+        yield replace(layer, forward_s=forward_s, backward_s=backward_s + update_s)
+
+
+def _seconds_in_stage(times: Sequence[ComputeTime]) -> list[float]:
+    """Return the seconds of each layer as one of several of a stage: of its kernels, or of their launches.
+
+    Part of the launches is the same for any layers, and occurs once in a stage: about what the layer has
+    that launches least.
+    """
+    fixed_s = min((one.launch_s for one in times if one.launch_s), default=0.0)
+    return [max(0.0, one.compute_s, one.launch_s - fixed_s) for one in times]
+
+
+def _steady(passes: Callable[[], Passes], heartbeat: Callable[[], None]) -> Passes:
     """Return the median times after a warm-up."""
     for _ in range(WARM_UPS):
         passes()
         heartbeat()
-    times: list[PassTimes] = []
-    while len(times) < LEAST_PASSES or (sum(map(sum, times)) < LEAST_S and len(times) < MOST_PASSES):
-        times.append(passes())
+    found: list[Passes] = []
+    spent_s = 0.0
+    while len(found) < LEAST_PASSES or (spent_s < LEAST_S and len(found) < MOST_PASSES):
+        found.append(passes())
+        spent_s += sum(time.compute_s for time in found[-1])
         heartbeat()
-    forward, backward = zip(*times, strict=True)
-    return statistics.median(forward), statistics.median(backward)
+    forward, backward, update = (_median(phase) for phase in zip(*found, strict=True))
+    return forward, backward, update
+
+
+def _without_copies(found: Passes, there_s: float, back_s: float) -> Passes:
+    forward, backward, update = found
+    return (
+        forward._replace(compute_s=forward.compute_s - there_s),
+        backward._replace(compute_s=backward.compute_s - back_s),
+        update,
+    )
+
+
+def _median(times: Sequence[ComputeTime]) -> ComputeTime:
+    return ComputeTime(*map(statistics.median, zip(*times, strict=True)))
 
 
 class _InnerLayer:
     """A layer that another one follows."""
 
-    def __init__(self, stage: StageNetwork, inputs: Tensor, gauge: MemoryGauge) -> None:
-        self._stage = stage
+    def __init__(self, stage: StageNetwork, memory: TensorMemory, inputs: Tensor, gauge: MemoryGauge) -> None:
+        self._stage, self._memory = stage, memory
         self._inputs = inputs
         self._gauge = gauge
         self._minibatches = count()
         minibatch = next(self._minibatches)
-        self.outputs = stage.forward(minibatch, stage.version(), inputs)
+        self.outputs = memory.array(stage.forward(minibatch, stage.version(), inputs))
         self._gradient = np.full_like(self.outputs, 1 / max(1, self.outputs.size))
         self._returns_gradient = stage.backward(minibatch, self._gradient) is not None
         stage.update(minibatch)
 
-    def timed_passes(self) -> PassTimes:
+    def timed_passes(self) -> Passes:
         """Run a minibatch forward and back, with its own version of the weights; return the times."""
         minibatch = next(self._minibatches)
-        forward_s = _seconds_of(self._stage, lambda: self._forward(minibatch))
-        return forward_s, _seconds_of(self._stage, lambda: self._finish(minibatch))
+        forward = _time_of(self._stage, lambda: self._forward(minibatch))
+        backward = _time_of(self._stage, lambda: self._backward(minibatch))
+        return forward, backward, _time_of(self._stage, lambda: self._update(minibatch))
 
-    def copies(self) -> PassTimes:
-        """Return the part of both times in which activations and gradients are copied to the GPU or back."""
-        if self._stage.computed_s() is not None:
-            return 0.0, 0.0
+    def copies(self) -> tuple[float, float]:
+        """Return the seconds of both passes in which tensors are copied, if these are in the times."""
         inputs_s, outputs_s = self._gauge.copy_s(self._inputs), self._gauge.copy_s(self.outputs)
         return inputs_s + outputs_s, outputs_s + inputs_s * self._returns_gradient
 
@@ -178,16 +223,20 @@ class _InnerLayer:
         before = self._gauge.used()
         self._gauge.reset_peak()
         held = self._gauge.kept_by(lambda: self._forward(minibatch), self._inputs)
-        self._finish(minibatch)
+        self._backward(minibatch)
+        self._update(minibatch)
         return held, _beyond(self._gauge, before, held, self._inputs)
 
     def _forward(self, minibatch: int) -> Tensor:
         outputs = self._stage.forward(minibatch, self._stage.version(), self._inputs)
         self._gauge.synchronize()
-        return outputs
+        return self._memory.array(outputs)
 
-    def _finish(self, minibatch: int) -> None:
+    def _backward(self, minibatch: int) -> None:
         self._stage.backward(minibatch, self._gradient)
+        self._gauge.synchronize()
+
+    def _update(self, minibatch: int) -> None:
         self._stage.update(minibatch)
         self._gauge.synchronize()
 
@@ -195,22 +244,30 @@ class _InnerLayer:
 class _LastLayer:
     """The last layer, which runs both passes as one; validation has its forward pass alone."""
 
-    def __init__(self, stage: StageNetwork, inputs: Tensor, targets: Tensor, gauge: MemoryGauge) -> None:
+    def __init__(
+        self,
+        stage: StageNetwork,
+        memory: TensorMemory,
+        inputs: Tensor,
+        targets: Tensor,
+        gauge: MemoryGauge,
+    ) -> None:
         self._stage = stage
         self._inputs, self._targets = inputs, targets
         self._gauge = gauge
         self._minibatches = count()
-        self.outputs = stage.infer(inputs)
+        self.outputs = memory.array(stage.infer(inputs))
 
-    def timed_passes(self) -> PassTimes:
-        """Return the time of the forward pass alone, and of both passes without that."""
-        forward_s = _seconds_of(self._stage, self._infer)
-        return forward_s, _seconds_of(self._stage, self._both) - forward_s
+    def timed_passes(self) -> Passes:
+        """Return the times of the forward pass alone, of both passes without that, and of the update."""
+        minibatch = next(self._minibatches)
+        forward = _time_of(self._stage, self._infer)
+        both = _time_of(self._stage, lambda: self._both(minibatch))
+        backward = ComputeTime(both.compute_s - forward.compute_s, both.launch_s - forward.launch_s)
+        return forward, backward, _time_of(self._stage, lambda: self._update(minibatch))
 
-    def copies(self) -> PassTimes:
+    def copies(self) -> tuple[float, float]:
         """Return the same as for an inner layer: both passes copy the inputs, and return their gradient."""
-        if self._stage.computed_s() is not None:
-            return 0.0, 0.0
         inputs_s, outputs_s = self._gauge.copy_s(self._inputs), self._gauge.copy_s(self.outputs)
         return inputs_s + outputs_s, inputs_s - outputs_s
 
@@ -218,7 +275,9 @@ class _LastLayer:
         """Return the bytes of the outputs, and all others that both passes need."""
         before = self._gauge.used()
         self._gauge.reset_peak()
-        self._both()
+        minibatch = next(self._minibatches)
+        self._both(minibatch)
+        self._update(minibatch)
         held = self.outputs.nbytes
         return held, _beyond(self._gauge, before, held, self._inputs)
 
@@ -226,21 +285,22 @@ class _LastLayer:
         self._stage.infer(self._inputs)
         self._gauge.synchronize()
 
-    def _both(self) -> None:
-        minibatch = next(self._minibatches)
+    def _both(self, minibatch: int) -> None:
         self._stage.both(minibatch, self._stage.version(), self._inputs, self._targets)
+        self._gauge.synchronize()
+
+    def _update(self, minibatch: int) -> None:
         self._stage.update(minibatch)
         self._gauge.synchronize()
 
 
-def _seconds_of(stage: StageNetwork, run: Callable[[], object]) -> float:
-    """Return the seconds for which a GPU computes in a call, or else those that the call takes."""
-    stage.computed_s()
+def _time_of(stage: StageNetwork, run: Callable[[], object]) -> ComputeTime:
+    """Return the time of a call on a GPU, or that which passes meanwhile on a slot."""
+    stage.computed()
     began = time.perf_counter()
     run()
     seconds = time.perf_counter() - began
-    computed_s = stage.computed_s()
-    return seconds if computed_s is None else computed_s
+    return stage.computed() or ComputeTime(seconds)
 
 
 def _beyond(gauge: MemoryGauge, before: int, held: int, inputs: Tensor) -> int:

@@ -1,7 +1,6 @@
 """Transfer times between two ranks, as stages of a pipeline exchange activations.
 
-Between nodes over a connection of `hetctl.runtime.transport`, within a node through its memory. On GPUs the
-copies from one GPU and to the other are part of a transfer.
+From the device of one rank to that of the other, over the transport that stages use.
 """
 
 from __future__ import annotations
@@ -9,23 +8,19 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from hetctl.model.profile import INTRA_NODE, LinkPoint
+from hetctl.model.profile import LinkPoint
 from hetctl.model.serialization import encode
-from hetctl.model.site import Point, Site
-from hetctl.runtime.data.sharing.node_folder import node_folder
+from hetctl.model.site import Point
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.interfaces import control_address
-from hetctl.runtime.transport import Address, Connection, Listener, connect
+from hetctl.runtime.frameworks.stage_network import NodeMemory, PassedTensor, Tensor, TensorMemory
+from hetctl.runtime.stages.p2p_transport import P2PTransport, receive
 from hetctl.runtime.worker.context import DATA_SEED, WorkerContext
-from hetctl.runtime.worker.group import Group, NoCollectives, SingleRank, all_gather, join_group
+from hetctl.runtime.worker.group import NoCollectives, SingleRank, all_gather, join_group
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.storage.profile_request import Measurements, read_measurements
@@ -34,7 +29,9 @@ SIZES = (2**16, 2**18, 2**20, 2**22, 2**24, 2**26)
 """Bytes of a message: activations of a minibatch have some 100 kB to 100 MB."""
 WARM_UPS, TIMED = 2, 9
 
-Bytes = npt.NDArray[np.uint8]
+ITEM_BYTES = 4
+"""Bytes of one number of a message."""
+SENT, RECEIVED = "sent", "received"
 
 
 def measure_links(assignment: Assignment, context: WorkerContext) -> None:
@@ -46,126 +43,83 @@ def measure_links(assignment: Assignment, context: WorkerContext) -> None:
     context.group = group = join_group(
         rank_info, NoCollectives(), context.publish_address, site.network, site.timeouts
     )
+    device = _device(measurements, context)
     nodes = tuple(all_gather(group, context.binding.node))
-    with ExitStack() as stack:
-        connection = stack.enter_context(_connected(group, rank_info.key, site))
-        name = f"{folder.name}-{nodes[0]}-links"
-        memory = stack.enter_context(_shared_memory(name, group)) if kind == INTRA_NODE else None
-        end = LinkEnd(group.rank, connection, memory)
-        points = tuple(measured_points(end, _copy_s(measurements, context), context.heartbeat))
+    transport = P2PTransport(group, rank_info, nodes, site.network, site.timeouts, {}, device.memory)
+    points = tuple(measured_points(transport, device, context.heartbeat))
     result = LinkPoint(kind, nodes, time.time(), points)
     reporter(assignment.task, group, context.send_written).write("links", **encode(result))
     group.barrier_and_close()
+    transport.close()
 
 
 @dataclass(frozen=True)
-class LinkEnd:
-    """One end of a link: rank 0 sends, rank 1 receives and acknowledges.
+class Device:
+    """The device of a rank.
 
     Parameters
     ----------
-    memory : array or None
-        Memory that both ranks map; None: the data go over the connection.
+    memory : TensorMemory
+        Memory of tensors on it.
+    copy_s : callable
+        Function that returns the seconds in which an array is copied to the device, or back.
     """
 
-    rank: int
-    connection: Connection
-    memory: Bytes | None = None
+    memory: TensorMemory
+    copy_s: Callable[[Tensor], float]
 
-    def transfer(self, data: Bytes) -> None:
-        """Send the data, or receive as many; return when the other end has done its part."""
-        if self.rank == 0:
-            self._send(data)
-            self._wait()
-        else:
-            self._receive(data)
-            self._notify()
-
-    def _send(self, data: Bytes) -> None:
-        if self.memory is None:
-            self.connection.send_bytes(data.data)
-        else:
-            self.memory[: len(data)] = data
-            self._notify()
-
-    def _receive(self, data: Bytes) -> None:
-        if self.memory is None:
-            self.connection.receive_bytes(data.data)
-        else:
-            self._wait()
-            data[:] = self.memory[: len(data)]
-
-    def _notify(self) -> None:
-        self.connection.send_bytes(memoryview(b"\0"))
-
-    def _wait(self) -> None:
-        self.connection.receive_bytes(memoryview(bytearray(1)))
+    def message(self, size: int) -> tuple[PassedTensor, float]:
+        """Return a tensor of so many bytes, and the seconds of copies on both ranks that no transfer has."""
+        numbers = size // ITEM_BYTES
+        if (tensor := self.memory.filled(1.0, numbers)) is not None:
+            return tensor, 0.0
+        # The framework copies arrays itself, before and after their transfer.
+        array = np.ones(numbers, np.float32)
+        return array, 2 * self.copy_s(array)
 
 
 def measured_points(
-    end: LinkEnd, copy_s: Callable[[Bytes], float], heartbeat: Callable[[], None]
+    transport: P2PTransport, device: Device, heartbeat: Callable[[], None]
 ) -> Iterator[Point]:
     """Yield the bytes and median seconds of messages of all `SIZES`; both ranks call it.
 
     Parameters
     ----------
-    copy_s : callable
-        Function that returns the seconds in which an array is copied to or from the GPU.
     heartbeat : callable
         Function called after each size, as a heartbeat.
     """
-    # An acknowledgement takes half of the time of an exchange of one byte.
-    answer_s = _median_s(end, np.zeros(1, np.uint8)) / 2
+    # An acknowledgement takes half of the time of an exchange of two small messages.
+    answer_s = _median_s(transport, device.memory, np.zeros(1, np.float32)) / 2
     for size in SIZES:
-        data = np.ones(size, np.uint8)
-        both_s = _median_s(end, data)
-        yield float(size), max(both_s - answer_s, both_s / 2) + 2 * copy_s(data)
+        tensor, copies_s = device.message(size)
+        both_s = _median_s(transport, device.memory, tensor)
+        yield float(size), max(both_s - answer_s, both_s / 2) + copies_s
         heartbeat()
 
 
-def _median_s(end: LinkEnd, data: Bytes) -> float:
-    return statistics.median([_transfer_s(end, data) for _ in range(WARM_UPS + TIMED)][WARM_UPS:])
+def _median_s(transport: P2PTransport, memory: TensorMemory, tensor: PassedTensor) -> float:
+    times = [_transfer_s(transport, memory, tensor) for _ in range(WARM_UPS + TIMED)]
+    return statistics.median(times[WARM_UPS:])
 
 
-def _transfer_s(end: LinkEnd, data: Bytes) -> float:
+def _transfer_s(transport: P2PTransport, memory: TensorMemory, tensor: PassedTensor) -> float:
+    """Send a tensor from rank 0 to rank 1; return when rank 1 has it on its device."""
     began = time.perf_counter()
-    end.transfer(data)
+    if transport.rank == 0:
+        transport.send(1, SENT, (tensor,))
+        receive(transport.inbox)
+    else:
+        message = receive(transport.inbox)
+        assert message is not None
+        memory.received(message.tensors[0])
+        transport.send(0, RECEIVED)
     return time.perf_counter() - began
 
 
-def _copy_s(measurements: Measurements, context: WorkerContext) -> Callable[[Bytes], float]:
+def _device(measurements: Measurements, context: WorkerContext) -> Device:
     binding = context.binding
     if binding.device is None:
-        return lambda _data: 0.0
+        return Device(NodeMemory(), lambda _array: 0.0)
     framework = load_framework(measurements.ensemble.framework)
     framework.prepare(binding.cores, binding.device, DATA_SEED)
-    return framework.memory_gauge(binding.device).copy_s
-
-
-@contextmanager
-def _connected(group: Group, key: str, site: Site) -> Iterator[Connection]:
-    """Connect both ranks, over the interface of control connections."""
-    listener = Listener(key, control_address(site.network.control)) if group.rank == 0 else None
-    host, port = group.broadcast([listener.address.host, listener.address.port] if listener else None)
-    meeting_s = site.timeouts.meeting_s
-    if listener:
-        connection: Connection = listener.wait(meeting_s)[1]
-        listener.close()
-    else:
-        connection = connect(Address(host, port, key), group.rank, meeting_s)
-    connection.limit_silence(site.timeouts.hang_s)
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
-@contextmanager
-def _shared_memory(name: str, group: Group) -> Iterator[Any]:
-    """Map a file in the memory of the node on both ranks."""
-    with node_folder(name) as folder:
-        path = folder / "message"
-        if group.rank == 0:
-            np.memmap(path, np.uint8, "w+", shape=(max(SIZES),)).flush()
-        group.broadcast(True)
-        yield np.memmap(path, np.uint8, "r+", shape=(max(SIZES),))
+    return Device(framework.tensor_memory(), framework.memory_gauge(binding.device).copy_s)

@@ -18,6 +18,7 @@ from hetctl.model.profile import LayerPoint
 from hetctl.model.serialization import decode
 from hetctl.model.site import Queue, Site
 from hetctl.runtime.agent.binding import Binding
+from hetctl.runtime.frameworks.stage_network import ComputeTime, NodeMemory
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.measuring.measure_layers import (
@@ -82,7 +83,7 @@ class Scaling:
     def slot_bytes(self):
         return 2 * self.weight.nbytes
 
-    def computed_s(self):
+    def computed(self):
         return self.clock and self.clock()
 
 
@@ -128,7 +129,9 @@ class Gauge:
 
 def measured_chain(chain):
     prepared = []
-    found = list(measured_layers(chain, BATCH, BATCH, Gauge(), lambda: prepared.append(1), lambda: None))
+    found = list(
+        measured_layers(chain, NodeMemory(), BATCH, BATCH, Gauge(), lambda: prepared.append(1), lambda: None)
+    )
     assert len(prepared) == len(chain.layers)
     return found
 
@@ -163,10 +166,20 @@ def test_copies_of_activations_are_no_part_of_the_times():
 
 
 def test_times_are_those_of_the_gpu_where_it_tells_them():
-    layers = measured_chain(ScalingChain(clock=lambda: 0.25))
+    layers = measured_chain(ScalingChain(clock=lambda: ComputeTime(0.25)))
     assert [layer.forward_s for layer in layers] == [0.25, 0.25, 0.25]
     # The last layer's both passes as one take as long as its forward pass alone.
-    assert [layer.backward_s for layer in layers] == [0.25, 0.25, 0.0]
+    assert [layer.backward_s for layer in layers] == [0.5, 0.5, 0.25]
+
+
+def test_launches_count_where_they_take_longer_than_kernels():
+    launches = {0: 0.5, 1: 0.2, 2: 0.3}
+    chain = ScalingChain()
+    chain.clock = lambda: ComputeTime(0.25, launches[len(chain.stages) - 1])
+    layers = measured_chain(chain)
+    # Less the 0.2 s that all have.
+    assert [layer.forward_s for layer in layers] == pytest.approx([0.3, 0.25, 0.25])
+    assert [layer.backward_s for layer in layers] == pytest.approx([0.6, 0.5, 0.25])
 
 
 def test_memory_is_divided_into_held_and_workspace():
