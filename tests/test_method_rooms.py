@@ -181,7 +181,7 @@ def loaded(folder: Path) -> tuple[list[str], str]:
     return figures.split(), text
 
 
-IN_A_JOB = {"automl": (4, 10), "balance": (4, 10), "hopper": (3, 9), "pipeline": (3, 9)}
+IN_A_JOB = {"automl": (4, 10), "balance": (4, 10), "hopper": (3, 9), "pipeline": (3, 8)}
 """Modes and kinds of tasks that are left without a method."""
 
 

@@ -21,6 +21,7 @@ from hetctl.model.exit_reason import LOST_PEER
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.binding import Binding, hide_gpus
 from hetctl.runtime.job_logs import private_log
+from hetctl.runtime.stages.measure_links import measure_links
 from hetctl.runtime.stages.stage_training import train_stage
 from hetctl.runtime.transport import Connection
 from hetctl.runtime.worker.context import WorkerContext
@@ -29,7 +30,6 @@ from hetctl.runtime.worker.hardware import reset_peak_memory
 from hetctl.runtime.worker.measuring.measure import measure
 from hetctl.runtime.worker.measuring.measure_command import measure_command
 from hetctl.runtime.worker.measuring.measure_layers import measure_layers
-from hetctl.runtime.worker.measuring.measure_links import measure_links
 from hetctl.runtime.worker.measuring.probe_tasks import report_node, time_all_reduce
 from hetctl.runtime.worker.messages import (
     ALL_REDUCE,

@@ -6,7 +6,7 @@ import pytest
 from stage_ranks import layout_of, run_ranks
 
 from hetctl.runtime.frameworks.stage_network import NodeMemory
-from hetctl.runtime.worker.measuring.measure_links import SIZES, Device, measured_points
+from hetctl.runtime.stages.measure_links import SIZES, Device, measured_points
 
 COPY_S = 10.0
 
