@@ -26,7 +26,7 @@ class DenseChain:
         self.layers = tuple(f"dense{number}" for number in range(len(sizes) - 1))
         self.momentum, self.seed = momentum, seed
 
-    def build(self, layers: range, sample: Any = None) -> DenseStage:  # noqa: ARG002
+    def build(self, layers: range, sample: Any = None, *, recomputes: bool = False) -> DenseStage:  # noqa: ARG002
         """Return consecutive layers; each has a generator of its own, so that others need not exist."""
         return DenseStage(self, layers)
 

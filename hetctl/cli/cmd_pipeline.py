@@ -195,7 +195,8 @@ def _rows(outcome: PlanOutcome | SimulationOutcome) -> list[StageRow]:
         StageRow(
             worker=number,
             gpu=f"{stage.node}:{stage.gpu} {stage.gpu_type}",
-            layers=f"{stage.first}-{stage.last}: {stage.first_layer} .. {stage.last_layer}",
+            layers=f"{stage.first}-{stage.last}: {stage.first_layer} .. {stage.last_layer}"
+            + (", recomputed" if stage.recomputes else ""),
             forward_s=stage.forward_s,
             backward_s=stage.backward_s,
             receive_s=stage.receive_s,

@@ -18,12 +18,16 @@ class StagePlan:
         First and last layer, counted from 0, both included.
     held : int
         Most minibatches between their forward and backward passes for which its GPU has memory.
+    recomputes : bool
+        True if it keeps the inputs of minibatches alone, and computes their forward passes again before the
+        backward passes.
     """
 
     rank: int
     first: int
     last: int
     held: int
+    recomputes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hetctl.model.pipelines import PipelineLayout, PipelineStatus, PipelineUse, WaveCheck
+from hetctl.model.pipelines import PipelineLayout, PipelineStatus, PipelineUse, StagePlan, WaveCheck
 from hetctl.model.plan import Allocation, Plan
 from hetctl.reports.table_style import ruled_table
 from hetctl.reports.units import NONE, device_word, format_bytes, format_percent, printable
@@ -146,6 +146,10 @@ def _waves(allocation: Allocation) -> list[RenderableType]:
     return [Text(f"Waves and parameter servers take up to {most} of a node's memory.", "dim")]
 
 
+def _held(plan: StagePlan) -> str:
+    return f"{plan.held}, recomputed" if plan.recomputes else str(plan.held)
+
+
 def _stages(allocation: Allocation, device: str) -> Table:
     table = ruled_table(
         "virtual worker",
@@ -160,7 +164,7 @@ def _stages(allocation: Allocation, device: str) -> Table:
     assert allocation.pipeline is not None
     places = [(place.node, gpu) for place in allocation.placement for gpu in place.gpus]
     rows = [
-        (number if stage == 0 else "", stage, f"{plan.first}..{plan.last}", *places[plan.rank], plan.held)
+        (number if stage == 0 else "", stage, f"{plan.first}..{plan.last}", *places[plan.rank], _held(plan))
         for number, stages in enumerate(allocation.pipeline.workers)
         for stage, plan in enumerate(stages)
     ]

@@ -77,7 +77,7 @@ def table(quick: bool = False) -> Table:
         gpus, waves = cluster(NODES, PLENTY), Waves(0, LOCAL)
         cells = []
         for policy in POLICIES:
-            planned = plan(profile, gpus, policy, PipelineOptions(waves=waves))
+            planned = plan(profile, gpus, policy, PipelineOptions(waves=waves, recompute=False))
             limit = len(planned.virtual_workers) / planned.bottleneck_s
             reached = simulate_plan(planned, profile, gpus, waves, COUNT).throughput / limit
             worst = max(worst, 1 / reached)
@@ -164,7 +164,7 @@ def _networks() -> dict[str, LayerProfile]:
 def _alone(profile: LayerProfile, nodes: Sequence[str], in_flight: int) -> str:
     """Return the images/s of one virtual worker with all GPUs, whose own waves cost nothing."""
     gpus = cluster(nodes)
-    costs = StageCosts(profile, gpus)
+    costs = StageCosts(profile, gpus, recompute=False)
     try:
         cuts = Partitioner(costs, gpus, in_flight).partition(gpus.gpus)
     except InfeasibleError:
@@ -184,13 +184,18 @@ def _planned(name: str, nodes: Sequence[str], policy: str, waves: Waves) -> Pipe
     """Return a plan with the paper's number of minibatches in flight, or with as many as fit."""
     for number in range(IN_FLIGHT[name][len(nodes) - 1], 0, -1):
         with suppress(InfeasibleError):
-            return plan(_networks()[name], cluster(nodes), policy, PipelineOptions(number, waves=waves))
+            return plan(
+                _networks()[name],
+                cluster(nodes),
+                policy,
+                PipelineOptions(number, waves=waves, recompute=False),
+            )
     raise InfeasibleError(f"{name} does not fit {nodes}")
 
 
 def _best(name: str, nodes: Sequence[str], placement: str) -> str:
     profile, gpus, waves = _networks()[name], cluster(nodes), Waves(0, placement)
-    planned = plan(profile, gpus, "best", PipelineOptions(waves=waves))
+    planned = plan(profile, gpus, "best", PipelineOptions(waves=waves, recompute=False))
     return _shown(planned, simulate_plan(planned, profile, gpus, waves, COUNT))
 
 

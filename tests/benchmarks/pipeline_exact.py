@@ -38,10 +38,13 @@ def slowest_s(
         first, last = bounds[at], bounds[at + 1] - 1
         held = minibatches_held(len(order) - 1 - at, in_flight, is_first=not at)
         gpu_type = cluster.type_of(gpu)
-        if stage_needs(profile, first, last, held) > cluster.free_bytes[gpu_type]:
-            return math.inf
         layers = profile.layers[first : last + 1]
         seconds = sum(layer.forward_s[gpu_type] + layer.backward_s[gpu_type] for layer in layers)
+        free_bytes, is_last = cluster.free_bytes[gpu_type], at + 1 == len(order)
+        if stage_needs(profile, first, last, held) > free_bytes:
+            if is_last or stage_needs(profile, first, last, held, recomputes=True) > free_bytes:
+                return math.inf
+            seconds += sum(layer.forward_s[gpu_type] for layer in layers)
         if at:
             size = profile.layers[first - 1].activation_bytes
             seconds += cluster.links.seconds(size, order[at - 1][0] == gpu[0])
@@ -51,7 +54,7 @@ def slowest_s(
     return max(found)
 
 
-def stage_needs(profile: LayerProfile, first: int, last: int, held: int) -> int:
+def stage_needs(profile: LayerProfile, first: int, last: int, held: int, *, recomputes: bool = False) -> int:
     """Count the bytes of a stage one by one."""
     layers = profile.layers[first : last + 1]
     needed = max(layer.workspace_bytes for layer in layers)
@@ -60,7 +63,9 @@ def stage_needs(profile: LayerProfile, first: int, last: int, held: int) -> int:
         needed += layer.parameter_bytes + layer.parameter_bytes + layer.slot_bytes
     for _ in range(held):
         needed += profile.layers[first - 1].activation_bytes if first else 0
-        needed += sum(layer.parameter_bytes + layer.kept_bytes for layer in layers)
+        needed += sum(layer.parameter_bytes for layer in layers)
+    for _ in range(1 if recomputes else held):
+        needed += sum(layer.kept_bytes for layer in layers)
     return needed
 
 

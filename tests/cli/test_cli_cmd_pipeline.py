@@ -22,7 +22,7 @@ FILES = ("--layer-table", "layers.csv", "--cluster", "cluster.yaml")
 POLICIES = ("np", "ed", "hd", "best")
 STAGE_KEYS = {
     "first", "last", "first_layer", "last_layer", "node", "gpu", "gpu_type", "forward_s", "backward_s",
-    "receive_s", "total_s", "bytes", "memory_bytes", "gpu_busy_fraction",
+    "receive_s", "total_s", "bytes", "memory_bytes", "recomputes", "gpu_busy_fraction",
 }  # fmt: skip
 
 

@@ -101,6 +101,13 @@ def test_a_plan_says_where_which_layers_are() -> None:
     assert shown[at + 7] == "Waves and parameter servers take up to 3.0 GiB of a node's memory."
 
 
+def test_a_plan_says_which_stages_recompute() -> None:
+    first, *others = LAYOUT.workers[0]
+    layout = replace(LAYOUT, workers=((replace(first, recomputes=True), *others), LAYOUT.workers[1]))
+    shown = lines(plan_table(a_plan("a", layouts=(layout,)), "slot"))
+    assert [line.split()[-2:] for line in shown if "recomputed" in line] == [["3,", "recomputed"]]
+
+
 def test_members_of_unlike_layouts_have_tables_of_their_own() -> None:
     many = tuple(replace(LAYOUT, in_flight=count) for count in range(1, 7))
     shown = lines(plan_table(a_plan(*"abcdefghijkl", layouts=many), "gpu"))

@@ -64,6 +64,7 @@ class StageOutcome:
     total_s: float
     bytes: int
     memory_bytes: int
+    recomputes: bool
     gpu_busy_fraction: float | None = None
 
 
@@ -276,5 +277,6 @@ def _stage(
         total_s=stage.seconds,
         bytes=stage.bytes,
         memory_bytes=cluster.free_bytes[stage.gpu_type],
+        recomputes=stage.recomputes,
         gpu_busy_fraction=gpu_busy_fraction,
     )

@@ -12,7 +12,7 @@ from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut, Partitioner
 from hetctl.methods.pipeline.pipeline_flow import Passes
 from hetctl.methods.pipeline.stage_costs import StageCosts
-from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
+from hetctl.methods.pipeline.stages import Stage, VirtualWorker, virtual_worker
 from hetctl.methods.pipeline.sync_cost import Waves, traffic_of
 from hetctl.methods.pipeline.throughput import (
     SAME,
@@ -93,11 +93,19 @@ class Evaluated:
 
 
 class GroupingEvaluator:
-    """Builder of virtual workers from a network's layers; partitions are cached."""
+    """Builder of virtual workers from a network's layers; partitions are cached.
 
-    def __init__(self, layers: LayerProfile, cluster: PipelineCluster, waves: Waves | None) -> None:
+    Parameters
+    ----------
+    recompute : bool
+        As in `StageCosts`.
+    """
+
+    def __init__(
+        self, layers: LayerProfile, cluster: PipelineCluster, waves: Waves | None, *, recompute: bool = True
+    ) -> None:
         self._layers, self._cluster, self._waves = layers, cluster, waves
-        self._costs = StageCosts(layers, cluster)
+        self._costs = StageCosts(layers, cluster, recompute=recompute)
         self._partitioners: dict[int, Partitioner] = {}
         self._cuts: dict[tuple[int, Group], tuple[Cut, ...]] = {}
 
@@ -156,15 +164,23 @@ class GroupingEvaluator:
         return self._of_cuts(evaluated.grouping, _cuts_of(evaluated), in_flight)
 
     def _deepest(self, evaluated: Evaluated) -> int:
-        """Return the most minibatches in flight that fit into memory, Max_m in section 4."""
+        """Return the most minibatches in flight that fit into memory, Max_m in section 4.
+
+        No stage begins to recompute for them.
+        """
         cuts = _cuts_of(evaluated)
+        again = [stage.recomputes for stage in _stages_of(evaluated.virtual_workers)]
         most = max(evaluated.in_flight, DEPTHS * max(map(len, cuts)))
         numbers = range(evaluated.in_flight + 1, most + 1)
-        return next((number - 1 for number in numbers if not self._fits(cuts, number)), most)
+        return next((number - 1 for number in numbers if not self._fits(cuts, number, again)), most)
 
-    def _fits(self, cuts: Sequence[Sequence[Cut]], in_flight: int) -> bool:
+    def _fits(self, cuts: Sequence[Sequence[Cut]], in_flight: int, again: Sequence[bool]) -> bool:
         free = self._cluster.free_bytes
-        return all(s.bytes <= free[s.gpu_type] for w in self._workers(cuts, in_flight) for s in w.stages)
+        stages = _stages_of(self._workers(cuts, in_flight))
+        return all(
+            stage.bytes <= free[stage.gpu_type] and stage.recomputes <= before
+            for stage, before in zip(stages, again, strict=True)
+        )
 
     def _of_cuts(self, grouping: Grouping, cuts: Sequence[Sequence[Cut]], in_flight: int) -> Evaluated:
         workers = self._workers(cuts, in_flight)
@@ -187,6 +203,10 @@ class GroupingEvaluator:
         if in_flight not in self._partitioners:
             self._partitioners[in_flight] = Partitioner(self._costs, self._cluster, in_flight)
         return self._partitioners[in_flight]
+
+
+def _stages_of(workers: Sequence[VirtualWorker]) -> list[Stage]:
+    return [stage for worker in workers for stage in worker.stages]
 
 
 def _cuts_of(evaluated: Evaluated) -> list[list[Cut]]:

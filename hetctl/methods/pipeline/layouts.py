@@ -126,6 +126,9 @@ def _planned(problem: PipelineProblem, cluster: PipelineCluster) -> PipelinePlan
     """Return the plan with the given number of minibatches in flight, or with `SLACK` if there is memory."""
     options = PipelineOptions(problem.in_flight, waves=problem.waves, seconds=problem.search_s)
     planned = plan(problem.layers, cluster, problem.policy, options)
+    stages = (stage for worker in planned.virtual_workers for stage in worker.stages)
+    # No stage recomputes for the slack alone.
+    options = replace(options, recompute=any(stage.recomputes for stage in stages))
     for more in range(SLACK, 0, -1) if problem.in_flight is None else ():
         with suppress(InfeasibleError):
             return plan(
@@ -151,6 +154,7 @@ def layout_of(
                 first=stage.first,
                 last=stage.last,
                 held=minibatches_held(len(worker.stages) - 1 - at, worker.in_flight, is_first=at == 0),
+                recomputes=stage.recomputes,
             )
             for at, stage in enumerate(worker.stages)
         )

@@ -140,7 +140,7 @@ class Partitioner:
         def free_bytes(gpu: Gpu) -> int:
             return self._cluster.free_bytes[self._cluster.type_of(gpu)]
 
-        parts = parts_that_fit(self._costs.bytes, [free_bytes(gpu) for gpu in group], self._in_flight)
+        parts = parts_that_fit(self._costs.least_bytes, [free_bytes(gpu) for gpu in group], self._in_flight)
         return _on_gpus(parts, group, free_bytes)
 
     def _slowest_s(self, cuts: Sequence[Cut]) -> float:

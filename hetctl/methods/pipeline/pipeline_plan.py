@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,11 +122,14 @@ class PipelineOptions:
         Approximate time limit of `best` for groupings of its own.
     waves : Waves or None
         Synchronisation of virtual workers; None if it is assumed to take no time.
+    recompute : bool
+        Let stages without memory for what the backward pass needs compute the forward pass again.
     """
 
     in_flight: int | None = None
     seconds: float = 2.0
     waves: Waves | None = None
+    recompute: bool = True
     clock: Callable[[], float] = time.monotonic
 
 
@@ -134,9 +138,12 @@ class Search:
 
     def __init__(self, layers: LayerProfile, cluster: PipelineCluster, options: PipelineOptions) -> None:
         self._layers, self._cluster, self._options = layers, cluster, options
-        self._exact = self._rough = GroupingEvaluator(layers, cluster, options.waves)
+        evaluator = partial(
+            GroupingEvaluator, cluster=cluster, waves=options.waves, recompute=options.recompute
+        )
+        self._exact = self._rough = evaluator(layers)
         if len(layers.layers) > MOST_LAYERS:
-            self._rough = GroupingEvaluator(coarse(layers, MOST_LAYERS), cluster, options.waves)
+            self._rough = evaluator(coarse(layers, MOST_LAYERS))
         self._stop_s = options.clock() + options.seconds
 
     def lower_bound_s(self, grouping: Grouping) -> float:

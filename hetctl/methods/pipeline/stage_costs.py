@@ -25,7 +25,7 @@ def most_in_flight(gpus: int) -> int:
     return 2 * gpus - 1
 
 
-def stage_bytes(profile: LayerProfile, held: int) -> NDArray[np.int64]:
+def stage_bytes(profile: LayerProfile, held: int, *, recomputes: bool = False) -> NDArray[np.int64]:
     """Return the bytes of every stage, shape (layers, layers): first and last layer.
 
     For each minibatch held: its version of the weights (w_p in section 4), the data kept by its layers,
@@ -33,12 +33,20 @@ def stage_bytes(profile: LayerProfile, held: int) -> NDArray[np.int64]:
     which the optimizer applies before the next backward pass begins, the optimizer's state, and the
     workspace of the layer that needs most, as layers run one after another. The value is meaningless if the
     last layer comes before the first.
+
+    Parameters
+    ----------
+    recomputes : bool
+        The data of layers are kept for one minibatch, from a second forward pass to the backward pass.
     """
     received = np.concatenate([[0], profile.activation_bytes[:-1]])
     once = np.concatenate([[0], np.cumsum(_bytes_once(profile))])
     weights = np.concatenate([[0], np.cumsum(profile.parameter_bytes)])
     kept = np.concatenate([[0], np.cumsum(profile.kept_bytes)])
-    of_each = (weights + kept)[None, 1:] - (weights + kept - np.append(received, 0))[:-1, None]
+    counted = weights if recomputes else weights + kept
+    of_each = counted[None, 1:] - (counted - np.append(received, 0))[:-1, None]
+    if recomputes:
+        once = once + kept
     workspace = np.maximum.accumulate(
         np.triu(np.broadcast_to(profile.workspace_bytes, of_each.shape)), axis=1
     )
@@ -70,6 +78,12 @@ def bytes_alone(profile: LayerProfile) -> int:
 class StageCosts:
     """Times of all stages of a network on the GPU types of a cluster.
 
+    Parameters
+    ----------
+    recompute : bool
+        Stages without memory for the data of all layers of the minibatches that they hold may compute their
+        forward passes again. The last stage holds none. Not in HetPipe.
+
     Attributes
     ----------
     receive_s : ndarray, shape (2, layers + 1)
@@ -77,7 +91,8 @@ class StageCosts:
         within one (row 1); 0 before the first layer and after the last one.
     """
 
-    def __init__(self, profile: LayerProfile, cluster: PipelineCluster) -> None:
+    def __init__(self, profile: LayerProfile, cluster: PipelineCluster, *, recompute: bool = True) -> None:
+        self._recompute = recompute
         self.layers = len(profile.layers)
         self._profile = profile
         self._free_bytes = cluster.free_bytes
@@ -87,23 +102,31 @@ class StageCosts:
             seconds = [cluster.links.seconds(size, bool(same_node)) for size in sizes]
             self.receive_s[same_node, 1 : self.layers] = seconds
         self._compute: dict[str, NDArray[np.float64]] = {}
-        self._of_held: dict[int, NDArray[np.int64]] = {}
-        self._bytes: dict[tuple[int, int], NDArray[np.int64]] = {}
+        self._of_held: dict[tuple[int, bool], NDArray[np.int64]] = {}
+        self._bytes: dict[tuple[int, int, bool], NDArray[np.int64]] = {}
         self._fitting: dict[tuple[str, int, int], NDArray[np.float64]] = {}
 
     def compute_s(self, gpu_type: str, stages_after: int, in_flight: int) -> NDArray[np.float64]:
-        """Return the seconds of both passes by first and last layer, shape (layers, layers).
+        """Return the seconds of all passes by first and last layer, shape (layers, layers).
 
         Infinite if the stage does not fit into the GPU's memory with the minibatches that it holds, or is
         empty.
         """
         key = (gpu_type, minibatches_held(stages_after, in_flight), in_flight)
         if key not in self._fitting:
-            fits = self.bytes(stages_after, in_flight) <= self._free_bytes[gpu_type]
-            self._fitting[key] = np.where(np.triu(fits), self._all_compute_s(gpu_type), np.inf)
+            forward, backward = self._profile.forward_s(gpu_type), self._profile.backward_s(gpu_type)
+            again = self.recomputes(gpu_type, stages_after, in_flight)
+            seconds = _of_stages(forward + backward) + np.where(again, _of_stages(forward), 0.0)
+            fits = self.least_bytes(stages_after, in_flight) <= self._free_bytes[gpu_type]
+            self._fitting[key] = np.where(np.triu(fits), seconds, np.inf)
         return self._fitting[key]
 
-    def bytes(self, stages_after: int, in_flight: int) -> NDArray[np.int64]:
+    def recomputes(self, gpu_type: str, stages_after: int, in_flight: int) -> NDArray[np.bool_]:
+        """Return whether a stage computes forward passes again, by first and last layer: only if it must."""
+        bytes_ = self.bytes(stages_after, in_flight)
+        return (bytes_ > self._free_bytes[gpu_type]) & (self.least_bytes(stages_after, in_flight) < bytes_)
+
+    def bytes(self, stages_after: int, in_flight: int, *, recomputes: bool = False) -> NDArray[np.int64]:
         """Return the bytes of a stage by first and last layer, shape (layers, layers).
 
         Parameters
@@ -112,22 +135,29 @@ class StageCosts:
             Number of stages that follow; a stage with the first layer is the first of all.
         in_flight : int
             N_m: minibatches in the pipeline.
+        recomputes : bool
+            The stage computes forward passes again.
         """
         held = minibatches_held(stages_after, in_flight)
-        if (held, in_flight) not in self._bytes:
-            found = self._with_held(held).copy()
-            found[0] = self._with_held(minibatches_held(stages_after, in_flight, is_first=True))[0]
-            self._bytes[held, in_flight] = found
-        return self._bytes[held, in_flight]
+        if (held, in_flight, recomputes) not in self._bytes:
+            found = self._with_held(held, recomputes).copy()
+            of_first = minibatches_held(stages_after, in_flight, is_first=True)
+            found[0] = self._with_held(of_first, recomputes)[0]
+            self._bytes[held, in_flight, recomputes] = found
+        return self._bytes[held, in_flight, recomputes]
 
-    def _with_held(self, held: int) -> NDArray[np.int64]:
-        if held not in self._of_held:
-            self._of_held[held] = stage_bytes(self._profile, held)
-        return self._of_held[held]
+    def least_bytes(self, stages_after: int, in_flight: int) -> NDArray[np.int64]:
+        """Return the bytes of a stage that computes forward passes again, if that is possible."""
+        return self.bytes(stages_after, in_flight, recomputes=self._recompute and stages_after > 0)
 
-    def _all_compute_s(self, gpu_type: str) -> NDArray[np.float64]:
-        if gpu_type not in self._compute:
-            both = self._profile.forward_s(gpu_type) + self._profile.backward_s(gpu_type)
-            until = np.concatenate([[0.0], np.cumsum(both)])
-            self._compute[gpu_type] = until[None, 1:] - until[:-1, None]
-        return self._compute[gpu_type]
+    def _with_held(self, held: int, recomputes: bool) -> NDArray[np.int64]:
+        if (held, recomputes) not in self._of_held:
+            self._of_held[held, recomputes] = stage_bytes(self._profile, held, recomputes=recomputes)
+        return self._of_held[held, recomputes]
+
+
+def _of_stages(seconds: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the sums over the layers of each stage by first and last layer, shape (layers, layers)."""
+    until = np.concatenate([[0.0], np.cumsum(seconds)])
+    sums: NDArray[np.float64] = until[None, 1:] - until[:-1, None]
+    return sums

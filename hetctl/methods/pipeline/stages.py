@@ -24,10 +24,14 @@ class Stage:
         First and last layer, counted from 0, both included.
     node, gpu : int
         Numbers of the node, and of the GPU within it.
+    backward_s : float
+        Seconds of the backward pass, with those of a second forward pass if the stage recomputes.
     receive_s : float
         Seconds to receive activations from the previous stage and gradients from the next one.
     bytes : int
         Memory for the minibatches that the stage holds with their weights, for updates and a workspace.
+    recomputes : bool
+        True if it keeps the inputs of minibatches alone, and computes their forward passes again.
     """
 
     first: int
@@ -39,6 +43,7 @@ class Stage:
     backward_s: float
     receive_s: float
     bytes: int
+    recomputes: bool = False
 
     @property
     def seconds(self) -> float:
@@ -101,15 +106,22 @@ def _stages(
         *(costs.receive_s[link, cut.first] for link, cut in zip(links, cuts[1:], strict=True)),
     ]
     for at, (first, last, gpu) in enumerate(cuts):
-        gpu_type, layers = cluster.type_of(gpu), slice(first, last + 1)
+        gpu_type, layers, place = (
+            cluster.type_of(gpu),
+            slice(first, last + 1),
+            (len(cuts) - 1 - at, in_flight),
+        )
+        again = bool(costs.recomputes(gpu_type, *place)[first, last])
+        forward_s = float(profile.forward_s(gpu_type)[layers].sum())
         yield Stage(
             first=first,
             last=last,
             node=gpu[0],
             gpu=gpu[1],
             gpu_type=gpu_type,
-            forward_s=float(profile.forward_s(gpu_type)[layers].sum()),
-            backward_s=float(profile.backward_s(gpu_type)[layers].sum()),
+            forward_s=forward_s,
+            backward_s=float(profile.backward_s(gpu_type)[layers].sum()) + again * forward_s,
             receive_s=float(sum(activations[at : at + 2])),
-            bytes=int(costs.bytes(len(cuts) - 1 - at, in_flight)[first, last]),
+            bytes=int(costs.bytes(*place, recomputes=again)[first, last]),
+            recomputes=again,
         )

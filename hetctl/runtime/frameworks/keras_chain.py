@@ -58,7 +58,7 @@ class KerasChain:
         if len(self.layers) < 2:
             raise _uncut(member.name, f"one layer alone, {self.layers[0]},")
 
-    def build(self, layers: range, sample: Samples) -> KerasStage:
+    def build(self, layers: range, sample: Samples, *, recomputes: bool = False) -> KerasStage:
         """Call ``model_fn`` without values of weights, and compute those of these layers alone."""
         with deferred_values() as deferred:
             model = self._call()
@@ -73,8 +73,9 @@ class KerasChain:
         # Those of the optimizer, of metrics, and of Keras' generator of seeds.
         give_values(variable for variable in deferred if id(variable) not in of_layers)
         training = TrainedWith(model.optimizer, model._compile_config.config)
+        variables = [_variables(one) for one in own]
         return KerasStage(
-            layers, self.layers, stage, [_variables(one) for one in own], training, self._member
+            layers, self.layers, stage, variables, training, self._member, recomputes=recomputes
         )
 
     def _call(self) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -36,6 +37,21 @@ class RecordedPass:
     results: tuple[Any, Any]
 
 
+@dataclass(frozen=True)
+class UnrecordedPass:
+    """A minibatch whose forward pass is computed again.
+
+    Parameters
+    ----------
+    state : list
+        Variables that no optimizer changes, before the first forward pass.
+    """
+
+    version: list[Any]
+    inputs: Tensor
+    state: list[Any]
+
+
 class KerasStage:
     """Consecutive layers of a model, with their optimizer.
 
@@ -47,6 +63,8 @@ class KerasStage:
         The layers.
     variables : sequence of list of keras.Variable
         Variables of each layer.
+    recomputes : bool
+        As in `Chain.build`.
     """
 
     def __init__(
@@ -57,8 +75,11 @@ class KerasStage:
         variables: Sequence[list[Any]],
         training: TrainedWith,
         member: Member,
+        *,
+        recomputes: bool = False,
     ) -> None:
         self.layers = layers
+        self._recomputes = recomputes
         self._model = model
         self._variables = variables
         self._optimizer = training.optimizer
@@ -75,11 +96,12 @@ class KerasStage:
             options = {key: training.compiled_with[key] for key in chosen}
             model.compile(training.optimizer, jit_compile=False, **options)
         self._forward = tf.function(self._forward_step, reduce_retracing=True)
+        self._again = tf.function(self._again_step, reduce_retracing=True)
         self._both = tf.function(self._both_step, reduce_retracing=True)
         self._infer = tf.function(self._infer_step, reduce_retracing=True)
         self._score = tf.function(self._score_step, reduce_retracing=True)
         self._update = tf.function(self._update_step)
-        self._passes: dict[int, RecordedPass] = {}
+        self._passes: dict[int, RecordedPass | UnrecordedPass] = {}
         self._gradients: dict[int, list[Any]] = {}
         self._scored = 0
         places = {id(variable): place for place, variable in self._named().items()}
@@ -93,17 +115,19 @@ class KerasStage:
 
     def forward(self, minibatch: int, version: list[Any], inputs: Tensor) -> Tensor:
         """Return the activations after the last layer, without padding."""
-        x = self._padded(inputs)
-        sources = [*version, *([x] if self.layers.start > 0 else [])]
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            tape.watch(sources)
-            results = self._forward(version, x)
-        self._passes[minibatch] = RecordedPass(tape, sources, results)
-        return array_of(results[0])
+        if self._recomputes:
+            state = [tf.convert_to_tensor(variable) for variable in self._model.non_trainable_variables]
+            self._passes[minibatch] = UnrecordedPass(version, inputs.copy(), state)
+            return array_of(self._forward(version, self._padded(inputs))[0])
+        begun = self._recorded(version, inputs, self._forward)
+        self._passes[minibatch] = begun
+        return array_of(begun.results[0])
 
     def backward(self, minibatch: int, gradient: Tensor) -> Tensor | None:
         """Compute the gradients with the weights of the forward pass."""
         begun = self._passes.pop(minibatch)
+        if isinstance(begun, UnrecordedPass):
+            begun = self._recorded(begun.version, begun.inputs, partial(self._again, begun.state))
         outputs, losses = begun.results
         given = [tf.convert_to_tensor(gradient, outputs.dtype), tf.ones_like(losses)]
         gradients = begun.tape.gradient([outputs, losses], begun.sources, given)
@@ -239,22 +263,38 @@ class KerasStage:
             self._rows.assign(self._samples)
         return _repeated(values, self._member.batch_size)
 
+    def _recorded(
+        self, version: list[Any], inputs: Tensor, forward: Callable[[list[Any], Any], tuple[Any, Any]]
+    ) -> RecordedPass:
+        x = self._padded(inputs)
+        sources = [*version, *([x] if self.layers.start > 0 else [])]
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(sources)
+            results = forward(version, x)
+        return RecordedPass(tape, sources, results)
+
     def _end(self, minibatch: int, gradients: list[Any], samples: int) -> Tensor | None:
         """Keep the gradients of the weights, and return that of the inputs, without padding."""
         weights = len(self._model.trainable_variables)
         self._gradients[minibatch] = gradients[:weights]
         return array_of(gradients[weights])[:samples] if gradients[weights:] else None
 
-    def _called(self, version: list[Any], x: Any, loss_of: Any) -> Any:
+    def _called(self, version: list[Any], x: Any, loss_of: Any, state: Sequence[Any] = ()) -> Any:
         """Return a function's value of the outputs, computed with the weights of a version.
 
-        It is computed in the scope as well, since losses of layers depend on weights. Therefore the model is
-        not called by its ``stateless_call``, which ends such a scope before.
+        State that no optimizer changes is that of the model, which changes; or a given one, and that of the
+        model stays. The value is computed in the scope as well, since losses of layers depend on weights.
+        Therefore the model is not called by its ``stateless_call``, which ends such a scope before.
         """
         model = self._model
-        mapping = zip(model.trainable_variables, version, strict=True)
+        mapping = [
+            *zip(model.trainable_variables, version, strict=True),
+            *zip(model.non_trainable_variables if state else (), state, strict=True),
+        ]
         with keras.StatelessScope(mapping, collect_losses=True) as scope:
             value = loss_of(first_samples(model(x, training=True), self._rows))
+        if state:
+            return value
         for variable in model.non_trainable_variables:
             changed = scope.get_current_value(variable)
             if changed is not None:
@@ -263,13 +303,17 @@ class KerasStage:
 
     def _forward_step(self, version: list[Any], x: Any) -> tuple[Any, Any]:
         """Return the activations, and the sum of the losses that layers add, as regularizers do."""
-
-        def with_losses(outputs: Any) -> tuple[Any, Any]:
-            losses = [tf.cast(tf.reduce_sum(loss), outputs.dtype) for loss in self._model.losses]
-            return outputs, tf.add_n(losses) if losses else tf.zeros((), outputs.dtype)
-
-        outputs: tuple[Any, Any] = self._called(version, x, with_losses)
+        outputs: tuple[Any, Any] = self._called(version, x, self._with_losses)
         return outputs
+
+    def _again_step(self, state: list[Any], version: list[Any], x: Any) -> tuple[Any, Any]:
+        """Return the same from the state of the first time."""
+        outputs: tuple[Any, Any] = self._called(version, x, self._with_losses, state)
+        return outputs
+
+    def _with_losses(self, outputs: Any) -> tuple[Any, Any]:
+        losses = [tf.cast(tf.reduce_sum(loss), outputs.dtype) for loss in self._model.losses]
+        return outputs, tf.add_n(losses) if losses else tf.zeros((), outputs.dtype)
 
     def _both_step(self, version: list[Any], x: Any, y: Any) -> tuple[Any, list[Any]]:
         def loss_of(outputs: Any) -> Any:

@@ -240,7 +240,7 @@ class Chain(Protocol):
 
     layers: tuple[str, ...]
 
-    def build(self, layers: range, sample: Samples) -> StageNetwork:
+    def build(self, layers: range, sample: Samples, *, recomputes: bool = False) -> StageNetwork:
         """Build consecutive layers alone; weights begin as they would in the whole network of that seed.
 
         It may be called repeatedly; each call builds a network of its own.
@@ -251,4 +251,8 @@ class Chain(Protocol):
             Numbers of the layers, with step 1.
         sample : tuple of array
             A batch of the whole network with one sample, for shapes.
+        recomputes : bool
+            Between the passes of a minibatch keep its inputs alone, and compute the forward pass again before
+            the backward pass: with its version of the weights, and with the statistics and random numbers of
+            the first time, so that all has the same bits.
         """

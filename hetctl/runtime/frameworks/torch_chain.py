@@ -66,7 +66,7 @@ class TorchChain:
         # Layers that wait for their inputs have weights only when they are called.
         self._weights = None if self._is_lazy else _numbers(parts, memory)
 
-    def build(self, layers: range, sample: Samples) -> TorchStage:
+    def build(self, layers: range, sample: Samples, *, recomputes: bool = False) -> TorchStage:
         """Call ``model_fn`` with memory for the weights of these layers, and those that determine them."""
         shapes_of = sample if self._is_lazy else None
         if self._weights is None:
@@ -78,7 +78,7 @@ class TorchChain:
         own = _part(parts, layers)
         device = present_device()
         make_parameters(own, sample, device)
-        return TorchStage(layers, self.layers, own, device)
+        return TorchStage(layers, self.layers, own, device, recomputes=recomputes)
 
     def _call(self, kept: Collection[int], sample: Samples | None) -> tuple[Parts, PartialMemory]:
         states, numpy_state, python_state = self._states

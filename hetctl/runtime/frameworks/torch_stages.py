@@ -90,6 +90,24 @@ class ForwardPass:
     outputs: torch.Tensor
 
 
+@dataclass(frozen=True)
+class KeptInputs:
+    """A minibatch whose forward pass is computed again.
+
+    Parameters
+    ----------
+    buffers : dict of str to torch.Tensor
+        Buffers of the stage before the first forward pass, by name.
+    random_states : dict
+        States of the generators then.
+    """
+
+    version: WeightVersion
+    inputs: PassedTensor
+    buffers: dict[str, torch.Tensor]
+    random_states: dict[str, torch.Tensor]
+
+
 class TorchStage:
     """Consecutive layers of a sequential module, with their optimizer.
 
@@ -99,20 +117,31 @@ class TorchStage:
         Names of all layers of the chain.
     parts : Parts
         The layers as a sequential module, the optimizer of their parameters alone, and the loss.
+    recomputes : bool
+        As in `Chain.build`.
     """
 
-    def __init__(self, layers: range, names: Sequence[str], parts: Parts, device: torch.device) -> None:
+    def __init__(
+        self,
+        layers: range,
+        names: Sequence[str],
+        parts: Parts,
+        device: torch.device,
+        *,
+        recomputes: bool = False,
+    ) -> None:
         self.layers = layers
         self._names = names
         self._parts = parts
         self._device = device
+        self._recomputes = recomputes
         self._module = StageModule(parts.model, parts.loss if layers.stop == len(names) else None)
         accept_lone_samples(parts.model)
         self._rate = RateFactor(parts.optimizer)
         named = self._module.named_parameters()
         self._trainable = {name: parameter for name, parameter in named if parameter.requires_grad}
         self._present: weakref.ref[WeightVersion] | None = None
-        self._passes: dict[int, ForwardPass] = {}
+        self._passes: dict[int, ForwardPass | KeptInputs] = {}
         self._gradients: dict[int, dict[str, torch.Tensor | None]] = {}
         self.weight_names = tuple(self._saved_name(*name.split(".", 1)) for name in self._trainable)
         self.statistic_names = tuple(
@@ -140,19 +169,24 @@ class TorchStage:
         BadInputError
             If the last layer returns anything but one tensor.
         """
-        begun = self._begin(version, inputs)
-        self._passes[minibatch] = begun
-        if not isinstance(begun.outputs, torch.Tensor):
+        if self._recomputes:
+            outputs = self._begin_recomputed(minibatch, version, inputs)
+        else:
+            begun = self._begin(version, inputs)
+            self._passes[minibatch], outputs = begun, begun.outputs
+        if not isinstance(outputs, torch.Tensor):
             raise BadInputError(
-                f"layer {self._names[self.layers[-1]]} returns {type(begun.outputs).__name__}: "
+                f"layer {self._names[self.layers[-1]]} returns {type(outputs).__name__}: "
                 "only one tensor can pass from a stage to the next",
                 "put it and the next layer into one nn.Module of your own",
             )
-        return self._passing(begun.outputs)
+        return self._passing(outputs)
 
     def backward(self, minibatch: int, gradient: PassedTensor) -> PassedTensor | None:
         """Compute the gradients with the weights of the forward pass."""
         begun = self._passes.pop(minibatch)
+        if isinstance(begun, KeptInputs):
+            begun = self._computed_again(begun)
         # Layers without weights after the inputs of the network have nothing to compute.
         if begun.outputs.requires_grad:
             passed = _own(gradient, self._passed(gradient))
@@ -288,7 +322,36 @@ class TorchStage:
         with self._computing():
             return self._run(version, given, *targets)
 
-    def _run(self, version: WeightVersion, given: torch.Tensor, *targets: torch.Tensor) -> ForwardPass:
+    def _begin_recomputed(self, minibatch: int, version: WeightVersion, inputs: PassedTensor) -> Any:
+        """Return the activations; keep what is needed to compute them again."""
+        self._parts.model.train()
+        given = _own(inputs, self._inputs(inputs))
+        # What came through the node's memory waits there, and not on the GPU.
+        kept = inputs.copy() if isinstance(inputs, np.ndarray) else given
+        self._passes[minibatch] = KeptInputs(version, kept, self._copied_buffers(), generators())
+        with torch.no_grad(), self._computing():
+            return self._run(version, given).outputs
+
+    def _computed_again(self, kept: KeptInputs) -> ForwardPass:
+        self._parts.model.train()
+        present = generators()
+        set_generators(kept.random_states)
+        with self._computing():
+            # Buffers are changed once for each minibatch, and by now others may have changed them.
+            begun = self._run(kept.version, self._inputs(kept.inputs), buffers=kept.buffers)
+        set_generators(present)
+        return begun
+
+    def _copied_buffers(self) -> dict[str, torch.Tensor]:
+        return {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+
+    def _run(
+        self,
+        version: WeightVersion,
+        given: torch.Tensor,
+        *targets: torch.Tensor,
+        buffers: Mapping[str, torch.Tensor] | None = None,
+    ) -> ForwardPass:
         # One zero, repeated without memory, until there is a gradient.
         received = InputGradient(given.new_zeros(()).expand(given.shape))
         weights = {name: tensor.detach().requires_grad_() for name, tensor in version.tensors.items()}
@@ -299,7 +362,7 @@ class TorchStage:
             entering = Entering.apply(root, given, received)
         else:
             entering = given.clone()
-        outputs = functional_call(self._module, weights, (entering, *targets))
+        outputs = functional_call(self._module, {**weights, **(buffers or {})}, (entering, *targets))
         return ForwardPass(version, received, weights, outputs)
 
     def _end(self, minibatch: int, begun: ForwardPass) -> PassedTensor | None:

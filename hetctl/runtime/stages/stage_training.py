@@ -65,7 +65,8 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
         training, validation = _loaders(spec, layout, context, stack, transport, worker, stage)
         context.prepare(member)
         plan = layout.workers[worker][stage]
-        network = chain.build(range(plan.first, plan.last + 1), training.sample)
+        layers = range(plan.first, plan.last + 1)
+        network = chain.build(layers, training.sample, recomputes=plan.recomputes)
         context.heartbeat()
         served = [layer for layer, rank in enumerate(layout.servers) if rank == group.rank]
         server = WaveServer(transport, to_server, served, [stages[0].rank for stages in layout.workers])

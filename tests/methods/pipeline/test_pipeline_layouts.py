@@ -68,6 +68,23 @@ def test_more_minibatches_are_in_flight_than_no_stage_waits_for():
     assert lay_out(own, NODES).layout.in_flight == fewest + 2
 
 
+def test_no_stage_recomputes_for_the_slack_alone():
+    recomputing = []
+    for memory in range(6_000, 60_000, 3_000):
+        own = problem("np", in_flight=None, memory=memory)
+        cluster = PipelineCluster(((UNNAMED,) * 2,) * 2, own.memory_bytes, own.links)
+        try:
+            fewest = plan(own.layers, cluster, "np", PipelineOptions(waves=own.waves)).virtual_workers
+        except InfeasibleError:
+            continue
+        stages = [stage for worker in fewest for stage in worker.stages]
+        layout = lay_out(own, NODES).layout
+        recomputing.append(any(stage.recomputes for stage in stages))
+        if not recomputing[-1]:
+            assert not any(one.recomputes for worker in layout.workers for one in worker)
+    assert not all(recomputing)
+
+
 def test_a_network_without_room_has_no_layout():
     with pytest.raises(InfeasibleError):
         lay_out(problem(memory=1500), NODES)

@@ -39,13 +39,13 @@ def test_the_bottleneck_is_the_least_there_is(layers, where, in_flight):
 
 
 @settings(max_examples=30)
-@given(profiles(), st.integers(0, 3), st.integers(1, 8))
-def test_bytes_of_every_stage_are_those_counted_one_by_one(layers, after, in_flight):
-    found = StageCosts(layers, cluster("A")).bytes(after, in_flight)
+@given(profiles(), st.integers(0, 3), st.integers(1, 8), st.booleans())
+def test_bytes_of_every_stage_are_those_counted_one_by_one(layers, after, in_flight, recomputes):
+    found = StageCosts(layers, cluster("A")).bytes(after, in_flight, recomputes=recomputes)
     for first in range(len(layers.layers)):
         held = minibatches_held(after, in_flight, is_first=not first)
         for last in range(first, len(layers.layers)):
-            assert found[first, last] == stage_needs(layers, first, last, held)
+            assert found[first, last] == stage_needs(layers, first, last, held, recomputes=recomputes)
 
 
 def test_the_faster_gpu_gets_more_layers():

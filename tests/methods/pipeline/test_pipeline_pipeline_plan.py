@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from pipeline_exact import groupings, least_bottleneck_s, stage_needs
 from pipelines import PLENTY, cluster, clusters, is_whole, profile, profiles
 
-from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
+from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
 from hetctl.methods.pipeline.grouping import GROUPINGS
+from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Partitioner
 from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, lower_bound_s, plan
 from hetctl.methods.pipeline.stage_costs import StageCosts, minibatches_held
@@ -72,12 +73,39 @@ def test_every_plan_keeps_the_rules(layers, where, policy):
         assert is_whole(worker.stages, layers)
         for at, stage in enumerate(worker.stages):
             held = minibatches_held(len(worker.stages) - 1 - at, worker.in_flight, is_first=not at)
-            assert stage.bytes == stage_needs(layers, stage.first, stage.last, held)
+            needed = stage_needs(layers, stage.first, stage.last, held, recomputes=stage.recomputes)
+            assert stage.bytes == needed
             assert stage.bytes <= where.free_bytes[stage.gpu_type]
             assert stage.gpu_type == where.nodes[stage.node][stage.gpu]
     assert found.lower_bound_s <= found.bottleneck_s * (1 + 1e-6)
     slowest = max(worker.period_s for worker in found.virtual_workers)
     assert found.throughput == pytest.approx(len(found.virtual_workers) / slowest)
+
+
+KEEPING = LayerProfile(
+    tuple(replace(layer, held_bytes=100) for layer in profile(1, 1, 1, 1, parameters=1).layers)
+)
+
+
+@pytest.mark.parametrize(
+    ("memory", "expected"), [(612, [False, False]), (611, [True, False]), (218, [True, False])]
+)
+def test_a_stage_recomputes_only_where_it_would_not_fit(memory, expected):
+    where = cluster("AA", memory=memory, links=Links(1e12, 1.0, 0.0, 0.0))
+    (worker,) = plan(KEEPING, where, "np", PipelineOptions(in_flight=3)).virtual_workers
+    assert [stage.recomputes for stage in worker.stages] == expected
+    # Three minibatches with two weights, and what the layers keep of all or of one; the last stage has one
+    # minibatch, and the activations that it received.
+    first = 3 * 2 + (1 if expected[0] else 3) * 200
+    assert [stage.bytes for stage in worker.stages] == [first + 6, 2 + 200 + 10 + 6]
+    backward_s = 4 / 3 + (2 / 3 if expected[0] else 0)
+    assert worker.stages[0].backward_s == pytest.approx(backward_s)
+
+
+@pytest.mark.parametrize(("memory", "options"), [(217, {}), (300, {"recompute": False})])
+def test_what_fits_in_no_way_is_infeasible(memory, options):
+    with pytest.raises(InfeasibleError):
+        plan(KEEPING, cluster("AA", memory=memory), "np", PipelineOptions(in_flight=3, **options))
 
 
 @settings(max_examples=20, deadline=None)

@@ -54,12 +54,13 @@ def chain_of(framework, config):
     return load_framework(framework).chain(member_of(config), loaded(framework))
 
 
-def stages_of(framework, config, number):
+def stages_of(framework, config, number, recomputes=False):
     """Return the chain in so many stages."""
     chain = chain_of(framework, config)
     (x, y), _ = loaded(framework).input_fn(None)
     bounds = np.linspace(0, len(chain.layers), number + 1).astype(int).tolist()
-    return [chain.build(range(*bounds[i : i + 2]), (x[:1], y[:1])) for i in range(number)]
+    cuts = [range(*bounds[i : i + 2]) for i in range(number)]
+    return [chain.build(cut, (x[:1], y[:1]), recomputes=recomputes) for cut in cuts]
 
 
 @pytest.fixture
@@ -250,6 +251,21 @@ def test_minibatches_in_flight_keep_the_weights_they_began_with(framework):
     other = Pipeline(stages_of(framework, config, 3))
     other.train(copies(batches(framework)), in_flight=1)
     assert np.abs(other.weights()[0] - pipeline.weights()[0]).max() > 1e-6
+
+
+@pytest.mark.parametrize("config", [MOMENTUM, {"dropout": 0.3}], ids=["batch norm", "dropout"])
+@pytest.mark.parametrize("framework", MODULES)
+@pytest.mark.usefixtures("as_written")
+def test_passes_that_are_computed_again_have_the_same_bits(framework, config):
+    found = []
+    for recomputes in (False, True):
+        pipeline = Pipeline(stages_of(framework, config, 3, recomputes))
+        loss = pipeline.train(copies(batches(framework)), in_flight=3)
+        found.append((loss, saved(pipeline)))
+    (loss, kept), (again, recomputed) = found
+    assert loss == again
+    assert kept.keys() == recomputed.keys()
+    assert [name for name in kept if not np.array_equal(kept[name], recomputed[name])] == []
 
 
 @pytest.mark.parametrize("framework", MODULES)

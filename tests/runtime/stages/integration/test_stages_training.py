@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -37,7 +38,7 @@ MODULES = {"pytorch": "piped_torch", "tensorflow": "piped_keras"}
 
 
 def job_of(tmp_path, config, policy, in_flight, distance=0, slots=4, epochs=2, framework="pytorch",
-    checkpoint=EVERY_EPOCH, **spec,
+    checkpoint=EVERY_EPOCH, layers=LAYERS, memory=2**30, **spec,
 ):  # fmt: skip
     module = MODULES[framework]
     for name in (module, "handwriting"):
@@ -47,8 +48,8 @@ def job_of(tmp_path, config, policy, in_flight, distance=0, slots=4, epochs=2, f
     functions = Functions(f"{module}:input_fn", f"{module}:model_fn")
     ensemble = Ensemble("e", framework, functions, (member,), str(tmp_path))
     problem = PipelineProblem(
-        layers=LAYERS,
-        memory_bytes={UNNAMED: 2**30},
+        layers=layers,
+        memory_bytes={UNNAMED: memory},
         links=Links(1e9, 1.0, 1e-4, 1e-9),
         batch_size=16,
         policy=policy,
@@ -128,6 +129,24 @@ def test_waves_give_the_weights_that_their_log_says(tmp_path, policy, in_flight,
     assert differences(run.follow(), arrays, 1e-12) == []
     (report, *_) = job.events("stages", "m")
     assert len(report.data["stages"]) == 4
+
+
+@pytest.mark.parametrize("framework", MODULES)
+def test_stages_without_memory_for_all_passes_recompute_them(tmp_path, framework):
+    # Of three minibatches the first stage has room for the inputs, and of one for what its layers keep.
+    kept = LayerProfile(tuple(replace(layer, held_bytes=20_000) for layer in LAYERS.layers))
+    job = job_of(tmp_path, SGD, "np", 3, slots=2, framework=framework, layers=kept, memory=120_000)
+    job.drive()
+    assert job.reason == "finished"
+    (layout,) = layouts_of(events_in(job.run), "m").values()
+    assert [[plan.recomputes for plan in stages] for stages in layout.workers] == [[True, False]]
+    arrays, _ = newest(checkpoint_folder(job.spec, "m"))
+    # TensorFlow takes its number of threads once in a process.
+    process = fork(follow_to, job.spec, job.run.path, "m", tmp_path / "followed.npz")
+    process.join(120)
+    assert process.exitcode == 0
+    with np.load(tmp_path / "followed.npz") as followed_arrays:
+        assert differences(dict(followed_arrays), arrays, 1e-9) == []
 
 
 def test_keras_waves_give_the_weights_that_their_log_says(tmp_path):
