@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
-from hetctl.runtime.frameworks.stage_network import TensorMemory
+from hetctl.runtime.frameworks.stage_network import DeviceTensor, TensorMemory
 from hetctl.runtime.worker.group import Group, all_gather
 
 LEAST_BYTES = 1 << 20
@@ -25,8 +26,7 @@ def openers(group: Group, nodes: Sequence[str], memory: TensorMemory) -> frozens
         Node of each rank.
     """
     trial = memory.filled(group.rank, 1)
-    handle = None if trial is None else memory.exported(trial)
-    handles = all_gather(group, handle or "")
+    handles = all_gather(group, _handle(memory, trial) or "")
     of_node = {rank: handle for rank, handle in enumerate(handles) if nodes[rank] == nodes[group.rank]}
     opened = [
         rank
@@ -36,6 +36,13 @@ def openers(group: Group, nodes: Sequence[str], memory: TensorMemory) -> frozens
     # The trial stays in memory until all have tried.
     opened_by = all_gather(group, opened)
     return frozenset(rank for rank, others in enumerate(opened_by) if group.rank in others)
+
+
+def _handle(memory: TensorMemory, trial: DeviceTensor | None) -> str | None:
+    # Allocators with pools of the driver, which users can choose, share nothing.
+    with suppress(RuntimeError):
+        return None if trial is None else memory.exported(trial)
+    return None
 
 
 def _opens(memory: TensorMemory, handle: str, value: float) -> bool:

@@ -43,6 +43,7 @@ class FileMemory(NodeMemory):
 
     folder: Path
     is_reached: bool = True
+    is_shared: bool = True
     offset: float = 0.0
     numbers: count = field(default_factory=count)
 
@@ -58,6 +59,8 @@ class FileMemory(NodeMemory):
         return self.tensor(np.full(size, value))
 
     def exported(self, tensor):
+        if not self.is_shared:
+            raise RuntimeError("cudaMallocAsync does not yet support shareIpcHandle")
         return tensor.path if isinstance(tensor, FileTensor) else None
 
     def opened(self, handle):
@@ -89,6 +92,6 @@ def test_a_rank_of_the_same_node_opens_a_tensor_where_it_is(tmp_path):
     assert passed_by_rank_0(tmp_path) == ["FileTensor", "ndarray"]
 
 
-@pytest.mark.parametrize("failure", [{"is_reached": False}, {"offset": 1.0}], ids=["refused", "other memory"])
+@pytest.mark.parametrize("failure", [{"is_reached": False}, {"is_shared": False}, {"offset": 1.0}])
 def test_a_rank_that_cannot_open_tensors_gets_copies(tmp_path, failure):
     assert passed_by_rank_0(tmp_path, **failure) == ["ndarray", "ndarray"]
