@@ -15,7 +15,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.keras_model import array_of, first_samples, ignore_padding
 from hetctl.runtime.frameworks.keras_optimizer import KerasRate, update_in_turn
-from hetctl.runtime.frameworks.stage_network import Tensor
+from hetctl.runtime.frameworks.stage_network import RecomputedPass, Tensor
 
 RATE_FACTOR = "optimizer/learning_rate_factor"
 
@@ -35,21 +35,6 @@ class RecordedPass:
     tape: Any
     sources: list[Any]
     results: tuple[Any, Any]
-
-
-@dataclass(frozen=True)
-class UnrecordedPass:
-    """A minibatch whose forward pass is computed again.
-
-    Parameters
-    ----------
-    state : list
-        Variables that no optimizer changes, before the first forward pass.
-    """
-
-    version: list[Any]
-    inputs: Tensor
-    state: list[Any]
 
 
 class KerasStage:
@@ -101,7 +86,7 @@ class KerasStage:
         self._infer = tf.function(self._infer_step, reduce_retracing=True)
         self._score = tf.function(self._score_step, reduce_retracing=True)
         self._update = tf.function(self._update_step)
-        self._passes: dict[int, RecordedPass | UnrecordedPass] = {}
+        self._passes: dict[int, RecordedPass | RecomputedPass] = {}
         self._gradients: dict[int, list[Any]] = {}
         self._scored = 0
         places = {id(variable): place for place, variable in self._named().items()}
@@ -117,7 +102,7 @@ class KerasStage:
         """Return the activations after the last layer, without padding."""
         if self._recomputes:
             state = [tf.convert_to_tensor(variable) for variable in self._model.non_trainable_variables]
-            self._passes[minibatch] = UnrecordedPass(version, inputs.copy(), state)
+            self._passes[minibatch] = RecomputedPass(version, inputs.copy(), state)
             return array_of(self._forward(version, self._padded(inputs))[0])
         begun = self._recorded(version, inputs, self._forward)
         self._passes[minibatch] = begun
@@ -126,7 +111,8 @@ class KerasStage:
     def backward(self, minibatch: int, gradient: Tensor) -> Tensor | None:
         """Compute the gradients with the weights of the forward pass."""
         begun = self._passes.pop(minibatch)
-        if isinstance(begun, UnrecordedPass):
+        if isinstance(begun, RecomputedPass):
+            assert isinstance(begun.inputs, np.ndarray)
             begun = self._recorded(begun.version, begun.inputs, partial(self._again, begun.state))
         outputs, losses = begun.results
         given = [tf.convert_to_tensor(gradient, outputs.dtype), tf.ones_like(losses)]

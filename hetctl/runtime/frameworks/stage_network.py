@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -30,7 +31,7 @@ class DeviceTensor(Protocol):
 
 
 PassedTensor = Tensor | DeviceTensor
-"""What stages pass to each other."""
+"""Activations or gradients on their way between stages."""
 
 
 class TensorMemory(Protocol):
@@ -105,6 +106,23 @@ class ComputeTime(NamedTuple):
 
     compute_s: float
     launch_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class RecomputedPass:
+    """A minibatch whose forward pass is computed again before its backward pass.
+
+    Parameters
+    ----------
+    version : Any
+        Version of the weights, as `StageNetwork.version` returned it.
+    state : Any
+        Statistics and random numbers as they were before the first forward pass.
+    """
+
+    version: Any
+    inputs: PassedTensor
+    state: Any
 
 
 class StageNetwork(Protocol):

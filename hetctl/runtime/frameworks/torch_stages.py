@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.frameworks.stage_network import ComputeTime, PassedTensor, Tensor
+from hetctl.runtime.frameworks.stage_network import ComputeTime, PassedTensor, RecomputedPass, Tensor
 from hetctl.runtime.frameworks.torch_batches import accept_lone_samples, array_of, tensor_of
 from hetctl.runtime.frameworks.torch_compute_clock import ComputeClock
 from hetctl.runtime.frameworks.torch_optimizer import RateFactor
@@ -90,24 +90,6 @@ class ForwardPass:
     outputs: torch.Tensor
 
 
-@dataclass(frozen=True)
-class KeptInputs:
-    """A minibatch whose forward pass is computed again.
-
-    Parameters
-    ----------
-    buffers : dict of str to torch.Tensor
-        Buffers of the stage before the first forward pass, by name.
-    random_states : dict
-        States of the generators then.
-    """
-
-    version: WeightVersion
-    inputs: PassedTensor
-    buffers: dict[str, torch.Tensor]
-    random_states: dict[str, torch.Tensor]
-
-
 class TorchStage:
     """Consecutive layers of a sequential module, with their optimizer.
 
@@ -141,7 +123,7 @@ class TorchStage:
         named = self._module.named_parameters()
         self._trainable = {name: parameter for name, parameter in named if parameter.requires_grad}
         self._present: weakref.ref[WeightVersion] | None = None
-        self._passes: dict[int, ForwardPass | KeptInputs] = {}
+        self._passes: dict[int, ForwardPass | RecomputedPass] = {}
         self._gradients: dict[int, dict[str, torch.Tensor | None]] = {}
         self.weight_names = tuple(self._saved_name(*name.split(".", 1)) for name in self._trainable)
         self.statistic_names = tuple(
@@ -185,7 +167,7 @@ class TorchStage:
     def backward(self, minibatch: int, gradient: PassedTensor) -> PassedTensor | None:
         """Compute the gradients with the weights of the forward pass."""
         begun = self._passes.pop(minibatch)
-        if isinstance(begun, KeptInputs):
+        if isinstance(begun, RecomputedPass):
             begun = self._computed_again(begun)
         # Layers without weights after the inputs of the network have nothing to compute.
         if begun.outputs.requires_grad:
@@ -328,17 +310,18 @@ class TorchStage:
         given = _own(inputs, self._inputs(inputs))
         # What came through the node's memory waits there, and not on the GPU.
         kept = inputs.copy() if isinstance(inputs, np.ndarray) else given
-        self._passes[minibatch] = KeptInputs(version, kept, self._copied_buffers(), generators())
+        self._passes[minibatch] = RecomputedPass(version, kept, (self._copied_buffers(), generators()))
         with torch.no_grad(), self._computing():
             return self._run(version, given).outputs
 
-    def _computed_again(self, kept: KeptInputs) -> ForwardPass:
+    def _computed_again(self, kept: RecomputedPass) -> ForwardPass:
         self._parts.model.train()
+        buffers, random_states = kept.state
         present = generators()
-        set_generators(kept.random_states)
+        set_generators(random_states)
         with self._computing():
             # Buffers are changed once for each minibatch, and by now others may have changed them.
-            begun = self._run(kept.version, self._inputs(kept.inputs), buffers=kept.buffers)
+            begun = self._run(kept.version, self._inputs(kept.inputs), buffers=buffers)
         set_generators(present)
         return begun
 

@@ -27,6 +27,8 @@ def openers(group: Group, nodes: Sequence[str], memory: TensorMemory) -> frozens
     """
     trial = memory.filled(group.rank, 1)
     handles = all_gather(group, _handle(memory, trial) or "")
+    if not any(handles):
+        return frozenset()
     of_node = {rank: handle for rank, handle in enumerate(handles) if nodes[rank] == nodes[group.rank]}
     opened = [
         rank
