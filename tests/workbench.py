@@ -24,6 +24,7 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.worker.group import SingleRank, join_group
 from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.runtime.worker.reporting import report_failure, reporter
+from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import Home
 from hetctl.storage.profile_request import read_measurements
 from hetctl.storage.progress_fold import events_in
@@ -345,6 +346,9 @@ def train(task: TaskMessage, events, stop_requested) -> int:
     state = Path(training.checkpoints) / "epochs"
     state.parent.mkdir(parents=True, exist_ok=True)
     done = int(state.read_text()) if state.exists() else 0
+    if done and done not in _reported(task):
+        # As a trainer does: the last one was killed between the checkpoint and this.
+        _report_epoch(task, events, done)
     events.write("started", epochs=done, part_samples=0)
     if config.get("fail"):
         events.write("failed", error="no such layer")
@@ -371,9 +375,7 @@ def train(task: TaskMessage, events, stop_requested) -> int:
         written = state.with_name(f"epochs.{os.getpid()}")
         written.write_text(str(done))
         written.replace(state)
-        gpus = training.allocation.gpus
-        result = EpochResult(done, {"loss": 1 / done, "val_accuracy": done / 100}, 0.1, gpus, time.time())
-        events.write("epoch", **encode(result), evaluate_s=0.0)
+        _report_epoch(task, events, done, evaluate_s=0.0)
         if config.get("disk_full_after") == done and not state.with_name("full").exists():
             state.with_name("full").touch()
             return EXIT_CODES[ExitReason.DISK_FULL]
@@ -385,6 +387,18 @@ def train(task: TaskMessage, events, stop_requested) -> int:
     )
     del hoard
     return 0
+
+
+def _reported(task: TaskMessage) -> set[int]:
+    """The epochs of a member that are on the disk."""
+    events = read_events(task.events / f"{task.name}.jsonl")
+    return {event.data["epoch"] for event in events if event.kind == "epoch"}
+
+
+def _report_epoch(task: TaskMessage, events, number: int, **more: float) -> None:
+    metrics = {"loss": 1 / number, "val_accuracy": number / 100}
+    result = EpochResult(number, metrics, 0.1, task.training.allocation.gpus, time.time())
+    events.write("epoch", **encode(result), **more)
 
 
 def _wait(stop_requested, deadline: float, config, done: int) -> str:

@@ -145,10 +145,11 @@ class TaskReport:
         """Apply the next event."""
         kind, data = event.kind, event.data
         self.last_at = event.time if self.last_at is None else max(self.last_at, event.time)
-        self.failed_by = data.get("reason", self.failed_by)
         self.peak_memory_bytes = data.get("peak_memory_bytes", self.peak_memory_bytes)
         self.exit_reason = LAST_EVENTS.get(kind, self.exit_reason)
-        if kind == "stopped":
+        if kind == "failed":
+            self.failed_by = data.get("reason", self.failed_by)
+        elif kind == "stopped":
             self.stop_reasons += (data["reason"],)
         elif kind == "first_step":
             self.epoch_since = event.time

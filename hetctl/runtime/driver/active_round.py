@@ -132,11 +132,14 @@ class ActiveRound:
         # srun and ranks may exit with 0 after a node is lost, so a clean exit counts
         # only with the trainer's last event.
         reason = exit_reason_of(task.exit_code, task.output, report.failed_by)
-        if task.lost_nodes and reason is ExitReason.KILLED:
+        if reason is not ExitReason.KILLED:
+            return reason
+        # The trainer's last event says that its state is in a checkpoint: it was killed at its very end.
+        if report.exit_reason:
+            return report.exit_reason
+        if task.lost_nodes:
             return ExitReason.NODE_FAILURE
-        if reason is ExitReason.KILLED and task.name in self.stopping_since:
-            return ExitReason.STOPPED
-        return reason
+        return ExitReason.STOPPED if task.name in self.stopping_since else reason
 
     def end(self, reason: str) -> None:
         """Record the end of the round."""

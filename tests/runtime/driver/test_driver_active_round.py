@@ -1,4 +1,4 @@
-"""Stops of members in a round whose tasks follow each other under one name, as visits do."""
+"""Ends of members in a round, and stops where tasks follow each other under one name, as visits do."""
 
 from __future__ import annotations
 
@@ -62,3 +62,12 @@ def test_a_stop_that_comes_after_the_end_is_for_no_later_visit(visits, told):
     visits.stop_member("a", "state lost", NOT_BUSY)
     begin(visits)
     assert (told, overdue(visits)) == ([], [])
+
+
+@pytest.mark.parametrize("reason", ["signal", "deadline"])
+@pytest.mark.parametrize(
+    ("exit_code", "expected"), [(KILLED, "told"), (1, "program-error"), (74, "disk-full")]
+)
+def test_a_trainer_may_die_after_it_has_stopped(visits, reason, exit_code, expected):
+    EventWriter(visits.folder.events, "a", 0).write("stopped", reason=reason, part_samples=0)
+    assert end(visits, exit_code) is ExitReason(expected)
