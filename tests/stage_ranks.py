@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from hetctl.methods.pipeline.stage_costs import minibatches_held
 from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
 from hetctl.runtime.frameworks.stage_network import NodeMemory, TensorMemory
@@ -32,9 +33,10 @@ class Rank:
 def layout_of(workers, stages, layers, in_flight, distance=0, held=None):
     """Return a layout of equal virtual workers; rank after rank, stage after stage."""
     bounds = [round(layers * at / stages) for at in range(stages + 1)]
+    most = [minibatches_held(stages - 1 - at, in_flight, is_first=not at) for at in range(stages)]
     plans = tuple(
         tuple(
-            StagePlan(worker * stages + at, bounds[at], bounds[at + 1] - 1, held or in_flight)
+            StagePlan(worker * stages + at, bounds[at], bounds[at + 1] - 1, held or most[at])
             for at in range(stages)
         )
         for worker in range(workers)

@@ -12,12 +12,13 @@ from hetctl.methods.pipeline.layers import LayerProfile
 def minibatches_held(stages_after: int, in_flight: int, *, is_first: bool = False) -> int:
     """Return the number of minibatches that a stage holds between their forward and backward passes.
 
-    The first stage holds all that are in flight: a minibatch is in flight from its first forward to its
-    last backward pass, and both are there (section 4). The last stage runs both passes as one and holds
-    one minibatch. In a pipeline in which each stage runs each pass once per period, a minibatch takes at
-    most two periods per following stage to return, so a stage between holds no more to be always busy.
+    The last stage runs both passes as one and holds one minibatch, also where it is the only one. The first
+    stage of several holds all that are in flight: a minibatch is in flight from its first forward to its
+    last backward pass, and both are there (section 4). In a pipeline in which each stage runs each pass once
+    per period, a minibatch takes at most two periods per following stage to return, so a stage between holds
+    no more to be always busy.
     """
-    return in_flight if is_first else min(in_flight, 2 * stages_after + 1)
+    return in_flight if is_first and stages_after else min(in_flight, 2 * stages_after + 1)
 
 
 def most_in_flight(gpus: int) -> int:

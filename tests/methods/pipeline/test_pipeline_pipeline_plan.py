@@ -102,6 +102,15 @@ def test_a_stage_recomputes_only_where_it_would_not_fit(memory, expected):
     assert worker.stages[0].backward_s == pytest.approx(backward_s)
 
 
+def test_the_only_stage_holds_one_minibatch_of_those_in_flight():
+    where, options = cluster("A", memory=416), PipelineOptions(in_flight=3)
+    (worker,) = plan(KEEPING, where, "np", options).virtual_workers
+    # Both passes are one task, which begins with the weights of the last one.
+    assert [(stage.bytes, worker.in_flight) for stage in worker.stages] == [(4 * 100 + 4 * 4, 3)]
+    with pytest.raises(InfeasibleError):
+        plan(KEEPING, cluster("A", memory=415), "np", options)
+
+
 @pytest.mark.parametrize(("memory", "options"), [(217, {}), (300, {"recompute": False})])
 def test_what_fits_in_no_way_is_infeasible(memory, options):
     with pytest.raises(InfeasibleError):

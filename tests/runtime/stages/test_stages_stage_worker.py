@@ -128,7 +128,7 @@ def test_waves_of_one_minibatch_equal_data_parallel_steps():
 
 @pytest.mark.parametrize(
     ("workers", "stages", "in_flight", "distance"),
-    [(1, 4, 3, 0), (2, 2, 2, 0), (2, 2, 4, 2), (3, 2, 3, 1), (2, 1, 1, 0)],
+    [(1, 4, 3, 0), (2, 2, 2, 0), (2, 2, 4, 2), (3, 2, 3, 1), (2, 1, 1, 0), (2, 1, 3, 1)],
 )
 def test_weights_are_those_of_a_program_that_follows_the_log(workers, stages, in_flight, distance):
     layout = layout_of(workers, stages, 4, in_flight, distance)
