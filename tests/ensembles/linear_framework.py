@@ -150,6 +150,9 @@ class Linear:
         """Refuse to cut the network."""
         raise BadInputError(f"linear classifiers have one layer: {member.name} cannot be cut into stages")
 
+    def remove_temporary_files(self) -> None:
+        """Do nothing: there are none."""
+
     def clear(self) -> None:
         """Do nothing: a network goes with the last reference to it."""
 

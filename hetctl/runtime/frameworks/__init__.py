@@ -174,6 +174,9 @@ class Framework(CollectiveBackend, Protocol):
             Index of the rank's GPU among the visible ones; None for a slot.
         """
 
+    def remove_temporary_files(self) -> None:
+        """Remove files of this process that the framework would remove only when Python ends in order."""
+
     def build(
         self, member: Member, functions: UserFunctions, group: Group, sample: Samples
     ) -> TrainableNetwork:

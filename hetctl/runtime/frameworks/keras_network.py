@@ -334,7 +334,7 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
     rows, with any reduction, so that the other rows have no gradient.
     """
 
-    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+    @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             outputs = tf.nest.map_structure(
@@ -360,7 +360,7 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
 def _test_step_of(model: Any) -> Any:
     """Return the model's own evaluation step, traced once for batches of one size."""
 
-    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+    @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]
     def step(x: Any, y: Any, count: Any) -> Any:
         return model.test_step((_first(x, count), y[:count]))
 
@@ -370,7 +370,7 @@ def _test_step_of(model: Any) -> Any:
 def _predict_step_of(model: Any) -> Any:
     """Return a step whose outputs are those of evaluation: Keras' own test step returns none."""
 
-    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]
+    @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]
     def step(x: Any, count: Any) -> Any:
         return tf.nest.map_structure(lambda output: output[:count], model(x, training=False))
 

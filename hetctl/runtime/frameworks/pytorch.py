@@ -432,6 +432,9 @@ class PyTorch:
         """Return a gauge of its allocator, or of the process."""
         return memory_gauge(device)
 
+    def remove_temporary_files(self) -> None:
+        """Do nothing: compiled kernels are kept for other ranks, and the agent removes shared memory."""
+
     def clear(self) -> None:
         """Release unused memory of the GPU."""
         # Reference cycles hold tensors until a collection, and empty_cache() returns unused blocks only.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 # TensorFlow reads it when it is imported.
@@ -31,6 +34,8 @@ from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 HOST = "localhost"
+CONVERTED = "__autograph_generated_file"
+"""Beginning of the names of modules in which AutoGraph stores what it has made of Python functions."""
 
 
 class TensorFlow:
@@ -162,6 +167,17 @@ class TensorFlow:
     def memory_gauge(self, device: int | None) -> MemoryGauge:
         """Return a gauge of its allocator, or of the process."""
         return memory_gauge(device)
+
+    def remove_temporary_files(self) -> None:
+        """Remove the code that AutoGraph has made of functions, as those of Horovod and of input pipelines.
+
+        AutoGraph removes sources in an exit handler, which ranks do not run, and bytecode never.
+        """
+        for name, module in list(sys.modules.items()):
+            if name.startswith(CONVERTED):
+                for file in filter(None, (module.__file__, module.__cached__)):
+                    with suppress(OSError):
+                        Path(file).unlink()
 
     def clear(self) -> None:
         """Delete graphs and names, and collect their garbage."""

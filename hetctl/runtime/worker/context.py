@@ -359,6 +359,11 @@ class WorkerContext:
         if self._code is not None and not (self.kept and self.kept.has_networks):
             self._code[0].clear()
 
+    def remove_temporary_files(self) -> None:
+        """Remove files that the framework has left in the node's temporary folder."""
+        if self._code is not None:
+            self._code[0].remove_temporary_files()
+
     def _open(
         self,
         data: WholeData | PartitionedData,

@@ -261,6 +261,9 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
                 )
                 return LOST_PEER
             return report_failure(error, writer_of(assignment.task, context.send_written))
+        finally:
+            # At the end of a job the rank is killed as soon as the driver knows that its task is done.
+            context.remove_temporary_files()
     return 0
 
 
