@@ -110,6 +110,23 @@ def model_fn(config):
     return {"model": model, "optimizer": optimizer, "loss": nn.CrossEntropyLoss()}
 '''
 
+ALONE = """
+import sys, time
+import torch, lasting
+torch.set_num_threads(1)
+trained = lasting.model_fn({"seconds": [float(word) for word in sys.argv[1:]], "factors": {}})
+model, optimizer = trained["model"], trained["optimizer"]
+x, warm_up, minibatches = torch.rand(8, 16), 10, 100
+for minibatch in range(warm_up + minibatches):
+    if minibatch == warm_up:
+        began = time.perf_counter()
+    outputs = model(x)
+    outputs.backward(torch.ones_like(outputs))
+    optimizer.step()
+    optimizer.zero_grad()
+print((time.perf_counter() - began) / minibatches)
+"""
+
 
 @dataclass(frozen=True)
 class Piped:
@@ -221,14 +238,29 @@ def step_of(events: Sequence[Event]) -> dict:
 
 def bound_of(step: dict, unlike: bool) -> float:
     """Return the rate of the slowest stage times the number of virtual workers, in samples/s."""
+    return len(step["pipeline"]["workers"]) * BATCH / (3 * sum(slowest_of(step, unlike)))
+
+
+def slowest_of(step: dict, unlike: bool) -> list[float]:
+    """Return the seconds of the forward passes of the layers of the slowest stage."""
     slow = {"n3", "n4"} if unlike else set()
     factors = [SLOW if place["node"] in slow else FAST for place in step["placement"] for _ in place["gpus"]]
-    seconds = [
-        3 * sum(LAYERS_S[plan["first"] : plan["last"] + 1]) * factors[plan["rank"]]
+    stages = [
+        [factors[plan["rank"]] * seconds for seconds in LAYERS_S[plan["first"] : plan["last"] + 1]]
         for stages in step["pipeline"]["workers"]
         for plan in stages
     ]
-    return len(step["pipeline"]["workers"]) * BATCH / max(seconds)
+    return max(stages, key=sum)
+
+
+def alone_over_bound(layers_s: Sequence[float], folder: Path) -> float:
+    """Return the rate of a plain loop of PyTorch over these layers, over the bound of their times."""
+    folder.mkdir()
+    (folder / "lasting.py").write_text(NETWORK)
+    (folder / "alone.py").write_text(ALONE)
+    command = [sys.executable, "alone.py", *map(str, layers_s)]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    return 3 * sum(layers_s) / float(done.stdout)
 
 
 def throughput(quick: bool = False) -> Table:
@@ -236,7 +268,7 @@ def throughput(quick: bool = False) -> Table:
     title = "Pipelines in training: stages that sleep, on 4 nodes with 2 slots of a real Slurm, PyTorch"
     if missing := missing_programs():
         return Table(title, (), (), (), f"No Slurm on this machine: {', '.join(missing)}.")
-    rows, worst, over_bound = [], 0.0, 0.0
+    rows, worst, over_bound, alone = [], 0.0, 0.0, 0.0
     cases = [("ed", False), *((policy, True) for policy in ("np", "ed", "hd", "best"))]
     with tempfile.TemporaryDirectory(prefix="hetctl-stages-", dir="/tmp") as name, running() as cluster:
         measured_s = measured_layers(cluster, Path(name))
@@ -249,6 +281,7 @@ def throughput(quick: bool = False) -> Table:
             bound = bound_of(step, unlike)
             if not unlike:
                 over_bound = measured / bound
+                alone = alone_over_bound(slowest_of(step, unlike), Path(name) / "alone")
             worst = max(worst, abs(step["rate"] / measured - 1))
             workers = step["pipeline"]["workers"]
             shape = f"{len(workers)} x {', '.join(sorted({str(len(stages)) for stages in workers}))}"
@@ -271,7 +304,9 @@ def throughput(quick: bool = False) -> Table:
         f"`hetctl submit --mode pipeline`, D = 1, on this machine with {os.cpu_count()} cores. Layers sleep "
         f"{min(LAYERS_S) * 1e3:g} to {max(LAYERS_S) * 1e3:g} ms forward and twice that backward, on the slow "
         f"type of GPU {SLOW:g} times as long; bounds are of these times, simulations of layers that `hetctl "
-        "profile --layers` has measured. Rates are those of the second epoch."
+        "profile --layers` has measured. Rates are those of the second epoch. Without a pipeline, a plain "
+        "loop of PyTorch over the layers of the slowest of the 2 x 4 stages (both passes and a step of the "
+        f"optimizer) reaches {alone:.3f} of its bound here."
     )
     columns = ("GPUs", "workers x stages, N_m", "samples/s", "simulated", "over measured", "of the bound")
     return Table(title, columns, tuple(rows), figures, note)
