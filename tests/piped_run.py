@@ -48,6 +48,15 @@ def part_of(record):
     return record.round, record.epoch, record.position
 
 
+def kept(parts):
+    """Return the parts without those that a later round has begun anew, since no checkpoint had them."""
+    found = []
+    for place, records in reversed(parts):
+        if not found or place[1:] < found[-1][0][1:]:
+            found.append((place, records))
+    return found[::-1]
+
+
 class FollowedRun:
     """A member's run, followed by a sequential program.
 
@@ -63,7 +72,7 @@ class FollowedRun:
         self.framework = load_framework(spec.ensemble.framework)
         self.layouts = layouts_of(events_in(folder), name)
         records = sorted(read_waves(folder, name), key=part_of)
-        self.parts = [(place, list(own)) for place, own in groupby(records, part_of)]
+        self.parts = kept([(place, list(own)) for place, own in groupby(records, part_of)])
         self.samples, _ = self.functions.input_fn(spec.ensemble.data)
         self.program = None
 
