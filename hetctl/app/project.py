@@ -165,21 +165,21 @@ class Project:
             )
 
     def _ensemble_of_catalog(self, name: str | None) -> Ensemble:
-        if not self.home.catalog.exists():
+        names: list[str] = []
+        if self.home.catalog.exists():
+            with self.reading() as catalog:
+                names = catalog.ensembles()
+                if found := catalog.ensemble(name or next(reversed(names), "")):
+                    return found
+        if name is None:
             raise BadInputError(
                 f"there is no {ENSEMBLE_FILE} in {self.folder}",
                 "go to the project's folder, name a file with --ensemble, or start with `hetctl init`",
             )
-        with self.reading() as catalog:
-            names = catalog.ensembles()
-            wanted = name or (names[-1] if names else "")
-            found = catalog.ensemble(wanted)
-        if found is None:
-            raise BadInputError(
-                f"no ensemble {wanted!r} in the catalog, which has: {', '.join(names) or 'none'}",
-                "name an ensemble file with --ensemble FILE.yaml",
-            )
-        return found
+        raise BadInputError(
+            f"no ensemble {name!r} in the catalog, which has: {', '.join(names) or 'none'}",
+            "name an ensemble file with --ensemble FILE.yaml",
+        )
 
 
 def _refuse_login_node(host: str) -> None:

@@ -221,6 +221,15 @@ def test_a_catalog_without_runs_says_how_to_start_one(planned, arguments):
     assert said == "there is no run in the catalog start one with `hetctl submit`"
 
 
+def test_a_catalog_without_ensembles_is_like_none(project):
+    (project.path / "ensemble.yaml").unlink()
+    expected = refused(project, 2, "bad-input", "plan", "--gpus", "2")
+    assert expected.startswith(f"there is no ensemble.yaml in {project.path}")
+    with Catalog.open(project.home.catalog):
+        pass
+    assert refused(project, 2, "bad-input", "plan", "--gpus", "2") == expected
+
+
 def test_an_edit_during_submit_does_not_mix_two_ensembles(planned, monkeypatch):
     """A second read would plan what the first one did not look for among the unfinished runs."""
     text = (planned.path / "ensemble.yaml").read_text()
