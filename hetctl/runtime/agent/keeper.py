@@ -65,8 +65,10 @@ class Keeper:
             run_to_the_end(body)
         self._child = pid
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        _, status = os.waitpid(pid, 0)
+        # Until it is reaped, its number is no other process's, and a signal that comes with its end finds it.
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         self._child = 0
+        _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         return code if code >= 0 else 128 - code
 

@@ -10,14 +10,15 @@ import pytest
 from workbench import wait_for
 
 from hetctl.runtime.agent.keeper import KILLED, MOST_RESTARTS, RETURNS, Keeper
+from hetctl.runtime.agent.rank_template import run_to_the_end
 from hetctl.storage.processes import Process
 
 
-def forked_keeper(live):
+def forked_keeper(live, keeper=Keeper):
     """Return the process of a keeper that keeps this alive."""
     pid = os.fork()
     if pid == 0:
-        os._exit(Keeper().keep(live))
+        run_to_the_end(lambda: keeper().keep(live))
     return pid
 
 
@@ -95,3 +96,20 @@ def test_an_agent_ends_with_its_keeper(lives):
     os.kill(keeper, signal.SIGKILL)
     end_of(keeper)
     wait_for(lambda: not agent.alive)
+
+
+def test_a_signal_that_comes_with_the_end_of_an_agent():
+    def live(_is_first):
+        # It runs before its keeper does, which therefore finds the signal when it has the exit code.
+        os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        os.kill(os.getppid(), signal.SIGTERM)
+        os._exit(0)
+
+    def idle_keeper():
+        os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        return Keeper()
+
+    ends = [end_of(forked_keeper(live, idle_keeper)) for _ in range(20)]
+    assert ends == [0] * 20
