@@ -118,6 +118,8 @@ class ProjectFolder:
         process = self.start(*arguments, prefix=prefix, **environment)
         stdout, stderr = process.communicate(timeout=self.timeout_s)
         assert "Traceback" not in stdout + stderr, stdout + stderr
+        if "--wait" in arguments:
+            self.check_job_logs()
         return Result(process.returncode, stdout, stderr)
 
     def here(self, *arguments: str, **environment: str) -> Result:
@@ -148,7 +150,15 @@ class ProjectFolder:
         if state in ("between-jobs", "in-doubt") and not silent:
             assert self.here("advance").code in (0, 6)
         assert state in ("queued", "in-doubt", "running", "between-jobs", "finished"), status["reason"]
+        if state == "finished":
+            self.check_job_logs()
         return state == "finished"
+
+    def check_job_logs(self) -> None:
+        """Nothing of hetctl may have broken down in a job; what users' functions do is in their own logs."""
+        for log in self.home.runs.glob("*/job-*.log"):
+            text = log.read_text(errors="replace")
+            assert "Traceback" not in text, f"{log}: {text[-4000:]}"
 
     def tree(self) -> dict[str, bytes | None]:
         """Every file with its content; the lock comes and goes with every command."""
