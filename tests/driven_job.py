@@ -82,6 +82,7 @@ class Job:
             process.terminate()  # or it would go on beside other tests
             raise
         assert process.returncode == 0, output
+        assert "Traceback" not in output, output
         self.leaves_nothing_behind()
         return output
 
