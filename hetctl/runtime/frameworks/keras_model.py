@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -16,6 +16,17 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from hetctl.model.errors import BadInputError
+
+Step = TypeVar("Step", bound=Callable[..., Any])
+
+
+def compiled_step(step: Step) -> Step:
+    """Return a step as a graph, without AutoGraph, as Keras' own steps are: layers never have it.
+
+    AutoGraph would write the step's code into a temporary file.
+    """
+    compiled: Step = tf.function(step, reduce_retracing=True, autograph=False)
+    return compiled
 
 
 def compiled_model(returned: Any, name: str) -> Any:

@@ -17,7 +17,7 @@ from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.named_arrays import fields_of
 from hetctl.runtime.frameworks import packed_state
-from hetctl.runtime.frameworks.keras_model import array_of, first_samples, ignore_padding
+from hetctl.runtime.frameworks.keras_model import array_of, compiled_step, first_samples, ignore_padding
 from hetctl.runtime.frameworks.keras_optimizer import KerasAccumulation, KerasRate
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.training_context import TrainingContext
@@ -334,7 +334,7 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
     rows, with any reduction, so that the other rows have no gradient.
     """
 
-    @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]
+    @compiled_step
     def step(x: Any, y: Any) -> Any:
         with tf.GradientTape() as tape:
             outputs = tf.nest.map_structure(
@@ -360,7 +360,7 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
 def _test_step_of(model: Any) -> Any:
     """Return the model's own evaluation step, traced once for batches of one size."""
 
-    @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]
+    @compiled_step
     def step(x: Any, y: Any, count: Any) -> Any:
         return model.test_step((_first(x, count), y[:count]))
 
@@ -370,7 +370,7 @@ def _test_step_of(model: Any) -> Any:
 def _predict_step_of(model: Any) -> Any:
     """Return a step whose outputs are those of evaluation: Keras' own test step returns none."""
 
-    @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]
+    @compiled_step
     def step(x: Any, count: Any) -> Any:
         return tf.nest.map_structure(lambda output: output[:count], model(x, training=False))
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.frameworks.keras_model import array_of, first_samples, ignore_padding
+from hetctl.runtime.frameworks.keras_model import array_of, compiled_step, first_samples, ignore_padding
 from hetctl.runtime.frameworks.keras_optimizer import KerasRate, update_in_turn
 from hetctl.runtime.frameworks.stage_network import RecomputedPass, Tensor
 
@@ -80,12 +80,12 @@ class KerasStage:
             chosen = ("loss", "loss_weights", "metrics", "weighted_metrics")
             options = {key: training.compiled_with[key] for key in chosen}
             model.compile(training.optimizer, jit_compile=False, **options)
-        self._forward = tf.function(self._forward_step, reduce_retracing=True, autograph=False)
-        self._again = tf.function(self._again_step, reduce_retracing=True, autograph=False)
-        self._both = tf.function(self._both_step, reduce_retracing=True, autograph=False)
-        self._infer = tf.function(self._infer_step, reduce_retracing=True, autograph=False)
-        self._score = tf.function(self._score_step, reduce_retracing=True, autograph=False)
-        self._update = tf.function(self._update_step, autograph=False)
+        self._forward = compiled_step(self._forward_step)
+        self._again = compiled_step(self._again_step)
+        self._both = compiled_step(self._both_step)
+        self._infer = compiled_step(self._infer_step)
+        self._score = compiled_step(self._score_step)
+        self._update = compiled_step(self._update_step)
         self._passes: dict[int, RecordedPass | RecomputedPass] = {}
         self._gradients: dict[int, list[Any]] = {}
         self._scored = 0
@@ -190,7 +190,7 @@ class KerasStage:
         """Scale a constant rate or a schedule."""
         self._rate.scale(factor)
         # A schedule is a part of the compiled step.
-        self._update = tf.function(self._update_step, autograph=False)
+        self._update = compiled_step(self._update_step)
 
     def save(self) -> dict[str, Tensor]:
         """Return every variable by its position."""
@@ -214,7 +214,7 @@ class KerasStage:
         for name, variable in named.items():
             variable.assign(arrays[name])
         self._rate.restore(float(arrays[RATE_FACTOR]))
-        self._update = tf.function(self._update_step, autograph=False)
+        self._update = compiled_step(self._update_step)
         self._sent = self.weights()
 
     def adopt(self, arrays: Mapping[str, Tensor]) -> None:
