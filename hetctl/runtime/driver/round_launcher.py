@@ -204,13 +204,13 @@ class RoundLauncher:
 
     def _first_batches(self, allocation: Allocation, member: Member) -> tuple[int, ...]:
         """Return a batch for each GPU by the profiled rates of its type; empty: the member's own on each."""
-        # Only trainings that balance import the managers of batch sizes.
-        from hetctl.methods.balance.cpu_manager import first_batches
-
         profile = next((p for p in self.spec.profiles if p.member == member.name), None)
         types = {node.name: node.gpu_type or "" for node in self.rank_pool.nodes}
-        if profile is None:
+        if profile is None or len({types[place.node] for place in allocation.placement}) == 1:
             return ()
+        # Imported here since batches differ only between types of GPU.
+        from hetctl.methods.balance.cpu_manager import first_batches
+
         found = {t: self._rate_on(allocation.gpus, t, profile) for t in types.values()}
         # A type that was not measured: the manager finds its speed.
         slowest = min((rate for rate in found.values() if rate), default=1.0)
