@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from hetctl.cli.output import console, exit_on_failure, print_json, print_table
-from hetctl.model.errors import LockedError, MembersFailedError
-from hetctl.model.run_states import BETWEEN_JOBS, IN_DOUBT, UNDER_WAY
+from hetctl.model.errors import HetctlError, LockedError, MembersFailedError, RunStalledError
+from hetctl.model.run_states import BETWEEN_JOBS, IN_DOUBT, STALLED, UNDER_WAY
 from hetctl.model.run_status import MOST_MEMBERS
 from hetctl.model.serialization import encode
 
@@ -38,8 +38,8 @@ def follow(
 
     Raises
     ------
-    MembersFailedError
-        If the run ended and some of its members failed.
+    MembersFailedError, RunStalledError
+        If the run ended and some of its members failed, or if it is stalled.
     """
     try:
         status = _watch(project, run, as_json, advancing)
@@ -59,8 +59,8 @@ def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None =
 
     Raises
     ------
-    MembersFailedError
-        If the run ended and some of its members failed.
+    MembersFailedError, RunStalledError
+        If the run ended and some of its members failed, or if it is stalled.
     """
     failure = _failure(status)
     if as_json:
@@ -71,7 +71,11 @@ def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None =
     exit_on_failure(failure, as_json=as_json)
 
 
-def _failure(status: RunStatus) -> MembersFailedError | None:
+def _failure(status: RunStatus) -> HetctlError | None:
+    if status.state == STALLED:
+        return RunStalledError(
+            f"run {status.run} is stalled: {status.reason}", "correct the cause, then `hetctl submit` goes on"
+        )
     failed = [name for name, state in status.states.items() if state == "failed"]
     if not failed or status.state in UNDER_WAY:
         return None

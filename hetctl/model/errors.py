@@ -58,6 +58,13 @@ class LockedError(HetctlError):
     kind = "locked"
 
 
+class RunStalledError(HetctlError):
+    """Run that another job would not continue: its last jobs got nothing done, or the disk is full."""
+
+    exit_code = 7
+    kind = "stalled"
+
+
 class InterruptedCommandError(HetctlError):
     """End of a command by a signal before its work was done.
 

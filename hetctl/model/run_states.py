@@ -14,12 +14,12 @@ from typing import Any
 from hetctl.model.job import Job, JobState
 
 QUEUED, IN_DOUBT, RUNNING, BETWEEN_JOBS = "queued", "in-doubt", "running", "between-jobs"
-CANCELLED, STOPPED = "cancelled", "stopped"
+CANCELLED, STOPPED, STALLED = "cancelled", "stopped", "stalled"
 FINISHED, FAILED = "finished", "failed"
 
 UNDER_WAY = (QUEUED, IN_DOUBT, RUNNING, BETWEEN_JOBS)
 """States in which a run goes on; the catalog has one of QUEUED and RUNNING for all four."""
-RESUMABLE = (CANCELLED, STOPPED)
+RESUMABLE = (CANCELLED, STOPPED, STALLED)
 """States of a run that has no jobs until `hetctl submit` continues it."""
 ENDED = (FINISHED, FAILED)
 """States of a run without work left."""
@@ -70,7 +70,7 @@ RUN_TRANSITIONS = (
     RunRule(UNDER_WAY, RunReason.CONVERGED, FINISHED),
     RunRule(UNDER_WAY, RunReason.MEMBERS_FAILED, FAILED),
     RunRule(UNDER_WAY, RunReason.BUDGET, STOPPED),
-    RunRule(UNDER_WAY, RunReason.NO_PROGRESS, STOPPED),
+    RunRule(UNDER_WAY, RunReason.NO_PROGRESS, STALLED),
     RunRule((*UNDER_WAY, *RESUMABLE), RunReason.CANCELLED, CANCELLED),
     RunRule((*UNDER_WAY, *RESUMABLE), RunReason.CONTINUED, QUEUED),
     RunRule(UNDER_WAY, RunReason.DRIVER_STARTED, RUNNING),

@@ -242,8 +242,8 @@ class RunStatus:
     Parameters
     ----------
     state : str
-        ``queued``, ``in-doubt``, ``running``, ``between-jobs``, ``finished``, ``failed``, ``cancelled`` or
-        ``stopped``.
+        ``queued``, ``in-doubt``, ``running``, ``between-jobs``, ``finished``, ``failed``, ``cancelled``,
+        ``stopped`` or ``stalled``.
     predicted_s : float
         Predicted seconds of the whole run, by the submitted plan.
     measured_s : float

@@ -48,7 +48,7 @@ MEMBER_STYLES = {
     "stopped": "dim",
     "failed": "bold red",
 }
-RUN_STYLES = {"finished": "green", "running": "cyan", "failed": "bold red"}
+RUN_STYLES = {"finished": "green", "running": "cyan", "failed": "bold red", "stalled": "bold red"}
 
 
 def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:

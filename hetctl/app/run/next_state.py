@@ -65,12 +65,12 @@ def _trouble(folder: RunFolder, jobs: Sequence[Job], events: Sequence[Event]) ->
     """Return why another job would fail as the last ones did; empty if it may succeed."""
     # A slice, since there may be no ended job.
     if reasons_of_jobs(events)[-1:] == [ExitReason.DISK_FULL.value]:
-        return "the disk is full: free some space, then `hetctl submit` goes on"
+        return "the disk is full: free some space"
     idle = idle_jobs([job for job in jobs if job.state.over], progressed_at(events))
     if len(idle) < IDLE_JOBS:
         return ""
-    ends = ", ".join(job.state.value for job in idle)
-    return f"the last {len(idle)} jobs got nothing done ({ends}): see their logs in {folder.path}"
+    # Without their states: the last one still runs this, and the batch system does not know its end yet.
+    return f"the last {len(idle)} jobs got nothing done: see {folder.job(idle[-1].number).log}"
 
 
 def progressed_at(events: Iterable[Event]) -> list[float]:

@@ -189,8 +189,12 @@ def a_run_out_of_budget(story):
     story.is_stored(story.first)
     story.job_ends()
     assert story.does("advance") == story.does("advance") == story.shown == "stopped"
-    story.does("submit")
+    story.does("submit", "--max-jobs", "2")
     assert story.shown == "queued"
+    story.is_stored(story.first)
+    story.job_ends()
+    assert story.does("advance") == "stopped"
+    assert story.does("cancel") == "cancelled"
 
 
 def a_run_that_gets_nothing_done(story):
@@ -199,7 +203,14 @@ def a_run_that_gets_nothing_done(story):
     assert story.does("advance") == "queued"
     story.is_stored(story.first)
     story.job_ends(JobState.FAILED)
-    assert story.does("advance") == "stopped"
+    assert story.does("advance") == story.does("status", code=7) == "stalled"
+    story.does("submit")
+    story.is_stored(story.first)
+    story.job_ends(JobState.FAILED)
+    story.does("advance")
+    story.is_stored(story.first)
+    story.job_ends(JobState.FAILED)
+    assert story.does("advance") == "stalled"
     assert story.does("cancel") == "cancelled"
 
 

@@ -9,6 +9,7 @@ import sqlite3
 from itertools import pairwise
 
 import pytest
+from trainless import DRIVER
 from workbench import TIMEOUT_S, alive, new_project, python_without_training, wait_for
 
 ENSEMBLE = """\
@@ -130,6 +131,21 @@ def test_a_failed_member_shows_its_log_and_the_others_converge(start):
         assert shown.code == 5
         assert "no such layer" in shown.stdout
     assert project.here("status", "--json").error["kind"] == "members-failed"
+
+
+def test_a_run_whose_jobs_break_down_stalls_and_may_go_on(start):
+    project = start()
+    works = project.python.read_text()
+    line, rest = works.split("\n", 1)
+    project.python.write_text(f"{line}\nimport sys\n'{DRIVER}' in sys.argv and sys.exit(3)\n{rest}")
+    done = project.hetctl("submit", "--wait", "--json")
+    assert (done.code, done.error["kind"], done.json["state"]) == (7, "stalled", "stalled")
+    assert "trio-001 is stalled: the last 2 jobs got nothing done: see " in done.error["message"]
+    assert done.error["message"].endswith("/job-0001.log")
+    assert project.here("status").code == 7
+    project.python.write_text(works)
+    assert project.hetctl("submit", "--wait").code == 0
+    assert project.epochs() == {"a": [1, 2], "b": [1, 2], "c": [1, 2]}
 
 
 def test_of_two_submits_at_once_one_is_refused_without_changes(start, tmp_path):
