@@ -22,6 +22,7 @@ from hetctl.storage.processes import HostBoot, Process, die_with_parent
 
 CANCEL_GRACE_S = 20.0
 POLL_S = 0.1
+CANCELLING = (signal.SIGTERM, signal.SIGINT)
 
 
 def main(cancel_grace_s: float = CANCEL_GRACE_S) -> int:
@@ -58,8 +59,9 @@ class _Supervisor:
         self._job = job
         self._cancel_grace_s = cancel_grace_s
         self._cancelled = False
-        # Before the claim makes this process known: the job is cancelled by this signal.
-        signal.signal(signal.SIGTERM, self._cancel)
+        # Before the claim makes this process known: the job is cancelled by the first of these signals.
+        for number in CANCELLING:
+            signal.signal(number, self._cancel)
         self._claim = Claim(HostBoot.this(), Process.of(os.getpid()))
 
     def has_claimed(self) -> bool:
@@ -122,8 +124,9 @@ class _Supervisor:
         heed_parent = die_with_parent(signal.SIGTERM)
 
         def prepare() -> None:
-            # The supervisor's own handler, which is here until exec(2), would swallow the signal.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            # The supervisor's own handler, which is here until exec(2), would swallow the signals.
+            for number in CANCELLING:
+                signal.signal(number, signal.SIG_DFL)
             claimed = replace(self._claim, script=Process.of(os.getpid()))
             write_json(claim_file(self._folder, self._job), encode(claimed))
             heed_parent()

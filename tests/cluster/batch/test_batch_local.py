@@ -278,6 +278,18 @@ def test_ctrl_c_in_the_terminal_does_not_reach_a_job(batch, submit, tmp_path):
     assert Path("/proc", str(claimed.script.pid)).exists()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_its_supervisor_cancels_a_job(batch, submit, tmp_path, number):
+    running = submit("sleep 60", gpus=3)
+    wait_for(lambda: state_of(batch, running) is JobState.RUNNING)
+    waiting = submit("sleep 60", gpus=3)
+    wait_for(lambda: is_locked(tmp_path / "locks" / "slot-turn"))
+    for job in (waiting, running):
+        os.kill(read_claim(tmp_path / "jobs", job).supervisor.pid, number)
+    assert [end_of(batch, job).state for job in (waiting, running)] == [JobState.CANCELLED] * 2
+    assert not any("Traceback" in log.read_text() for log in tmp_path.rglob("*.log"))
+
+
 def test_jobs_that_run_at_the_same_time_have_slots_of_their_own(batch, submit, tmp_path):
     scripts = [f"echo $HETCTL_GIVEN_GPUS >{tmp_path}/given-{n}; sleep 60" for n in range(2)]
     jobs = [submit(scripts[0], gpus=2), submit(scripts[1], gpus=1)]
