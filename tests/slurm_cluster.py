@@ -380,11 +380,13 @@ def end_processes(folder: Path) -> None:
 
 def _kill_until_gone(find: Callable[[], Sequence[int]]) -> None:
     while found := find():
-        # Children first, which have higher numbers: what outlives its parent may act on its end, as nothing
-        # does on a node without power. The watcher that srun forks would end the step on all nodes.
-        for pid in sorted(found, reverse=True):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        # All are stopped before any is killed: what outlives another may act on its end, as nothing does on a
+        # node without power. An agent would report its ranks as killed, and the watcher that srun forks would
+        # end the step on all nodes. Parents have lower numbers, and children that are stopped are no news.
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in sorted(found):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
         time.sleep(0.02)
 
 

@@ -21,6 +21,9 @@ def trained(told_at: int | None, ends) -> tuple[list[str], int]:
         def __init__(self):
             super().__init__()
             self.layer = torch.nn.Linear(1, 1)
+            # With random weights near the best ones, the loss need not fall with every epoch.
+            torch.nn.init.zeros_(self.layer.weight)
+            torch.nn.init.zeros_(self.layer.bias)
             self.calls = []
 
         def training_step(self, batch, _index):
