@@ -213,12 +213,14 @@ class WaveClient:
         )
 
     def ask(self, purpose: str, waves: int) -> None:
-        """Request weights with a number of waves, which are sent once they exist.
+        """Request weights with a number of waves, which are sent once they exist, unless training has them.
 
         After a request for those at the end of a part there is no other one in it: servers then forget what
         all virtual workers have left behind.
         """
         if not self.shares or self._is_ending or (purpose, waves) in self._asked:
+            return
+        if purpose == TRAIN and waves <= self.pulled:
             return
         self._is_ending = purpose == END
         self._asked.add((purpose, waves))

@@ -74,6 +74,8 @@ class PipelineTrainer(MemberTrainer):
         self._reported: deque[tuple[int, tuple[StageReport, ...]]] = deque(maxlen=2)
         self._saved_at = self._began_at = time.monotonic()
         self._write_s = 0.0
+        # From the decision to save a wave until its weights with those of all virtual workers are there.
+        self._awaits_wave = False
 
     def _new_saver(self) -> PartSaver | NoSaver:
         return self.saver
@@ -198,7 +200,7 @@ class PipelineTrainer(MemberTrainer):
 
     def _is_save_due(self) -> bool:
         """Return true if rank 0 wants a checkpoint at the end of this wave."""
-        if self.saver.is_busy:
+        if self.saver.is_busy or self._awaits_wave:
             return False
         pause_s = max(LEAST_SAVE_S, self._write_s / SAVE_SHARE)
         often = self.member.checkpoint == EVERY_EPOCH and time.monotonic() - self._saved_at >= pause_s
@@ -206,10 +208,12 @@ class PipelineTrainer(MemberTrainer):
             return False
         self._saved_at = time.monotonic()
         self._clock.restart()
+        self._awaits_wave = True
         return True
 
     def _save_wave(self, part: EpochPart, minibatch: int, arrays: Mapping[str, Tensor]) -> None:
         """Write a checkpoint at the end of a wave, while training goes on."""
+        self._awaits_wave = False
         position = part.position_after(minibatch)
         # Of the other virtual workers only the weights are known by now.
         loss = sum(self._losses) / max(1, len(self._losses))

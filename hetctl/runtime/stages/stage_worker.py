@@ -348,7 +348,10 @@ class _StageRun:
 
     def _save(self, minibatch: int) -> None:
         """Save the state at the end of a wave, with the weights that contain this wave of all."""
-        arrays = {name: tensor.copy() for name, tensor in self._network.save().items()}
+        # Of several virtual workers the weights are those that the servers send.
+        left_out = self._network.weight_names if self._waves.shares else ()
+        saved = self._network.save().items()
+        arrays = {name: tensor.copy() for name, tensor in saved if name not in left_out}
         if not self._waves.shares:
             self._hooks.save(minibatch, arrays)
             return

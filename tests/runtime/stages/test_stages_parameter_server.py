@@ -92,10 +92,11 @@ def test_a_failure_of_a_server_ends_the_wait_for_it():
     assert run_ranks(TWO, work, ends={1}) == ["noticed", None]
 
 
-def test_nothing_is_asked_for_after_the_end_of_a_part():
+def test_nothing_is_asked_for_twice_or_after_the_end_of_a_part():
     sent = queue.SimpleQueue()
     transport = SimpleNamespace(rank=0, send=lambda _, kind, **fields: sent.put((kind, fields["purpose"])))
     client = WaveClient(DenseChain([2, 2]).build(range(1)), TWO, transport)
+    client.ask(TRAIN, 0)  # of which it has begun
     client.ask(TRAIN, 1)
     client.ask(TRAIN, 1)
     client.ask(END, 3)

@@ -73,3 +73,13 @@ def test_an_epoch_keeps_its_figures_while_the_next_one_ends(trainer):
     assert trainer.figures_of(2)["pipeline/busy"] == pytest.approx(0.75)
     assert trainer.figures_of(2)["pipeline/bytes_between_nodes"] == 200
     assert trainer.figures_of(3)["pipeline/idle"] == pytest.approx(0.5)
+
+
+def test_one_checkpoint_at_a_time_waits_for_its_wave(trainer):
+    part = EpochPart(0, 1, 0, 80, 8, 0)
+    trainer._saved_at -= 100
+    assert trainer._is_save_due()
+    trainer._saved_at -= 100
+    assert not trainer._is_save_due()
+    trainer._save_wave(part, 2, {})
+    assert trainer._is_save_due()
