@@ -87,6 +87,8 @@ class RunSpec:
     given : mapping
         Values that the user gave for `site` (a name, or an absolute path), `account`, `launch`, `queue`
         and `planner`; they take precedence when the site file changes.
+    earlier_jobs : int
+        Number of jobs before `hetctl submit` last continued the run, of which none is a reason to stall it.
     """
 
     run: str
@@ -111,4 +113,5 @@ class RunSpec:
     preprocess: tuple[PreprocessPoint, ...] = ()
     modules: Mapping[str, str] = field(default_factory=dict)
     given: Mapping[str, str] = field(default_factory=dict)
+    earlier_jobs: int = 0
     schema_version: int = SCHEMA_VERSION

@@ -29,8 +29,6 @@ from hetctl.storage.run_files import write_spec
 
 JOB_LOCK_PATIENCE_S = 30.0
 """Seconds that a job's script waits for the lock: no other process would submit the next job in its place."""
-WITHOUT_WORK = (RunReason.CONVERGED, RunReason.MEMBERS_FAILED)
-"""Reasons for the end of a run that no further job would change."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +78,11 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
         If the batch system cannot be reached or refuses; the run is then not begun.
     """
     with project.writing() as catalog:
-        earlier = unfinished(catalog, request.plan.ensemble.name)
+        earlier = None if request.new else unfinished(catalog, request.plan.ensemble.name)
         # An interrupted submission is finished before another one begins, or two jobs would train the run.
         if earlier and (submitted := _finish_submission(project, catalog, earlier)):
             return submitted
-        if earlier and not request.new:
+        if earlier:
             raise LockedError(
                 f"run {earlier.spec.run} is under way: another process has just started it",
                 "follow it with `hetctl status --watch`, or start another with `hetctl submit --new`",
@@ -135,17 +133,20 @@ def chain(project: Project, run: str, behind: int) -> RunTransition:
     """Queue the next job behind one that has just started, so that it waits while that one runs."""
     with project.writing(patience_s=JOB_LOCK_PATIENCE_S) as catalog:
         record = record_of(catalog, run)
+        spec = record.spec
         if record.state not in UNDER_WAY:
             return RunTransition(run, record.state, record.reason)
-        if submitted := _finish_submission(project, catalog, record):
+        if submitted := _finish_other_submission(project, catalog, record, behind):
             return submitted
-        jobs = catalog.jobs(run)
+        folder = project.home.run(spec.run)
+        jobs = refresh_jobs(catalog, project.batch_system(spec.site), folder)
         # A requeued job starts twice, and must queue its successor only once.
         if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
             return RunTransition(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
-        if limit := record.spec.budget.exceeded_by_jobs(len(jobs)):
-            return RunTransition(run, record.state, limit)
-        return _submit_next(project, catalog, _next_job(project, catalog, record.spec, jobs))
+        # Also what a killed job's script could not note any more.
+        if end := reason_to_end(spec, folder, jobs):
+            return RunTransition(run, record.state, end[1])
+        return _submit_next(project, catalog, _next_job(project, catalog, spec, jobs))
 
 
 def cancel(project: Project, run: str | None) -> RunTransition:
@@ -181,7 +182,8 @@ def _continue(
     jobs = current_jobs(catalog.jobs(run), project.batch_system(spec.site), job_events(folder))
     # A job whose script is about to end does not keep the user from going on; the next job waits for it.
     _refuse_under_way(run, at_work(jobs, folder))
-    end = reason_to_end(spec, folder, jobs, is_continued=True)
+    spec = replace(spec, earlier_jobs=len(jobs))
+    end = reason_to_end(spec, folder, jobs)
     # Rendered before anything is stored: a template that cannot be rendered leaves all as it is.
     following = end or _next_job(project, catalog, spec, jobs)
     save_jobs(catalog, run, jobs)
@@ -252,16 +254,17 @@ def _advance(
     after_job: int | None = None,
 ) -> RunTransition:
     spec = record.spec
-    if submitted := _finish_submission(project, catalog, record):
+    if submitted := _finish_other_submission(project, catalog, record, after_job):
         return submitted
     folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
     jobs = refresh_jobs(catalog, batch, folder, after_job)
     collect(catalog, folder)
     if record.state not in UNDER_WAY:
         return RunTransition(spec.run, record.state, record.reason)
-    end = reason_to_end(spec, folder, jobs, is_continued=False)
+    # Jobs that wait have used nothing of a budget yet, and are not needed if those before them end the run.
+    end = reason_to_end(spec, folder, [job for job in jobs if job.state is not JobState.PENDING])
     alive = [job for job in jobs if not job.state.over]
-    if alive and not (end and end[0] in WITHOUT_WORK and _are_queued(alive)):
+    if alive and not (end and _are_queued(alive)):
         waits = f"job {alive[0].batch_id} is {alive[0].state.value}"
         return _note(catalog, spec.run, RunReason.JOB_ALIVE, waits)
     if alive:
@@ -273,7 +276,7 @@ def _advance(
 
 
 def _are_queued(jobs: Sequence[Job]) -> bool:
-    """Return true if none of them has started: a chained job without work need not start."""
+    """Return true if none of them has started: a chained job of a run that ends need not start."""
     return all(job.state is JobState.PENDING for job in jobs)
 
 
@@ -332,6 +335,20 @@ def _finish_submission(
         return _queued(catalog, spec, job, "is found: its submission had been cut short")
     next_job = _next_job(project, catalog, changed or spec, jobs)
     return _submit_next(project, catalog, next_job, continued_from=spec if changed else None)
+
+
+def _finish_other_submission(
+    project: Project, catalog: Catalog, record: RunRecord, own_job: int | None
+) -> RunTransition | None:
+    """Finish an interrupted submission as `_finish_submission`; None also if it was that of the caller's job.
+
+    Parameters
+    ----------
+    own_job : int or None
+        Number of the job that calls this: it is in doubt itself if no command has looked for it since.
+    """
+    submitted = _finish_submission(project, catalog, record)
+    return None if submitted and submitted.job and submitted.job.number == own_job else submitted
 
 
 def _note(catalog: Catalog, run: str, reason: RunReason, text: str) -> RunTransition:

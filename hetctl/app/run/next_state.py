@@ -28,16 +28,8 @@ FREE = frozenset({JobState.PREEMPTED, JobState.CANCELLED})
 """Ends of jobs without a fault of the run; they predict nothing about the next job."""
 
 
-def reason_to_end(
-    spec: RunSpec, folder: RunFolder, jobs: Sequence[Job], is_continued: bool
-) -> tuple[RunReason, str] | None:
-    """Return why a run ends after its jobs, with a text for the user; None if it needs another job.
-
-    Parameters
-    ----------
-    is_continued : bool
-        True if the user has just continued the run: trouble of earlier jobs does not count then.
-    """
+def reason_to_end(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job]) -> tuple[RunReason, str] | None:
+    """Return why a run ends after its jobs, with a text for the user; None if it needs another job."""
     events = events_in(folder)
     progress = progress_of(spec.ensemble, events, spec.retries)
     goes_on = search_goes_on(spec.ensemble, events)
@@ -46,7 +38,7 @@ def reason_to_end(
     budget = spec.budget
     if limit := budget.exceeded_by_jobs(len(jobs)) or budget.exceeded(usage_of(events, time.time())):
         return RunReason.BUDGET, limit
-    trouble = "" if is_continued else _trouble(folder, jobs, events)
+    trouble = _trouble(folder, [job for job in jobs if job.number >= spec.earlier_jobs], events)
     return (RunReason.NO_PROGRESS, trouble) if trouble else None
 
 
@@ -62,9 +54,10 @@ def _outcome(progress: Mapping[str, Progress], events: Iterable[Event]) -> tuple
 
 
 def _trouble(folder: RunFolder, jobs: Sequence[Job], events: Sequence[Event]) -> str:
-    """Return why another job would fail as the last ones did; empty if it may succeed."""
+    """Return why another job would fail as these did; empty if it may succeed."""
+    numbers = {job.number for job in jobs}
     # A slice, since there may be no ended job.
-    if reasons_of_jobs(events)[-1:] == [ExitReason.DISK_FULL.value]:
+    if reasons_of_jobs(event for event in events if event.data.get("job") in numbers)[-1:] == [ExitReason.DISK_FULL.value]:
         return "the disk is full: free some space"
     idle = idle_jobs([job for job in jobs if job.state.over], progressed_at(events))
     if len(idle) < IDLE_JOBS:

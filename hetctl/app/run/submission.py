@@ -226,10 +226,14 @@ def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job, set
 
 def _find(batch: BatchSystem, folder: RunFolder, job: Job) -> str:
     """Return the id of a job by its own claim file, if it has started, or by the batch system."""
+    claimed = ""
     with suppress(FileNotFoundError):
-        # A job that has started may be over already, and unknown to the search by name.
-        return folder.job(job.number).claim.read_text(encoding="utf-8").strip()
-    return batch.find([job.name]).get(job.name, "")
+        claimed = folder.job(job.number).claim.read_text(encoding="utf-8").strip()
+    # Of several jobs with this name, the one that has claimed it. What a local job claims is no id of it.
+    if claimed and batch.statuses([claimed])[claimed].state is not JobState.UNKNOWN:
+        return claimed
+    # A job that has started may be over already, and unknown to the search by name.
+    return batch.find([job.name]).get(job.name, claimed)
 
 
 def _predecessor(earlier: Sequence[Job]) -> str | None:

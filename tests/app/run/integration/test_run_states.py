@@ -93,6 +93,10 @@ class Story:
         with Catalog.open_to_read(self.project.home.catalog) as catalog:
             return catalog.run(RUN).state
 
+    def jobs_of(self, run):
+        with Catalog.open_to_read(self.project.home.catalog) as catalog:
+            return catalog.jobs(run)
+
     @property
     def last(self):
         return str(len(self.batch.states) - 1)
@@ -268,6 +272,63 @@ def a_run_whose_job_was_lost_before_it_was_cancelled(story):
     assert story.shown == "queued"
 
 
+def a_run_whose_job_finds_itself(story):
+    """Nobody else has looked for it: its own script does, at its end."""
+    story.batch.answers_late = True
+    story.does("submit", code=4)
+    story.batch.answers_late = False
+    story.job_starts()
+    story.does("advance", "--after-job", "0", RUN)
+    assert [*story.batch.states] == ["0", "1"]
+
+
+def a_chain_that_gets_nothing_done(story):
+    story.does("submit", "--chain")
+    for number in "01":
+        story.batch.states[number] = JobState.RUNNING
+        story.is_stored(story.first)
+        story.does("advance", "--queue-next-after", number, RUN)
+        story.batch.states[number] = JobState.FAILED
+        story.does("advance", "--after-job", number, RUN)
+    assert story.does("status", code=7) == "stalled"
+    assert [*story.batch.states.values()] == [JobState.FAILED, JobState.FAILED, JobState.CANCELLED]
+
+
+def a_chain_out_of_budget(story):
+    story.does("submit", "--chain", "--max-jobs", "2")
+    for number in "01":
+        story.batch.states[number] = JobState.RUNNING
+        story.is_stored(story.first)
+        story.does("advance", "--queue-next-after", number, RUN)
+        # Also the job that waits is within the budget.
+        assert story.does("advance") == "running"
+        assert len(story.batch.states) == 2
+        story.batch.states[number] = JobState.PREEMPTED
+        story.does("advance", "--after-job", number, RUN)
+    assert story.shown == "stopped"
+
+
+def a_run_that_is_continued_after_it_stalled(story):
+    a_run_that_gets_nothing_done(story)
+    story.does("submit")
+    for state, shown in (
+        (JobState.PREEMPTED, "queued"),
+        (JobState.FAILED, "queued"),
+        (JobState.FAILED, "stalled"),
+    ):
+        story.is_stored(story.first)
+        story.job_ends(state)
+        assert story.does("advance") == shown
+
+
+def a_new_run_beside_one_in_doubt(story):
+    story.batch.loses = True
+    story.does("submit", code=4)
+    story.batch.loses = False
+    assert story.does("submit", "--new") == "queued"
+    assert [*story.batch.names] == [job.name for job in story.jobs_of("trio-002")]
+
+
 STORIES = (
     a_run_from_job_to_job_until_all_converge,
     a_run_that_is_found_finished_while_it_runs,
@@ -280,6 +341,11 @@ STORIES = (
     a_run_whose_next_job_is_refused,
     a_run_whose_job_is_found_after_all,
     a_run_whose_job_was_lost_before_it_was_cancelled,
+    a_run_whose_job_finds_itself,
+    a_chain_that_gets_nothing_done,
+    a_chain_out_of_budget,
+    a_run_that_is_continued_after_it_stalled,
+    a_new_run_beside_one_in_doubt,
 )
 
 
