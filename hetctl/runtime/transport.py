@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ class Connection:
     def send(self, value: Any) -> None:
         """Send a value, from any thread; ConnectionError if the other end has closed."""
         # A rank's heartbeats come from a thread of their own: two messages at once would mix within a line.
-        with self._sending:
+        with self._sending, _closed_if_lost():
             self._end.sendall(json.dumps(value).encode() + b"\n")
 
     def receive(self, timeout_s: float | None = None) -> Any:
@@ -100,7 +100,7 @@ class Connection:
 
     def send_bytes(self, data: memoryview) -> None:
         """Send bytes that the other end receives with `receive_bytes`."""
-        with self._sending:
+        with self._sending, _closed_if_lost():
             self._end.sendall(data)
 
     def receive_bytes(self, into: memoryview) -> None:
@@ -108,7 +108,8 @@ class Connection:
         first = min(len(self._buffer), len(into))
         into[:first], self._buffer = self._buffer[:first], self._buffer[first:]
         while first < len(into):
-            count = self._end.recv_into(into[first:])
+            with _closed_if_lost():
+                count = self._end.recv_into(into[first:])
             if not count:
                 raise ConnectionResetError("the other end has closed the connection")
             first += count
@@ -125,10 +126,29 @@ class Connection:
         self._end.close()
 
     def _read(self) -> None:
-        data = self._end.recv(2**16)
+        with _closed_if_lost():
+            data = self._end.recv(2**16)
         if not data:
             raise ConnectionResetError("the other end has closed the connection")
         self._buffer += data
+
+
+@contextmanager
+def _closed_if_lost() -> Iterator[None]:
+    """Raise ConnectionError for whatever breaks a connection.
+
+    Where nothing is acknowledged for too long, the kernel gives the error that it saw last, such as "No route
+    to host" (EHOSTUNREACH), and else ETIMEDOUT; Python has other classes for these.
+    """
+    try:
+        yield
+    except ConnectionError:
+        raise
+    except OSError as error:
+        # That of `limit_silence` has no number.
+        if isinstance(error, TimeoutError) and error.errno is None:
+            raise
+        raise ConnectionResetError(f"the connection is lost: {error.strerror}") from error
 
 
 class Listener:

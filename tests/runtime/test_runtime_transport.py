@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import re
 import resource
 import socket
 import threading
@@ -13,7 +15,7 @@ import time
 import pytest
 from workbench import wait_for
 
-from hetctl.runtime.transport import Address, Listener, connect
+from hetctl.runtime.transport import Address, Connection, Listener, connect
 
 PATIENCE_S = 60.0
 
@@ -75,6 +77,37 @@ def test_silence_is_limited_where_it_is_asked_for(pair):
     one.limit_silence(0.05)
     with pytest.raises(TimeoutError):
         one.send_bytes(memoryview(bytes(2**26)))
+
+
+@pytest.mark.parametrize("number", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT])
+def test_an_unreachable_host_is_a_lost_connection(number):
+    """The kernel gives these errors when nothing was acknowledged for too long."""
+
+    class Unreachable(socket.socket):
+        def recv(self, *_):
+            raise OSError(number, os.strerror(number))
+
+        def recv_into(self, *_):
+            raise OSError(number, os.strerror(number))
+
+        def sendall(self, *_):
+            raise OSError(number, os.strerror(number))
+
+    one, other = socket.socketpair()
+    other.sendall(b"x")
+    lost = Connection(Unreachable(fileno=one.detach()))
+    uses = (
+        lambda: lost.receive(10),
+        lambda: list(lost.arrived()),
+        lambda: lost.send("x"),
+        lambda: lost.send_bytes(memoryview(b"x")),
+        lambda: lost.receive_bytes(memoryview(bytearray(1))),
+    )
+    for use in uses:
+        with pytest.raises(ConnectionError, match=re.escape(os.strerror(number))):
+            use()
+    lost.close()
+    other.close()
 
 
 def test_messages_sent_before_the_close_arrive(pair):

@@ -46,6 +46,8 @@ MOST_FAILURES = 3
 """Failed copies of a state after which it counts as lost."""
 WRITE_S = 60.0
 """Seconds for which the end of a job waits for checkpoints of ranks that may have ended."""
+OPEN_S = 300.0
+"""Seconds for which a job waits for the store of the only node with a partition, which is back."""
 PATIENCE_S = 5.0
 """Seconds between two attempts to end a job that waits."""
 
@@ -109,6 +111,7 @@ class HopCore:
         self._nodes: dict[str, Node] = {}
         self._stores: dict[str, tuple[str, ...]] = {}
         self._awaited: set[str] = set()
+        self._opening: dict[str, float] = {}
         self._grouped_for: object = None
         self._regrouping: dict[str, list[str]] = {}
         self._converging: dict[str, str] = {}
@@ -236,10 +239,12 @@ class HopCore:
     def _on_node_joined(self, event: events.NodeJoined) -> None:
         """Note a node that connects late, or returns; its workers join with its store."""
         self._nodes[event.node.name] = event.node
+        self._opening[event.node.name] = event.now_s + OPEN_S
 
     def _on_node_lost(self, event: events.NodeLost) -> None:
         """Continue on the remaining nodes; visits on the lost node have ended and are planned again."""
         self._remove_workers(event.node, f"node {event.node} was lost")
+        self._opening.pop(event.node, None)
         del self._nodes[event.node]
         if not self._nodes:
             self._end(ExitReason.NODE_FAILURE.value, event.now_s)
@@ -247,6 +252,7 @@ class HopCore:
     def _on_store_lost(self, event: hop_events.StoreLost) -> None:
         """Wait with visits to a node until its next agent has opened a store."""
         if event.node in self._stores:
+            self._opening[event.node] = event.now_s + OPEN_S
             self._remove_workers(event.node, f"the agent on {event.node} was lost")
 
     def _remove_workers(self, node: str, reason: str) -> None:
@@ -271,6 +277,7 @@ class HopCore:
     def _on_store_opened(self, event: hop_events.StoreOpened) -> None:
         if event.node not in self._nodes:
             return
+        self._opening.pop(event.node, None)
         if event.node in self._stores:
             # Its workers are known, and may have been given visits that only wait for ranks.
             self._drop_states(event.node)
@@ -458,6 +465,9 @@ class HopCore:
             return
         if self._hopper.is_over:
             self._end(FINISHED, now_s)
+        elif self._hopper.stranded and any(now_s < limit_s for limit_s in self._opening.values()):
+            # A node that is back imports the framework before its store opens.
+            return
         elif self._hopper.stranded:
             self._end("no node has " + ", ".join(self._hopper.stranded), now_s)
         else:

@@ -129,8 +129,8 @@ class HopPlanner:
         self.scheduler = scheduler
         self._search = search
         self._forms_groups = forms_groups
-        self._seen_s: dict[tuple[str, bool, int], float] = {}
-        self._train: UnitTimes | None = None
+        self._seen: dict[tuple[str, bool, int], tuple[Visit, float]] = {}
+        self._times: tuple[UnitTimes, ...] = ()
 
     def group_size(
         self, members: Sequence[Workload], partitions: Sequence[str], nodes: Sequence[Node], homes: Homes
@@ -140,14 +140,24 @@ class HopPlanner:
 
     def note(self, visit: Visit, seconds: float) -> None:
         """Record the time of a visit."""
-        self._seen_s[_kind(visit.unit, visit.worker)] = seconds
+        self._seen[_kind(visit.unit, visit.worker)] = visit, seconds
 
     def seconds(self, unit: Unit, worker: str) -> float:
-        """Return the expected time of a visit in seconds: that of the last one of its kind, or as planned."""
-        seen_s = self._seen_s.get(_kind(unit, worker), 0.0)
-        if seen_s or self._train is None or is_evaluation(unit.epoch):
-            return seen_s
-        return _time_in(self._train, unit, worker)
+        """Return the expected time of a visit in seconds.
+
+        That of the last one of its kind, as much longer or shorter as it was planned to be: GPUs of several
+        types, and partitions, take different times. The planned one if there was none yet.
+        """
+        planned_s = self._planned_s(unit, worker)
+        if (seen := self._seen.get(_kind(unit, worker))) is None:
+            return planned_s
+        visit, seconds = seen
+        then_s = self._planned_s(visit.unit, visit.worker)
+        return seconds * planned_s / then_s if planned_s and then_s else seconds
+
+    def _planned_s(self, unit: Unit, worker: str) -> float:
+        """Return the planned time of a visit; 0 if the last plan does not have its member and worker."""
+        return _time_in(self._times[is_evaluation(unit.epoch)], unit, worker) if self._times else 0.0
 
     def plan(
         self, state: HopperState, left: Mapping[str, Workload], nodes: Sequence[Node], now_s: float
@@ -163,7 +173,7 @@ class HopPlanner:
         if not members or not _is_covered(state):
             return HopPlan()
         train, evaluate = (_times(members, state, nodes, evaluates=kind) for kind in (False, True))
-        self._train = train
+        self._times = train, evaluate
         if self.scheduler == "randomized":
             return HopPlan()
         epochs = {member.name: epochs_left(member) for member in members}

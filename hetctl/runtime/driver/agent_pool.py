@@ -466,7 +466,9 @@ class AgentPool:
     def _fail_member(self, name: str, step: AgentStep, reason: str) -> None:
         """End the step of a member that was not placed as planned, and its group; log the reason."""
         log_line(f"{MISPLACED}: {reason}")
-        append(step.log, f"{MISPLACED}: {reason}\n")
+        # On a full disk the job ends in order.
+        with suppress(OSError):
+            append(step.log, f"{MISPLACED}: {reason}\n")
         self.release(name)
         # By these words in its log the step counts as not launched, and not as a failure of the member.
         self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])

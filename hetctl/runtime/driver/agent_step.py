@@ -86,8 +86,11 @@ class AgentStep:
         return "" if self.member else end_of(self.log, self.log_start)
 
     def expects(self, node: str) -> bool:
-        """Return true if an agent on that node may still connect: none has, and the step is not released."""
-        return self.released_at is None and self.agent_on(node) is None
+        """Return true if an agent on that node may still connect.
+
+        None has, or its node returns after its loss, and the step is not released.
+        """
+        return self.released_at is None and self.agent_on(node) is None and node not in self.lost
 
     def agent_on(self, node: str) -> AgentLink | None:
         """Return the agent on a node."""

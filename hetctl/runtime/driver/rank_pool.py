@@ -336,7 +336,8 @@ class RankPool:
         slot, group = self._slots.pop(gpu, None), self._running_on.get(gpu)
         if slot and group and slot in group.working:
             group.record_lost_rank(slot, exit_code, output, lost_node)
-        elif slot:
+        if slot:
+            # Also in a group: it may still have written the checkpoint of the member before.
             self.stores.ended.append(gpu)
 
     def _record_killed_ranks(self, now: float) -> None:

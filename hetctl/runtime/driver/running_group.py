@@ -210,7 +210,9 @@ class RunningGroup:
         """Return the result; if its ranks wrote no output, that of the launchers is appended to its log."""
         output = end_of(self.task.log, self.log_start)
         if self.launcher_output and not output:
-            append(self.task.log, self.launcher_output)
+            # On a full disk the job ends in order.
+            with suppress(OSError):
+                append(self.task.log, self.launcher_output)
         return EndedGroup(
             *(self.task.name, self.placement, self.exit_code, self.launcher_output + output, self.hung),
             tuple(self.lost_nodes),

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 
 from hetctl.methods.hopper import hop_commands as do
 from hetctl.methods.hopper import hop_events
-from hetctl.methods.hopper.hop_core import HopCore
+from hetctl.methods.hopper.hop_core import OPEN_S, HopCore
 from hetctl.methods.hopper.hop_events import HopProgress, MemberJoined
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.hop_start import HopRules
 from hetctl.methods.hopper.schedule import SearchOptions
+from hetctl.methods.hopper.state_machine import HopperState
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.exit_reason import ExitReason
-from hetctl.model.hops import gpus_in, node_of, slots_in
+from hetctl.model.hops import Unit, Visit, gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling import events
@@ -442,6 +443,43 @@ def test_without_a_replica_the_rest_is_trained_first():
     job.run()
     assert job.ended == "no node has p1"
     assert {(visit.config, visit.partition) for visit in job.valid} == {("x", "p0"), ("y", "p0")}
+
+
+def test_a_partitions_only_node_is_waited_for_while_it_imports():
+    nodes = {"a": (0,), "b": (0,)}
+    homes = {"a": frozenset({0}), "b": frozenset({1})}
+    job = Executor(nodes, homes, {"x": 1, "y": 1}, 2)
+    job.at(0.5, lambda: job.send(hop_events.StoreLost(job.now, "b")))
+    job.at(60.0, job.open_store, "b")
+    job.run()
+    assert job.ended == "finished"
+
+
+def test_the_only_node_of_a_partition_is_not_waited_for_forever():
+    nodes = {"a": (0,), "b": (0,)}
+    homes = {"a": frozenset({0}), "b": frozenset({1})}
+    job = Executor(nodes, homes, {"x": 1, "y": 1}, 2)
+    job.at(0.5, lambda: job.send(hop_events.StoreLost(job.now, "b")))
+    job.run()
+    assert job.ended == "no node has p1"
+    assert job.now < 2 * OPEN_S
+
+
+def test_times_of_visits_carry_over_to_other_types_as_planned():
+    rates = {"fast": {1: 10.0}, "slow": {1: 1.0}}
+    member = Workload("m", rates["slow"], 400.0, 100, evaluate_s=6.0, rates_by_type=rates)
+    nodes = [Node("f", (0,), "fast"), Node("s", (0,), "slow")]
+    homes = dict.fromkeys(("f:0", "s:0"), ("p0", "p1"))
+    planner = HopPlanner("best", SearchOptions(0, 0.02))
+    state = HopperState(("p0", "p1"), workers=homes, configs={"m": 0})
+    planner.plan(state, {"m": member}, nodes, 0.0)
+    fast, slow = (planner.seconds(Unit("m", 0, "p1"), worker) for worker in ("f:0", "s:0"))
+    assert (fast, slow) == pytest.approx((5.0, 50.0))
+    planner.note(Visit(0, "m", 0, "p0", "f:0"), 2 * fast)
+    assert planner.seconds(Unit("m", 0, "p1"), "s:0") == pytest.approx(2 * slow)
+    assert planner.seconds(Unit("m", 1, "p1"), "s:0") == pytest.approx(3.0)
+    planner.note(Visit(1, "m", 0, "p1", "s:0"), 3 * slow)
+    assert planner.seconds(Unit("m", 2, "p0"), "f:0") == pytest.approx(3 * fast)
 
 
 def test_no_visit_starts_that_would_pass_the_deadline():

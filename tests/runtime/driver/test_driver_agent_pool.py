@@ -6,18 +6,22 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from workbench import alive, wait_for
 
+from hetctl.cluster.launchers import ResourceSet
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import encode
 from hetctl.model.site import Node, Queue, Site, Timeouts
-from hetctl.runtime.agent.messages import StoreOrder
+from hetctl.runtime.agent.messages import AgentFacts, StoreOrder
 from hetctl.runtime.data.sharing.node_folder import MEMORY, node_folder, state_folder
-from hetctl.runtime.driver.agent_step import MOST_RETURNS
+from hetctl.runtime.driver.agent_pool import AgentPool
+from hetctl.runtime.driver.agent_step import MOST_RETURNS, AgentStep
 from hetctl.runtime.driver.rank_pool import RankPool
+from hetctl.runtime.transport import connect
 from hetctl.runtime.worker.messages import TRAIN, StateSaved, TaskMessage, VisitReport
 from hetctl.storage.paths import AgentFiles
 from hetctl.storage.processes import Process
@@ -219,6 +223,14 @@ def test_reports_of_ranks_arrive_at_once(job):
     assert job.wait_for(lambda stores: stores.saved) == [SAVED]
 
 
+def test_the_end_of_a_rank_is_reported_also_of_one_at_work(job):
+    """It may still have been writing the checkpoint of the member before."""
+    job.start("n1")
+    job.wait_for(lambda _: (job.folder / "at_work").exists())
+    os.kill(job.rank_of("n1"), signal.SIGKILL)
+    assert job.wait_for(lambda stores: stores.ended) == [("n1", 0)]
+
+
 def test_an_unknown_state_is_an_error(job):
     job.rank_pool.fetch("n2", "m-9", "n1")
     assert "does not have m-9" in job.fetched()[1].error
@@ -298,6 +310,43 @@ def test_a_node_that_is_lost_again_and_again_is_given_up(job):
     os.kill(job.agent_of("n1"), signal.SIGKILL)
     job.wait_for(lambda _: job.names() == ["n2"])
     wait_for(lambda: job.processes_of("n1") == [])
+
+
+def test_a_node_that_returns_too_often_is_refused_alone(tmp_path):
+    """Its agents lose their connections, and live on: their keeper starts them again without a limit."""
+    losses = []
+
+    class Losses:
+        def on_loss(self, step, _exit_code, node="", *_):
+            losses.append((step, node))
+
+        def __getattr__(self, name):
+            return lambda *_: None
+
+    (tmp_path / "logs").mkdir()
+    pool = AgentPool(SITE, [Node(name, (0, 1)) for name in NODES], AgentFiles.within(tmp_path), (), Losses())
+    sets = {name: ResourceSet(name, (0, 1)) for name in NODES}
+    until = time.monotonic() + 600
+    pool._running["agents"] = AgentStep(sets, False, tmp_path / "logs" / "agents.log", 0, until)
+
+    def joined(node):
+        facts = AgentFacts("agents", node, {"SLURMD_NODENAME": node}, (0, 1))
+        connection = connect(pool._listener.address, encode(facts), 60)
+        answered = lambda: pool.receive() or connection._poll.select(0.05)  # noqa: E731
+        wait_for(answered)
+        return connection, connection.receive(60)
+
+    other, _ = joined("n2")
+    for _ in range(MOST_RETURNS + 1):
+        connection, answer = joined("n1")
+        assert "shutdown" not in answer
+        connection.close()
+        wait_for(lambda: (other.send({}), pool.receive(), [node.name for node in pool.nodes])[2] == ["n2"])
+    _, answer = joined("n1")
+    assert answer == {"shutdown": True}
+    assert losses == [("agents", "n1")] * (MOST_RETURNS + 1)
+    assert pool._running["agents"].released_at is None
+    pool.shutdown()
 
 
 def test_stores_end_with_the_job(job):
