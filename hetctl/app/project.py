@@ -103,9 +103,12 @@ class Project:
         """
         if not create:
             self._require_catalog()
-        command = " ".join(("hetctl", *sys.argv[1:]))
-        with ProjectLock(self.home.lock, command, patience_s), Catalog.open(self.home.catalog) as catalog:
+        with self.lock(patience_s), Catalog.open(self.home.catalog) as catalog:
             yield catalog
+
+    def lock(self, patience_s: float = LOCK_PATIENCE_S) -> ProjectLock:
+        """Return the project's lock, which is taken in a ``with`` block, as by `writing`."""
+        return ProjectLock(self.home.lock, " ".join(("hetctl", *sys.argv[1:])), patience_s)
 
     def ensemble(self, reference: str | None) -> Ensemble:
         """Return the ensemble of a file or a catalog name; by default the project's only one."""

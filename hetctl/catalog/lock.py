@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -100,6 +100,7 @@ class ProjectLock:
         BadInputError
             If the lock file cannot be written.
         """
+        self._holder = replace(self._holder, since=time.time())
         try:
             with self._own_file() as own:
                 self._wait(own)
@@ -119,6 +120,21 @@ class ProjectLock:
             # A process that was stopped for too long has lost the lock to another one.
             if _read(self._path.read_text(encoding="utf-8")) == self._holder:
                 self._path.unlink()
+
+    @contextmanager
+    def released(self) -> Iterator[None]:
+        """Leave the lock to other processes within a ``with`` block, and take it again at its end.
+
+        Raises
+        ------
+        LockedError, BadInputError
+            As when it was taken first.
+        """
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
 
     @contextmanager
     def _own_file(self) -> Iterator[Path]:

@@ -21,8 +21,9 @@ from hetctl.app.profile.jobs import (
 )
 from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
+from hetctl.catalog.lock import ProjectLock
 from hetctl.cluster.batch.base import BatchSystem, SubmissionInDoubtError
-from hetctl.model.errors import InterruptedCommandError
+from hetctl.model.errors import HetctlError, InterruptedCommandError
 from hetctl.storage.profile_request import ProfileTarget
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
@@ -48,10 +49,17 @@ class ProfileMonitor:
 
 @dataclass(frozen=True)
 class InterruptibleJobs:
-    """Submission and monitoring of jobs that may be interrupted by a signal at any time."""
+    """Submission and monitoring of jobs that may be interrupted by a signal at any time.
+
+    Parameters
+    ----------
+    lock : ProjectLock
+        Lock of the project, which this process has.
+    """
 
     batch: BatchSystem
     catalog: Catalog
+    lock: ProjectLock
     interruptions: Interruptions
     observer: ProfileMonitor
     profiles: Path
@@ -75,17 +83,26 @@ class InterruptibleJobs:
 
     def wait(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget]) -> None:
         """Wait for jobs until they end or a signal arrives; store what is measured by then."""
-        jobs = [job for group in groups for job in group.jobs]
+        failure = None
+        # This takes hours: runs would not go on meanwhile, nor could they be cancelled.
+        with self.lock.released():
+            try:
+                self._follow([job for group in groups for job in group.jobs], points)
+            except HetctlError as error:
+                failure = error
+        for group in groups:
+            group.ingest(self.catalog)
+        if failure:
+            raise failure
+        for group in groups:
+            group.close(self.catalog)
+
+    def _follow(self, jobs: Sequence[ProfileJob], points: Sequence[ProfileTarget]) -> None:
         try:
             with self.interruptions.heeded():
                 follow(self.batch, jobs, points, self.observer.progressed, self.waits.profile_poll_s)
         except Interruption as interruption:
             self._end(interruption, [job.id for job in jobs])
-        finally:
-            for group in groups:
-                group.ingest(self.catalog)
-        for group in groups:
-            group.close(self.catalog)
 
     def _end(self, interruption: Interruption, ids: Sequence[str]) -> NoReturn:
         """Cancel the jobs, or let them continue."""

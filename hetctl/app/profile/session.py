@@ -11,6 +11,7 @@ from hetctl.app.profile.follow import InterruptibleJobs, ProfileMonitor, raise_i
 from hetctl.app.profile.interruptions import Interruption, Interruptions
 from hetctl.app.profile.jobs import JobGroup, MeasureRequest, ingest_all
 from hetctl.app.project import Project
+from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobSize
@@ -39,6 +40,8 @@ class ProfileCommand:
         True to measure known points again.
     command_s : float or None
         Seconds for which the command of a member runs at most, on each number of GPUs; None: the usual ones.
+    wall_s : int or None
+        Time limit of each job in seconds, as given by the user; None: what its points need.
     """
 
     ensemble: Ensemble
@@ -47,6 +50,7 @@ class ProfileCommand:
     spread: ArraySpec = ONE_JOB
     force: bool = False
     command_s: float | None = None
+    wall_s: int | None = None
 
 
 @contextmanager
@@ -65,17 +69,19 @@ def profiling(
     _refuse_too_many(command.spread, command.site)
     _refuse_time(command)
     # Signals are kept from here on, so that none leaves a job without its record.
-    with Interruptions() as interruptions, project.writing(create=True) as catalog:
+    home = project.home
+    with Interruptions() as interruptions, project.lock() as lock, Catalog.open(home.catalog) as catalog:
         catalog.save_ensemble(command.ensemble)
         catalog.save_site(command.site)
         # A command that was killed has left measured points on the disk.
-        ingest_all(catalog, project.home.profiles)
+        ingest_all(catalog, home.profiles)
         jobs = InterruptibleJobs(
             project.batch_system(command.site),
             catalog,
+            lock,
             interruptions,
             observer or ProfileMonitor(),
-            project.home.profiles,
+            home.profiles,
             project.waits,
         )
         try:
@@ -130,7 +136,7 @@ class ProfileSession:
         self._command = command
         self._known = set() if command.force else set(known)
         self._preprocess_cores = preprocess_cores
-        self._earlier: list[JobGroup] | None = None
+        self._earlier: Sequence[JobGroup] = ()
         self.had = len(self._known)
         self.failures: list[Failure] = []
 
@@ -144,10 +150,11 @@ class ProfileSession:
 
         Wait for earlier jobs that measure some of them, then submit jobs for the others.
         """
-        if not (missing := self._untried(points)):
-            return
-        self._adopt(missing)
-        if not (left := self._untried(missing)):
+        wanted = list(points)
+        # Other commands may submit jobs while this one waits.
+        while (left := self._untried(wanted)) and self._adopt(left):
+            pass
+        if not left:
             return
         group = self._jobs.submit(self._request(left))
         self._jobs.wait([group], left)
@@ -157,21 +164,20 @@ class ProfileSession:
         tried = self._known | {failure.point for failure in self.failures}
         return [point for point in points if point not in tried]
 
-    def _adopt(self, points: Sequence[ProfileTarget]) -> None:
-        """Wait for the jobs of earlier commands that measure some of the points."""
-        if self._earlier is None:
-            ensemble, site = self._command.ensemble, self._command.site
-            self._earlier = self._jobs.under_way(ensemble.name, site.name)
+    def _adopt(self, points: Sequence[ProfileTarget]) -> bool:
+        """Wait for other commands' jobs that measure some of the points; return false if there are none."""
+        ensemble, site = self._command.ensemble, self._command.site
+        self._earlier = self._jobs.under_way(ensemble.name, site.name)
         shared = {group: self._wanted_of(group).intersection(points) for group in self._earlier}
         adopted = [group for group in self._earlier if shared[group]]
         if not adopted:
-            return
+            return False
         for group in adopted:
             self._jobs.observer.adopted(group.ids, len(shared[group]))
         wanted = [point for point in points if any(point in shared[group] for group in adopted)]
         self._jobs.wait(adopted, wanted)
         self._take(adopted, wanted, lost=False)
-        self._earlier = [group for group in self._earlier if not shared[group]]
+        return True
 
     def _wanted_of(self, group: JobGroup) -> set[ProfileTarget]:
         """Return the points of a group whose members are as they are now."""
@@ -194,9 +200,10 @@ class ProfileSession:
             site=self._command.site,
             queue=self._command.size.queue,
             shares=tuple(tuple(share) for share in split(points, self._command.spread.jobs)),
-            preprocess_cores=self._preprocess_cores(self._earlier or ()),
+            preprocess_cores=self._preprocess_cores(self._earlier),
             max_concurrent=self._command.spread.max_concurrent,
             command_s=self._command.command_s or USUAL_COMMAND_S,
+            given_wall_s=self._command.wall_s,
         )
 
 

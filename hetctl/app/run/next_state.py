@@ -56,8 +56,9 @@ def _outcome(progress: Mapping[str, Progress], events: Iterable[Event]) -> tuple
 def _trouble(folder: RunFolder, jobs: Sequence[Job], events: Sequence[Event]) -> str:
     """Return why another job would fail as these did; empty if it may succeed."""
     numbers = {job.number for job in jobs}
+    reasons = reasons_of_jobs(event for event in events if event.data.get("job") in numbers)
     # A slice, since there may be no ended job.
-    if reasons_of_jobs(event for event in events if event.data.get("job") in numbers)[-1:] == [ExitReason.DISK_FULL.value]:
+    if reasons[-1:] == [ExitReason.DISK_FULL.value]:
         return "the disk is full: free some space"
     idle = idle_jobs([job for job in jobs if job.state.over], progressed_at(events))
     if len(idle) < IDLE_JOBS:

@@ -16,6 +16,7 @@ import pytest
 from profiles import events_below, local_jobs, measured, measurings, members, profiling_project
 from workbench import TIMEOUT_S, Result, alive, wait_for
 
+from hetctl.catalog.lock import ProjectLock
 from hetctl.storage.profile_request import read_jobs
 
 QUESTION = "cancel the job, or leave it measuring? [c/d]"
@@ -156,13 +157,18 @@ def test_a_command_that_is_told_to_end_prints_one_json_object(project):
     assert '"kind": "interrupted"' in stdout
 
 
-def test_the_two_of_one_project_do_not_run_at_once(project):
-    process = project.start("profile")
+def test_a_second_command_waits_for_the_job_of_the_first(project):
+    first = project.start("profile")
     wait_for_a_point(project)
-    assert project.hetctl("profile", "--json").code == 6
+    second = project.start("profile", "--json")
+    assert "of these points already" in second.stderr.readline()
+    # Nor do they keep the lock while they wait.
+    with ProjectLock(project.home.lock, "another command", patience_s=10.0):
+        pass
     open_gate(project)
-    assert process.wait(timeout=TIMEOUT_S) == 0
-    process.communicate()
+    outputs = [process.communicate(timeout=TIMEOUT_S) for process in (first, second)]
+    assert [process.returncode for process in (first, second)] == [0, 0], outputs
+    assert measurings(project) == ["quick-1", "slow-1"]
     assert len(local_jobs(project)) == 1
 
 
