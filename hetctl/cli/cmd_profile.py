@@ -96,7 +96,7 @@ def command(
     project = this_project()
     ensemble, site, size = resolve(project, **options)
     spread = ArraySpec(jobs, max_concurrent)
-    asked = ProfileCommand(ensemble, site, size, spread, force, command_s)
+    asked = ProfileCommand(ensemble, site, size, spread, force, command_s, options["time"])
     outcome: ProfileOutcome | LayerOutcome
     with ProfileDisplay(quiet=as_json) as display:
         if members or links:

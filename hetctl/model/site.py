@@ -275,6 +275,11 @@ class Site:
         return max(1, self.cores_per_node // self.gpus_per_node)
 
     @property
+    def requested_cores(self) -> int:
+        """Cores that jobs and their steps request on each node: as many for each GPU."""
+        return self.gpus_per_node * self.cores_per_gpu
+
+    @property
     def memory_per_gpu(self) -> int:
         """Bytes of a node's memory per GPU."""
         return self.memory_per_node // self.gpus_per_node

@@ -68,6 +68,8 @@ class MeasureRequest:
         Largest number of jobs that run at the same time.
     command_s : float
         As in `Measurements`.
+    given_wall_s : int or None
+        Time limit of each job in seconds, as given by the user.
     """
 
     ensemble: Ensemble
@@ -77,6 +79,7 @@ class MeasureRequest:
     preprocess_cores: tuple[int, ...]
     max_concurrent: int | None
     command_s: float = USUAL_COMMAND_S
+    given_wall_s: int | None = None
 
     @property
     def nodes(self) -> int:
@@ -87,7 +90,9 @@ class MeasureRequest:
 
     @property
     def wall_s(self) -> int:
-        """Time limit of each job in seconds."""
+        """Time limit of each job in seconds: the given one, or what its points need within the queue's."""
+        if self.given_wall_s is not None:
+            return self.given_wall_s
         longest_s = max(sum(self._seconds_of(point) for point in share) for share in self.shares)
         wanted_s = max(SHORTEST_JOB_S, longest_s)
         return min(wanted_s, self.queue.max_wall_s or wanted_s)

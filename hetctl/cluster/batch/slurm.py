@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import shlex
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,10 +32,40 @@ from hetctl.cluster.batch.slurm_commands import (
     squeue_command,
 )
 from hetctl.cluster.batch.submitit_jobs import array_elements, submit_function
+from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobState, JobStatus
 
 FIRST_ELEMENT = 0
 """Index of the first element of submitit's arrays."""
+SHORT_OPTIONS = {
+    "A": "account",
+    "B": "extra-node-info",
+    "C": "constraint",
+    "D": "chdir",
+    "F": "nodefile",
+    "G": "gpus",
+    "H": "hold",
+    "L": "licenses",
+    "M": "clusters",
+    "N": "nodes",
+    "O": "overcommit",
+    "S": "core-spec",
+    "b": "begin",
+    "c": "cpus-per-task",
+    "d": "dependency",
+    "k": "no-kill",
+    "m": "distribution",
+    "n": "ntasks",
+    "p": "partition",
+    "q": "qos",
+    "s": "oversubscribe",
+    "t": "time",
+    "w": "nodelist",
+    "x": "exclude",
+}
+"""Long names of the short options of sbatch(1) that concern where and when a job runs."""
+WITHOUT_VALUE = frozenset({"hold", "no-kill", "overcommit", "oversubscribe"})
+"""Those of them that take no value in their short form."""
 
 
 class SlurmBatch:
@@ -71,7 +102,7 @@ class SlurmBatch:
             "slurm_additional_parameters": {
                 # Steps inherit most options of a job, --cpus-per-task among
                 # them, but not --mincpus and --gres.
-                "mincpus": site.gpus_per_node * site.cores_per_gpu,
+                "mincpus": site.requested_cores,
                 **_directives(site.directives),
             },
             "slurm_use_srun": False,
@@ -123,10 +154,36 @@ class SlurmBatch:
 
 
 def _directives(lines: Sequence[str]) -> dict[str, object]:
-    """Convert ``--key=value`` lines to submitit's mapping."""
+    """Convert the options in lines of ``#SBATCH`` to submitit's mapping, which has their long names alone.
+
+    Raises
+    ------
+    BadInputError
+        If there is anything but options, or an unknown short one.
+    """
     # hetctl submits the next job itself: a requeued one would come on top of it.
     parsed: dict[str, object] = {"no-requeue": True}
     for line in lines:
-        key, separator, value = line.lstrip("-").partition("=")
-        parsed[key.strip()] = value.strip() if separator else True
+        words = deque(shlex.split(line))
+        while words:
+            key, value = _option(words, line)
+            parsed[key] = value
     return parsed
+
+
+def _option(words: deque[str], line: str) -> tuple[str, str | bool]:
+    """Take the next option with its value, which may be the next word; True if it has none."""
+    word = words.popleft()
+    if word.startswith("--"):
+        key, separator, value = word[2:].partition("=")
+        takes_next = not separator and words and not words[0].startswith("-")
+        return key, words.popleft() if takes_next else value if separator else True
+    key = SHORT_OPTIONS.get(word[1:2], "") if word.startswith("-") else ""
+    if not key:
+        raise BadInputError(
+            f"directive {line!r} of the site file: {word!r} is no option of sbatch that is known",
+            "write options by their long names, such as --constraint=gpu",
+        )
+    if key in WITHOUT_VALUE:
+        return key, True
+    return key, word[2:] or (words.popleft() if words else True)

@@ -117,7 +117,7 @@ class NodeShare(NamedTuple):
 def share_of(site: Site, sets: Sequence[ResourceSet]) -> NodeShare:
     """Return the resources to request: whole nodes, or those that belong to the GPUs of one of the sets."""
     if site.launch == NODES:
-        return NodeShare(site.gpus_per_node, site.cores_per_node, 0)
+        return NodeShare(site.gpus_per_node, site.requested_cores, 0)
     gpus = len(sets[0].gpus)
     return NodeShare(
         gpus, gpus * site.cores_per_gpu, gpus * site.memory_per_node // (site.gpus_per_node * MEBIBYTE)

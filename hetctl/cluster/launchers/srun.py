@@ -76,7 +76,7 @@ def start_leaders(site: Site, name: str, nodes: Sequence[str], command: tuple[st
     argv = (
         # --overlap is for steps without GPUs only: four steps with it all got GPU 0.
         *("srun", "--overlap", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}", "--ntasks-per-node=1"),
-        *(f"--cpus-per-task={site.cores_per_node}", "--gres=none", f"--nodelist={','.join(nodes)}"),
+        *(f"--cpus-per-task={site.requested_cores}", "--gres=none", f"--nodelist={','.join(nodes)}"),
         *("--kill-on-bad-exit=1", "--unbuffered", *((f"--mpi={site.mpi}",) if site.mpi else ())),
         *command,
     )

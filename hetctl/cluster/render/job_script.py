@@ -181,7 +181,7 @@ def _values(job: JobScript) -> dict[str, Any]:
         "site": job.site,
         "queue": job.queue.name,
         "nodes": job.nodes,
-        "cores": job.site.gpus_per_node * job.site.cores_per_gpu,
+        "cores": job.site.requested_cores,
         "memory_mib": job.site.memory_per_node // MEBIBYTE,
         "wall_s": job.wall_s,
         "grace_s": job.grace_s,

@@ -13,6 +13,7 @@ from profiles import MODULE, measurings, members, profiling_project
 from workbench import alive, wait_for
 
 from hetctl.app.profile.jobs import (
+    SHORTEST_JOB_S,
     START_PATIENCE_S,
     MeasureRequest,
     groups_under_way,
@@ -105,6 +106,12 @@ def test_ids_are_kept_and_the_batch_system_is_asked_once(profiles, ensemble, cat
     assert batch.asked == [["7_0", "7_1"] * 2]
     assert {group.record.name for group in groups} == {first.record.name, second.record.name}
     assert all(path.stat().st_mode & 0o077 == 0 for path in profiles.rglob("*"))
+
+
+@pytest.mark.parametrize("given_s", [None, 240, 7200])
+def test_the_limit_of_a_job_is_the_given_one(profiles, ensemble, given_s):
+    group = submit(Batch(), profiles, replace(request(ensemble), given_wall_s=given_s))
+    assert {job.wall_s for job in group.jobs} == {given_s or SHORTEST_JOB_S}
 
 
 def test_jobs_of_another_site_are_not_asked_about(profiles, ensemble, catalog):

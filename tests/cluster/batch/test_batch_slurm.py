@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from hetctl.cluster.batch import batch_system_of
 from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
 from hetctl.cluster.batch.command import Answer, CommandRunner, NoAnswerError
-from hetctl.cluster.batch.slurm import SlurmBatch
+from hetctl.cluster.batch.slurm import SlurmBatch, _directives
 from hetctl.cluster.batch.slurm_commands import (
     STATES,
     find_command,
@@ -25,7 +26,7 @@ from hetctl.cluster.batch.slurm_commands import (
     sinfo_command,
     squeue_command,
 )
-from hetctl.model.errors import BatchSystemError
+from hetctl.model.errors import BadInputError, BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.site import Queue, Site
 
@@ -582,3 +583,27 @@ def test_submitit_without_slurm_is_a_batch_system_error(monkeypatch, tmp_path):
 
 def test_batch_systems_are_chosen_by_the_site(tmp_path):
     assert isinstance(batch_system_of(SITE, tmp_path), SlurmBatch)
+
+
+@pytest.mark.parametrize(
+    ("line", "options"),
+    [
+        ("-C gpu", {"constraint": "gpu"}),
+        ("-Cgpu", {"constraint": "gpu"}),
+        ("--constraint gpu_a100", {"constraint": "gpu_a100"}),
+        ("--constraint=gpu&hbm80g", {"constraint": "gpu&hbm80g"}),
+        ('--comment="my job"', {"comment": "my job"}),
+        ("--exclusive", {"exclusive": True}),
+        ("--exclusive --licenses=scratch:1", {"exclusive": True, "licenses": "scratch:1"}),
+        ("-s -q debug", {"oversubscribe": True, "qos": "debug"}),
+        ("--comment=", {"comment": ""}),
+    ],
+)
+def test_directives_are_options_by_their_long_names(line, options):
+    assert _directives([line]) == {"no-requeue": True, **options}
+
+
+@pytest.mark.parametrize("line", ["-Z gpu", "constraint=gpu", "--exclusive=user gpu", "-"])
+def test_directives_that_are_no_options_are_refused(line):
+    with pytest.raises(BadInputError, match=re.escape(repr(line))):
+        _directives([line])

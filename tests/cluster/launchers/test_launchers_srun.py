@@ -91,3 +91,13 @@ def test_srun_starts_leaders_although_agents_hold_all_of_a_node() -> None:
         *("--gres=none", "--nodelist=n2,n1", "--kill-on-bad-exit=1", "--unbuffered", "--mpi=pmix"),
         *LEADER,
     )
+
+
+@pytest.mark.parametrize(("cores", "gpus", "requested"), [(30, 4, 28), (36, 8, 32), (8, 4, 8)])
+def test_steps_request_the_cores_of_the_job_and_no_more(cores: int, gpus: int, requested: int) -> None:
+    """Slurm refuses a step with more; a job reserves the same number for each GPU."""
+    uneven = site(cores_per_node=cores, gpus_per_node=gpus)
+    leaders = LAUNCHERS["srun"].leaders(uneven, "leaders", ["n1"], LEADER)
+    for found in (step(uneven, "n1"), leaders):
+        assert f"--cpus-per-task={requested}" in found.argv
+    assert uneven.requested_cores == requested
