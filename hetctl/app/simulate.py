@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from hetctl.app.plan.member_rules import refuse_wide_members
-from hetctl.app.plan.planning import AUTO, check_planner, chosen
+from hetctl.app.plan.planning import AUTO, check_planner, chosen, refuse_lockstep
 from hetctl.app.profile.known import profiles_at
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
@@ -130,6 +130,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     arrivals = _arrivals(members, request, options.seed)
     expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals
     choice = chosen(request.planner, expected, replace(scenario, failures=None), options)
+    refuse_lockstep(choice.planner, scenario)
     estimator = _estimator(arrivals, request, options.seed)
     search = _search(members, request, options.seed)
     if search is None:

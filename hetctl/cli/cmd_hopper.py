@@ -12,7 +12,7 @@ import click
 
 from hetctl.cli.options import command_line_options, json_option, this_project
 from hetctl.cli.output import print_json, print_table, write_text
-from hetctl.cli.parameter_types import OutputFile, Seconds
+from hetctl.cli.parameter_types import FiniteRange, OutputFile, Seconds
 from hetctl.inputs.visit_log import MOST_EPOCHS
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _shared_options(command: F) -> F:
         click.option(
             "--efficiency",
             metavar="SHARE",
-            type=click.FloatRange(0, 1, min_open=True),
+            type=FiniteRange(0, 1, min_open=True),
             default=1.0,
             show_default=True,
             help="Assume that workers that train together reach this share of the ideal rate.",

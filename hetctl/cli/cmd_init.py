@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -22,4 +23,5 @@ def command(folder: Path, example: str) -> None:
     for path in paths:
         click.echo(f"wrote {path}")
     rates = "profile import rates.csv" if folder / "rates.csv" in paths else "profile"
-    click.echo(f"next: {'' if folder.samefile('.') else f'cd {folder}; '}hetctl {rates}")
+    enter = "" if folder.samefile(".") else f"cd {shlex.quote(str(folder))}; "
+    click.echo(f"next: {enter}hetctl {rates}")

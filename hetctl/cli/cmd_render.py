@@ -37,7 +37,10 @@ def command(ensemble: str | None, run: str, as_json: bool, **options: Any) -> No
     Nothing is written, and no machine is queried: any site's script can be rendered anywhere.
     """
     from hetctl.app.run.spec import render
+    from hetctl.inputs.names import NAME_RULE, SAFE_NAME
 
+    if not SAFE_NAME.fullmatch(run):
+        raise click.BadParameter(f"{run!r} {NAME_RULE}", param_hint="'--run'")
     project = this_project()
     submission = render(project, run, plan_request(project, project.ensemble(ensemble), **options)[0])
     if as_json:

@@ -9,6 +9,7 @@ import click
 
 from hetctl.cli.options import json_option, this_project
 from hetctl.cli.output import print_json, print_table, write_text
+from hetctl.cli.parameter_types import OutputFile
 
 MOST_TRIALS = 20
 
@@ -60,7 +61,7 @@ def show(run: str | None, best: int, as_json: bool) -> None:
 )
 @click.option(
     "--study",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=OutputFile(),
     metavar="FILE",
     help="Write an SQLite database for Optuna instead, which its dashboard opens, or update it.",
 )

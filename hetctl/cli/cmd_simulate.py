@@ -111,6 +111,8 @@ def command(
         raise click.UsageError(
             "an ensemble is given twice: give one of NAME, --ensemble and --search", context
         )
+    if report and trace and report.absolute() == trace.absolute():
+        raise click.UsageError("--report and --trace name the same file", context)
     from hetctl.app.simulate import run_simulation
 
     project = this_project()

@@ -23,6 +23,7 @@ from hetctl.cli.options import (
     warn,
 )
 from hetctl.cli.output import print_json
+from hetctl.cli.parameter_types import FiniteRange
 
 if TYPE_CHECKING:
     from hetctl.app.project import Project
@@ -59,7 +60,7 @@ NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode", "predict_rates"
 @click.option("--max-jobs", metavar="N", type=click.IntRange(min=1), help="Stop after N jobs.")
 @click.option("--max-rounds", metavar="N", type=click.IntRange(min=1), help="Stop after N rounds.")
 @click.option(
-    "--gpu-hours", metavar="H", type=click.FloatRange(min=0, min_open=True), help="Stop after H GPU-hours."
+    "--gpu-hours", metavar="H", type=FiniteRange(min=0, min_open=True), help="Stop after H GPU-hours."
 )
 @click.option(
     "--replay",

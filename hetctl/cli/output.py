@@ -73,8 +73,13 @@ def fail(kind: str, message: str, hint: str, code: int, *, as_json: bool) -> int
     """Report a failure and return its exit code."""
     if as_json:
         error = _error(kind, message, hint)
-        click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "error": error}, indent=2))
-        return code
+        try:
+            click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "error": error}, indent=2))
+        except OSError:
+            # Where it cannot be printed, as to a file on a full disk, it is told as to a person.
+            _discard(1)
+        else:
+            return code
     click.echo(f"hetctl: {message}", err=True)
     if hint:
         click.echo(f"hint: {hint}", err=True)
@@ -87,10 +92,16 @@ def report_interruption(failure: HetctlError, *, as_json: bool) -> int:
         fail(failure.kind, failure.message, failure.hint, failure.exit_code, as_json=as_json)
         sys.stdout.flush()
     except OSError:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        for stream in (1, 2):  # Python would otherwise fail again when it flushes them at exit
-            os.dup2(nowhere, stream)
+        _discard(1, 2)
     return failure.exit_code
+
+
+def _discard(*streams: int) -> None:
+    """Discard what is written to streams, on which Python would fail again when it flushes them at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in streams:
+        os.dup2(nowhere, stream)
+    os.close(nowhere)
 
 
 def _error(kind: str, message: str, hint: str) -> dict[str, str]:

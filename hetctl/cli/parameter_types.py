@@ -57,6 +57,17 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
         return seconds
 
 
+class FiniteRange(click.FloatRange):
+    """Option for a finite number in a range: comparisons would let NaN pass, and infinity without an end."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Parse a number in the range."""
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number", param, ctx)
+        return number
+
+
 class GpusByType(click.ParamType):  # type: ignore[type-arg]
     """Option ``80``, or ``v100:40,p100:40``: GPUs by type, "" if there is only one."""
 

@@ -11,9 +11,9 @@ from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInt
 WITH_UNITS = re.compile(r"(?:([0-9]{1,7})h)?(?:([0-9]{1,7})m)?(?:([0-9]{1,9})s)?", re.IGNORECASE)
 CLOCK = re.compile(r"([0-9]{1,7}):([0-5][0-9])(?::([0-5][0-9]))?")
 SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([KMGTP]i?B|B)", re.IGNORECASE)
-COUNT = re.compile(r"[0-9]{1,7}")
+COUNT = re.compile(r"[0-9]{1,30}")
 INTERVAL = re.compile(r"([0-9]{1,9}) ?(epoch|step)s?")
-COUNT_OF_TYPE = re.compile(r"([^\s:,][^:,]*):\s*([0-9]{1,7})")
+COUNT_OF_TYPE = re.compile(r"([^\s:,][^:,]*):\s*([0-9]{1,30})")
 MOST_GPUS = 1_000_000
 UNITS = {
     "b": 1,

@@ -14,6 +14,8 @@ from hetctl.inputs.names import MEMBER_NAME, MEMBER_RULE
 
 REQUIRED = ("member", "gpus", "rate")
 OPTIONAL = ("gpu_type", "samples")
+RATES, SAMPLES = (1e-9, 1e12), (0.0, 1e15)
+"""Least and largest rates in samples/s, and numbers of samples."""
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,16 @@ def _broken(cells: Mapping[str, str]) -> list[str]:
         (MEMBER_NAME.fullmatch(cells["member"]) is not None, "member", MEMBER_RULE),
         (is_count(cells["gpus"]), "gpus", "must be a whole number of at least 1"),
         (is_positive(cells["rate"]), "rate", "must be a positive number"),
+        (_is_within(cells["rate"], RATES), "rate", "must be from 1e-9 to 1e12 samples/s"),
         (gpu_type.isprintable(), "gpu_type", "must be printable text"),
         (not samples or is_positive(samples), "samples", "must be a positive number"),
+        (not samples or _is_within(samples, SAMPLES), "samples", "must be at most 1e15"),
     ]
     return [f"{name}: {rule}, got {shown(cells[name])}" for holds, name, rule in rules if not holds]
+
+
+def _is_within(cell: str, limits: tuple[float, float]) -> bool:
+    return not is_positive(cell) or limits[0] <= float(cell) <= limits[1]
 
 
 def _row(cells: Mapping[str, str]) -> RateRow:

@@ -213,7 +213,7 @@ def _others(phase: Phase) -> str:
 
 
 def _choices(plan: Plan) -> RenderableType:
-    table = ruled_table("mode", "members", "reason", gap=1, fold="reason")
+    table = ruled_table("mode", "members", "reason", gap=1, fold=("members", "reason"))
     by_reason: dict[tuple[str, str], list[str]] = {}
     for choice in plan.choices:
         by_reason.setdefault((choice.mode, choice.reason), []).append(choice.member)

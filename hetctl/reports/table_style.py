@@ -9,7 +9,7 @@ from rich.table import Table
 RULED = Box("    \n    \n ── \n    \n    \n    \n    \n    \n")
 
 
-def ruled_table(*headers: str, gap: int = 0, fold: str = "") -> Table:
+def ruled_table(*headers: str, gap: int = 0, fold: str | tuple[str, ...] = "") -> Table:
     """Return an empty table.
 
     Parameters
@@ -18,15 +18,17 @@ def ruled_table(*headers: str, gap: int = 0, fold: str = "") -> Table:
         Titles of columns; a leading ``>`` aligns the column to the right.
     gap : int
         Additional blanks between columns.
-    fold : str
-        Title of the only column whose cells may be broken into lines.
+    fold : str or tuple of str
+        Titles of the columns whose cells may be broken into lines, such as the only one; what is cut of the
+        others on a narrow terminal is marked.
     """
+    folding = (fold,) if isinstance(fold, str) else fold
     table = Table(box=RULED, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     for header in headers:
         table.add_column(
             header.removeprefix(">"),
             justify="right" if header.startswith(">") else "left",
-            no_wrap=header != fold,
-            overflow="fold",
+            no_wrap=header not in folding,
+            overflow="fold" if header in folding else "ellipsis",
         )
     return table

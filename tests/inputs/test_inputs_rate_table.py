@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hetctl.inputs.rate_table import RateRow, read_rates, write_rates
 from hetctl.model.errors import BadInputError
 
-POSITIVE = st.floats(min_value=0, exclude_min=True, allow_nan=False, allow_infinity=False)
+RATES = st.floats(1e-9, 1e12)
+SAMPLES = st.floats(0, 1e15, exclude_min=True)
 NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", fullmatch=True).filter(
     lambda name: name != "driver"
 )
@@ -19,10 +20,10 @@ TYPES = st.none() | st.sampled_from(["V100", "A100, 40 GB", 'a "b"', "Größe"])
 
 @st.composite
 def tables(draw: st.DrawFn) -> list[RateRow]:
-    samples = draw(st.dictionaries(NAMES, st.none() | POSITIVE, min_size=1, max_size=4))
+    samples = draw(st.dictionaries(NAMES, st.none() | SAMPLES, min_size=1, max_size=4))
     keys = st.tuples(st.sampled_from(sorted(samples)), st.integers(1, 10**9 - 1), TYPES)
     points = draw(st.lists(keys, unique=True, min_size=1, max_size=12))
-    return [RateRow(name, gpus, draw(POSITIVE), kind, samples[name]) for name, gpus, kind in points]
+    return [RateRow(name, gpus, draw(RATES), kind, samples[name]) for name, gpus, kind in points]
 
 
 def refused(folder: Path, data: bytes | str) -> str:
@@ -64,6 +65,11 @@ def test_optional_columns_are_written_where_used():
         ("member,gpus,rate\na,1\n", "r.csv:2: has 2 cells, the header has 3"),
         ("member,gpus,rate\na,1,0\n", "r.csv:2: rate: must be a positive number, got '0'"),
         ("member,gpus,rate\na,1,-1\n", "r.csv:2: rate: must be a positive number, got '-1'"),
+        (
+            "member,gpus,rate\na,1,1e-300\n",
+            "r.csv:2: rate: must be from 1e-9 to 1e12 samples/s, got '1e-300'",
+        ),
+        ("member,gpus,rate,samples\na,1,1,1e30\n", "r.csv:2: samples: must be at most 1e15, got '1e30'"),
         ("member,gpus,rate\na,1,nan\n", "r.csv:2: rate: must be a positive number, got 'nan'"),
         ("member,gpus,rate\na,1,inf\n", "r.csv:2: rate: must be a positive number, got 'inf'"),
         ("member,gpus,rate\na,1,1e999\n", "r.csv:2: rate: must be a positive number, got '1e999'"),

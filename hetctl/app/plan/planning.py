@@ -41,7 +41,7 @@ from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners import planner_named
-from hetctl.scheduling.planners.base import Options, options_from
+from hetctl.scheduling.planners.base import Options, Planner, options_from
 from hetctl.scheduling.simulate.forecast import forecast
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import PlannerChoice, choose
@@ -243,15 +243,20 @@ def _data_parallel(
     request: PlanRequest, scenario: Scenario, members: Sequence[Workload], options: Options
 ) -> Plan:
     choice = chosen(request.planner, [Arrival(member) for member in members], scenario, options)
-    if scenario.lockstep and not choice.planner.shares:
-        raise BadInputError(
-            f"planner {choice.planner.name} forms no flotillas, which lockstep needs",
-            "choose --planner flotilla, flotilla-local or homogeneous, or --sharing cached",
-        )
+    refuse_lockstep(choice.planner, scenario)
     _refuse_unknown_nodes(request)
     plan = forecast(choice.planner, members, scenario, options, explain=request.explain)
     gains = {} if options.balance == OFF else _balance_gains(plan, members, scenario.cluster)
     return replace(plan, reason=choice.reason, balance_gains=gains)
+
+
+def refuse_lockstep(planner: Planner, scenario: Scenario) -> None:
+    """Raise BadInputError if members are to train in lockstep, and the planner forms no flotillas."""
+    if scenario.lockstep and not planner.shares:
+        raise BadInputError(
+            f"planner {planner.name} forms no flotillas, which lockstep needs",
+            "choose --planner flotilla, flotilla-local or homogeneous, or --sharing cached",
+        )
 
 
 def _balance_gains(plan: Plan, members: Sequence[Workload], cluster: Cluster) -> dict[str, float]:

@@ -175,7 +175,13 @@ def _continue(
         return RunTransition(run, record.state, record.reason)
     if is_done(folder, record.spec):
         _note(catalog, run, RunReason.CONTINUED, "to be ended")
-        return _advance(project, catalog, record_of(catalog, run))
+        ended = _advance(project, catalog, record_of(catalog, run))
+        if ended.state in UNDER_WAY:
+            raise LockedError(
+                f"run {run} has trained all members, and is about to end: {ended.reason}",
+                "repeat the command in some seconds, or start another run with `hetctl submit --new`",
+            )
+        return ended
     spec, changed = continued(project, record.spec, ensemble, requested)
     if submitted := _finish_submission(project, catalog, record, spec if changed else None):
         return replace(submitted, changed=changed)

@@ -387,12 +387,13 @@ def check_metrics(metrics: Mapping[str, float], member: Member) -> None:
     BadInputError
         If the metric of one of these is missing, or a metric is not a finite number.
     """
+    add = "report it with each epoch" if member.command else "add it to the metrics of the model"
     needed = {"stop rule": ("stop", member.stop.metric), "search": ("search", member.objective.metric)}
     for owner, (key, metric) in needed.items():
         if metric not in metrics:
             raise BadInputError(
                 f"the {owner}'s metric {metric} is not among the results: {', '.join(sorted(metrics))}",
-                f"name one of them in `{key}:`, or compile the model with that metric",
+                f"name one of them in `{key}:`, or {add}",
             )
     check_finite(metrics, "epoch")
 

@@ -104,6 +104,12 @@ def test_an_unknown_site_names_the_nearest(project):
         (["plan", "--alpha", "3"], "alpha"),
         (["plan", "--queue", "night", "--site", "local"], "local"),
         (["submit", "--max-jobs", "0"], "max-jobs"),
+        (["submit", "--gpu-hours", "nan"], "nan is not a finite number"),
+        (["submit", "--gpu-hours", "inf"], "inf is not a finite number"),
+        (["hopper", "plan", "--unit-times", "m.csv", "--efficiency", "nan"], "nan is not a finite number"),
+        (["simulate", "--gpus", "100000000"], "at most 1000000"),
+        (["simulate", "--gpus", "4", "--report", "z", "--trace", "z"], "name the same file"),
+        (["render", "--run", "../x"], "'../x' must be 1 to 64 of"),
         (["status", "nothing"], "profile"),
         (["cancel", "nothing"], ""),
         (["profile", "import", "none.csv"], "none.csv"),
@@ -112,6 +118,25 @@ def test_an_unknown_site_names_the_nearest(project):
 )
 def test_a_wrong_command_line_is_refused(project, arguments, said):
     assert said in refused(project, 2, "bad-input", *arguments, HETCTL_SITE="local")
+
+
+def test_what_a_simulation_cannot_do_is_refused(planned):
+    arguments = ("simulate", "--gpus", "4", "--sharing", "lockstep")
+    assert "fluid forms no flotillas" in refused(planned, 2, "bad-input", *arguments)
+
+
+def test_a_study_in_no_folder_is_refused(project):
+    done = project.here("search", "export", "--study", "nowhere/t.db")
+    assert (done.code, "there is no folder nowhere" in done.stderr) == (2, True)
+
+
+def test_what_cannot_be_printed_as_json_is_told_on_stderr(project):
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "hetctl", "status", "--json"]
+        done = subprocess.run(command, cwd=project.path, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("hetctl: there is no catalog in ")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -319,6 +344,7 @@ def test_a_folder_that_holds_an_example_already_is_left_alone(project):
 
 def test_a_project_begins_in_this_folder_or_another(project):
     assert "next: cd there; hetctl profile" in project.hetctl("init", "there").stdout
+    assert "next: cd 'two words'; hetctl profile" in project.hetctl("init", "two words").stdout
     (project.path / "empty").mkdir()
     empty = ProjectFolder(project.path / "empty")
     assert "next: hetctl profile" in empty.hetctl("init").stdout
