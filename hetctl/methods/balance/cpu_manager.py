@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from hetctl.methods.balance.batch_partition import Lines, Values, whole_batches
-from hetctl.methods.balance.manager import Observation, StragglerWarning, checked_limits
+from hetctl.methods.balance.manager import FULL_MEMORY, Observation, StragglerWarning, checked_limits
 from hetctl.methods.balance.predictors.base import Predictor
 from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.model.plan import Allocation
@@ -45,7 +45,8 @@ class CpuManager:
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Return batches for the predicted speeds (Algorithm 1).
 
-        They are rounded such that the slowest worker is fastest.
+        They are rounded such that the slowest worker is fastest. A worker without free memory gets no larger
+        one, as by the other managers; Algorithm 1 has no such rule.
         """
         self._predictor.observe(
             np.array([seen.batch / seen.seconds for seen in observations]),
@@ -53,7 +54,10 @@ class CpuManager:
             np.array([seen.memory for seen in observations]),
         )
         speeds = self._predictor.predict()
-        self.batches = _in_proportion(speeds, sum(self.batches), self._limits)
+        full = np.array([seen.memory > FULL_MEMORY for seen in observations])
+        # At least the present batches, so that their sum fits.
+        limits = np.where(full, np.minimum(self._limits, self.batches), self._limits)
+        self.batches = _in_proportion(speeds, sum(self.batches), limits)
         return self.batches
 
 

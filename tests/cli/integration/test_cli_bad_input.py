@@ -131,7 +131,7 @@ def test_a_study_in_no_folder_is_refused(project):
 
 
 def test_what_cannot_be_printed_as_json_is_told_on_stderr(project):
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "hetctl", "status", "--json"]
         done = subprocess.run(command, cwd=project.path, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 2

@@ -51,6 +51,12 @@ def test_a_full_worker_is_given_no_more():
     assert CpuManager((5, 15), Foretold([3.0, 1.0]), (6, None)).update([Observation(5, 1.0)] * 2) == (6, 14)
 
 
+def test_a_worker_without_free_memory_is_given_no_more():
+    manager = CpuManager((20, 20, 20), Foretold([3.0, 2.0, 1.0]))
+    seen = [Observation(20, 1.0, memory=0.96), Observation(20, 1.0, memory=0.95), Observation(20, 1.0)]
+    assert manager.update(seen) == (20, 27, 13)
+
+
 def test_linear_curves_are_balanced_after_one_iteration():
     curves = [TimeCurve(((1, seconds),)) for seconds in (0.01, 0.02, 0.04)]
     taken = play(CpuManager((70, 70, 70), Memoryless(3)), curves, 3)
