@@ -96,7 +96,9 @@ def command(
     project = this_project()
     ensemble, site, size = resolve(project, **options)
     spread = ArraySpec(jobs, max_concurrent)
-    asked = ProfileCommand(ensemble, site, size, spread, force, command_s, options["time"])
+    # That of the environment is meant for the jobs of runs, which end with checkpoints.
+    wall_s = options["time"] if "time" in command_line_options(context) else None
+    asked = ProfileCommand(ensemble, site, size, spread, force, command_s, wall_s)
     outcome: ProfileOutcome | LayerOutcome
     with ProfileDisplay(quiet=as_json) as display:
         if members or links:
