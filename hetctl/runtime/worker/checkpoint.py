@@ -20,6 +20,8 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.storage.atomic_io import make_private_folder, write_json
 
 KEPT = 2
+UNFINISHED = (".npz", ".tmp")
+"""Endings of the files of a checkpoint that are there before its manifest."""
 PART = "{}.part-{:03d}.npz"
 """Name of the file of a stage, from the checkpoint's name and the number of the part."""
 SHARDS = "{}.shards"
@@ -308,6 +310,19 @@ class CheckpointFolder:
         for folder in self.path.glob(SHARDS.format("epoch-*") + "*"):
             if not (self.path / f"{folder.name.split('.')[0]}.json").exists():
                 shutil.rmtree(folder, ignore_errors=True)
+        if since is None:
+            self._drop_unfinished()
+
+    def _drop_unfinished(self) -> None:
+        """Delete what killed processes have left of checkpoints before those that are kept.
+
+        Not of members that hop: ranks of other nodes may still be writing states of earlier visits.
+        """
+        kept = {path.stem for path in self._manifests()}
+        for file in self.path.glob("epoch-*"):
+            name = file.name.partition(".")[0]
+            if file.suffix in UNFINISHED and name not in kept and name < min(kept, default=""):
+                file.unlink(missing_ok=True)
 
 
 def file_in(root: Path, path: Path, names: Sequence[str]) -> ArrayFile:

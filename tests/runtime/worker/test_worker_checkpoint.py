@@ -53,6 +53,21 @@ def test_the_last_two_are_kept(folder):
     ]
 
 
+def test_what_killed_processes_left_goes_with_the_older_checkpoints(folder):
+    folder.save(arrays(1), state(1))
+    left = [folder.path / f"epoch-00001-{samples:012d}" for samples in (100, 200)]
+    left[0].with_suffix(".tmp").write_bytes(b"x")
+    left[1].with_suffix(".npz").write_bytes(b"x")
+    folder.save_part(arrays(1), state(1, 300), 0)
+    newer = folder.save_part(arrays(1), state(4, 64), 0)
+    for number in (2, 3):
+        folder.save(arrays(number), state(number))
+    assert sorted(path.name for path in folder.path.iterdir()) == [
+        *(f"epoch-0000{n}-000000000000.{ending}" for n in (2, 3) for ending in ("json", "npz")),
+        newer.file,
+    ]
+
+
 def test_a_partial_epoch_is_newer_than_the_epoch_before(folder):
     folder.save(arrays(1), state(2, 64))
     folder.save(arrays(2), state(2, 128))
