@@ -176,7 +176,7 @@ def _continue(
     if is_done(folder, record.spec):
         _note(catalog, run, RunReason.CONTINUED, "to be ended")
         ended = _advance(project, catalog, record_of(catalog, run))
-        if ended.state in UNDER_WAY:
+        if ended.state in UNDER_WAY and not ended.job:
             raise LockedError(
                 f"run {run} has trained all members, and is about to end: {ended.reason}",
                 "repeat the command in some seconds, or start another run with `hetctl submit --new`",

@@ -21,7 +21,8 @@ SPEC = RunSpec("e-001", ENSEMBLE, SITE, "fluid", 4, "gpu", 3600, 180, (), "/shar
 # Fields that are compared elsewhere, or that nobody can ask to be otherwise.
 ELSEWHERE = {
     RunSpec: {"run", "ensemble", "site", "options", "budget", "wall_s", "modules"}
-    | {"grace_s", "profiles", "checkpoints", "preprocess", "given", "schema_version", "phases", "pipelines"},
+    | {"grace_s", "profiles", "checkpoints", "preprocess", "given", "schema_version", "phases", "pipelines"}
+    | {"earlier_jobs"},
     Ensemble: {"members"},
     Member: {"stop"},
 }
