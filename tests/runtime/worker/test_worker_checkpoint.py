@@ -53,7 +53,7 @@ def test_the_last_two_are_kept(folder):
     ]
 
 
-def test_what_killed_processes_left_goes_with_the_older_checkpoints(folder):
+def test_what_killed_processes_left_goes_with_old_checkpoints(folder):
     folder.save(arrays(1), state(1))
     left = [folder.path / f"epoch-00001-{samples:012d}" for samples in (100, 200)]
     left[0].with_suffix(".tmp").write_bytes(b"x")
