@@ -19,8 +19,8 @@ def ruled_table(*headers: str, gap: int = 0, fold: str | tuple[str, ...] = "") -
     gap : int
         Additional blanks between columns.
     fold : str or tuple of str
-        Titles of the columns whose cells may be broken into lines, such as the only one; what is cut of the
-        others on a narrow terminal is marked.
+        Title or titles of the columns whose cells may be broken into lines. Cells of others that a narrow
+        terminal cuts end with an ellipsis.
     """
     folding = (fold,) if isinstance(fold, str) else fold
     table = Table(box=RULED, padding=(0, gap, 0, 0), pad_edge=False, show_edge=False, header_style="bold")

@@ -86,9 +86,9 @@ class AgentStep:
         return "" if self.member else end_of(self.log, self.log_start)
 
     def expects(self, node: str) -> bool:
-        """Return true if an agent on that node may still connect.
+        """Return true if an agent on that node may connect.
 
-        None has, or its node returns after its loss, and the step is not released.
+        The step is not released, and the node neither has an agent nor is lost.
         """
         return self.released_at is None and self.agent_on(node) is None and node not in self.lost
 
