@@ -524,6 +524,27 @@ def test_measured_layers_and_links_stand_for_files(tmp_path):
     assert "it needs 58.7 GB of memory" in {c["member"]: c["reason"] for c in plan["choices"]}["giant"]
 
 
+@pytest.mark.usefixtures("queued")
+def test_a_run_by_measured_layers_goes_on_in_shorter_jobs(tmp_path):
+    mini = Mini(tmp_path, GIANT.replace(", layers: giant.csv", ""), site=SITE)
+    save_measured(mini, "V100", "P100")
+    first = mini.project.here("submit", *ON_8_GPUS, "--mode", "pipeline", "--dry-run", "--json").json
+    submitted(mini.project, "--mode", "pipeline")
+    done = mini.project.here("submit", "--time", "20h", "--dry-run", "--json")
+    assert done.code == 0, done.stderr
+    assert done.json["packing"] == first["packing"] != []
+
+
+@pytest.mark.usefixtures("queued")
+def test_a_dry_run_of_hops_shows_the_partitions_of_each_node(tmp_path):
+    project = Mini(tmp_path, small(6), READ).project
+    done = project.here("submit", *ON_8_GPUS, "--mode", "hopper", "--dry-run", "--json")
+    assert done.json["packing"] == [
+        f"{node}: 6 members in turn on 0, 1, with the partitions {partition}"
+        for partition, node in enumerate(("node-0", "node-1", "node-2", "node-3"))
+    ]
+
+
 def test_measured_layers_hold_for_all_members_of_a_shape(tmp_path):
     alike = "  - {name: twin, config: {blocks: 24, learning_rate: 0.1}}\n"
     others = alike + "  - {name: short, config: {blocks: 12}}\n"

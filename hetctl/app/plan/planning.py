@@ -131,11 +131,22 @@ def plan_inputs(catalog: Catalog, request: PlanRequest) -> PlanInputs:
     found = member_profiles(catalog, request.ensemble, request.site, predict=request.predict_rates)
     if request.mode not in (AUTO, PIPELINE):
         return PlanInputs(found, request)
-    measured = _with_measurements(catalog, request)
+    measured = with_measurements(catalog, request)
     by_layers = {member.name for member in request.ensemble.members if member.layers is not None}
     by_layers.update(measured.layers)
     profiles = tuple(p for p in found if not p.predicted_from or p.member not in by_layers)
     return PlanInputs(profiles, measured)
+
+
+def with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
+    """Add the measured layers and links in the catalog where the files give none."""
+    # Imported here since only members that may become pipelines have layers and links.
+    from hetctl.app.profile.measured_layers import links_between
+
+    ensemble, site = request.ensemble, request.site
+    layers = _by_shape(ensemble, catalog.layers(ensemble.name, site.name), site)
+    links = site.links or links_between(catalog.links(site.name), site)
+    return replace(request, site=replace(site, links=links), layers=layers)
 
 
 def plan_and_save(project: Project, request: PlanRequest) -> Plan:
@@ -175,16 +186,6 @@ def warnings_about(project: Project, request: PlanRequest) -> list[str]:
     with project.reading() as catalog:
         predicted = predictions_in(plan_inputs(catalog, request).profiles)
     return [*warnings_of(project, request.ensemble, request.site), *predicted]
-
-
-def _with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
-    # Imported here since only members that may become pipelines have layers and links.
-    from hetctl.app.profile.measured_layers import links_between
-
-    ensemble, site = request.ensemble, request.site
-    layers = _by_shape(ensemble, catalog.layers(ensemble.name, site.name), site)
-    links = site.links or links_between(catalog.links(site.name), site)
-    return replace(request, site=replace(site, links=links), layers=layers)
 
 
 def _by_shape(ensemble: Ensemble, points: Sequence[LayerPoint], site: Site) -> dict[str, list[LayerPoint]]:

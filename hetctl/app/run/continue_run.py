@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.plan.member_rules import refuse_without_hops
-from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from
+from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from, with_measurements
 from hetctl.app.project import Project
 from hetctl.app.run.changes import (
     KEPT,
@@ -22,9 +22,9 @@ from hetctl.app.run.changes import (
 )
 from hetctl.app.run.next_state import search_goes_on
 from hetctl.app.run.replay import replay_now
+from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.job import JobSize
-from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE
+from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, Plan
 from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
@@ -86,7 +86,7 @@ def _is_file(site: str) -> bool:
 
 
 def continued(
-    project: Project, spec: RunSpec, ensemble: Ensemble, requested: RequestedOptions
+    project: Project, catalog: Catalog, spec: RunSpec, ensemble: Ensemble, requested: RequestedOptions
 ) -> tuple[RunSpec, tuple[Change, ...]]:
     """Return the run's specification from now on, and its changes; nothing is written.
 
@@ -132,8 +132,28 @@ def continued(
     changes = changes_among(differences(spec, now))
     # Planning takes time, and only these can make it impossible to get anything done.
     if (now.site, now.gpus, now.wall_s, now.ensemble) != (spec.site, spec.gpus, spec.wall_s, spec.ensemble):
-        _refuse_what_gets_nothing_done(project, now, size)
+        plan_of_rest(project, catalog, now)
     return now, changes
+
+
+def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec) -> Plan:
+    """Plan the work that a run has left, as its next job will.
+
+    Raises
+    ------
+    InfeasibleError
+        If its jobs permit no progress.
+    """
+    size = job_size(spec.site, spec.gpus, spec.wall_s, spec.queue)
+    request = PlanRequest(
+        *(spec.ensemble, spec.site, size, spec.planner, spec.options),
+        sharing=spec.sharing,
+        mode=_mode_of(spec),
+    )
+    if request.mode in (AUTO, PIPELINE):
+        request = with_measurements(catalog, request)
+    progress = progress_in(project.home.run(spec.run), spec.ensemble, spec.retries)
+    return plan_from({profile.member: profile for profile in spec.profiles}, request, progress)
 
 
 def is_done(folder: RunFolder, spec: RunSpec) -> bool:
@@ -203,13 +223,3 @@ def _mode_of(spec: RunSpec) -> str:
     if len(spec.phases) == 1:
         return spec.phases[0] if spec.phases[0] in (HOPPER, PIPELINE) else DATA_PARALLEL
     return AUTO
-
-
-def _refuse_what_gets_nothing_done(project: Project, spec: RunSpec, size: JobSize) -> None:
-    """Plan the remaining work to check that it is possible in such jobs."""
-    mode = _mode_of(spec)
-    request = PlanRequest(
-        spec.ensemble, spec.site, size, spec.planner, spec.options, sharing=spec.sharing, mode=mode
-    )
-    progress = progress_in(project.home.run(spec.run), spec.ensemble, spec.retries)
-    plan_from({profile.member: profile for profile in spec.profiles}, request, progress)

@@ -182,7 +182,7 @@ def _continue(
                 "repeat the command in some seconds, or start another run with `hetctl submit --new`",
             )
         return ended
-    spec, changed = continued(project, record.spec, ensemble, requested)
+    spec, changed = continued(project, catalog, record.spec, ensemble, requested)
     if submitted := _finish_submission(project, catalog, record, spec if changed else None):
         return replace(submitted, changed=changed)
     jobs = current_jobs(catalog.jobs(run), project.batch_system(spec.site), job_events(folder))

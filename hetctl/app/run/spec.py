@@ -11,7 +11,7 @@ from hetctl.app.plan.planning import AUTO, PlanInputs, PlanRequest, plan_inputs,
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import ended_by_files
-from hetctl.app.run.continue_run import RequestedOptions, continued, is_done
+from hetctl.app.run.continue_run import RequestedOptions, continued, is_done, plan_of_rest
 from hetctl.app.run.replay import check_replay
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.submission import Submission, new_job, next_job_of, rendered
@@ -90,8 +90,7 @@ def planned_run(project: Project, catalog: Catalog, request: SubmitRequest) -> P
     plan = saved_or_new_plan(catalog, inputs)
     spec = as_planned(new_spec(project, catalog, request, inputs), plan, inputs.request)
     job = new_job(spec, catalog.identity, 0)
-    first = plan.rounds[0].allocations if plan.rounds else ()
-    return PlannedRun(spec, plan, job, rendered(project, spec, [job], first))
+    return PlannedRun(spec, plan, job, rendered(project, spec, [job], plan))
 
 
 def preview(project: Project, request: SubmitRequest) -> Submission:
@@ -107,6 +106,8 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, requested: Requ
     ------
     BadInputError
         If no training is left, or a requested change is not permitted.
+    InfeasibleError
+        If its jobs permit no progress.
     """
     folder = project.home.run(run)
     with project.reading() as catalog:
@@ -115,19 +116,32 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, requested: Requ
             raise BadInputError(
                 f"run {run} has nothing left to train", "start another with `hetctl submit --new`"
             )
-        spec, changed = continued(project, record.spec, ensemble, requested)
+        spec, changed = continued(project, catalog, record.spec, ensemble, requested)
         jobs = ended_by_files(catalog.jobs(run), events_in(folder), done=False, silent=True)
         alive = [job for job in jobs if not job.state.over and job.batch_id]
         behind = f"job {alive[-1].batch_id}, last seen {alive[-1].state.value}," if alive else ""
         next_job = next_job_of(spec, catalog.identity, jobs)
+        # The phase in which a run of several phases will be then is known only to its jobs.
+        plan = plan_of_rest(project, catalog, spec) if len(spec.phases) == 1 else None
     earlier = [moved(job, JobState.FINISHED) if job in alive else job for job in jobs]
-    return Preview(rendered(project, spec, [*earlier[: next_job.number], next_job]), changed, behind)
+    return Preview(rendered(project, spec, [*earlier[: next_job.number], next_job], plan), changed, behind)
 
 
 def render(project: Project, run: str, request: PlanRequest) -> Submission:
-    """Render the first job of a run of that name from only the ensemble and the site."""
+    """Render the first job of a run of that name; its first round is known if all members have profiles."""
     spec = _spec(project, run, SubmitRequest(request))
-    return rendered(project, spec, [new_job(spec, "", 0)])
+    return rendered(project, spec, [new_job(spec, "", 0)], _plan_if_profiled(project, request))
+
+
+def _plan_if_profiled(project: Project, request: PlanRequest) -> Plan | None:
+    if not project.home.catalog.exists():
+        return None
+    with project.reading() as catalog:
+        inputs = plan_inputs(catalog, request)
+        profiled = {profile.member for profile in inputs.profiles}
+        if not profiled.issuperset(member.name for member in request.ensemble.members):
+            return None
+        return saved_or_new_plan(catalog, inputs)
 
 
 def new_spec(project: Project, catalog: Catalog, request: SubmitRequest, inputs: PlanInputs) -> RunSpec:

@@ -11,7 +11,7 @@ import hashlib
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -22,11 +22,11 @@ from hetctl.app.run.select_run import record_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError
 from hetctl.cluster.launchers import LaunchSpec
-from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_prefix, sets_by_step
+from hetctl.cluster.launchers.agents import agents_step, hop_lines, packing_lines, round_prefix, sets_by_step
 from hetctl.cluster.render import JobScript, render_job, submit_command
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import Job, JobState
-from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.plan import DATA_PARALLEL, HOPPER, Allocation, Placement, Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import check_job_removal, check_run_removal, moved
 from hetctl.model.site import NODES, Cluster, Node
@@ -91,14 +91,14 @@ def in_submission(jobs: Sequence[Job]) -> bool:
 
 
 def rendered(
-    project: Project, spec: RunSpec, jobs: Sequence[Job], first: Sequence[Allocation] = ()
+    project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | None = None
 ) -> Submission:
     """Render the last one of a run's jobs, which waits for the end of the previous one if that is not over.
 
     Parameters
     ----------
-    first : sequence of Allocation
-        Allocations of its first round; empty if unknown.
+    plan : Plan or None
+        Plan of its rounds; None if that is unknown.
 
     Raises
     ------
@@ -125,10 +125,11 @@ def rendered(
         chain=spec.chain,
     )
     nodes = Cluster.at(spec.site, spec.gpus).nodes
-    packing = tuple(packing_lines(first, nodes))
+    first = _first_round(plan)
+    packing = packing_lines(first, nodes) if first else _hops(spec, plan, nodes)
     steps = _steps_of(spec, script, nodes, first or [_example(spec, nodes[0])])
     text = render_job(script, project.template_folders)
-    return Submission(spec.run, request_of(script, spec.gpus), text, steps, packing)
+    return Submission(spec.run, request_of(script, spec.gpus), text, steps, tuple(packing))
 
 
 def request_of(script: JobScript, gpus: int) -> JobRequest:
@@ -164,6 +165,22 @@ def _steps_of(
         for name, sets in sets_by_step(site, nodes, round_prefix(0), placement).items():
             steps.append(agents_step(site, name, sets, address, frameworks, python))
     return tuple(steps)
+
+
+def _first_round(plan: Plan | None) -> Sequence[Allocation]:
+    """Return the allocations of the first round; none if it is unknown, or members hop in it."""
+    return plan.rounds[0].allocations if plan and plan.rounds and not _hopping(plan) else ()
+
+
+def _hopping(plan: Plan) -> Sequence[str]:
+    """Return the members that hop in the first round."""
+    return next((phase.members for phase in plan.phases[:1] if phase.mode == HOPPER), ())
+
+
+def _hops(spec: RunSpec, plan: Plan | None, nodes: Sequence[Node]) -> Iterator[str]:
+    partitions = spec.ensemble.partitions
+    if plan and partitions and (members := _hopping(plan)):
+        yield from hop_lines(members, partitions.homes([node.name for node in nodes]), nodes)
 
 
 def _example(spec: RunSpec, node: Node) -> Allocation:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
@@ -125,6 +125,21 @@ def packing_lines(allocations: Sequence[Allocation], nodes: Sequence[Node]) -> I
             gpus = ", ".join(map(str, place.gpus))
             by_node.setdefault(place.node, []).append(f"{allocation.member} on {gpus}{_spread(allocation)}")
     return (f"{node}: {'; '.join(members)}" for node, members in by_node.items())
+
+
+def hop_lines(
+    members: Sequence[str], homes: Mapping[str, Collection[int]], nodes: Sequence[Node]
+) -> Iterator[str]:
+    """Return one line per node of a round of hops, with its partitions and the GPUs that members visit.
+
+    Parameters
+    ----------
+    homes : mapping of str to collection of int
+        Numbers of the partitions of each node, by its name.
+    """
+    for node in nodes:
+        partitions, gpus = (", ".join(map(str, sorted(each))) for each in (homes[node.name], node.gpus))
+        yield f"{node.name}: {len(members)} members in turn on {gpus}, with the partitions {partitions}"
 
 
 def _spread(allocation: Allocation) -> str:

@@ -406,6 +406,15 @@ def test_a_dry_run_names_a_job_that_is_not_known_to_be_over(project, slurm):
     assert f"{RUN}-2-" in shown.stdout
 
 
+def test_a_dry_run_shows_the_first_round_of_the_next_job(project):
+    first = project.here("submit", "--new", "--dry-run", "--json", *SUBMITTED).json["packing"]
+    assert len(first) == 2
+    # Nothing is trained yet, so that the next job begins as the first one did.
+    assert project.here("submit", "--dry-run", "--json").json["packing"] == first
+    shown = project.here("submit", "--dry-run", "--json", "--gpus", "8").json
+    assert [line.split(":")[0] for line in shown["packing"]] == [f"node-{number}" for number in range(4)]
+
+
 LIMITED = """\
 name: trio
 framework: tensorflow

@@ -95,6 +95,7 @@ def test_a_dry_run_prints_the_script_and_the_submit_command(project):
     assert shown["script"] == done.stdout
     (step,) = shown["steps"]
     assert (step["name"], step["argv"][2], len(shown["packing"])) == ("agents", "hetctl.runtime.agent", 1)
+    assert project.here("render", "--json", **LOCAL).json["packing"] == shown["packing"]
     assert subprocess.run(["bash", "-n"], input=done.stdout, text=True, check=False).returncode == 0
 
 

@@ -13,6 +13,7 @@ from hetctl.cluster.launchers.agents import (
     agents_step,
     cancel_command,
     gpus_of,
+    hop_lines,
     packing_lines,
     sets_by_step,
 )
@@ -86,6 +87,15 @@ def test_packing_lists_members_by_node_and_marks_spread_ones() -> None:
         "n1: a on 2, 3 (2 nodes with 2 + 1 GPUs); b on 0, 1",
         "n2: a on 0 (2 nodes with 2 + 1 GPUs); c on 1 (2 nodes x 1 GPUs)",
         "n3: c on 0 (2 nodes x 1 GPUs)",
+    ]
+
+
+def test_hops_are_listed_by_node_with_its_partitions() -> None:
+    homes = {"n1": {2, 0}, "n2": {1}, "elsewhere": {3}}
+    nodes = (Node("n1", (0, 1)), Node("n2", (4,)))
+    assert list(hop_lines(("a", "b", "c"), homes, nodes)) == [
+        "n1: 3 members in turn on 0, 1, with the partitions 0, 2",
+        "n2: 3 members in turn on 4, with the partitions 1",
     ]
 
 
