@@ -90,9 +90,7 @@ def in_submission(jobs: Sequence[Job]) -> bool:
     return bool(jobs) and jobs[-1].state is JobState.SUBMITTING
 
 
-def rendered(
-    project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | None = None
-) -> Submission:
+def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | None = None) -> Submission:
     """Render the last one of a run's jobs, which waits for the end of the previous one if that is not over.
 
     Parameters

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -84,7 +85,13 @@ class OpenLoader(Protocol):
         """
 
 
-def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str = "training") -> OpenLoader:
+def open_pipeline(
+    source: Source,
+    sharing: Sharing,
+    stack: ExitStack,
+    name: str = "training",
+    heartbeat: Callable[[], None] = lambda: None,
+) -> OpenLoader:
     """Start the preparation of samples; return a factory of loaders for any stream of them.
 
     This must be called before a framework has started threads, since it forks. Arrays need neither
@@ -98,6 +105,8 @@ def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str 
         Stack that ends the pipeline.
     name : str
         Name of the samples among those that the node shares.
+    heartbeat : callable
+        Function called regularly while a loader waits for samples.
     """
     if isinstance(source, ArraySource):
         arrays = source
@@ -110,12 +119,13 @@ def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str 
         return lambda stream, *_: ShardLoader(shards, stream, limit_s)
     folder = stack.enter_context(node_folder(sharing.folder))
     # The random part stays with each member, so what members share is the sample before it.
-    shared = cached(source, folder, name) if sharing.mode == CACHED else source
+    limit_s = sharing.timeouts.samples_s
+    shared = cached(source, folder, name, limit_s) if sharing.mode == CACHED else source
     layout = layout_of(shared)
     forked = Preprocessors(shared, layout, sharing.preprocessors)
     stack.callback(forked.stop)
     pool = PreprocessorPool(
-        layout, forked, folder, first_sample(shared), None, sharing.timeouts, sharing.waits
+        *(layout, forked, folder, first_sample(shared), None, sharing.timeouts, sharing.waits), heartbeat
     )
 
     def open_loader(
@@ -127,10 +137,12 @@ def open_pipeline(source: Source, sharing: Sharing, stack: ExitStack, name: str 
     return open_loader
 
 
-def cached(source: SampleSource, folder: Path, name: str) -> SampleSource:
+def cached(
+    source: SampleSource, folder: Path, name: str, samples_s: float = Timeouts.samples_s
+) -> SampleSource:
     """Share prepared samples with all processes that use the folder, if there is space for them."""
     try:
-        return CachedSource(source, folder / f"{name}.samples", name)
+        return CachedSource(source, folder / f"{name}.samples", name, samples_s)
     except BadInputError as error:
         print(f"samples are not shared: {error.message}", file=sys.stderr, flush=True)
         return source
@@ -145,6 +157,8 @@ class CachedSource:
         File of the store; the first process creates it.
     name : str
         Identification of the samples.
+    samples_s : float
+        Time limit in seconds for another process that prepares a sample.
 
     Raises
     ------
@@ -152,8 +166,11 @@ class CachedSource:
         If there is too little space for it.
     """
 
-    def __init__(self, source: SampleSource, path: Path, name: str) -> None:
+    def __init__(
+        self, source: SampleSource, path: Path, name: str, samples_s: float = Timeouts.samples_s
+    ) -> None:
         self._source = source
+        self._samples_s = samples_s
         self._path = path
         self._name = name
         self._store = self._opened()
@@ -173,7 +190,7 @@ class CachedSource:
         if os.getpid() != self._pid:
             # A claim belongs to an open file, which a forked process shares with its parent.
             self._store, self._pid = self._opened(), os.getpid()
-        self._store.fill([number], self._source.prepare)
+        self._store.fill([number], self._source.prepare, self._samples_s)
         return self._store.view(number)
 
     def augment(self, x: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
@@ -212,10 +229,12 @@ class HeldOutSource:
         return x
 
 
-def open_validation(source: Source, sharing: Sharing, stack: ExitStack) -> OpenLoader:
+def open_validation(
+    source: Source, sharing: Sharing, stack: ExitStack, heartbeat: Callable[[], None] = lambda: None
+) -> OpenLoader:
     """Start the preparation of validation samples, as `open_pipeline` does for training samples."""
     held_out = source if isinstance(source, WITHOUT_STORE) else HeldOutSource(source)
-    return open_pipeline(held_out, sharing, stack, "validation")
+    return open_pipeline(held_out, sharing, stack, "validation", heartbeat)
 
 
 def refuse_own_batches(loader: Loader, reader: str) -> None:

@@ -136,6 +136,8 @@ class PreprocessorPool:
         A batch with one sample.
     waits : LoaderWaits
         Waits of the ranks that take chunks from the rings.
+    heartbeat : callable
+        Function called every `waits.check_s` seconds while a rank waits for a chunk.
     """
 
     layout: BatchLayout
@@ -145,6 +147,7 @@ class PreprocessorPool:
     num_workers: int | None = None
     timeouts: Timeouts = USUAL_TIMEOUTS
     waits: LoaderWaits = USUAL_LOADER_WAITS
+    heartbeat: Callable[[], None] = lambda: None
 
     def ring(self, name: str, readers: int, stream: Stream, largest: int) -> Ring:
         """Open a ring for a stream; the first process creates it.
@@ -164,30 +167,37 @@ class PreprocessorPool:
         self.preprocessors.prepare(self.folder / name, stream, self.num_workers, self.timeouts.samples_s)
 
     def take(
-        self, ring: Ring, position: int, samples: int, on_wait: Callable[[], None] = lambda: None
+        self, ring: Ring, position: int, samples: int, is_served: Callable[[], bool] = lambda: False
     ) -> Samples:
         """Wait for a chunk; return its samples in place.
 
+        Only the preparation of a chunk has a time limit. A ring that is full waits for its slowest reader,
+        and a reader that has joined late for the others to reach the next epoch.
+
         Parameters
         ----------
-        on_wait : callable
-            Function called every `waits.check_s` seconds while no chunk arrives.
+        is_served : callable
+            Function called every `waits.check_s` seconds while no chunk arrives, which returns true if a
+            process that limits the preparation itself fills the ring.
 
         Raises
         ------
         HetctlError
-            If one of this rank's preprocessors has failed, or no chunk arrives in time.
+            If one of this rank's preprocessors has failed, or no chunk is prepared in time.
         """
         patience_s = self.timeouts.samples_s
-        limit = time.monotonic() + patience_s
-        while time.monotonic() < limit:
+        limit, newest = time.monotonic() + patience_s, ring.newest
+        while True:
             # A preprocessor that was killed publishes nothing: it must show
             # here, not after the whole time limit.
             self.preprocessors.check()
             with suppress(RingTimeoutError):
                 return self.layout.views(_whole(ring.take(position, self.waits.check_s)), samples)
-            on_wait()
-        raise HetctlError(f"no batch was prepared in {patience_s:g} s", FILE_SYSTEM)
+            self.heartbeat()
+            if is_served() or ring.newest != newest or not ring.is_in_preparation():
+                limit, newest = time.monotonic() + patience_s, ring.newest
+            if time.monotonic() >= limit:
+                raise HetctlError(f"no batch was prepared in {patience_s:g} s", FILE_SYSTEM)
 
 
 class RingLoader:
@@ -384,14 +394,18 @@ class LockstepLoader:
         pool.fill(self._lockstep.name, self._shared)
         self._filling = pool.num_workers != 0
 
-    def _replace_lost_producers(self, ring: Ring, waiting_since: float) -> None:
-        """Start this rank's preprocessors if the processes that filled the ring have ended or stopped."""
+    def _replace_lost_producers(self, ring: Ring, waiting_since: float) -> bool:
+        """Start this rank's preprocessors if the processes that filled the ring have ended or stopped.
+
+        Return true if a leader fills it.
+        """
         if self._has_leaders and not exchange_serves(self._pool.folder / self._lockstep.name):
             self._has_leaders = False
             self._fill_by(self._pool)
         needs_help = time.perf_counter() - waiting_since > self._pool.waits.help_s
         if not (self._has_leaders or self._filling) and needs_help and ring.is_neglected():
             self._fill_by(self._help_pool)
+        return self._has_leaders
 
     def _batches_from(self, ring: Ring, base: int) -> Generator[Batch, None, None]:
         """Yield the batches of the epoch that begins at position `base` of the shared stream."""

@@ -413,7 +413,7 @@ class WorkerContext:
         training, validation = as_sources(functions.input_fn(ensemble.data))
         return WholeData(
             len(training),
-            open_pipeline(training, sharing, self.keep),
+            open_pipeline(training, sharing, self.keep, heartbeat=self.heartbeat),
             len(validation),
-            open_validation(validation, sharing, self.keep),
+            open_validation(validation, sharing, self.keep, self.heartbeat),
         )

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 from multiprocessing import get_context
 
 import numpy as np
@@ -70,11 +71,13 @@ class Watched:
 class Crew:
     """Members as processes; they send their batches through a queue."""
 
-    def __init__(self, log, batches, chunk, *, largest=None, rank_of=None, num_workers=None, patience_s=60.0):
+    def __init__(
+        self, log, batches, chunk, *, largest=None, rank_of=None, num_workers=None, patience_s=60.0, **limits
+    ):
         self.context = get_context("fork")
         self.log, self.batches, self.chunk = log, batches, chunk
         self.largest = largest or max(batches)
-        self.sharing = Sharing(LOCKSTEP, "run", timeouts=Timeouts(lockstep_s=patience_s), waits=QUICK)
+        self.sharing = Sharing(LOCKSTEP, "run", timeouts=Timeouts(lockstep_s=patience_s, **limits), waits=QUICK)
         self.num_workers = num_workers or [None] * len(batches)
         self.rank_of = rank_of or [(0, 1)] * len(batches)
         self.results = self.context.Queue()
@@ -128,6 +131,20 @@ def check(seen, order):
 def prepared(log):
     """Return how often each sample was prepared, except the first, which determines the layout."""
     return np.bincount(np.array(log.read_text().split(), int), minlength=SAMPLES)[1:].tolist()
+
+
+def test_members_wait_for_a_slow_one_without_limit(tmp_path):
+    crew = Crew(tmp_path / "log", [8, 8], 8, samples_s=1.0)
+    gate = crew.context.Event()
+    # 2,048 samples are prepared ahead, and the slow member keeps them before its second epoch.
+    crew.start(0, epochs=60)
+    crew.start(1, epochs=2, gate=gate)
+    time.sleep(4)
+    gate.set()
+    seen = crew.seen()
+    assert {part[2][1] for part in seen[0]} == set(range(1, 61))
+    held = max(later[5] - part[5] for part, later in pairwise(seen[0]))
+    assert held > 2 * crew.sharing.timeouts.samples_s
 
 
 @pytest.mark.parametrize(("batches", "chunk"), [([8, 8, 8], 8), ([4, 8, 16], 4), ([6, 10, 50], 8)])

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -29,18 +30,32 @@ def _base(name: str) -> Path:
     BadInputError
         If the folder belongs to another user, or others can access it.
     """
-    own = f"hetctl-{os.getuid()}"
+    in_memory, on_disk = _places()
     # Members that start when memory has become short must still meet those that are there.
-    in_use = (MEMORY / own / name).exists()
-    folder = (MEMORY if in_use or _has_room(MEMORY) else Path(tempfile.gettempdir())) / own
+    folder = in_memory if (in_memory / name).exists() or _has_room(MEMORY) else on_disk
     make_private_folder(folder)
-    # /dev/shm and /tmp are open to all users: one may have made a folder or a link of this name before.
-    status = folder.lstat()
-    if folder.is_symlink() or status.st_uid != os.getuid() or status.st_mode & 0o077:
+    if not _is_private(folder):
         raise BadInputError(
             f"{folder} is accessible to other users, and trainers share data in it", "remove it"
         )
     return folder
+
+
+def _places() -> tuple[Path, Path]:
+    """Return the folders of this user: in the node's memory, and on its disk."""
+    own = f"hetctl-{os.getuid()}"
+    return MEMORY / own, Path(tempfile.gettempdir()) / own
+
+
+def _is_private(folder: Path) -> bool:
+    """Return true if a folder exists, is this user's, and is closed to all others."""
+    # /dev/shm and /tmp are open to all users: one may have made a folder or a link of this name before.
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        return False
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return is_own and not status.st_mode & 0o077
 
 
 def run_key(run: str, checkpoints: str) -> str:
@@ -72,9 +87,10 @@ def node_folder(name: str) -> Iterator[Path]:
 
     Folders left by processes that were killed are removed first.
     """
-    base = _base(name)
-    _sweep(base, name)
-    folder = base / name
+    # Before a place is chosen: it may be those that occupy the memory.
+    for place in filter(_is_private, _places()):
+        _sweep(place, name)
+    folder = _base(name) / name
     users = _enter(folder)
     try:
         yield folder

@@ -193,6 +193,16 @@ class Ring:
         with self._turn(_Waiting(self._path, TURN_TIMEOUT_S)):
             return isinstance(self._choice(), int)
 
+    @property
+    def newest(self) -> int:
+        """One more than the last position that has been published; 0 if none has."""
+        return max(self._published)
+
+    def is_in_preparation(self) -> bool:
+        """Return true if a position is claimed, or could be; false while readers keep all slots."""
+        with self._turn(_Waiting(self._path, TURN_TIMEOUT_S)):
+            return isinstance(self._choice(), int) or bool(self._cursors().unpublished())
+
     def buffer(self, position: int) -> Bytes:
         """Return the slot of a position that this object has claimed: an array of `slot_bytes` bytes."""
         self._check_claim(position)

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError, HetctlError, LockedError
+from hetctl.model.site import Timeouts
 from hetctl.runtime.data.sharing.ofd_locks import ByteLocks
 from hetctl.runtime.data.sources import Array, SampleSpec
 from hetctl.storage.atomic_io import make_private_folder
@@ -30,8 +31,8 @@ MAGIC = b"hetctl samples 1\n"
 PAGE = 4096
 READY = 1
 POLL_S = 0.005
-PATIENCE_S = 60.0
-"""Seconds that other processes may take for any one of the samples that this one waits for."""
+CREATION_S = 60.0
+"""Time limit in seconds for another process that creates the file."""
 
 NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -119,7 +120,7 @@ class SampleStore:
         x.flags.writeable = y.flags.writeable = False
         return x, y
 
-    def fill(self, numbers: npt.ArrayLike, prepare: Prepare, patience_s: float = PATIENCE_S) -> None:
+    def fill(self, numbers: npt.ArrayLike, prepare: Prepare, patience_s: float = Timeouts.samples_s) -> None:
         """Make samples ready: prepare those that are not claimed, then wait for those of other processes.
 
         Parameters
@@ -188,10 +189,10 @@ class SampleStore:
 
 @contextmanager
 def _held(claims: ByteLocks, byte: int, what: str) -> Iterator[None]:
-    latest = time.monotonic() + PATIENCE_S
+    latest = time.monotonic() + CREATION_S
     while not claims.take(byte):
         if time.monotonic() > latest:
-            raise _taken_too_long(what, PATIENCE_S)
+            raise _taken_too_long(what, CREATION_S)
         time.sleep(POLL_S)
     try:
         yield

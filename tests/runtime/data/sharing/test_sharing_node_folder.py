@@ -89,6 +89,18 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next(memory, user):
     alive.communicate("leave\n")
 
 
+def test_leftovers_that_occupy_the_memory_are_removed_first(memory, user, tmp_path, monkeypatch):
+    killed = user("old")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    (tmp_path / "disk").mkdir()
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path / "disk"))
+    own = memory / f"hetctl-{os.getuid()}"
+    monkeypatch.setattr(module, "_has_room", lambda _: not (own / "old").exists())
+    with node_folder("new") as folder:
+        assert folder == own / "new"
+
+
 def test_a_folder_exists_for_a_user_who_comes_as_the_last_leaves(user):
     for _ in range(8):
         leaving = user("busy")
