@@ -118,10 +118,14 @@ class SearchModel(EntrySettings):
     eta: int | None = Field(
         default=None,
         ge=2,
+        le=10**6,
         description="asha, hyperband: one in so many trials of a rung goes on; null: 4 and 3.",
     )
     stop_rate: int | None = Field(
-        default=None, ge=0, description="asha: every trial gets min_epochs * eta^stop_rate epochs; null: 0."
+        default=None,
+        ge=0,
+        le=64,
+        description="asha: every trial gets min_epochs * eta^stop_rate epochs; null: 0.",
     )
     variant: AshaVariant | None = Field(
         default=None,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,6 +17,8 @@ from hetctl.methods.automl.trial_history import Config, Report, Trial, TrialHist
 from hetctl.model.errors import BadInputError
 
 SAMPLERS, PRUNERS = "samplers", "pruners"
+TRIED_LOSSES = (1.0, 0.0, 2.0)
+"""Made-up losses with which parts of Optuna are tried out when a search is read."""
 EXAMPLES = {
     SAMPLERS: "for example TPESampler, GPSampler or CmaEsSampler",
     PRUNERS: "for example MedianPruner, SuccessiveHalvingPruner or HyperbandPruner",
@@ -43,11 +46,24 @@ class OptunaSource:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.new_sampler()
+        with _refusing(SAMPLERS, self.sampler):
+            self._try_out()
+
+    def _try_out(self) -> None:
+        """Draw and report some trials: options are used, and packages imported, not before the first ones."""
+        study = _study_of(sampler=self.new_sampler())
+        for loss in TRIED_LOSSES:
+            trial = study.ask({name: distribution_of(each) for name, each in self.space.items()})
+            study.tell(trial, loss)
 
     @property
-    def size(self) -> None:
-        """None: the number of draws is unlimited."""
+    def size(self) -> int | None:
+        """Number of configurations of a sampler that goes through all; None if its draws are unlimited."""
+        if self.sampler == "GridSampler":
+            return math.prod(len(values) for values in self.options["search_space"].values())
+        if self.sampler == "BruteForceSampler":
+            return math.prod(_count(parameter) for parameter in self.space.values())
+        return None
 
     def new_sampler(self) -> Any:
         """Return a new sampler in its initial state.
@@ -70,8 +86,7 @@ class _Study:
     def __init__(self, source: OptunaSource, history: TrialHistory) -> None:
         import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._study = optuna.create_study(sampler=source.new_sampler())
+        self._study = _study_of(sampler=source.new_sampler())
         self._distributions = {name: distribution_of(p) for name, p in source.space.items()}
         self._history, self._seen = history, 0
         self._drawn = dict[int, optuna.Trial]()
@@ -110,6 +125,24 @@ class _Study:
                 f"the saved trial {trial.number} has {dict(trial.config)}, but Optuna now draws {config}",
                 hint="continue with the version of Optuna with which the search began",
             )
+
+
+def _study_of(**parts: Any) -> Any:
+    """Return a study with a sampler or a pruner."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study: Any = optuna.create_study(**parts)
+    # Samplers that have drawn everything stop the study, which raises an error outside `optimize`.
+    study.stop = lambda: None
+    return study
+
+
+def _count(parameter: Parameter) -> int:
+    """Return the number of values of a parameter that has listed values, or a range of whole numbers."""
+    if isinstance(parameter, Categorical):
+        return len(parameter.values)
+    return int(parameter.high) - int(parameter.low) + 1
 
 
 def distribution_of(parameter: Parameter) -> Any:
@@ -151,7 +184,18 @@ class Pruned(Method):
 
     def __post_init__(self) -> None:
         at_least(1, trials=self.trials, epochs=self.epochs, every=self.every)
-        self.new_pruner()
+        with _refusing(PRUNERS, self.pruner):
+            self._try_out()
+
+    def _try_out(self) -> None:
+        """Judge some trials: options are used, and packages imported, not before the first ones."""
+        study = _study_of(pruner=self.new_pruner())
+        for loss in TRIED_LOSSES:
+            trial = study.ask()
+            for epochs in range(self.every, 3 * self.every + 1, self.every):
+                trial.report(loss, epochs)
+                trial.should_prune()
+            study.tell(trial, loss)
 
     @property
     def fresh(self) -> int:
@@ -186,8 +230,7 @@ class _Verdicts:
     def __init__(self, method: Pruned) -> None:
         import optuna
 
-        optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._study = optuna.create_study(pruner=method.new_pruner())
+        self._study = _study_of(pruner=method.new_pruner())
         self._epochs, self._seen = method.epochs, 0
         self._trials = list[optuna.Trial]()
         self.ended = set[int]()
@@ -256,17 +299,33 @@ def optuna_part(kind: str, name: str, options: Mapping[str, Any], seed: int = 0)
     if not isinstance(made, type) or name.startswith("Base"):
         raise BadInputError(f"{word} {name} is not a class of optuna.{kind}", hint=EXAMPLES[kind])
     known = inspect.signature(made).parameters
+    if not isinstance(options, Mapping):
+        raise BadInputError(
+            f"options of {word} {name} are a mapping, got {options!r}", f"its options are {', '.join(known)}"
+        )
     # NumPy's RandomState, which samplers use, takes seeds of 32 bits only.
     seeded = {"seed": seed % 2**32} if "seed" in known else {}
     given = {key: _value(kind, value, seed) for key, value in options.items()}
+    with _refusing(kind, name, f"its options are {', '.join(known)}"):
+        return made(**{**seeded, **given})
+
+
+@contextmanager
+def _refusing(
+    kind: str, name: str, hint: str = "change its options, or install what it imports"
+) -> Iterator[None]:
+    """Refuse a sampler or pruner by what Optuna raises in the block, and hide its warnings."""
     try:
         with warnings.catch_warnings():
             # Many parts count as experimental in Optuna, of which each process of a run would tell.
             warnings.simplefilter("ignore")
-            return made(**{**seeded, **given})
-    except (TypeError, ValueError) as error:
+            yield
+    except BadInputError:
+        raise
+    # Options go to classes of Optuna, and may break them in any way.
+    except Exception as error:
         raise BadInputError(
-            f"{word} {name} cannot be made: {error}", hint=f"its options are {', '.join(known)}"
+            f"{kind.removesuffix('s')} {name} cannot be used: {type(error).__name__}: {error}", hint
         ) from None
 
 

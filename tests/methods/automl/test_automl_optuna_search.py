@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
-from hetctl.methods.automl.optuna_search import OptunaSource
+from hetctl.methods.automl.optuna_search import OptunaSource, Pruned
 from hetctl.methods.automl.pbt import Mutation, Pbt
 from hetctl.methods.automl.procedure import Procedure
 from hetctl.methods.automl.space import Categorical, NumberRange
@@ -30,7 +30,7 @@ def test_without_optuna_its_source_is_refused(monkeypatch: pytest.MonkeyPatch) -
     ("name", "words"),
     [
         ("NoSampler", "sampler NoSampler is not a class of optuna.samplers"),
-        ("GridSampler", "sampler GridSampler cannot be made: .*search_space"),
+        ("GridSampler", "sampler GridSampler cannot be used: .*search_space"),
     ],
 )
 def test_a_sampler_that_cannot_be_made_is_refused(name: str, words: str) -> None:
@@ -94,3 +94,50 @@ def test_a_state_whose_draws_are_not_optunas_is_refused() -> None:
 def test_other_sources_need_no_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     assert len(Procedure(OneShot(2, 1), GridSource({"kind": SPACE["kind"]})).ask()) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("TPESampler", {"n_startup_trials": "ten"}, "TPESampler cannot be used: TypeError"),
+        ("GridSampler", {"search_space": [1, 2]}, "GridSampler cannot be used: AttributeError"),
+        ("GridSampler", {"search_space": {"kind": ["a"]}}, "x, is not found in the given grid"),
+        ("BruteForceSampler", {}, "BruteForceSampler cannot be used: ValueError"),
+    ],
+)
+def test_options_that_fail_at_the_first_draws_are_refused(name, options, words) -> None:
+    pytest.importorskip("optuna")
+    with pytest.raises(BadInputError, match=words):
+        OptunaSource(SPACE, name, options=options)
+
+
+def test_a_part_whose_package_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("optuna")
+    monkeypatch.setitem(sys.modules, "cmaes", None)
+    with pytest.raises(BadInputError, match="CmaEsSampler cannot be used: .*cmaes"):
+        OptunaSource({"x": SPACE["x"]}, "CmaEsSampler", options={"n_startup_trials": 1})
+
+
+def test_options_of_a_wrapped_pruner_must_be_a_mapping() -> None:
+    pytest.importorskip("optuna")
+    wrapped = {"wrapped_pruner": {"name": "MedianPruner", "options": 5}, "patience": 1}
+    with pytest.raises(BadInputError, match="options of pruner MedianPruner are a mapping, got 5"):
+        Pruned(3, 9, pruner="PatientPruner", options=wrapped)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("BruteForceSampler", {}), ("GridSampler", {"search_space": {"kind": ["a", "b"], "layers": [1, 2, 3]}})],
+)
+def test_a_sampler_of_all_configurations_ends_with_the_last(name, options) -> None:
+    pytest.importorskip("optuna")
+    source = OptunaSource(
+        {"kind": SPACE["kind"], "layers": NumberRange(1, 3, whole=True)}, name, options=options
+    )
+    procedure = Procedure(OneShot(6, 1), source)
+    while new := procedure.ask(1):
+        procedure.tell(Report(new[0].number, 1, float(new[0].number)))
+    assert len({tuple(sorted(trial.config.items())) for trial in procedure.history.trials}) == 6
+    assert Procedure.following(OneShot(6, 1), source, procedure.history.events).done
+    with pytest.raises(BadInputError, match="takes 7 configurations, but there are only 6"):
+        Procedure(OneShot(7, 1), source)

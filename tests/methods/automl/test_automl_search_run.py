@@ -139,9 +139,9 @@ def test_trials_at_a_time_are_limited_where_reports_count() -> None:
     ("more", "words"),
     [
         ({"sampler": NamedPart("NoSampler")}, "sampler NoSampler is not a class of optuna.samplers"),
-        ({"sampler": NamedPart("TPESampler", {"no": 1})}, "sampler TPESampler cannot be made"),
+        ({"sampler": NamedPart("TPESampler", {"no": 1})}, "sampler TPESampler cannot be used"),
         ({"pruner": NamedPart("NoPruner")}, "pruner NoPruner is not a class of optuna.pruners"),
-        ({"pruner": NamedPart("PercentilePruner")}, "pruner PercentilePruner cannot be made"),
+        ({"pruner": NamedPart("PercentilePruner")}, "pruner PercentilePruner cannot be used"),
     ],
 )
 def test_wrong_parts_of_optuna_are_refused(more: dict[str, Any], words: str) -> None:
