@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from hetctl.methods.hopper.unit_queue import UnitQueue
@@ -289,16 +289,15 @@ class Hopper:
         return tuple(
             self._start(unit, worker, now_s)
             # In two passes, so that no drawn unit takes the configuration of a planned one.
-            for choice in (self._planned, self._drawn)
+            for choices in (self._planned, self._drawn)
             for worker in self._queue.homes
             if worker not in self._running
-            and (unit := choice(worker)) is not None
-            and may_start(unit, worker)
+            and (unit := next((each for each in choices(worker) if may_start(each, worker)), None))
         )
 
     def next_turn(self, worker: str) -> Unit | None:
         """Return the unit that a worker, busy or not, can process next by the plan; None if none waits."""
-        return self._planned(worker) if worker in self._queue.homes else None
+        return next(self._planned(worker), None) if worker in self._queue.homes else None
 
     @property
     def _needs_plan(self) -> bool:
@@ -312,19 +311,26 @@ class Hopper:
             return not self._queue.plan or bool(self._queue.missing)
         return self._torn or self._queue.is_used_up
 
-    def _planned(self, worker: str) -> Unit | None:
+    def _planned(self, worker: str) -> Iterator[Unit]:
+        """Yield the next unit of a worker by the plan, if it has one."""
         unit = self._queue.next_planned(worker, self._busy)
-        return None if unit is None or self._is_too_early(worker, unit) else unit
+        if unit is not None and not self._is_too_early(worker, unit):
+            yield unit
 
     def _is_too_early(self, worker: str, unit: Unit) -> bool:
         """Return true if an earlier turn of the worker is for a later epoch of an active configuration."""
         turns = self._queue.turns_before(worker, unit)
         return any(self._epochs.get(turn.config, turn.epoch) < turn.epoch for turn in turns)
 
-    def _drawn(self, worker: str) -> Unit | None:
-        """Draw a unit with a new generator for each start, so that no generator state has to be saved."""
-        loose = self._queue.loose(worker, self._busy)
-        return random.Random(f"{self._seed}:{self._started}").choice(loose) if loose else None
+    def _drawn(self, worker: str) -> Iterator[Unit]:
+        """Yield the units that no plan has, in random order.
+
+        Each start has a new generator, so that no generator state has to be saved.
+        """
+        generator = random.Random(f"{self._seed}:{self._started}")
+        loose = list(self._queue.loose(worker, self._busy))
+        while loose:
+            yield loose.pop(generator.randrange(len(loose)))
 
     def _start(self, unit: Unit, worker: str, now_s: float) -> Visit:
         visit = Visit(self._started, *unit, worker)

@@ -114,7 +114,7 @@ def test_options_that_fail_at_the_first_draws_are_refused(name, options, words) 
 def test_a_part_whose_package_is_missing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("optuna")
     monkeypatch.setitem(sys.modules, "cmaes", None)
-    with pytest.raises(BadInputError, match="CmaEsSampler cannot be used: .*cmaes"):
+    with pytest.raises(BadInputError, match=r"CmaEsSampler cannot be used: .*cmaes"):
         OptunaSource({"x": SPACE["x"]}, "CmaEsSampler", options={"n_startup_trials": 1})
 
 

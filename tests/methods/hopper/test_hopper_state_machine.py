@@ -211,6 +211,13 @@ def test_any_ready_unit_may_be_drawn():
     assert drawn == {Unit(config, 0, "p0") for config in CONFIGS}
 
 
+def test_a_unit_that_may_not_start_keeps_no_worker_idle():
+    for seed in range(20):
+        hopper = hopper_with(seed=seed, homes={"w0": ("p0",)}, configs=("a", "b"))
+        (visit,) = hopper.dispatch(may_start=lambda unit, _: unit.config != "a")
+        assert visit.config == "b"
+
+
 def test_planned_units_wait_for_their_turn():
     """B is planned on w2 before w0: w0 waits for it, although it could have had it first."""
     plan = [Visit(0, "a", 0, "p0", "w0"), Visit(1, "b", 0, "p2", "w2"), Visit(2, "b", 0, "p0", "w0")]

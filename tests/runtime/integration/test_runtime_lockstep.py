@@ -77,7 +77,8 @@ class Crew:
         self.context = get_context("fork")
         self.log, self.batches, self.chunk = log, batches, chunk
         self.largest = largest or max(batches)
-        self.sharing = Sharing(LOCKSTEP, "run", timeouts=Timeouts(lockstep_s=patience_s, **limits), waits=QUICK)
+        timeouts = Timeouts(lockstep_s=patience_s, **limits)
+        self.sharing = Sharing(LOCKSTEP, "run", timeouts=timeouts, waits=QUICK)
         self.num_workers = num_workers or [None] * len(batches)
         self.rank_of = rank_of or [(0, 1)] * len(batches)
         self.results = self.context.Queue()
