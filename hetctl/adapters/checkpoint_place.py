@@ -10,6 +10,22 @@ OUTSIDE = "checkpoints"
 """Folder in the current one that a script uses outside of a run."""
 
 
+def replace_durably(new: Path, old: Path) -> None:
+    """Give a file the name of another one; after a crash of the node, one of both is whole."""
+    flush_to_disk(new)
+    new.replace(old)
+    flush_to_disk(old.parent)
+
+
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def checkpoint_folder() -> Path:
     """Return the folder of a member's checkpoints, which exists then."""
     folder = Path(os.environ.get(FOLDER_VARIABLE, OUTSIDE))

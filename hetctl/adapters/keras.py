@@ -9,7 +9,7 @@ from typing import Any
 import keras
 
 from hetctl import script
-from hetctl.adapters.checkpoint_place import checkpoint_folder
+from hetctl.adapters.checkpoint_place import checkpoint_folder, flush_to_disk, replace_durably
 
 NAMES = "keras.json"
 """File that names the weights of the last checkpoint, with their epoch."""
@@ -80,6 +80,7 @@ class HetctlKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
         folder = checkpoint_folder()
         weights = f"keras-{epochs}-{steps}.weights.h5"
         self.model.save_weights(folder / weights, overwrite=True)
+        flush_to_disk(folder / weights)
         before = self._saved.get("weights", weights)
         self._saved = {"epochs": epochs, "steps": steps, "weights": weights, "metrics": metrics}
         _replace(folder / NAMES, json.dumps(self._saved))
@@ -94,4 +95,4 @@ class HetctlKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
 def _replace(path: Path, text: str) -> None:
     new = path.with_suffix(".new")
     new.write_text(text)
-    new.replace(path)
+    replace_durably(new, path)

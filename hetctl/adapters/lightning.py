@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.plugins.environments import TorchElasticEnvironment
 
 from hetctl import script
-from hetctl.adapters.checkpoint_place import checkpoint_folder
+from hetctl.adapters.checkpoint_place import checkpoint_folder, replace_durably
 from hetctl.adapters.ddp import StopVote
 
 FILE = "lightning.ckpt"
@@ -103,4 +103,4 @@ class HetctlLightningCallback(Checkpoint):  # type: ignore[misc]
         new = _file().with_suffix(".new")
         trainer.save_checkpoint(new)
         if trainer.is_global_zero:
-            new.replace(_file())
+            replace_durably(new, _file())

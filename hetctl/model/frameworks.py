@@ -58,6 +58,8 @@ TENSORFLOW = FrameworkEntry(
     # For keras.wrappers and keras.visualization: with SciPy and more, a third of the time of TensorFlow.
     withheld=("sklearn", "matplotlib"),
     out_of_memory=("ResourceExhaustedError",),
+    # Of XLA, for which it has no class.
+    full_memory=("RESOURCE_EXHAUSTED",),
 )
 PYTORCH = FrameworkEntry(
     name="pytorch",
@@ -68,8 +70,8 @@ PYTORCH = FrameworkEntry(
     preloaded=("torch._dynamo", *TENSORBOARD),
     can_divide=True,
     out_of_memory=("OutOfMemoryError",),
-    # Of the node's memory, for which it has no class.
-    full_memory=("DefaultCPUAllocator: can't allocate memory",),
+    # Of the node's memory, and of a GPU's outside of its allocator, for which it has no class.
+    full_memory=("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory"),
 )
 FRAMEWORKS: dict[str, FrameworkEntry] = {entry.name: entry for entry in (TENSORFLOW, PYTORCH)}
 """Frameworks by name, in order of preference where a job may choose."""

@@ -51,6 +51,8 @@ class Keeper:
                 restarts += 1
                 time.sleep(RESTART_PAUSE_S)
             code = self._run(lambda: live(False))
+        # Nothing is left to pass it on to, and an exception amid Python's own end would be printed.
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return code
 
     def _run(self, body: Callable[[], int]) -> int:

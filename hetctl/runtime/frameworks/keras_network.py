@@ -18,7 +18,7 @@ from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.named_arrays import fields_of
 from hetctl.runtime.frameworks import packed_state
 from hetctl.runtime.frameworks.keras_model import array_of, compiled_step, first_samples, ignore_padding
-from hetctl.runtime.frameworks.keras_optimizer import KerasAccumulation, KerasRate
+from hetctl.runtime.frameworks.keras_optimizer import KerasAccumulation, KerasRate, with_gradients
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.training_context import TrainingContext
 from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
@@ -202,6 +202,7 @@ class KerasNetwork:
         apply = self._optimizer.apply
 
         def apply_averaged(gradients: Any, trainable_variables: Any = None) -> Any:
+            gradients, trainable_variables = with_gradients(gradients, trainable_variables)
             # Embeddings have sparse gradients, whose rows Horovod would gather
             # from all ranks instead of adding them.
             dense = [tf.convert_to_tensor(g) for g in gradients]
@@ -341,8 +342,10 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
                 lambda output: first_samples(output, rows), model(x, training=True)
             )
             loss = model.compute_loss(x=_first(x, rows), y=y[:rows], y_pred=outputs)
+            # Optimizers of mixed precision divide gradients by the scale.
+            scaled = model.optimizer.scale_loss(loss)
         variables = model.trainable_variables
-        model.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        model.optimizer.apply_gradients(zip(tape.gradient(scaled, variables), variables, strict=True))
         return loss
 
     def train_fn(data: Any, _model: Any, _optimizer: Any, _config: dict[str, Any]) -> float:

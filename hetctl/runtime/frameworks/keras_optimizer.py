@@ -40,7 +40,8 @@ class KerasRate:
     """
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
+        # An optimizer of mixed precision wraps the one that has the rate.
+        self._optimizer = getattr(optimizer, "inner_optimizer", optimizer)
         self.factor = 1.0
 
     def scale(self, factor: float) -> None:
@@ -118,7 +119,8 @@ class KerasAccumulation:
         BadInputError
             If a variable is not one of the model's.
         """
-        variables = list(trainable_variables or self._optimizer._trainable_variables)
+        known = trainable_variables or self._optimizer._trainable_variables
+        gradients, variables = with_gradients(gradients, known)
         totals = [self._total_of(variable) for variable in variables]
         for total, gradient in zip(totals, gradients, strict=True):
             # Embeddings have sparse gradients.
@@ -140,6 +142,14 @@ class KerasAccumulation:
                 "make it one, or use batch_size in place of global_batch_size",
             )
         return total
+
+
+def with_gradients(gradients: Sequence[Any], variables: Sequence[Any] | None) -> tuple[list[Any], Any]:
+    """Leave out the variables that the loss does not depend on, whose gradients are None, as Keras does."""
+    if variables is None:
+        return list(gradients), None
+    pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
+    return [gradient for gradient, _ in pairs], [variable for _, variable in pairs]
 
 
 class Turns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,6 +51,9 @@ def _described(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]], diss
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         arrays[place] = value
         return {"array": place}
+    # Schedulers of PyTorch use its methods; as a mapping it would come back as a plain one.
+    if isinstance(value, Counter):
+        return {"counter": list(value.items())}
     if isinstance(value, Mapping):
         items = value.items()
         return {"items": [[key, _described(v, _inside(place, key), arrays, dissolve)] for key, v in items]}
@@ -71,6 +75,8 @@ def _remade(described: Any, arrays: Arrays, form: Form | None) -> Any:
             return form(arrays[place], dtype)
         case {"array": place}:
             return arrays[place].copy()
+        case {"counter": items}:
+            return Counter(dict(items))
         case {"items": items}:
             return {key: _remade(value, arrays, form) for key, value in items}
         case {"list": values}:

@@ -15,6 +15,8 @@ from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import CollectiveGroup
 
 MS_PER_S = 1000.0
+FLOAT_BYTES = 4
+"""Bytes of the smallest numbers in which means are computed."""
 ERROR_HANDLING, CLEAN_UP_ONLY = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
 """Variable of PyTorch for errors of NCCL; the value has operations fail, where others end the process."""
 
@@ -45,9 +47,9 @@ def make_equal(tensors: Iterable[torch.Tensor]) -> None:
     """Set the tensors on every rank to rank 0's values."""
     with torch.no_grad():
         for tensor in tensors:
-            # Broadcasts refuse tensors that are not contiguous, such as transposed weights.
+            # Broadcasts refuse tensors that are not contiguous, such as transposed weights, and some types.
             values = tensor.contiguous()
-            dist.broadcast(values, 0)
+            dist.broadcast(values.reshape(-1).view(torch.uint8), 0)
             tensor.copy_(values)
 
 
@@ -61,7 +63,9 @@ def average(tensors: Iterable[torch.Tensor], weight: float) -> None:
     """
     with torch.no_grad():
         for tensor in tensors:
-            values = tensor * weight
+            # Numbers of 16 bits would lose digits each time. Infinite ones, as in masks, are not 0 times 0.
+            values = tensor.float() if tensor.element_size() < FLOAT_BYTES else tensor
+            values = values * weight if weight else torch.zeros_like(values)
             dist.all_reduce(values)
             tensor.copy_(values)
 

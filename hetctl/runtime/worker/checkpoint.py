@@ -157,6 +157,7 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._invalid: set[str] = set()
 
     def save(
         self,
@@ -190,7 +191,7 @@ class CheckpointFolder:
         total = size + sum(shard.bytes for shard in shards)
         manifest = Manifest(file.name, total, digest, state, shards=tuple(shards))
         write_json(self.path / f"{name}.json", encode(manifest))
-        self._drop_old(since)
+        self._drop_old(name, since)
         return manifest
 
     def save_part(self, arrays: Arrays, state: TrainingState, part: int) -> ArrayFile:
@@ -213,11 +214,12 @@ class CheckpointFolder:
 
     def join_parts(self, parts: Sequence[ArrayFile], state: TrainingState) -> Manifest:
         """Write the manifest of a checkpoint whose parts are on the disk; delete all but the last two."""
-        name = f"{_name_of(state)}.json"
+        name = _name_of(state)
+        file = f"{name}.json"
         digest = hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
-        manifest = Manifest(name, sum(part.bytes for part in parts), digest, state, tuple(parts))
-        write_json(self.path / name, encode(manifest))
-        self._drop_old(None)
+        manifest = Manifest(file, sum(part.bytes for part in parts), digest, state, tuple(parts))
+        write_json(self.path / file, encode(manifest))
+        self._drop_old(name, None)
         return manifest
 
     def shards_of(self, state: TrainingState) -> Path:
@@ -247,6 +249,7 @@ class CheckpointFolder:
                 arrays = _read_files(self.path, manifest, needs)
             except (OSError, ValueError):
                 invalid.append(path.stem)
+                self._invalid.add(path.stem)
             else:
                 return Loaded(arrays, manifest.state, tuple(invalid))
         return Loaded(None, TrainingState(), tuple(invalid))
@@ -298,9 +301,13 @@ class CheckpointFolder:
         # Numbers in the names have fixed widths, so the order of names is that of training.
         return sorted(self.path.glob("epoch-*.json"), key=lambda path: path.stem, reverse=True)
 
-    def _drop_old(self, since: int | None) -> None:
-        old = (path for path in self._manifests()[KEPT:] if since is None or _visit_in(path.stem) < since)
-        for manifest in old:
+    def _drop_old(self, new: str, since: int | None) -> None:
+        """Delete checkpoints, but not the one just written, whatever damaged ones are named after it."""
+        manifests = self._manifests()
+        valid = [path for path in manifests if path.stem not in self._invalid]
+        kept = {new, *(path.stem for path in valid[:KEPT])}
+        old = (path for path in manifests if path.stem not in kept and path.stem < max(kept))
+        for manifest in (path for path in old if since is None or _visit_in(path.stem) < since):
             # The manifest first: an archive without one counts as nonexistent
             # if the process is killed in between. Of members that hop, ranks of other nodes delete, too.
             manifest.unlink(missing_ok=True)

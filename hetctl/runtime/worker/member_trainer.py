@@ -121,8 +121,15 @@ class StopSignal:
         self.reason = self.reason or self._requested() or at_deadline
         return self.reason is not None
 
-    def leaves_room_for(self, seconds: float) -> bool:
-        """Return true if work of `seconds` ends before the deadline, or has to be done in parts anyway."""
+    def permits(self, seconds: float) -> bool:
+        """Return true if no stop is requested, and work of `seconds` ends before the deadline.
+
+        Work that takes longer than any job permits begins all the same, since it has to be done in parts.
+        """
+        # Functions of users need not expect an epoch without batches, which a stop would make of it.
+        self.reason = self.reason or self._requested()
+        if self.reason is not None:
+            return False
         now = time.time()
         in_parts = (
             self._max_uninterrupted_s is not None
@@ -213,7 +220,7 @@ class MemberTrainer:
         self.events.write("started", epochs=len(self.state.epochs), part_samples=self.state.part_samples)
         while not (reason := self._reason_to_stop_for_good()):
             # Clocks and measured times differ: rank 0's decision holds, or some ranks would train on alone.
-            if not self.group.broadcast(self.stop.leaves_room_for(self._epoch_seconds_left())):
+            if not self.group.broadcast(self.stop.permits(self._epoch_seconds_left())):
                 break
             if not self._train_epoch():
                 self._unsaved = True

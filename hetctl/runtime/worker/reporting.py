@@ -54,15 +54,21 @@ def reporter(task: TaskMessage, group: Group, send_written: Callable[[int], None
 
 def report_failure(error: Exception, events: EventWriter) -> int:
     """Write a ``failed`` event; return the exit code of the failure, one of `EXIT_CODES`."""
+    reason = failure_reason(error)
+    # A full disk may be the reason, and have no room for the log either.
+    with contextlib.suppress(OSError):
+        _print(error)
+    with contextlib.suppress(OSError):
+        events.write("failed", error=_summary(error), reason=reason.value, peak_memory_bytes=peak_memory())
+    return EXIT_CODES[reason]
+
+
+def _print(error: Exception) -> None:
     # The user's input, not the code, is the cause of our own errors: the message says all there is to know.
     if isinstance(error, HetctlError):
         print(_summary(error), file=sys.stderr)
     else:
         traceback.print_exception(error)
-    reason = failure_reason(error)
-    with contextlib.suppress(OSError):
-        events.write("failed", error=_summary(error), reason=reason.value, peak_memory_bytes=peak_memory())
-    return EXIT_CODES[reason]
 
 
 def failure_reason(error: BaseException) -> ExitReason:

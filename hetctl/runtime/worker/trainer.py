@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from hetctl.model.errors import BadInputError
 from hetctl.model.training_progress import RankShare
 from hetctl.runtime.data.batches import Batches, StepBalancer, held_out_batches
 from hetctl.runtime.data.sample_accesses import SampleAccesses
@@ -107,6 +108,7 @@ class Trainer(MemberTrainer):
         last_s = ended - self._trained_at if self._trained_at is not None and is_whole else None
         self._trained_at = ended
         if not batches.complete:
+            self._check_stopped(batches.position)
             return False
         self._finish_epoch(number, clock.rate, last_s)
         if self.accesses is not None:
@@ -115,6 +117,14 @@ class Trainer(MemberTrainer):
                 "sample_accesses", epoch=number, fewest=fewest, most=most, held=self.accesses.held
             )
         return True
+
+    def _check_stopped(self, position: int) -> None:
+        """Raise a BadInputError if training has ended early without being told to stop."""
+        if self.group.broadcast(self.stop.reason) is None:
+            raise BadInputError(
+                f"train_fn took {position} of the {self.training.samples} samples of an epoch",
+                "let it iterate over all batches of `data`",
+            )
 
     def _is_pause_due(self) -> bool:
         """Return true if a checkpoint is due in the middle of an epoch."""
@@ -135,7 +145,8 @@ class Trainer(MemberTrainer):
             self.state,
             part_samples=batches.position,
             part_order=batches.order or (),
-            part_loss=self.state.part_loss + loss * done,
+            # The mean of no losses is no number.
+            part_loss=self.state.part_loss + (loss * done if done else 0.0),
             part_s=self.state.part_s + seconds,
         )
 

@@ -282,7 +282,9 @@ def output_to(log: Path) -> Iterator[None]:
 
 
 def _point_to(output: int, errors: int) -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # A disk without room for a log is no failure of the task.
+        with suppress(OSError):
+            stream.flush()
     os.dup2(output, 1)
     os.dup2(errors, 2)

@@ -52,6 +52,26 @@ def train(network, epochs=1, samples=SAMPLES, batch=16, start=0, should_stop=lam
         network.train(Batches(loader, epoch, start, SingleRank(), should_stop))
 
 
+def test_a_schedule_of_milestones_goes_on_after_a_restore():
+    def made():
+        rule = torch.optim.SGD(nn.Linear(4, 2).parameters(), lr=1.0)
+        later = lr_scheduler.MultiStepLR(rule, [2, 4])
+        return rule, lr_scheduler.SequentialLR(rule, [lr_scheduler.LinearLR(rule), later], [5])
+
+    whole_rule, whole = made()
+    rule, resumed = made()
+    for step in range(9):
+        if step == 3:
+            state, of_rule = unpack(pack(resumed.state_dict())), unpack(pack(rule.state_dict()))
+            rule, resumed = made()
+            rule.load_state_dict(of_rule)
+            resumed.load_state_dict(state)
+        for each_rule, each in ((whole_rule, whole), (rule, resumed)):
+            each_rule.step()
+            each.step()
+        assert rule.param_groups[0]["lr"] == whole_rule.param_groups[0]["lr"]
+
+
 def other_scheduler():
     return lr_scheduler.StepLR(torch.optim.SGD(nn.Linear(4, 2).parameters(), lr=1), 1)
 

@@ -47,12 +47,12 @@ def test_the_deadline_is_seen_without_the_driver():
 )
 def test_an_epoch_longer_than_a_job_is_trained_in_parts(seconds, max_uninterrupted_s, room):
     stop = StopSignal(nothing, time.time() + 60, max_uninterrupted_s)
-    assert stop.leaves_room_for(seconds) is room
+    assert stop.permits(seconds) is room
     assert stop.reason == (None if room else "deadline")
 
 
 def test_after_the_deadline_not_even_a_part_is_begun():
-    assert not StopSignal(nothing, time.time() - 1, 100).leaves_room_for(1000)
+    assert not StopSignal(nothing, time.time() - 1, 100).permits(1000)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,23 @@ def test_a_damaged_checkpoint_is_passed_over(folder, ending, damage):
     assert loaded.invalid == (() if (ending, damage) == ("json", "gone") else ("epoch-00002-000000000000",))
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_damaged_checkpoints_do_not_displace_new_ones(folder, knows):
+    for number in (5, 6):
+        folder.save(arrays(number), state(number))
+        (folder.path / f"epoch-0000{number}-000000000000.npz").write_bytes(b"damaged")
+    assert len(folder.load().invalid) == 2
+    for number in (1, 2, 3):
+        writer = folder if knows else CheckpointFolder(folder.path)
+        writer.save(arrays(number), state(number))
+        assert CheckpointFolder(folder.path).load().state == state(number)
+    valid = {path.stem for path in folder.path.glob("epoch-0000[123]-*.json")}
+    assert len(valid) == (2 if knows else 1)
+    folder.save(arrays(7), state(7))
+    folder.save(arrays(8), state(8))
+    assert {path.stem[:11] for path in folder.path.glob("*.json")} == {"epoch-00007", "epoch-00008"}
+
+
 def test_training_starts_anew_if_no_checkpoint_is_valid(folder):
     folder.save(arrays(1), state(1))
     (folder.path / "epoch-00001-000000000000.npz").write_bytes(b"")

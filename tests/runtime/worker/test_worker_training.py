@@ -273,6 +273,32 @@ def test_a_stop_request_ends_an_epoch_early(tmp_path):
     assert weights(tmp_path / "m")[1].part_samples == 0
 
 
+def mean_train_fn(data, *_):
+    """Train nothing, and return the mean loss, which is no number without a batch."""
+    return float(np.mean([0.5 for _ in data]))
+
+
+@pytest.mark.parametrize("batches", [0, 20])
+def test_a_stop_between_two_epochs_needs_no_empty_one(tmp_path, batches):
+    requests = []
+    stopped = trainer(tmp_path / "m", {}, stop=StopSignal(lambda: "told" if requests else None, float("inf")))
+    stopped.network._train_fn = mean_train_fn
+    if batches:
+        stopped.note = lambda _epoch, samples, _loss: requests.append(1) if samples >= 640 else None
+    else:
+        requests.append(1)
+    stopped.run()
+    assert stopped.events[-1] == ("stopped", {"reason": "told", "part_samples": 0})
+    assert len(weights(tmp_path / "m")[1].epochs) == batches // 20
+
+
+def test_a_train_fn_that_leaves_batches_out_is_refused(tmp_path):
+    leaving = trainer(tmp_path / "m", {})
+    leaving.network._train_fn = lambda data, *_: float(sum(0.1 for _ in zip(range(4), data, strict=False)))
+    with pytest.raises(BadInputError, match="train_fn took 96 of the 640 samples of an epoch"):
+        leaving.run()
+
+
 def test_a_missing_metric_is_refused_with_those_there_are(tmp_path):
     wrong = trainer(tmp_path, {})
     wrong.member = replace(wrong.member, stop=replace(STOP, metric="val_f1"))

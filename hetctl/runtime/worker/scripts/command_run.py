@@ -15,6 +15,8 @@ from typing import Protocol
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
+from hetctl.runtime.agent.rank_memory import oom_kills
+from hetctl.runtime.job_logs import DISK_FULL_ERRORS
 from hetctl.runtime.transport import LOCALHOST
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_gather
@@ -100,6 +102,8 @@ class CommandRun:
     ----------
     ended : set of int
         Ranks whose commands have ended; of rank 0 alone.
+    memory_kills : int
+        Processes of the control group that the kernel had killed for memory before the command.
     """
 
     group: Group
@@ -108,6 +112,7 @@ class CommandRun:
     reports: ReportReader
     context: WorkerContext
     ended: set[int] = field(default_factory=set)
+    memory_kills: int = field(default_factory=oom_kills)
     converged: str | None = None
     _heard: dict[str, str] = field(default_factory=dict)
     _asked: bool = False
@@ -202,7 +207,8 @@ class CommandRun:
         if code and not self.process.stopping:
             self._exchange()
             self._tell(FAILED)
-            raise _failure(code, self.process.last_errors())
+            is_out_of_memory = code == -signal.SIGKILL and oom_kills() > self.memory_kills
+            raise failure_of(code, self.process.last_errors(), is_out_of_memory=is_out_of_memory)
         if self.process.stopping:
             print(f"the command has ended after it was told to stop ({_described(code)})", flush=True)
         self.ended.add(self.group.rank)
@@ -218,11 +224,26 @@ class CommandRun:
             self._ask()
 
 
-def _failure(code: int, errors: str) -> BadInputError:
+def failure_of(code: int, errors: str, *, is_out_of_memory: bool = False) -> BadInputError:
+    """Return the error of a command that has failed, with full memory or a full disk as its cause.
+
+    Parameters
+    ----------
+    code : int
+        Exit code, or the number of the signal that ended it, negated.
+    errors : str
+        Its last errors.
+    is_out_of_memory : bool
+        True if the kernel killed it for memory.
+    """
     error = BadInputError(f"the command has ended with {_described(code)}{f': {errors}' if errors else ''}")
-    if any(name in errors for name in OUT_OF_MEMORY_ERRORS):
+    full = next((number for number in DISK_FULL_ERRORS if os.strerror(number) in errors), None)
+    if is_out_of_memory or any(name in errors for name in OUT_OF_MEMORY_ERRORS):
         # So that it counts as out of memory, and the batch may become smaller.
         error.__cause__ = MemoryError()
+    elif full is not None:
+        # So that it counts as a full disk, which is no fault of the member.
+        error.__cause__ = OSError(full, os.strerror(full))
     return error
 
 

@@ -1,0 +1,42 @@
+"""Reports of failures, also onto a full disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+
+import pytest
+
+from hetctl.model.errors import BadInputError
+from hetctl.model.exit_reason import EXIT_CODES, ExitReason
+from hetctl.runtime.worker.reporting import report_failure
+
+
+class FullLog:
+    """A log on a disk without room."""
+
+    def write(self, _text):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def flush(self):
+        self.write("")
+
+
+class Events(list):
+    def write(self, kind, **data):
+        self.append((kind, data["reason"]))
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (OSError(errno.ENOSPC, "full"), ExitReason.DISK_FULL),
+        (BadInputError("wrong"), ExitReason.PROGRAM_ERROR),
+    ],
+)
+def test_a_full_log_does_not_change_the_reason(monkeypatch, error, reason):
+    monkeypatch.setattr(sys, "stderr", FullLog())
+    events = Events()
+    assert report_failure(error, events) == EXIT_CODES[reason]
+    assert events == [("failed", reason.value)]
