@@ -20,6 +20,7 @@ from hetctl.model.hops import HopSpan
 from hetctl.model.job import Job
 from hetctl.model.pipelines import PipelineLayout
 from hetctl.model.plan import Plan
+from hetctl.model.run import RunSpec
 from hetctl.model.run_status import RunStatus
 from hetctl.model.searches import SearchStatus
 from hetctl.model.site import Timeouts
@@ -198,6 +199,12 @@ def test_every_key_of_json_is_described(kind):
     keys = {f.name for part in found for f in dataclasses.fields(part)}
     assert len(keys) > 10
     assert [key for key in sorted(keys) if f"`{key}`" not in text] == []
+
+
+def test_every_key_of_run_json_is_described():
+    rows = section("files.md", "run.json").splitlines()
+    described = {key for row in rows if row[:3] == "| `" for key in re.findall("`(\\w+)`", row.split("|")[1])}
+    assert described == {field.name for field in dataclasses.fields(RunSpec)}
 
 
 def keys_of(schema):

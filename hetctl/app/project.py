@@ -154,7 +154,12 @@ class Project:
 
         # Patterns of sites contain domains, since login nodes of many sites are called `login1`.
         host = socket.getfqdn()
-        if found := detect_site(host, [self.site(known) for known, _ in self.sites()]):
+        try:
+            known = [self.site(name) for name, _ in self.sites()]
+        except BadInputError as error:
+            ways_out = filter(None, (error.hint, "or name a site with --site: no other file is read then"))
+            raise BadInputError(error.message, ", ".join(ways_out)) from None
+        if found := detect_site(host, known):
             return found
         _refuse_login_node(host)
         return DEFAULT_SITE
@@ -163,8 +168,8 @@ class Project:
         if not self.home.catalog.exists():
             raise BadInputError(
                 f"there is no catalog in {self.home.path}",
-                "run `hetctl profile` in the project's folder first, or `hetctl plan` if all members have"
-                " `layers`, or set HETCTL_HOME",
+                "measure the members with `hetctl profile`, or import their rates with `hetctl profile import"
+                " TABLE`; `hetctl submit` then starts a run",
             )
 
     def _ensemble_of_catalog(self, name: str | None) -> Ensemble:

@@ -240,13 +240,13 @@ def size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> Rende
     if chosen is None:
         return Text(line)
     jobs = f"{chosen.jobs} job{'s' * (chosen.jobs != 1)}"
-    return Text(f"{line}; {jobs} and {chosen.gpu_hours:.3g} {device_word(device)} hours expected")
+    return Text(f"{line}; {jobs} and {chosen.gpu_hours:.3g} {device_word(device, 1)}-hours expected")
 
 
 def size_table(chosen: JobSizeOption, job_sizes: Sequence[JobSizeOption], device: str) -> RenderableType:
     """Return a table of the sizes considered; an arrow marks the choice."""
     table = ruled_table(
-        "", "queue", ">nodes", ">time limit", ">jobs", ">makespan", f">{device_word(device)} hours", gap=1
+        "", "queue", ">nodes", ">time limit", ">jobs", ">makespan", f">{device_word(device, 1)}-hours", gap=1
     )
     for option in job_sizes:
         size = option.size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator
@@ -34,6 +35,9 @@ import importlib.util, json, platform
 found = {{name: importlib.util.find_spec(name) is not None for name in {names!r}}}
 print(json.dumps({{"version": platform.python_version(), "found": found}}))
 """
+SETUP_FAILED = "hetctl: command of setup failed: "
+TELL_FAILURE = f'printf \'{SETUP_FAILED}%s (exit code %s)\\n\' "$BASH_COMMAND" "$?" >&2'
+"""Trap of Bash for commands that fail: it prints them, and the shell goes on, as in a job script."""
 ERRORS: dict[FaultDomain, type[HetctlError]] = {
     FaultDomain.SITE: BadInputError,
     FaultDomain.BATCH_SYSTEM: BatchSystemError,
@@ -119,13 +123,29 @@ def batch_checks(project: Project, site: Site) -> Iterator[CheckResult]:
         yield from load_entry(checks)(project, site)
 
 
+def _setup_checks(site: Site, errors: str) -> Iterator[CheckResult]:
+    """Report which commands of `setup` have failed, by the errors of a shell that ran them all."""
+    fix = "correct `setup` in the site file: jobs go on after a command that fails"
+    failed, output = False, "no output"
+    for line in errors.splitlines():
+        if line.startswith(SETUP_FAILED):
+            found = f"{line.removeprefix(SETUP_FAILED)}: {output}"
+            yield CheckResult("setup", CheckStatus.WARNING, found, fix)
+            failed, output = True, "no output"
+        else:
+            output = line
+    if site.setup and not failed:
+        yield CheckResult("setup", CheckStatus.OK, "its commands run without errors")
+
+
 def python_checks(site: Site) -> Iterator[CheckResult]:
     """Check that the compute nodes' Python imports what members need, as far as visible from this machine."""
     python = site.python or sys.executable
     packages = packages_of_nodes()
     code = IMPORTABLE.format(names=list(packages))
-    script = "\n".join([*site.setup, 'exec "$@"'])
+    script = "\n".join([f"trap {shlex.quote(TELL_FAILURE)} ERR", *site.setup, "trap - ERR", 'exec "$@"'])
     answer = run_command(site, ["bash", "-c", script, "hetctl", python, "-c", code])
+    yield from _setup_checks(site, answer.stderr)
     try:
         # Lines of `setup` may print before Python does.
         seen = json.loads(answer.stdout.strip().splitlines()[-1])

@@ -27,7 +27,7 @@ from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobSize
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan
 from hetctl.model.profile import LayerPoint, MemberProfile
@@ -213,7 +213,7 @@ def plan_from(
         If a member has no profile, the planner or an option is unknown, the planner does not support the
         requested sharing, or members cannot hop as requested.
     InfeasibleError
-        If the site, the wall-clock limit or a member's `min_gpus` or `max_gpus` permit no plan.
+        If the site, the wall-clock limit or a member's `min_gpus` permit no plan.
     """
     site, size = request.site, request.size
     refuse_modes_of_commands(request.ensemble, request.mode, request.sharing)
@@ -225,7 +225,6 @@ def plan_from(
         refuse_without_hops(request.ensemble, site, request.sharing)
     cluster = Cluster.at(site, size.gpus)
     refuse_wide_members(request.ensemble.members, cluster, mix_types=options.mix_types)
-    _refuse_too_large(request.ensemble, site)
     timing = JobTiming(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
     scenario = Scenario(cluster, timing, lockstep=request.sharing == LOCKSTEP)
     data_parallel = partial(_data_parallel, request, scenario)
@@ -299,12 +298,3 @@ def check_planner(name: str, options: Mapping[str, Any]) -> None:
 def chosen(name: str, arrivals: Sequence[Arrival], scenario: Scenario, options: Options) -> PlannerChoice:
     """Return the planner of that name, or for ``auto`` the best one in simulations."""
     return choose(arrivals, scenario, options) if name == AUTO else PlannerChoice(planner_named(name))
-
-
-def _refuse_too_large(ensemble: Ensemble, site: Site) -> None:
-    for member in ensemble.members:
-        if member.max_gpus is not None and member.max_gpus > site.gpus:
-            raise InfeasibleError(
-                f"max_gpus of {member.name} is {member.max_gpus}; site {site.name} has only {site.gpus}",
-                "lower it in the ensemble file",
-            )

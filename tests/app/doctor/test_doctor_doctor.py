@@ -345,6 +345,19 @@ def test_this_machine_is_well(project):
     assert project.tree() == before
 
 
+def test_commands_of_setup_that_fail_are_named(project):
+    (project.path / "lab.yaml").write_text('extends: local\nsetup: [". /nowhere/activate", "true; false"]\n')
+    checks = project.here("doctor", "--json", "--site", "./lab.yaml").json["checks"]
+    found = [(one["status"], one["message"]) for one in checks if one["name"] == "setup"]
+    assert [status for status, _ in found] == ["warning", "warning"]
+    assert ". /nowhere/activate (exit code 1)" in found[0][1]
+    assert "No such file or directory" in found[0][1]
+    assert found[1][1] == "false (exit code 1): no output"
+    (project.path / "lab.yaml").write_text("extends: local\nsetup: ['cd /']\n")
+    good = project.here("doctor", "--json", "--site", "./lab.yaml")
+    assert outcomes_of(good)["setup"] == "ok"
+
+
 def test_a_batch_system_that_is_elsewhere(project):
     result = project.here("doctor", "--json", "--site", "summit", PATH="/nowhere:/usr/bin:/bin")
     assert result.code == 4

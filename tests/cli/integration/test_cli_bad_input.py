@@ -165,10 +165,23 @@ def test_more_gpus_than_the_site_has(planned):
     assert "3 slots are more than the 2 of site local" in said
 
 
-def test_more_gpus_for_a_member_than_the_site_has(planned):
+def test_a_limit_of_gpus_above_the_site_limits_nothing(planned):
     edited(planned, "- {name: b, config: {}}", "- {name: b, config: {}, max_gpus: 8}")
-    said = refused(planned, 3, "infeasible", "submit", "--site", "local")
-    assert "max_gpus of b is 8; site local has only 2" in said
+    done = planned.here("plan", "--site", "local", "--json")
+    assert done.code == 0, done.stderr
+    assert {a["gpus"] for each in done.json["rounds"] for a in each["allocations"]} <= {1, 2}
+
+
+def test_a_wrong_site_file_does_not_hide_how_to_avoid_it(planned):
+    (planned.path / "site-configs").mkdir()
+    (planned.path / "site-configs" / "wrong.yaml").write_text("extends: nowhere\n")
+    done = planned.here("plan")
+    assert (done.code, "wrong.yaml" in done.stderr, "name a site with --site" in done.stderr) == (
+        2,
+        True,
+        True,
+    )
+    assert planned.here("plan", "--site", "local").code == 0
 
 
 @pytest.mark.parametrize(
