@@ -16,7 +16,7 @@ import numpy as np
 from hetctl.model.errors import HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.preprocessors import FILE_SYSTEM, BatchLayout, Preprocessors
-from hetctl.runtime.data.sampler import Chunk, Order, Stream, epoch_order, moved, reassigned
+from hetctl.runtime.data.sampler import Chunk, Numbers, Order, Stream, epoch_order, moved, reassigned
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
 from hetctl.runtime.data.sharing.ring_writer import await_exchange, exchange_serves
 from hetctl.runtime.data.sources import Array, ArraySource
@@ -101,6 +101,19 @@ class ArrayLoader:
         self.sample = source.x[[0]], source.y[[0]]
         self._x, self._y = source.x, source.y
         self._stream = stream
+        self._instead: dict[Order, Numbers] = {}
+
+    def continue_after(self, trained: Numbers, order: Order) -> None:
+        """Continue an epoch whose first samples were not those of its order: the others make up the rest.
+
+        Parameters
+        ----------
+        trained : array of int
+            Numbers of the samples that were trained.
+        """
+        planned = epoch_order(self.samples, *order)
+        self._instead[order] = np.empty_like(planned)
+        self._instead[order][planned] = np.concatenate([trained, planned[~np.isin(planned, trained)]])
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield copies of the samples."""
@@ -108,6 +121,8 @@ class ArrayLoader:
         while start < self.samples:
             # The sizes may have changed since the last chunk.
             chunk = self._stream.beginning_at(order, start).at(0)
+            if order in self._instead:
+                chunk = replace(chunk, numbers=self._instead[order][chunk.numbers])
             chosen = chunk.numbers
             yield (self._x[chosen], self._y[chosen]) if len(chosen) else self.sample, chunk
             start = chunk.stop

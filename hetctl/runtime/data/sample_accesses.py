@@ -174,6 +174,11 @@ class SampleAccesses:
             self.pending = tuple(_transfers(state["pending"], state["pending_samples"]))
         self._recount()
 
+    def begin_after(self, trained: Numbers) -> None:
+        """Count an access of each sample that was trained before samples were drawn by their accesses."""
+        self._accesses[trained] += 1
+        self._recount()
+
     def _recount(self) -> None:
         self._levels = [Counter(self._accesses[self._holder == w].tolist()) for w in self._workers]
         # The samples with the fewest accesses of each worker that it has not drawn, in the order of drawing.
@@ -252,6 +257,11 @@ class SampleAccesses:
             self.pending = tuple(transfer for transfer in self.pending if transfer not in landed)
             self._recount()
         return tuple(TransferChange(transfer, has_landed=True) for transfer in landed)
+
+
+def most_accessed(state: Mapping[str, Numbers], count: int) -> Numbers:
+    """Return the numbers of the `count` samples with the most accesses in a state of `SampleAccesses`."""
+    return np.argsort(-state["visits"], kind="stable")[:count]
 
 
 def _accessed(levels: Levels, count: int) -> Levels:

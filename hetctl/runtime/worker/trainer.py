@@ -14,7 +14,9 @@ import numpy.typing as npt
 from hetctl.model.errors import BadInputError
 from hetctl.model.training_progress import RankShare
 from hetctl.runtime.data.batches import Batches, StepBalancer, held_out_batches
-from hetctl.runtime.data.sample_accesses import SampleAccesses
+from hetctl.runtime.data.loaders import ArrayLoader
+from hetctl.runtime.data.sample_accesses import SampleAccesses, most_accessed
+from hetctl.runtime.data.sampler import Order, epoch_order
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
 from hetctl.runtime.worker.checkpoint import Arrays
@@ -67,9 +69,25 @@ class Trainer(MemberTrainer):
         if managed is not None and self.balancer is not None:
             self.balancer.restore(managed.tobytes())
         accesses = {name: array for name, array in arrays.items() if name.startswith(ACCESSES)}
-        if accesses and self.accesses is not None:
-            self.accesses.restore({name.removeprefix(ACCESSES): array for name, array in accesses.items()})
+        before = {name.removeprefix(ACCESSES): array for name, array in accesses.items()}
+        if before and self.accesses is not None:
+            self.accesses.restore(before)
+        elif self.state.part_order:
+            seed, epoch = self.state.part_order
+            self._continue_otherwise(before, (seed, epoch))
         self.network.restore(own_arrays(arrays))
+
+    def _continue_otherwise(self, accesses: Arrays, order: Order) -> None:
+        """Continue an epoch in which samples were drawn by accesses and now are not, or the reverse.
+
+        Each node of this group has all partitions, and had not before, or the reverse.
+        """
+        done = self.state.part_samples
+        if accesses and isinstance(self.training, ArrayLoader):
+            if len(accesses["visits"]) == self.training.samples:
+                self.training.continue_after(most_accessed(accesses, done), order)
+        elif not accesses and self.accesses is not None:
+            self.accesses.begin_after(epoch_order(self.training.samples, *order)[:done])
 
     def _adopt_arrays(self, arrays: Arrays) -> None:
         self.network.adopt(own_arrays(arrays))

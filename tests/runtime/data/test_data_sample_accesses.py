@@ -142,3 +142,10 @@ def test_a_worker_with_less_than_its_batch_is_not_emptied(held):
     for _ in range(50):
         accesses.draw((10, 10))
         assert min(accesses.held) >= 1
+
+
+def test_samples_of_an_epoch_begun_otherwise_come_later():
+    accesses = SampleAccesses(np.zeros(10, np.int64), seed=3)
+    accesses.begin_after(np.array([1, 4, 7]))
+    drawn = [number for _ in range(7) for number in accesses.draw([1]).samples[0].tolist()]
+    assert sorted(drawn) == [0, 2, 3, 5, 6, 8, 9]

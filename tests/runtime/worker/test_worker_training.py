@@ -52,14 +52,14 @@ class StopAfter(StopSignal):
 
 def trainer(
     folder, config, *, framework="tensorflow", stop=None, gpus=1, epochs=3, train_fn=None, seed=5,
-    checkpoint=EVERY_EPOCH,
+    checkpoint=EVERY_EPOCH, loader=ArrayLoader,
 ):  # fmt: skip
     ensemble = Ensemble("tiny", framework, functions_of(framework, train_fn), (), str(ENSEMBLES))
     member = Member("m", config, 32, seed, replace(STOP, max_epochs=epochs), checkpoint=checkpoint)
     loaded = load_functions(ensemble)
     seed_all(framework, seed)
     training, validation = as_sources(loaded.input_fn(None))
-    loader = ArrayLoader(training, Stream(len(training), 32, seed))
+    loader = loader(training, Stream(len(training), 32, seed))
     held_out = ArrayLoader(validation, Stream(len(validation), 32, UNSHUFFLED))
     network = load_framework(framework).build(member, loaded, SingleRank(), loader.sample)
     return Trainer(
@@ -290,6 +290,27 @@ def test_a_stop_between_two_epochs_needs_no_empty_one(tmp_path, batches):
     stopped.run()
     assert stopped.events[-1] == ("stopped", {"reason": "told", "part_samples": 0})
     assert len(weights(tmp_path / "m")[1].epochs) == batches // 20
+
+
+class NotingLoader(ArrayLoader):
+    """A loader that notes the numbers of the samples that it gives."""
+
+    def batches(self, *arguments):
+        self.numbers = []
+        for samples, chunk in super().batches(*arguments):
+            self.numbers.extend(chunk.numbers.tolist())
+            yield samples, chunk
+
+
+def test_an_epoch_begun_by_accesses_gets_the_other_samples(tmp_path):
+    trainer(tmp_path, {}, stop=StopAfter(7), epochs=1).run()
+    arrays, state = weights(tmp_path)
+    visits = np.repeat([1, 0], [state.part_samples, 640 - state.part_samples])
+    CheckpointFolder(tmp_path).save({**arrays, "visits/visits": visits}, state)
+    # All nodes have all partitions now, and the loader draws by the order of the epoch.
+    resumed = trainer(tmp_path, {}, epochs=1, loader=NotingLoader)
+    resumed.run()
+    assert sorted(resumed.training.numbers) == list(range(state.part_samples, 640))
 
 
 def test_a_train_fn_that_leaves_batches_out_is_refused(tmp_path):
