@@ -128,7 +128,11 @@ def job_spans(spans: Spans) -> dict[int, tuple[float, float]]:
 def busy_fraction(status: RunStatus) -> float | None:
     """Return the share of the GPU time held by jobs in which a member's task ran; None before that."""
     spans = spans_of(status)
-    held = spans.gpus * sum(end - start for start, end in job_spans(spans).values())
+    # A run may have been continued with larger or smaller jobs, whose size it has now.
+    nodes = {job.number: job.nodes for job in status.jobs}
+    last = status.jobs[-1].nodes if status.jobs else 1
+    sizes = {job: spans.gpus * nodes.get(job, last) / last for job in job_spans(spans)}
+    held = sum(sizes[job] * (end - start) for job, (start, end) in job_spans(spans).items())
     now = now_s(spans)
     busy = sum(len(task.gpus) * (end_of(task, now) - task.start_s) for task in spans.tasks)
     # Clocks of nodes differ, so that tasks may seem to exceed their job.

@@ -44,6 +44,10 @@ def test_gpus_are_idle_between_rounds_but_not_between_jobs(make_run: MakeRun) ->
     )
     split = replace(run, rounds=(*run.rounds[:2], queued), tasks=late)
     assert busy_fraction(split) == pytest.approx(0.8)
+    # The run has been continued with jobs twice as large.
+    (first,) = run.jobs
+    larger = replace(split, gpus=4, jobs=(first, replace(first, number=1, nodes=2)))
+    assert busy_fraction(larger) == pytest.approx(0.6)
 
 
 def test_a_running_task_is_busy_until_now(make_run: MakeRun) -> None:

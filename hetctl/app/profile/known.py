@@ -13,6 +13,7 @@ from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.profile import LayerPoint, MemberProfile, ProfilePoint
 from hetctl.model.rate_shapes import measured_members, rate_config, shape_digest, shapes_of, some_of
+from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult
 from hetctl.perf.rate_prediction import nearest_config, predicted_profile
@@ -141,15 +142,21 @@ def _counting(member: Member, ensemble: Ensemble) -> dict[str, Any]:
 
 
 def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[EpochResult]]:
-    """Return the epochs of all runs at a site that trained members of the same name and shape, by time."""
+    """Return the epochs of all runs at a site that trained members of the same name and shape, by time.
+
+    Epochs of pipelines are left out, and those in lockstep, which have the rate of the slowest member.
+    """
     found: dict[str, list[EpochResult]] = {member.name: [] for member in ensemble.members}
     shapes = {member.name: shape_digest(member, ensemble.rate_keys) for member in ensemble.members}
     for record in catalog.runs(ensemble.name):
         search = record.spec.ensemble.search
         # The configs that a run stores of other searches are those that were planned, not those trained.
-        if record.spec.site.name == site and (search is None or search.configs_are_known):
+        of_one_rate = record.spec.sharing != LOCKSTEP and (search is None or search.configs_are_known)
+        if record.spec.site.name == site and of_one_rate:
             epochs = catalog.epochs(record.spec.run)
             for member in record.spec.ensemble.members:
+                if member.name in record.spec.pipelines:
+                    continue
                 if shapes.get(member.name) == shape_digest(member, ensemble.rate_keys):
                     found[member.name] += epochs.get(member.name, ())
     return {name: sorted(epochs, key=lambda epoch: epoch.finished_at) for name, epochs in found.items()}

@@ -153,6 +153,9 @@ class RunWatch:
         if HOPPER in record.spec.phases or record.spec.pipelines:
             # The simulations do not include hops, and would give members one GPU that do not fit one.
             return status
+        if len({(job.nodes, job.wall_s) for job in status.jobs}) > 1:
+            # They would give all jobs the size of the last one.
+            return status
         view = self._view_of(record)
         first = [view.facts.first_step] if view.facts.first_step else []
         return replace(status, comparison=comparison_of(record.spec, view.progress, first))

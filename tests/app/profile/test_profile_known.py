@@ -6,6 +6,7 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from workbench import TINY, new_project
@@ -27,7 +28,7 @@ from hetctl.model.job import Job, JobState
 from hetctl.model.plan import Plan
 from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.model.rate_shapes import shape_digest
-from hetctl.model.run import RunSpec
+from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.site import NodeType, Queue, Site
 from hetctl.storage.paths import Home
 from hetctl.storage.run_files import read_spec
@@ -101,10 +102,12 @@ def test_the_newest_of_several_measurements_counts(project: Project) -> None:
 PLAN = Plan("fluid", "makespan", 2, 2, 1.0, 1.0, 1.0, (), ())
 
 
-def trained(catalog: Catalog, run: str, site: Site, member: Member, rate: float, at: float) -> None:
+def trained(
+    catalog: Catalog, run: str, site: Site, member: Member, rate: float, at: float, **of_run: Any
+) -> None:
     """Enter a run of one epoch of a member, on one GPU, into the catalog."""
     ensemble = replace(ENSEMBLE, members=(member,))
-    spec = RunSpec(run, ensemble, site, "fluid", 2, "local", 600, 10, (), "/checkpoints")
+    spec = RunSpec(run, ensemble, site, "fluid", 2, "local", 600, 10, (), "/checkpoints", **of_run)
     catalog.add_run(spec, PLAN, at, Job(0, f"hetctl-{run}-0", "1", JobState.FINISHED, 1, 600, at))
     epoch = {"epoch": 1, "metrics": {}, "duration_s": 1.0, "gpus": 1, "finished_at": at, "batch_size": 32}
     report = Event(member.name, 0, "epoch", at, epoch | {"rate": rate, "overhead_s": 0.5})
@@ -121,6 +124,17 @@ def test_rates_that_runs_have_seen_since_the_profile_are_known(project: Project)
         a, b = member_profiles(catalog, ENSEMBLE, SITE)
     assert (a.rates, a.seen_rates, a.seen_overhead_s) == ({1: 100.0}, {"": {1: 80.0}}, 0.5)
     assert (b.seen_rates, b.seen_overhead_s) == ({}, None)
+
+
+@pytest.mark.parametrize("of_run", [{"sharing": LOCKSTEP}, {"pipelines": {A.name: {}}}])
+def test_rates_of_pipelines_and_of_others_are_not_a_members_own(
+    project: Project, of_run: dict[str, Any]
+) -> None:
+    keep(project, point(A, measured_at=1000.0))
+    with Catalog.open(project.home.catalog) as catalog:
+        trained(catalog, "r", SITE, A, 40.0, at=1100.0, **of_run)
+        a, *_ = member_profiles(catalog, ENSEMBLE, SITE)
+    assert (a.rates, a.seen_rates) == ({1: 100.0}, {})
 
 
 def test_seen_rates_outlive_edits_of_the_learning_rate(project: Project) -> None:
