@@ -21,7 +21,7 @@ def group():
     dist.destroy_process_group()
 
 
-def test_infinite_numbers_of_a_rank_without_samples_count_nothing():
+def test_infinite_numbers_without_samples_count_nothing():
     mask = torch.triu(torch.full((3, 3), -math.inf), 1)
     average([mask], 0.0)
     assert mask.tolist() == torch.zeros(3, 3).tolist()
