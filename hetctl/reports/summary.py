@@ -131,8 +131,10 @@ def busy_fraction(status: RunStatus) -> float | None:
     # A run may have been continued with larger or smaller jobs, whose size it has now.
     nodes = {job.number: job.nodes for job in status.jobs}
     last = status.jobs[-1].nodes if status.jobs else 1
-    sizes = {job: spans.gpus * nodes.get(job, last) / last for job in job_spans(spans)}
-    held = sum(sizes[job] * (end - start) for job, (start, end) in job_spans(spans).items())
+    held = sum(
+        spans.gpus * nodes.get(job, last) / last * (end - start)
+        for job, (start, end) in job_spans(spans).items()
+    )
     now = now_s(spans)
     busy = sum(len(task.gpus) * (end_of(task, now) - task.start_s) for task in spans.tasks)
     # Clocks of nodes differ, so that tasks may seem to exceed their job.

@@ -151,12 +151,11 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[
     for record in catalog.runs(ensemble.name):
         search = record.spec.ensemble.search
         # The configs that a run stores of other searches are those that were planned, not those trained.
-        of_one_rate = record.spec.sharing != LOCKSTEP and (search is None or search.configs_are_known)
-        if record.spec.site.name == site and of_one_rate:
+        has_own_rates = record.spec.sharing != LOCKSTEP and (search is None or search.configs_are_known)
+        if record.spec.site.name == site and has_own_rates:
             epochs = catalog.epochs(record.spec.run)
-            for member in record.spec.ensemble.members:
-                if member.name in record.spec.pipelines:
-                    continue
+            alone = [m for m in record.spec.ensemble.members if m.name not in record.spec.pipelines]
+            for member in alone:
                 if shapes.get(member.name) == shape_digest(member, ensemble.rate_keys):
                     found[member.name] += epochs.get(member.name, ())
     return {name: sorted(epochs, key=lambda epoch: epoch.finished_at) for name, epochs in found.items()}

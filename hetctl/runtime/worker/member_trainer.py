@@ -142,6 +142,23 @@ class StopSignal:
         return False
 
 
+def refuse_early_end(group: Group, stop: StopSignal, position: int, samples: int, part: str) -> None:
+    """Raise a BadInputError if ``train_fn`` has ended early without being told to stop.
+
+    Parameters
+    ----------
+    position, samples : int
+        Number of samples that it took, and that there are.
+    part : str
+        What these are the samples of.
+    """
+    if group.broadcast(stop.reason) is None:
+        raise BadInputError(
+            f"train_fn took {position} of the {samples} samples of {part}",
+            "let it iterate over all batches of `data`",
+        )
+
+
 @dataclass
 class MemberTrainer:
     """A member's training in one round; how an epoch is trained and saved is up to subclasses.

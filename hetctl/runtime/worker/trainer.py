@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.model.errors import BadInputError
 from hetctl.model.training_progress import RankShare
 from hetctl.runtime.data.batches import Batches, StepBalancer, held_out_batches
 from hetctl.runtime.data.loaders import ArrayLoader
@@ -20,7 +19,7 @@ from hetctl.runtime.data.sampler import Order, epoch_order
 from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
 from hetctl.runtime.worker.checkpoint import Arrays
-from hetctl.runtime.worker.member_trainer import CheckpointSaver, MemberTrainer
+from hetctl.runtime.worker.member_trainer import CheckpointSaver, MemberTrainer, refuse_early_end
 from hetctl.runtime.worker.random_state import RANKS, gathered_states, random_state, restore_own
 from hetctl.runtime.worker.step_clock import EpochClock
 
@@ -126,7 +125,7 @@ class Trainer(MemberTrainer):
         last_s = ended - self._trained_at if self._trained_at is not None and is_whole else None
         self._trained_at = ended
         if not batches.complete:
-            self._check_stopped(batches.position)
+            refuse_early_end(self.group, self.stop, batches.position, self.training.samples, "an epoch")
             return False
         self._finish_epoch(number, clock.rate, last_s)
         if self.accesses is not None:
@@ -135,14 +134,6 @@ class Trainer(MemberTrainer):
                 "sample_accesses", epoch=number, fewest=fewest, most=most, held=self.accesses.held
             )
         return True
-
-    def _check_stopped(self, position: int) -> None:
-        """Raise a BadInputError if training has ended early without being told to stop."""
-        if self.group.broadcast(self.stop.reason) is None:
-            raise BadInputError(
-                f"train_fn took {position} of the {self.training.samples} samples of an epoch",
-                "let it iterate over all batches of `data`",
-            )
 
     def _is_pause_due(self) -> bool:
         """Return true if a checkpoint is due in the middle of an epoch."""

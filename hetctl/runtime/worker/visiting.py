@@ -27,7 +27,13 @@ from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.hop_resources import HopResources, UnsavedState, open_hops
 from hetctl.runtime.worker.live_metrics import live_metrics_to
-from hetctl.runtime.worker.member_trainer import Note, StopSignal, check_finite, check_metrics
+from hetctl.runtime.worker.member_trainer import (
+    Note,
+    StopSignal,
+    check_finite,
+    check_metrics,
+    refuse_early_end,
+)
 from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec, VisitReport, VisitSpec
 from hetctl.runtime.worker.random_state import random_state, set_random_state
 from hetctl.runtime.worker.reporting import writer_of
@@ -298,7 +304,8 @@ class Visitor:
             loss = network.train(batches)
         seconds = stopwatch.lap()
         if not batches.complete:
-            self._check_stopped(batches.position, training.samples)
+            part = f"partition {self._visit.partition}"
+            refuse_early_end(self._group, self._stop, batches.position, training.samples, part)
             return None
         check_finite({"loss": loss}, "visit")
         after = replace(
@@ -314,14 +321,6 @@ class Visitor:
         if self._group.rank != 0:
             return nullcontext(lambda *_: None)
         return live_metrics_to(self._context.send_metrics, samples, self._resources.busy)
-
-    def _check_stopped(self, position: int, samples: int) -> None:
-        """Raise a BadInputError if training has ended early without being told to stop."""
-        if self._group.broadcast(self._stop.reason) is None:
-            raise BadInputError(
-                f"train_fn took {position} of the {samples} samples of partition {self._visit.partition}",
-                "let it iterate over all batches of `data`",
-            )
 
     def _evaluate(
         self, network: TrainableNetwork, state: TrainingState, loaders: tuple[ArrayLoader, ArrayLoader]
