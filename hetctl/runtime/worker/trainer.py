@@ -71,17 +71,16 @@ class Trainer(MemberTrainer):
         before = {name.removeprefix(ACCESSES): array for name, array in accesses.items()}
         if before and self.accesses is not None:
             self.accesses.restore(before)
-        elif self.state.part_order:
-            seed, epoch = self.state.part_order
-            self._continue_otherwise(before, (seed, epoch))
+        elif self.state.part_samples:
+            self._continue_otherwise(before, self.state.part_samples, self.state.part_order)
         self.network.restore(own_arrays(arrays))
 
-    def _continue_otherwise(self, accesses: Arrays, order: Order) -> None:
+    def _continue_otherwise(self, accesses: Arrays, done: int, order: Order) -> None:
         """Continue an epoch in which samples were drawn by accesses and now are not, or the reverse.
 
-        Each node of this group has all partitions, and had not before, or the reverse.
+        Each node of this group has all partitions, and had not before, or the reverse. Data without
+        partitions has neither, and orders whose keys only its loader knows.
         """
-        done = self.state.part_samples
         if accesses and isinstance(self.training, ArrayLoader):
             if len(accesses["visits"]) == self.training.samples:
                 self.training.continue_after(most_accessed(accesses, done), order)
