@@ -275,7 +275,8 @@ def _search(members: Sequence[Workload], request: SimulateRequest, seed: int) ->
 
 def _beside_search(arrivals: Sequence[Arrival], ensemble: Ensemble, search: SimulatedSearch) -> list[Arrival]:
     """Return the members that are no trials, and the first trials."""
-    listed = [arrival for arrival in arrivals if arrival.workload.name not in ensemble.trials]
+    trials = ensemble.trials
+    listed = [arrival for arrival in arrivals if arrival.workload.name not in trials]
     return [*listed, *map(Arrival, search.first())]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -51,13 +51,9 @@ class ProgressFold:
     """Progress of every member, derived from a run's events in whatever order they are read."""
 
     def __init__(self, ensemble: Ensemble, retries: int) -> None:
-        self._folds = {
-            member.name: OrderedFold(
-                _MemberFold(_first(member.name, ensemble)), partial(_next, member, retries)
-            )
-            for member in ensemble.members
-        }
-        self._progress = {name: fold.state.progress for name, fold in self._folds.items()}
+        self._members, self._retries = {member.name: member for member in ensemble.members}, retries
+        self._progress = _before_events(ensemble)
+        self._folds: dict[str, OrderedFold[_MemberFold]] = {}
 
     @property
     def progress(self) -> Mapping[str, Progress]:
@@ -66,7 +62,7 @@ class ProgressFold:
 
     def rows(self) -> dict[str, Row]:
         """Return the argument of `restore`, by member."""
-        return {name: _row(fold) for name, fold in self._folds.items() if fold.last}
+        return {name: _row(fold) for name, fold in self._folds.items()}
 
     def restore(self, rows: Mapping[str, Row]) -> None:
         """Continue from an earlier state; to be called before any event is added."""
@@ -76,19 +72,24 @@ class ProgressFold:
             # JSON has no tuples: with a list, this state would differ from one folded from all events.
             others = (*others, tuple(restarts_s))
             state = _MemberFold(Progress(member, done, *others), error, tuple(lines), tuple(resumed))
-            self._folds[name] = self._folds[name].onward(state, tuple(until))
+            self._folds[name] = OrderedFold(state, self._step(name), tuple(until))
             self._progress[name] = state.progress
 
     def add(self, events: Iterable[Event]) -> set[str]:
         """Fold more events; return the members that they concern."""
         fresh: dict[str, list[Event]] = defaultdict(list)
         for event in events:
-            if (name := _member_of(event)) in self._folds:
+            if (name := _member_of(event)) in self._members:
                 fresh[name].append(event)
         for name, new_events in fresh.items():
+            if name not in self._folds:
+                self._folds[name] = OrderedFold(_MemberFold(self._progress[name]), self._step(name))
             self._folds[name].add(new_events)
             self._progress[name] = self._folds[name].state.progress
         return set(fresh)
+
+    def _step(self, name: str) -> Callable[[_MemberFold, Event], _MemberFold]:
+        return partial(_next, self._members[name], self._retries)
 
 
 def _row(fold: OrderedFold[_MemberFold]) -> Row:
@@ -107,7 +108,7 @@ def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> di
     was raised since continues.
     """
     members = {member.name: member for member in ensemble.members}
-    states = {name: _MemberFold(_first(name, ensemble)) for name in members}
+    states = {name: _MemberFold(progress) for name, progress in _before_events(ensemble).items()}
     for event in events:
         if (name := _member_of(event)) in states:
             states[name] = _next(members[name], retries, states[name], event)
@@ -124,9 +125,10 @@ def progress_in(folder: RunFolder, ensemble: Ensemble, retries: int) -> dict[str
     return progress_of(ensemble, events_in(folder), retries)
 
 
-def _first(name: str, ensemble: Ensemble) -> Progress:
-    """Return the progress of a member before its first event; a trial is not asked for yet."""
-    return Progress(name, asked=0 if name in ensemble.trials else None)
+def _before_events(ensemble: Ensemble) -> dict[str, Progress]:
+    """Return the progress of the members before their first events; trials are not asked for yet."""
+    trials = ensemble.trials
+    return {m.name: Progress(m.name, asked=0 if m.name in trials else None) for m in ensemble.members}
 
 
 def _member_of(event: Event) -> str:

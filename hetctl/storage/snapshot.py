@@ -86,10 +86,6 @@ class OrderedFold(Generic[S]):
         self._events: list[Event] = []
         self.state = start
 
-    def onward(self, state: S, until: Order) -> OrderedFold[S]:
-        """Return a fold with the same step function that continues from a state."""
-        return OrderedFold(state, self._step, until)
-
     @property
     def last(self) -> Order | None:
         """Position of the last event so far; None if there is none."""
