@@ -38,7 +38,7 @@ def member_profiles(
     predict : bool
         True to predict the rates of shapes without points from those of similar ones.
     """
-    profiles = profiles_at(catalog, ensemble, site.name)
+    profiles = profiles_at(catalog, ensemble, site.name, has_types=bool(site.node_types))
     if not predict:
         return profiles
     every = [*profiles, *_predictions(ensemble, profiles, _trained(catalog, ensemble, site.name))]
@@ -46,12 +46,20 @@ def member_profiles(
     return tuple(sorted(every, key=lambda profile: order[profile.member]))
 
 
-def profiles_at(catalog: Catalog, ensemble: Ensemble, site: str) -> tuple[MemberProfile, ...]:
-    """Return the profiles at the site of that name."""
+def profiles_at(
+    catalog: Catalog, ensemble: Ensemble, site: str, *, has_types: bool = True
+) -> tuple[MemberProfile, ...]:
+    """Return the profiles at the site of that name.
+
+    Parameters
+    ----------
+    has_types : bool
+        False if jobs there do not choose between types of GPU: only the type measured last counts.
+    """
     points = RatePoints(catalog.points(ensemble.name, site), ensemble)
     trained = _trained(catalog, ensemble, site)
     found = (
-        _profile(member, own, trained[member.name])
+        _profile(member, own if has_types else _of_last_type(own), trained[member.name])
         for member in ensemble.members
         if (own := points.of(member.name))
     )
@@ -93,11 +101,18 @@ def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
         "was measured with other hardware or software than the rest": mixed,
         f"is older than {OLD_S // DAY_S} days": old,
     }
-    return [
+    warnings = [
         f"the profile of {', '.join(sorted(members))} {reason}; `hetctl profile --force` measures it again"
         for reason, members in reasons.items()
         if members
     ]
+    types = sorted({point.machine.gpu_type for point in points})
+    if len(types) > 1 and not site.node_types:
+        warnings.append(
+            f"GPUs of {len(types)} types were measured at {site.name} ({', '.join(types)}), and plans go by"
+            " the type measured last; if the site has them all, name them as `node_types` in its file"
+        )
+    return warnings
 
 
 def predictions_in(profiles: Iterable[MemberProfile]) -> list[str]:
@@ -199,6 +214,12 @@ def _profile(member: Member, points: list[ProfilePoint], trained: Iterable[Epoch
         seen_rates=seen_rates(newer, member.batch_size),
         seen_overhead_s=seen_overhead_s(newer, member.batch_size),
     )
+
+
+def _of_last_type(points: Iterable[ProfilePoint]) -> list[ProfilePoint]:
+    points = list(points)
+    last = max(points, key=lambda point: point.measured_at)
+    return [point for point in points if point.machine.gpu_type == last.machine.gpu_type]
 
 
 def _newest(points: Iterable[ProfilePoint], gpu_type: str) -> dict[int, ProfilePoint]:

@@ -16,6 +16,7 @@ from hetctl.app.profile.known import (
     RatePoints,
     member_profiles,
     predictions_in,
+    profiles_at,
     stale_points,
     warnings_of,
 )
@@ -30,6 +31,7 @@ from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.site import NodeType, Queue, Site
+from hetctl.perf.seen_rates import known_rates
 from hetctl.storage.paths import Home
 from hetctl.storage.run_files import read_spec
 
@@ -72,8 +74,9 @@ def test_types_of_gpu_that_a_site_has_go_together(project: Project) -> None:
     other = replace(MACHINE, gpu_type="P100")
     keep(project, point(A, measured_at=time.time() - 60, machine=other), point(A))
     assert warnings_of(project, ENSEMBLE, site) == []
-    (warning,) = warnings_of(project, ENSEMBLE, SITE)
+    warning, hint = warnings_of(project, ENSEMBLE, SITE)
     assert warning.startswith("the profile of a was measured with other hardware")
+    assert "2 types were measured at here (P100, V100)" in hint
 
 
 def test_old_points_are_warned_of(project: Project) -> None:
@@ -112,6 +115,18 @@ def trained(
     epoch = {"epoch": 1, "metrics": {}, "duration_s": 1.0, "gpus": 1, "finished_at": at, "batch_size": 32}
     report = Event(member.name, 0, "epoch", at, epoch | {"rate": rate, "overhead_s": 0.5})
     catalog.ingest(run, [report])
+
+
+def test_seen_rates_count_at_a_site_that_names_no_types(project: Project) -> None:
+    other = replace(MACHINE, gpu_type="A100")
+    keep(project, point(A, measured_at=1000.0), point(A, 2, measured_at=1001.0, machine=other))
+    with Catalog.open(project.home.catalog) as catalog:
+        trained(catalog, "after", SITE, A, 80.0, at=1100.0)
+        (profile,) = member_profiles(catalog, ENSEMBLE, SITE)
+        (by_type,) = profiles_at(catalog, ENSEMBLE, "here")
+    assert (profile.rates, profile.rates_by_type) == ({2: 200.0}, {})
+    assert known_rates(profile).rates == {1: 80.0, 2: 200.0}
+    assert by_type.rates_by_type == {"A100": {2: 200.0}, "V100": {1: 100.0}}
 
 
 def test_rates_that_runs_have_seen_since_the_profile_are_known(project: Project) -> None:
