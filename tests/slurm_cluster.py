@@ -382,9 +382,10 @@ def _kill_until_gone(find: Callable[[], Sequence[int]]) -> None:
     while found := find():
         # All are stopped before any is killed: what outlives another may act on its end, as nothing does on a
         # node without power. An agent would report its ranks as killed, and the watcher that srun forks would
-        # end the step on all nodes. Parents have lower numbers, and children that are stopped are no news.
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in sorted(found):
+        # end the step on all nodes. Parents have lower numbers. They are stopped first and killed last: the
+        # kernel wakes a stopped child whose parent ends (SIGHUP, SIGCONT), and srun then ends its step.
+        for number, pids in ((signal.SIGSTOP, sorted(found)), (signal.SIGKILL, sorted(found, reverse=True))):
+            for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)
         time.sleep(0.02)
