@@ -216,8 +216,7 @@ def _profile(member: Member, points: list[ProfilePoint], trained: Iterable[Epoch
     )
 
 
-def _of_last_type(points: Iterable[ProfilePoint]) -> list[ProfilePoint]:
-    points = list(points)
+def _of_last_type(points: list[ProfilePoint]) -> list[ProfilePoint]:
     last = max(points, key=lambda point: point.measured_at)
     return [point for point in points if point.machine.gpu_type == last.machine.gpu_type]
 
