@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -34,6 +34,8 @@ from hetctl.reports.units import (
 )
 
 NARROW = 80
+WIDE_ONLY = frozenset({">rate\nprof.", ">time\npredicted"})
+"""Columns of the member table that narrower terminals have no room for."""
 MOST_TRIALS = 5
 """Trials whose configs are shown, the best ones."""
 MOST_RANKS = 8
@@ -57,18 +59,20 @@ def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
     Parameters
     ----------
     width : int
-        Columns of the terminal; columns beyond 80 are used for more rounds.
+        Columns of the terminal; those beyond 80 are used for more rounds. With fewer than 80 the columns
+        `WIDE_ONLY` are left out.
     """
     failures = [_failure(member) for member in status.members if member.state == "failed"]
     rest = len(status.states) - len(status.members)
     more = [Text(f"and {rest:,} more members, which `hetctl status --json` has", "dim")] if rest else []
     held = device_word(status.device)
-    note = Text(f"rate: samples/s on the {held} held last, profiled and seen; best: of all epochs", "dim")
+    rates = ", profiled and seen" if width >= NARROW else ""
+    note = Text(f"rate: samples/s on the {held} held last{rates}; best: of all epochs", "dim")
     warnings = [Text(printable(warning), "yellow") for warning in status.warnings]
     return Group(
         _status_header(status),
         Text(),
-        _member_table(status, ROUNDS_WIDTH + max(0, width - NARROW)),
+        _member_table(status, width),
         *more,
         note,
         *_batch_lines(status),
@@ -108,36 +112,42 @@ def _early_ends(jobs: Sequence[Job]) -> str:
     return f"\nended early: {', '.join(ends)}" if ends else ""
 
 
-def _member_table(status: RunStatus, rounds_width: int) -> Table:
-    metrics = sorted({member.metric for member in status.members})
-    one_metric = len(metrics) == 1
-    table = ruled_table(
-        "member",
-        "state",
-        f"{device_word(status.device)}\nper round",
-        ">rate\nprof.",
-        ">rate\nseen",
-        ">epochs",
-        _best_header(metrics[0]) if one_metric else ">best",
-        ">time\npredicted",
-        ">time\nmeasured",
-        fold="member",
-    )
+def _member_table(status: RunStatus, width: int) -> Table:
+    columns = _member_columns(status, ROUNDS_WIDTH + max(0, width - NARROW))
+    shown = {header: cell for header, cell in columns.items() if width >= NARROW or header not in WIDE_ONLY}
+    table = ruled_table(*shown, fold="member")
     for member in status.members:
-        best, rate = format_metric(member.best), member.last_rate
-        table.add_row(
-            # A plain string would be parsed for Rich's markup in brackets.
-            Text(printable(member.member)),
-            Text(member.state, MEMBER_STYLES.get(member.state, "")),
-            gpus_by_round(member.gpus_by_round, rounds_width),
-            format_rate(rate.profiled if rate else None),
-            format_rate(rate.seen if rate else None),
-            f"{member.epochs}/{member.max_epochs}",
-            Text(best if one_metric else printable(f"{member.metric}\n{best}")),
-            format_seconds(member.predicted_s),
-            format_seconds(member.measured_s),
-        )
+        table.add_row(*(cell(member) for cell in shown.values()))
     return table
+
+
+def _member_columns(
+    status: RunStatus, rounds_width: int
+) -> dict[str, Callable[[MemberStatus], RenderableType]]:
+    """Return the columns of the member table: headers, and functions that return a member's cell."""
+    metrics = sorted({member.metric for member in status.members})
+
+    def rate_of(member: MemberStatus, kind: str) -> str:
+        return format_rate(getattr(member.last_rate, kind, None))
+
+    def best_of(member: MemberStatus) -> Text:
+        best = format_metric(member.best)
+        return Text(best if len(metrics) == 1 else printable(f"{member.metric}\n{best}"))
+
+    return {
+        # A plain string would be parsed for Rich's markup in brackets.
+        "member": lambda member: Text(printable(member.member)),
+        "state": lambda member: Text(member.state, MEMBER_STYLES.get(member.state, "")),
+        f"{device_word(status.device)}\nper round": lambda member: gpus_by_round(
+            member.gpus_by_round, rounds_width
+        ),
+        ">rate\nprof.": lambda member: rate_of(member, "profiled"),
+        ">rate\nseen": lambda member: rate_of(member, "seen"),
+        ">epochs": lambda member: f"{member.epochs}/{member.max_epochs}",
+        _best_header(metrics[0]) if len(metrics) == 1 else ">best": best_of,
+        ">time\npredicted": lambda member: format_seconds(member.predicted_s),
+        ">time\nmeasured": lambda member: format_seconds(member.measured_s),
+    }
 
 
 def _trial_table(status: RunStatus) -> list[RenderableType]:

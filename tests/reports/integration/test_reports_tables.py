@@ -54,6 +54,14 @@ def test_status_names_the_run_and_has_one_line_per_member(make_run: MakeRun) -> 
     assert words[1:] == ["converged", *"111", "1,234", "1,250", "6/30", "0.91", "1:30", "min", "1:40", "min"]
 
 
+@pytest.mark.parametrize("width", [70, 79])
+def test_a_narrow_terminal_has_whole_names_and_fewer_columns(make_run: MakeRun, width: int) -> None:
+    lines = show(status_table(make_run(("mlp", "cnn-residual")), width), width)
+    words = line_of(lines, "cnn-residual").split()
+    assert words[1:] == ["converged", *"111", "1,250", "6/30", "0.91", "1:40", "min"]
+    assert not {"prof.", "predicted"} & {word for line in lines[4:] for word in line.split()}
+
+
 def test_status_says_gpus_where_the_site_has_gpus(make_run: MakeRun) -> None:
     text = "\n".join(show(status_table(replace(make_run(), device="gpu"))))
     assert "GPUs" in text
