@@ -460,15 +460,13 @@ class AgentPool:
         if step.member:
             self._fail_member(name, step, reason)
         else:
-            log_line(reason)
+            # The agent would say so itself, but its job may have ended before, if this was the last node.
+            _log_in(step, reason)
             self._mark_node_lost(node)
 
     def _fail_member(self, name: str, step: AgentStep, reason: str) -> None:
         """End the step of a member that was not placed as planned, and its group; log the reason."""
-        log_line(f"{MISPLACED}: {reason}")
-        # On a full disk the job ends in order.
-        with suppress(OSError):
-            append(step.log, f"{MISPLACED}: {reason}\n")
+        _log_in(step, f"{MISPLACED}: {reason}")
         self.release(name)
         # By these words in its log the step counts as not launched, and not as a failure of the member.
         self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
@@ -495,6 +493,14 @@ def _reject(connection: Connection, reason: str) -> None:
     with suppress(ConnectionError):
         connection.send({REJECTED: reason})
     connection.close()
+
+
+def _log_in(step: AgentStep, line: str) -> None:
+    """Write a line into the log of the driver and into that of a step."""
+    log_line(line)
+    # On a full disk the job ends in order.
+    with suppress(OSError):
+        append(step.log, f"{line}\n")
 
 
 def _gpu_list(facts: AgentFacts) -> str:
