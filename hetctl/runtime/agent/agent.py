@@ -18,7 +18,7 @@ from hetctl.cluster.launchers.nodes import NODE_VARIABLES, STEP_DEVICES
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import HEARTBEAT_EVERY_S
-from hetctl.runtime.agent.binding import THREAD_VARIABLES, VISIBLE_DEVICES, binding_of
+from hetctl.runtime.agent.binding import VISIBLE_DEVICES, binding_of
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.agent.messages import (
     ENDED,
@@ -56,8 +56,6 @@ CANCEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 20.0, *(30.0,) * 20)
 """Pauses after attempts to cancel a job; after ten minutes a success is unlikely."""
 DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), *STEP_DEVICES)
 """Variables that show which GPUs a batch system has given to a step."""
-MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
-"""Prefixes of the variables by which MPI would mistake each rank for the agent."""
 
 
 def facts_of_this_node(step: str) -> AgentFacts:
@@ -94,8 +92,6 @@ class Agent:
         Function that connects to the driver.
     step : str
         Name of the step that started the agent.
-    threads : int
-        Number of threads of the numerical libraries in each rank.
     frameworks : sequence of str
         Frameworks, each of which a template imports; without any, one template imports none.
     preload : callable
@@ -108,13 +104,10 @@ class Agent:
         self,
         join: Join,
         step: str,
-        threads: int,
         frameworks: Sequence[str],
         preload: Callable[[str | None], None],
         serve: Serve,
     ) -> None:
-        # Before the template, since numerical libraries read these variables when they are loaded.
-        _set_variables(threads)
         # Forked before the GPUs' management library is loaded; they import while the agent connects.
         self._templates = {name: Template(partial(preload, name), serve) for name in frameworks or (None,)}
         self._importing = set(self._templates)
@@ -336,16 +329,6 @@ def _processes(pids: Iterable[int]) -> Iterator[Process]:
     for pid in pids:
         with suppress(OSError):
             yield Process.of(pid)
-
-
-def _set_variables(threads: int) -> None:
-    """Set the variables that the template and all ranks inherit; values set by the user stay."""
-    of_mpi = {name for name in os.environ if name.startswith(MPI_VARIABLES)}
-    for name in of_mpi.difference(NODE_VARIABLES):
-        del os.environ[name]
-    # Otherwise CUDA puts the fastest GPU first, and indices would differ from those of the node.
-    for name, value in (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), *((v, str(threads)) for v in THREAD_VARIABLES)):
-        os.environ.setdefault(name, value)
 
 
 def end_orphaned_job(cancel: Sequence[str], patience_s: float) -> None:

@@ -1,10 +1,11 @@
-"""Assignment of a GPU and cores to each rank on a node."""
+"""Assignment of a GPU and cores to each rank on a node, and variables that all ranks inherit."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
 
+from hetctl.cluster.launchers.nodes import NODE_VARIABLES
 from hetctl.runtime.agent.messages import AgentAssignment, AgentFacts
 
 GPU = "gpu"
@@ -12,6 +13,25 @@ VISIBLE_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HI
 """Variables that limit the GPUs of a process; empty ones hide all of them."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Variables that numerical libraries read when they are loaded."""
+
+MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
+"""Prefixes of the variables by which MPI would mistake each rank for the agent."""
+
+
+def set_variables(threads: int) -> None:
+    """Set the variables that an agent's ranks inherit; values set by the user stay.
+
+    Parameters
+    ----------
+    threads : int
+        Threads of the numerical libraries in each rank.
+    """
+    of_mpi = {name for name in os.environ if name.startswith(MPI_VARIABLES)}
+    for name in of_mpi.difference(NODE_VARIABLES):
+        del os.environ[name]
+    # Otherwise CUDA puts the fastest GPU first, and indices would differ from those of the node.
+    for name, value in (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), *((v, str(threads)) for v in THREAD_VARIABLES)):
+        os.environ.setdefault(name, value)
 
 
 def hide_gpus() -> None:

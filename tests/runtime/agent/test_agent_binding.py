@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.runtime.agent.binding import Binding, binding_of
+from hetctl.runtime.agent.binding import THREAD_VARIABLES, Binding, binding_of
 from hetctl.runtime.agent.messages import AgentAssignment, AgentFacts, GpuFacts
 
 
@@ -75,3 +79,24 @@ def test_ranks_share_no_core_where_there_are_enough(gpus, cores_per_gpu):
     cores = tuple(range(100, 100 + gpus * cores_per_gpu))
     shares = [binding_of(assignment, gpu, AgentFacts("s", "h", {}, cores)).cores for gpu in range(gpus)]
     assert sorted(core for share in shares for core in share) == list(cores)
+
+
+WITHOUT_DRIVER = """
+import os, sys
+from threadpoolctl import threadpool_info
+from hetctl.runtime.agent.__main__ import main
+sys.argv = ["agent", "absent.json", "--step", "agents", "--threads", "1"]
+try:
+    main()
+except FileNotFoundError:
+    pass
+print([pool["num_threads"] for pool in threadpool_info()], len(os.listdir("/proc/self/task")))
+"""
+"""An agent up to where it needs its driver; the libraries that its ranks inherit are loaded then."""
+
+
+def test_libraries_of_ranks_have_threads_for_their_cores_alone():
+    environment = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    command = [sys.executable, "-c", WITHOUT_DRIVER]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[1]", "1"]

@@ -45,7 +45,8 @@ NODE = Node("localhost", tuple(range(SLOTS)), None)
 WORK = """
 import json, os, signal, sys, time
 from pathlib import Path
-from hetctl.runtime.agent import __main__ as agent
+from hetctl.runtime.agent import agent_process
+from hetctl.runtime.agent.__main__ import main
 from hetctl.runtime.worker.messages import TRAIN
 from hetctl.runtime.worker.group import SingleRank, join_group
 from hetctl.runtime.worker import worker
@@ -88,9 +89,9 @@ def work(assignment, context):
 
 worker.WORK = {TRAIN: work}
 imported = []  # by the template of this process
-agent.preload_framework = imported.append
+agent_process.preload_framework = imported.append
 sys.argv = sys.argv[2:]
-os._exit(agent.main())
+os._exit(main())
 """
 
 

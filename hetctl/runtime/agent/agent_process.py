@@ -1,0 +1,66 @@
+"""Life of an agent, from its connection to the end of its driver.
+
+It ignores signals of the batch system: these are for the ranks, which write a checkpoint, and for the
+driver, which ends the job. In the step of all nodes it is a child of a `Keeper`, and is started again after
+the loss of its connection, and after it was killed.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hetctl.cluster.launchers.agents import AGENTS
+from hetctl.runtime.agent.agent import Agent, TemplateEndedError, end_orphaned_job
+from hetctl.runtime.agent.joining import DismissedError, DriverFile, OrphanedError, join, reconnect
+from hetctl.runtime.agent.keeper import KILLED, RETURNS, Keeper
+from hetctl.runtime.frameworks import preload_framework
+from hetctl.runtime.job_logs import log_line
+from hetctl.runtime.worker.worker import serve
+
+
+def run_agent(driver_file: Path, step: str, frameworks: Sequence[str]) -> int:
+    """Run the agent of a resource set until its driver ends; return the exit code of its process.
+
+    Parameters
+    ----------
+    step : str
+        Name of the step that started it.
+    frameworks : sequence of str
+        Frameworks that are imported once for all its ranks.
+    """
+    driver = DriverFile(driver_file)
+    if step == AGENTS:
+        return Keeper().keep(lambda is_first: _run_once(driver, step, frameworks, is_first=is_first))
+    # A member's step ends with its agent, whose exit code gives the cause.
+    if (code := _run_once(driver, step, frameworks, is_first=True)) != RETURNS:
+        return code
+    end_orphaned_job(driver.address.cancel, driver.address.orphaned_s)
+    return 0
+
+
+def _run_once(driver: DriverFile, step: str, frameworks: Sequence[str], *, is_first: bool) -> int:
+    """Run an agent until it ends or loses its driver; return its exit code."""
+    try:
+        agent = Agent(
+            lambda facts: join(driver.address, facts) if is_first else reconnect(driver, facts),
+            step,
+            frameworks,
+            preload=preload_framework,
+            serve=serve,
+        )
+    except OrphanedError as error:
+        patience_s = max(0.0, driver.address.orphaned_s - error.silent_s)
+        end_orphaned_job(driver.address.cancel, patience_s)
+        return 0
+    except (ConnectionError, TimeoutError) as error:
+        print(f"agent: cannot connect to the driver: {error}", file=sys.stderr)
+        return 0 if isinstance(error, DismissedError) and not is_first else 1
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        return 0 if agent.run() else RETURNS
+    except TemplateEndedError as error:
+        log_line(f"agent: {error}")
+        return KILLED
