@@ -114,7 +114,7 @@ class RunFolder:
     @property
     def state(self) -> Path:
         """Snapshot of the state derived from the events: a cache from which readers continue."""
-        return self.path / "state.json"
+        return self.path / "state.jsonl"
 
     @property
     def events(self) -> Path:

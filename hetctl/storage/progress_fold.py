@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 
 from hetctl.model.ensemble import Ensemble, Member, StopRule
 from hetctl.model.events import DRIVER, Event, in_order
@@ -15,7 +16,7 @@ from hetctl.model.serialization import decode
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.snapshot import OrderedFold, Row, row_of
+from hetctl.storage.snapshot import OrderedFold, Row, from_row, row_of
 
 RECENT_RESTARTS = 3
 """Number of newest restarts that are kept for a member."""
@@ -48,12 +49,21 @@ class _MemberFold:
 
 
 class ProgressFold:
-    """Progress of every member, derived from a run's events in whatever order they are read."""
+    """Progress of every member, derived from a run's events in whatever order they are read.
 
-    def __init__(self, ensemble: Ensemble, retries: int) -> None:
+    Parameters
+    ----------
+    rows : mapping of str to Row
+        Result of `rows` by member, from which it continues.
+    """
+
+    def __init__(
+        self, ensemble: Ensemble, retries: int, rows: Mapping[str, Row] = MappingProxyType({})
+    ) -> None:
         self._members, self._retries = {member.name: member for member in ensemble.members}, retries
-        self._progress = _before_events(ensemble)
-        self._folds: dict[str, OrderedFold[_MemberFold]] = {}
+        self._folds = {name: self._restored(name, row) for name, row in rows.items()}
+        known = {name: fold.state.progress for name, fold in self._folds.items()}
+        self._progress = _before_events(ensemble, known)
 
     @property
     def progress(self) -> Mapping[str, Progress]:
@@ -61,19 +71,8 @@ class ProgressFold:
         return self._progress
 
     def rows(self) -> dict[str, Row]:
-        """Return the argument of `restore`, by member."""
+        """Return what the fold continues from, by member."""
         return {name: _row(fold) for name, fold in self._folds.items()}
-
-    def restore(self, rows: Mapping[str, Row]) -> None:
-        """Continue from an earlier state; to be called before any event is added."""
-        for name, (until, error, lines, resumed, progress) in rows.items():
-            member, epochs, *others, restarts_s = progress
-            done = tuple([EpochResult(*epoch) for epoch in epochs])
-            # JSON has no tuples: with a list, this state would differ from one folded from all events.
-            others = (*others, tuple(restarts_s))
-            state = _MemberFold(Progress(member, done, *others), error, tuple(lines), tuple(resumed))
-            self._folds[name] = OrderedFold(state, self._step(name), tuple(until))
-            self._progress[name] = state.progress
 
     def add(self, events: Iterable[Event]) -> set[str]:
         """Fold more events; return the members that they concern."""
@@ -87,6 +86,14 @@ class ProgressFold:
             self._folds[name].add(new_events)
             self._progress[name] = self._folds[name].state.progress
         return set(fresh)
+
+    def _restored(self, name: str, row: Row) -> OrderedFold[_MemberFold]:
+        until, error, lines, resumed, (member, epochs, *others, restarts_s) = row
+        done = tuple([from_row(EpochResult, epoch) for epoch in epochs])
+        # JSON has no tuples: with a list, this state would differ from one folded from all events.
+        progress = from_row(Progress, (member, done, *others, tuple(restarts_s)))
+        state = _MemberFold(progress, error, tuple(lines), tuple(resumed))
+        return OrderedFold(state, self._step(name), tuple(until))
 
     def _step(self, name: str) -> Callable[[_MemberFold, Event], _MemberFold]:
         return partial(_next, self._members[name], self._retries)
@@ -108,7 +115,7 @@ def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> di
     was raised since continues.
     """
     members = {member.name: member for member in ensemble.members}
-    states = {name: _MemberFold(progress) for name, progress in _before_events(ensemble).items()}
+    states = {name: _MemberFold(progress) for name, progress in _before_events(ensemble, {}).items()}
     for event in events:
         if (name := _member_of(event)) in states:
             states[name] = _next(members[name], retries, states[name], event)
@@ -125,10 +132,13 @@ def progress_in(folder: RunFolder, ensemble: Ensemble, retries: int) -> dict[str
     return progress_of(ensemble, events_in(folder), retries)
 
 
-def _before_events(ensemble: Ensemble) -> dict[str, Progress]:
-    """Return the progress of the members before their first events; trials are not asked for yet."""
+def _before_events(ensemble: Ensemble, known: Mapping[str, Progress]) -> dict[str, Progress]:
+    """Return the known progress of members, or that before their first events; no trial is asked for then."""
     trials = ensemble.trials
-    return {m.name: Progress(m.name, asked=0 if m.name in trials else None) for m in ensemble.members}
+    return {
+        m.name: known.get(m.name) or Progress(m.name, asked=0 if m.name in trials else None)
+        for m in ensemble.members
+    }
 
 
 def _member_of(event: Event) -> str:

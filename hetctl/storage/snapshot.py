@@ -1,6 +1,7 @@
 """Snapshot of a run's state in one file, from which folds of its events continue; only a cache.
 
-Values are stored as rows, which are faster to read than mappings by name.
+Values are stored as rows, which are faster to read than mappings by name. The first line of the file has all
+but one part, of which each member has a line of its own: `status` of a large run needs those of few members.
 """
 
 from __future__ import annotations
@@ -9,18 +10,23 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+from zlib import crc32
 
 from hetctl.model.events import Event, Order, in_order
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder
 
+T = TypeVar("T")
 Row = list[Any]
 KEY = "of"
 """Key of the identity of the state; the state of another run or in another format is ignored."""
+MEMBERS, CHECKSUM = "lines", "crc32"
+"""Keys of the members that have lines, in their order, and of a checksum of these, which are read later."""
 
 
 class StaleSnapshotError(Exception):
@@ -28,8 +34,13 @@ class StaleSnapshotError(Exception):
 
 
 @functools.cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+@functools.cache
 def _values_of(kind: Any) -> Callable[[Any], tuple[Any, ...]]:
-    return attrgetter(*(field.name for field in dataclasses.fields(kind)))
+    return attrgetter(*_names_of(kind))
 
 
 def row_of(value: Any) -> Row:
@@ -38,26 +49,60 @@ def row_of(value: Any) -> Row:
     return list(_values_of(kind)(value))
 
 
+def from_row(kind: type[T], row: Iterable[Any]) -> T:
+    """Return a frozen dataclass without slots from its fields; its own __init__ takes three times as long."""
+    columns: Any = kind
+    made = object.__new__(kind)
+    made.__dict__.update(zip(_names_of(columns), row, strict=True))
+    return made
+
+
 def key_of(folder: RunFolder, *kinds: type) -> str:
     """Return the identity of a run's snapshot: the content of ``run.json``, and the format of the rows."""
     spec = folder.spec.read_bytes() if folder.spec.exists() else b""
     # Rows have no names: a version with other fields, or in another order, must not read them.
-    columns = [[field.name for field in dataclasses.fields(kind)] for kind in kinds]
+    columns = [_names_of(kind) for kind in kinds]
     return hashlib.sha256(spec + json.dumps(columns).encode()).hexdigest()
 
 
-def write_snapshot(path: Path, key: str, value: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Snapshot:
+    """State of a run.
+
+    Parameters
+    ----------
+    parts : mapping of str to Any
+        Parts of the state by name, as JSON values.
+    lines : mapping of str to str
+        One more part: a line of JSON by member, without its end.
+    """
+
+    parts: Mapping[str, Any]
+    lines: Mapping[str, str]
+
+
+def write_snapshot(path: Path, key: str, snapshot: Snapshot) -> None:
     """Replace the snapshot of a run; OSError if the disk is full or read-only."""
-    write_private(path, json.dumps({KEY: key, **value}, separators=(",", ":")) + "\n")
+    lines = "".join(f"{line}\n" for line in snapshot.lines.values())
+    of_lines = {MEMBERS: list(snapshot.lines), CHECKSUM: crc32(lines.encode())}
+    write_private(path, f"{compact({KEY: key, **of_lines, **snapshot.parts})}\n{lines}")
 
 
-def read_snapshot(path: Path, key: str) -> dict[str, Any] | None:
+def read_snapshot(path: Path, key: str) -> Snapshot | None:
     """Return the snapshot, or None if there is no valid one."""
     try:
-        value = json.loads(path.read_bytes())
+        first, _, lines = path.read_text(encoding="utf-8").partition("\n")
+        parts = json.loads(first)
     except (OSError, ValueError):
         return None
-    return value if isinstance(value, dict) and value.get(KEY) == key else None
+    if not isinstance(parts, dict) or parts.get(KEY) != key or parts.get(CHECKSUM) != crc32(lines.encode()):
+        return None
+    return Snapshot(parts, dict(zip(parts[MEMBERS], lines.splitlines(), strict=True)))
+
+
+def compact(value: Any) -> str:
+    """Return a value as JSON in one line."""
+    return json.dumps(value, separators=(",", ":"))
 
 
 S = TypeVar("S")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from bisect import bisect_right, insort
 from collections import defaultdict
@@ -12,7 +13,7 @@ from typing import Any
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.run import Usage
-from hetctl.storage.snapshot import OrderedFold, Row, row_of
+from hetctl.storage.snapshot import OrderedFold, compact, row_of
 
 TaskKey = tuple[int, str]
 """Index of the round, and name of the member."""
@@ -52,36 +53,26 @@ class TaskFold:
     """Tasks of a run, derived from the driver's events in whatever order they are read."""
 
     def __init__(self) -> None:
-        self._folds: dict[str, dict[int, OrderedFold[Tasks]]] = defaultdict(lambda: defaultdict(_unstarted))
-
-    @property
-    def tasks(self) -> Mapping[TaskKey, Tasks]:
-        """All reported tasks."""
-        return {
-            (index, name): fold.state
-            for name, rounds in self._folds.items()
-            for index, fold in rounds.items()
-        }
+        self._folds: dict[str, dict[int, OrderedFold[Tasks]]] = {}
+        self._kept: dict[str, str] = {}
+        """Lines of members whose tasks were not needed since `restore`."""
 
     def of(self, member: str) -> Mapping[int, Tasks]:
         """Return the tasks of a member, by round."""
-        return {index: fold.state for index, fold in self._folds.get(member, {}).items()}
+        return {index: fold.state for index, fold in self._folds_of(member).items()}
 
-    def rows(self) -> dict[str, list[Row]]:
-        """Return the argument of `restore`, by member."""
-        return {
-            name: [
-                [index, fold.last, [row_of(task) for task in fold.state]] for index, fold in rounds.items()
-            ]
+    def lines(self) -> dict[str, str]:
+        """Return the argument of `restore`: a line of JSON by member."""
+        return self._kept | {
+            name: compact(
+                [[index, fold.last, [row_of(task) for task in fold.state]] for index, fold in rounds.items()]
+            )
             for name, rounds in self._folds.items()
         }
 
-    def restore(self, rows: Mapping[str, Iterable[Row]]) -> None:
+    def restore(self, lines: Mapping[str, str]) -> None:
         """Continue from an earlier state; to be called before any event is added."""
-        for name, rounds in rows.items():
-            for index, until, tasks in rounds:
-                done = tuple([TaskRecord(*task) for task in tasks])
-                self._folds[name][index] = OrderedFold(done, _after, tuple(until))
+        self._kept = dict(lines)
 
     def add(self, events: Iterable[Event]) -> Mapping[TaskKey, Tasks]:
         """Fold more events; return the tasks that have changed."""
@@ -90,12 +81,16 @@ class TaskFold:
             if event.source == DRIVER and event.kind in ("task_started", "task_ended"):
                 fresh[event.round, str(event.data["member"])].append(event)
         for (index, name), new_events in fresh.items():
-            self._folds[name][index].add(new_events)
+            self._folds_of(name).setdefault(index, OrderedFold((), _after)).add(new_events)
         return {(index, name): self._folds[name][index].state for index, name in fresh}
 
-
-def _unstarted() -> OrderedFold[Tasks]:
-    return OrderedFold((), _after)
+    def _folds_of(self, member: str) -> dict[int, OrderedFold[Tasks]]:
+        if member not in self._folds:
+            self._folds[member] = {
+                index: OrderedFold(tuple([TaskRecord(*task) for task in tasks]), _after, tuple(until))
+                for index, until, tasks in json.loads(self._kept.pop(member, "[]"))
+            }
+        return self._folds[member]
 
 
 def _after(tasks: Tasks, event: Event) -> Tasks:
@@ -178,6 +173,7 @@ class UsageFold:
         self._jobs: list[float] = []
         self._last_of_round: dict[int, float] = {}
         self._ended: dict[TaskKey, float] = {}
+        """GPU-seconds of the tasks that have ended, by round and member."""
         self._open: dict[TaskKey, TaskRecord] = {}
 
     @property
@@ -187,13 +183,21 @@ class UsageFold:
 
     def rows(self) -> list[Any]:
         """Return the argument of `restore`."""
-        return [self._rounds, self.next_round, self._jobs, list(self._last_of_round.items())]
+        ended: dict[int, dict[str, float]] = defaultdict(dict)
+        for (index, name), gpu_seconds in self._ended.items():
+            ended[index][name] = gpu_seconds
+        open_tasks = [[*key, row_of(task)] for key, task in self._open.items()]
+        last_of_round = list(self._last_of_round.items())
+        return [self._rounds, self.next_round, self._jobs, last_of_round, list(ended.items()), open_tasks]
 
-    def restore(self, rows: list[Any], tasks: Mapping[TaskKey, Tasks]) -> None:
+    def restore(self, rows: list[Any]) -> None:
         """Continue from an earlier state; to be called before any event is added."""
-        self._rounds, self.next_round, self._jobs, last_of_round = rows
+        self._rounds, self.next_round, self._jobs, last_of_round, ended, open_tasks = rows
         self._last_of_round = dict(last_of_round)
-        self.add((), tasks)
+        self._ended = {
+            (index, name): gpu_seconds for index, of_round in ended for name, gpu_seconds in of_round.items()
+        }
+        self._open = {(index, name): TaskRecord(*row) for index, name, row in open_tasks}
 
     @property
     def began_at(self) -> float | None:

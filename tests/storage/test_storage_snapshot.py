@@ -123,7 +123,13 @@ def _cut(path):
 
 
 def _say(path, **changes):
-    path.write_text(json.dumps({**json.loads(path.read_bytes()), **changes}))
+    first, *others = path.read_text().split("\n")
+    path.write_text("\n".join([json.dumps({**json.loads(first), **changes}), *others]))
+
+
+def _garble_tasks(path):
+    first, tasks = path.read_text().split("\n", 1)
+    path.write_text(f"{first}\n{tasks.replace('0', '1')}")
 
 
 SPOILT = {
@@ -135,7 +141,8 @@ SPOILT = {
     "a file is gone": lambda run: run.events_of("b").unlink(),
     "run.json has changed": lambda run: run.spec.write_text("{}"),
     "of another run": lambda run: _say(run.state, of="another"),
-    "garbled tasks": lambda run: _say(run.state, tasks=[[0]]),
+    "garbled tasks": lambda run: _garble_tasks(run.state),
+    "no lines": lambda run: _say(run.state, lines=None),
     "no facts": lambda run: _say(run.state, facts=None),
     "garbled reports": lambda run: _say(run.state, reports=[[0, "a", {"stop_reasons": 3}]]),
     "a list of progress": lambda run: _say(run.state, progress=[]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 
 from hetctl.app.log_tail import tail_of
 from hetctl.model.ensemble import Member
@@ -24,6 +24,8 @@ from hetctl.storage.task_fold import TaskRecord
 from hetctl.storage.visit_totals import TotalsFold
 
 TRAINING = "training"
+MOST_NAMED = 20
+"""Wrong rates that a warning states."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class RunView:
     def refresh(self) -> None:
         """Read new events from the disk."""
         for name in self._state.refresh():
-            self._wrong[name] = wrong_rates(name, self._rates(name))
+            self._wrong[name] = wrong_rates(*self._rated(name))
 
     def states(self, *, under_way: bool) -> dict[str, str]:
         """Return the state of each member, in the ensemble's order.
@@ -142,9 +144,9 @@ class RunView:
     def _begun(self) -> list[int]:
         return sorted(index for index, events in self.facts.rounds.items() if "round_started" in events)
 
-    def _rates(self, name: str) -> tuple[MemberRate, ...]:
-        profile = self._profiles.get(name)
-        return rates_of(self._members[name], profile, self.progress[name], self.spec.site)
+    def _rated(self, name: str) -> tuple[Member, MemberProfile | None, Progress, Site]:
+        """Return the arguments of `rates_of` and `wrong_rates`."""
+        return self._members[name], self._profiles.get(name), self.progress[name], self.spec.site
 
     def _spans_of(self, name: str, start: float, under_way: bool) -> list[TaskSpan]:
         return [
@@ -181,7 +183,7 @@ class RunView:
             measured_s=_seconds(own),
             reason=progress.failed or progress.converged,
             log_tail=tail_of(self.folder.log_of(name)) if progress.failed else (),
-            rates=self._rates(name),
+            rates=rates_of(*self._rated(name)),
             live_metrics=live_metrics if state == TRAINING else None,
             # Each minibatch of a pipeline is a step, whatever the number of GPUs.
             batch_changes=() if name in self.spec.pipelines else batch_changes(member, progress.epochs),
@@ -217,23 +219,33 @@ def rates_of(
     member: Member, profile: MemberProfile | None, progress: Progress, site: Site
 ) -> tuple[MemberRate, ...]:
     """Return the rates on the least number of GPUs, and on all that the member has trained on."""
-    seen = seen_rates(progress.epochs, progress.batch_size or member.batch_size) or {"": {}}
-    better = known_rates(profile) if profile and profile.seen_rates else profile
+    seen = seen_rates_of(member, progress) or {"": {}}
     found = []
     for gpu_type in sorted(seen):
         for count in sorted({member.min_gpus, *seen[gpu_type]}):
             profiled = _rate(profile, gpu_type, count, site)
-            planned = profiled if better is profile else _rate(better, gpu_type, count, site)
+            planned = _rate(planned_by(profile), gpu_type, count, site)
             found.append(MemberRate(count, gpu_type or None, profiled, planned, seen[gpu_type].get(count)))
     return tuple(found)
 
 
-def wrong_rates(member: str, rates: Iterable[MemberRate]) -> list[str]:
+def seen_rates_of(member: Member, progress: Progress) -> Mapping[str, Mapping[int, float]]:
+    """Return the rates of a member's epochs with its present batch size, by type and number of GPUs."""
+    return seen_rates(progress.epochs, progress.batch_size or member.batch_size)
+
+
+def planned_by(profile: MemberProfile | None) -> MemberProfile | None:
+    """Return the profile that the plan was made by: with what earlier runs have seen."""
+    return known_rates(profile) if profile and profile.seen_rates else profile
+
+
+def wrong_rates(member: Member, profile: MemberProfile | None, progress: Progress, site: Site) -> list[str]:
     """Return texts on a member's planned rates that were wrong by more than `NOTEWORTHY`."""
     return [
-        f"{member} on {rate.gpus} planned {rate.planned:,.0f}, seen {rate.seen:,.0f} samples/s"
-        for rate in rates
-        if rate.planned and rate.seen and is_noteworthy(rate.planned, rate.seen)
+        f"{member.name} on {count} planned {planned:,.0f}, seen {rate:,.0f} samples/s"
+        for gpu_type, rates in sorted(seen_rates_of(member, progress).items())
+        for count, rate in sorted(rates.items())
+        if (planned := _rate(planned_by(profile), gpu_type, count, site)) and is_noteworthy(planned, rate)
     ]
 
 
@@ -245,10 +257,13 @@ def rate_warnings(wrong: Iterable[str]) -> tuple[str, ...]:
     wrong : iterable of str
         Texts from `wrong_rates`, of all members.
     """
-    if not (off := "; ".join(wrong)):
+    named = list(islice(every := iter(wrong), MOST_NAMED))
+    if not named:
         return ()
+    rest = sum(1 for _ in every)
+    more = f"; and {rest:,} more, of which `hetctl status --json` has the rates" if rest else ""
     return (
-        f"the plan's rates were off by more than {NOTEWORTHY:.0%}: {off}. Planners go by"
+        f"the plan's rates were off by more than {NOTEWORTHY:.0%}: {'; '.join(named)}{more}. Planners go by"
         " what is seen, in this run and in later ones; `hetctl profile --force` measures anew",
     )
 

@@ -229,14 +229,24 @@ def test_no_profile_has_the_rate_of_several_types_at_once():
     progress = Progress("a", (EpochResult(1, {}, 2.5, 2, 1.0, 400.0, 32),))
     rates = rates_of(MEMBERS[0], profile, progress, SITE)
     assert rates[-1] == MemberRate(2, None, None, None, 400.0)
-    assert rate_warnings(wrong_rates("a", rates)) == ()
+    assert wrong_rates(MEMBERS[0], profile, progress, SITE) == []
 
 
 def test_plan_whose_rates_were_off_by_more_than_a_fifth_says_so():
-    near = [MemberRate(1, None, 500.0, 118.0, 100.0), MemberRate(2, None, 1.0, 1.0, None)]
-    assert rate_warnings(wrong_rates("near", near)) == ()
-    (warning,) = rate_warnings(wrong_rates("far", [MemberRate(2, None, 593.0, 593.0, 1300.0)]))
-    assert "off by more than 20%: far on 2 planned 593, seen 1,300 samples/s" in warning
+    profile = MemberProfile("a", {1: 118.0, 2: 593.0, 3: 700.0}, None, 1000)
+    near, far = (EpochResult(1, {}, 1.0, gpus, 1.0, rate, 32) for gpus, rate in ((1, 100.0), (2, 1300.0)))
+    assert wrong_rates(MEMBERS[0], profile, Progress("a", (near,)), SITE) == []
+    assert wrong_rates(MEMBERS[0], None, Progress("a", (far,)), SITE) == []
+    wrong = wrong_rates(MEMBERS[0], profile, Progress("a", (near, far)), SITE)
+    (warning,) = rate_warnings(wrong)
+    assert "off by more than 20%: a on 2 planned 593, seen 1,300 samples/s. Planners" in warning
+    assert rate_warnings([]) == ()
+
+
+def test_many_wrong_rates_are_counted():
+    (warning,) = rate_warnings(f"m{number} on 1 planned 2, seen 1 samples/s" for number in range(1020))
+    assert warning.count(" planned ") == 20
+    assert "; and 1,000 more, of which `hetctl status --json` has the rates. Planners" in warning
 
 
 def test_a_member_holds_one_gpu_in_a_round_of_many_visits():
