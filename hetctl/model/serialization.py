@@ -93,28 +93,49 @@ def _tuple_of(kind: Any, item: Decoder) -> Decoder:
 
 
 def _mapping_of(kind: Any, key: Decoder, item: Decoder) -> Decoder:
-    return lambda data: {key(name): item(value) for name, value in _expect(dict, data, kind).items()}
+    def decoded(data: Any) -> Any:
+        given = data if type(data) is dict else _expect(dict, data, kind)
+        # Most mappings of a member are empty.
+        return {key(name): item(value) for name, value in given.items()} if given else {}
+
+    return decoded
 
 
 def _dataclass_of(kind: Any) -> Decoder:
     hints = typing.get_type_hints(kind)
-    fields = {name: _decoder(hints[name]) for name in _field_names(kind)}
+    names = _field_names(kind)
+    fields = {name: _decoder(hints[name]) for name in names}
     # For a plain class, __init__ of a frozen dataclass has no further effect and costs half of the time here.
     plain = not hasattr(kind, "__slots__") and not hasattr(kind, "__post_init__")
+    unlike: dict[tuple[type, ...], tuple[str, ...]] = {}
+    """Fields whose values are not what their hints say yet, by the types of all values."""
 
     def decoded(data: Any) -> Any:
-        given = _expect(dict, data, kind)
-        values = {name: fields[name](value) for name, value in given.items() if name in fields}
-        if plain and len(values) == len(fields):
+        given = data if type(data) is dict else _expect(dict, data, kind)
+        if plain and tuple(given) == names:
+            kinds = tuple(map(type, given.values()))
+            if kinds not in unlike:
+                pairs = zip(names, kinds, strict=True)
+                unlike[kinds] = tuple(name for name, one in pairs if not _is_final(hints[name], one))
             made = object.__new__(kind)
-            made.__dict__.update(values)
+            values = made.__dict__
+            values.update(given)
+            for name in unlike[kinds]:
+                values[name] = fields[name](given[name])
             return made
+        values = {name: fields[name](value) for name, value in given.items() if name in fields}
         try:
             return kind(**values)
         except TypeError as error:
             raise ValueError(f"{kind.__name__}: {error}") from None
 
     return decoded
+
+
+def _is_final(hint: Any, kind: type) -> bool:
+    """Return true if a value of this type is what the hint of a field says."""
+    accepted = typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return kind in PLAIN and kind in accepted
 
 
 def _float(data: Any) -> float:

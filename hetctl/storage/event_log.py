@@ -147,14 +147,13 @@ class EventLog:
         return changed
 
     def _grown(self) -> Iterator[str]:
-        """List the folder; yield the sources whose files are longer than the part that was read."""
+        """List the folder; yield the sources whose files are longer than the part that was read, by name."""
         sizes = _sizes_in(self._folder)
         for source, file in {DRIVER: self._driver, **self._files}.items():
             if sizes.get(source, 0) < file.offset:
                 raise StaleSnapshotError
-        for source, size in sizes.items():
-            if source not in self._files or size > self._files[source].offset:
-                yield source
+        read = {source: file.offset for source, file in self._files.items()}
+        yield from sorted(source for source, size in sizes.items() if size > read.get(source, -1))
 
     def _file_of(self, source: str) -> EventFile:
         if source not in self._files:
@@ -169,9 +168,10 @@ def _sizes_in(folder: Path) -> dict[str, int]:
     """Return the size of each event file in bytes, by its writer."""
     try:
         with os.scandir(folder) as entries:
-            files = [entry for entry in entries if entry.name.endswith(SUFFIX)]
             return {
-                f.name.removesuffix(SUFFIX): f.stat().st_size for f in sorted(files, key=lambda f: f.name)
+                entry.name.removesuffix(SUFFIX): entry.stat().st_size
+                for entry in entries
+                if entry.name.endswith(SUFFIX)
             }
     except FileNotFoundError:
         return {}
