@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.simulation import Interval, Simulation
+from hetctl.model.workload import Workload
 from hetctl.perf.bounds import makespan_bound, mean_jct_bound
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
@@ -44,7 +45,7 @@ def simulate(
     members = forecasts(arrived_s, engine.tasks)
     makespan_s = max((member.done_s for member in members), default=0.0)
     mean_jct_s = _mean([member.done_s - arrived_s[member.member] for member in members])
-    jobs = [(arrival.at_s, arrival.workload) for arrival in arrivals]
+    jobs = _jobs(arrivals)
     mean = options.objective == MEAN_JCT
     bound_s = (mean_jct_bound if mean else makespan_bound)(jobs, scenario.cluster.gpus)
     busy = math.fsum(s.allocation.gpus * (s.end_s - s.start_s - s.startup_s) for s in engine.tasks)
@@ -69,6 +70,16 @@ def simulate(
         members=members,
         options=asdict(options),
     )
+
+
+def _jobs(arrivals: Iterable[Arrival]) -> list[tuple[float, Workload]]:
+    """Return the arrival and the work of each member; one that follows itself has that of all its parts."""
+    jobs: dict[str, tuple[float, Workload]] = {}
+    for arrival in arrivals:
+        name = arrival.workload.name
+        at_s, before = jobs.get(name, (arrival.at_s, arrival.workload.with_left(0.0)))
+        jobs[name] = at_s, before.with_left(before.samples_left + arrival.workload.samples_left)
+    return list(jobs.values())
 
 
 def _interval(task: SimulatedTask) -> Interval:

@@ -50,3 +50,20 @@ def test_an_error_is_raised_if_no_planner_finds_a_plan() -> None:
     long = [Arrival(Workload("a", {1: 1.0}, 1000.0, 1000, startup_s=20.0))]
     with pytest.raises(InfeasibleError, match="shorter than start-up"):
         choose(long, Scenario(Cluster.of(1, 1), JobTiming(10.0)), Options())
+
+
+@pytest.mark.parametrize("objective", ["makespan", "mean-jct"])
+def test_a_member_that_follows_itself_is_one_job_in_the_bound(objective: str) -> None:
+    def part(name: str, samples: float = 100.0) -> Workload:
+        return Workload(name, {1: 10.0}, samples)
+
+    more = [part("a", 200.0)]
+
+    def after(name: str, _now_s: float, _gpu_s: float) -> list[Workload]:
+        return [more.pop()] if name == "a" and more else []
+
+    arrivals = [Arrival(part("a")), Arrival(part("b"))]
+    done = simulate(one_by_one(1), arrivals, Scenario(Cluster.of(1, 1)), Options(objective=objective), after)
+    bounds_s = {"makespan": 40.0, "mean-jct": (10.0 + 40.0) / 2}
+    assert done.lower_bound_s == pytest.approx(bounds_s[objective])
+    assert done.ratio > 0.999
