@@ -12,7 +12,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
-from hetctl.model.run import RunSpec
+from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, TaskSpan
 from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
@@ -71,8 +71,10 @@ class RunView:
 
     def refresh(self) -> None:
         """Read new events from the disk."""
-        for name in self._state.refresh():
-            self._wrong[name] = wrong_rates(*self._rated(name))
+        changed = self._state.refresh()
+        # In lockstep all members have the rate of the slowest, as planned.
+        if self.spec.sharing != LOCKSTEP:
+            self._wrong |= {name: wrong_rates(*self._rated(name)) for name in changed}
 
     def states(self, *, under_way: bool) -> dict[str, str]:
         """Return the state of each member, in the ensemble's order.
@@ -127,7 +129,7 @@ class RunView:
     @property
     def warnings(self) -> tuple[str, ...]:
         """Warnings about the rates of all members."""
-        wrong = rate_warnings(chain.from_iterable(self._wrong[name] for name in self._members))
+        wrong = rate_warnings(chain.from_iterable(self._wrong.get(name, ()) for name in self._members))
         return (*wrong, *blind_warnings(self._blind))
 
     @property

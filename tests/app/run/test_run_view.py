@@ -20,7 +20,7 @@ from hetctl.model.events import DRIVER
 from hetctl.model.job import Job, JobState, JobStatus
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
-from hetctl.model.run import RunSpec
+from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.run_status import MemberRate, TaskSpan, foremost
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
@@ -156,6 +156,14 @@ def test_a_watched_run_is_shown_as_at_a_first_poll(project):
     assert [len(member.gpus_by_round) for member in seen.members] == [3, 3, 3]
     assert (seen.members[1].reason, seen.members[1].log_tail) == ("no such layer", ("no such layer",))
     assert "a on 1 planned 10, seen 2 samples/s" in seen.warnings[0]
+
+
+def test_members_in_lockstep_are_not_off_their_rates(project):
+    with Catalog.open(project.home.catalog) as catalog:
+        catalog.save_spec(replace(catalog.run(RUN).spec, sharing=LOCKSTEP))
+    for _ in course(project):
+        seen = RunWatch(project, RUN).poll()
+    assert (seen.members[0].rates[0].seen, seen.warnings) == (2.0, ())
 
 
 def test_what_a_killed_job_left_open_ends_when_no_job_is_left(project):
