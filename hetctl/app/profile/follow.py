@@ -100,7 +100,10 @@ class InterruptibleJobs:
     def _follow(self, jobs: Sequence[ProfileJob], points: Sequence[ProfileTarget]) -> None:
         try:
             with self.interruptions.heeded():
-                follow(self.batch, jobs, points, self.observer.progressed, self.waits.profile_poll_s)
+                follow(
+                    *(self.batch, jobs, points, self.observer.progressed),
+                    *(self.interruptions.check, self.waits.profile_poll_s),
+                )
         except Interruption as interruption:
             self._end(interruption, [job.id for job in jobs])
 
@@ -134,6 +137,7 @@ def follow(
     jobs: Sequence[ProfileJob],
     points: Iterable[ProfileTarget],
     on_progress: Callable[[int, int], None],
+    check: Callable[[], None],
     poll_s: float,
 ) -> None:
     """Poll the jobs' files until all jobs are over; query the batch system at growing intervals.
@@ -142,6 +146,8 @@ def follow(
     ----------
     points : iterable of ProfileTarget
         Points whose progress is reported.
+    check : callable
+        Function that raises a signal that has arrived.
     poll_s : float
         Time in seconds between two reads of the files.
     """
@@ -153,6 +159,7 @@ def follow(
         on_progress(len(ended & sources), len(sources))
         if not waiting:
             return
+        check()
         time.sleep(poll_s)
 
 

@@ -26,6 +26,8 @@ class Interruptions:
 
     def __init__(self) -> None:
         self._kept: int | None = None
+        self._raised: int | None = None
+        """Signal that was raised and has not arrived: Python ignores exceptions in callbacks after a fork."""
         self._heeding = False
         self._before: dict[signal.Signals, signal.Handlers] = {}
 
@@ -57,28 +59,36 @@ class Interruptions:
         try:
             self.check()
             yield
+            self._raise_again()
+        except Interruption:
+            self._raised = None
+            raise
         finally:
             self._heeding = False
 
     def check(self) -> None:
-        """Raise a signal that has arrived.
+        """Raise a signal that has arrived; a loop within `heeded` calls it at times.
 
         Raises
         ------
         Interruption
             If there is one.
         """
+        self._raise_again()
         if self._kept is not None:
             # Cleared first: the signal is raised once, and a second one counts anew.
             number, self._kept = self._kept, None
-            self._receive_heeded(number)
+            self._heeding = False
+            raise Interruption(number)
+
+    def _raise_again(self) -> None:
+        if self._raised is not None:
+            number, self._raised = self._raised, None
+            raise Interruption(number)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if self._heeding:
-            self._receive_heeded(number)
+            self._heeding, self._raised = False, number
+            raise Interruption(number)
         # Raised only where nothing is left half done, such as a submission without its ids on the disk.
         self._kept = number
-
-    def _receive_heeded(self, number: int) -> None:
-        self._heeding = False
-        raise Interruption(number)

@@ -40,6 +40,30 @@ def test_a_heeded_signal_is_raised_and_the_next_one_is_kept():
         assert raised.value.number == signal.SIGINT
 
 
+class Signals:
+    """Signals the process when it is deleted; Python ignores exceptions there, as after a fork."""
+
+    def __del__(self):
+        send(signal.SIGTERM)
+
+
+def ignore(interruptions, checks):
+    Signals()
+    if checks:
+        interruptions.check()
+        pytest.fail("it was ignored")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("checks", [True, False])
+def test_a_signal_whose_exception_was_ignored_is_raised_again(checks):
+    with Interruptions() as interruptions:
+        with pytest.raises(Interruption) as raised, interruptions.heeded():
+            ignore(interruptions, checks)
+        assert raised.value.number == signal.SIGTERM
+        interruptions.check()  # only once
+
+
 def test_ignored_signals_stay_ignored_and_handlers_come_back():
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     before = [signal.getsignal(number) for number in HEEDED]
