@@ -107,8 +107,8 @@ def _dataclass_of(kind: Any) -> Decoder:
     fields = {name: _decoder(hints[name]) for name in names}
     # For a plain class, __init__ of a frozen dataclass has no further effect and costs half of the time here.
     plain = not hasattr(kind, "__slots__") and not hasattr(kind, "__post_init__")
+    # Fields whose values are not what their hints say yet, by the types of all values.
     unlike: dict[tuple[type, ...], tuple[str, ...]] = {}
-    """Fields whose values are not what their hints say yet, by the types of all values."""
 
     def decoded(data: Any) -> Any:
         given = data if type(data) is dict else _expect(dict, data, kind)
