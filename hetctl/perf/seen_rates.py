@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -48,7 +49,11 @@ def seen_overhead_s(epochs: Iterable[EpochResult], batch_size: int) -> float | N
 
 
 def known_rates(
-    profile: MemberProfile, epochs: Iterable[EpochResult] = (), batch_size: int = 0
+    profile: MemberProfile,
+    epochs: Iterable[EpochResult] = (),
+    batch_size: int = 0,
+    *,
+    in_lockstep: bool = False,
 ) -> MemberProfile:
     """Return a profile with values that were observed in earlier runs, and in the epochs of this one.
 
@@ -56,12 +61,34 @@ def known_rates(
     ----------
     epochs, batch_size
         Same as in `seen_rates`.
+    in_lockstep : bool
+        Whether the epochs were trained at the pace of the slowest member of a flotilla. Their rates are then
+        lower bounds of the member's own, and count only where they are above those known before.
     """
     epochs = tuple(epochs)
-    profile = _with_overhead(profile, seen_overhead_s(epochs, batch_size))
     seen = {gpu_type: dict(rates) for gpu_type, rates in profile.seen_rates.items()}
-    for gpu_type, rates in seen_rates(epochs, batch_size).items():
+    now = seen_rates(epochs, batch_size)
+    if in_lockstep:
+        now = _higher(now, _with_rates(profile, seen))
+    for gpu_type, rates in now.items():
         seen[gpu_type] = {**seen.get(gpu_type, {}), **rates}
+    return _with_rates(_with_overhead(profile, seen_overhead_s(epochs, batch_size)), seen)
+
+
+def _higher(seen: Mapping[str, Rates], known: MemberProfile) -> dict[str, dict[int, float]]:
+    """Return the rates that are above those of a profile."""
+    return {
+        gpu_type: {
+            gpus: rate
+            for gpus, rate in rates.items()
+            if rate > (known.rates_by_type.get(gpu_type) or known.rates).get(gpus, math.inf)
+        }
+        for gpu_type, rates in seen.items()
+    }
+
+
+def _with_rates(profile: MemberProfile, seen: Mapping[str, Rates]) -> MemberProfile:
+    """Return a profile with its rates corrected by observed ones."""
     if not seen:
         return profile
     by_type = {

@@ -31,6 +31,8 @@ class Workloads:
     ----------
     max_gpus, gpus_per_node : int
         Number of GPUs of the cluster, and of each of its nodes.
+    in_lockstep : bool
+        Whether the members train in lockstep, which tells little of their own rates (`known_rates`).
     """
 
     def __init__(
@@ -39,9 +41,12 @@ class Workloads:
         profiles: Mapping[str, MemberProfile],
         max_gpus: int,
         gpus_per_node: int,
+        *,
+        in_lockstep: bool = False,
     ) -> None:
         self._members = {member.name: member for member in ensemble.members}
         self._profiles, self._max_gpus, self._gpus_per_node = profiles, max_gpus, gpus_per_node
+        self._in_lockstep = in_lockstep
         self._forecast = ConvergenceForecast(ensemble.members)
         self._progress: dict[str, Progress] = {}
         self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
@@ -96,8 +101,10 @@ class Workloads:
         profile = self._profiles[name]
         if name not in self._whole:
             epochs = progress.epochs or self._epochs_of_alike(name)
-            known = known_rates(profile, epochs, progress.batch_size or member.batch_size)
-            guessed = bool(profile.predicted_from) and not (epochs or profile.seen_rates)
+            batch_size = progress.batch_size or member.batch_size
+            known = known_rates(profile, epochs, batch_size, in_lockstep=self._in_lockstep)
+            seen = profile.seen_rates or (epochs and not self._in_lockstep)
+            guessed = bool(profile.predicted_from) and not seen
             self._whole[name] = _untrained(
                 member, known, self._max_gpus, self._gpus_per_node, guessed=guessed
             )
@@ -129,19 +136,21 @@ def active_workloads(
     progress: Mapping[str, Progress],
     max_gpus: int,
     gpus_per_node: int,
+    *,
+    in_lockstep: bool = False,
 ) -> tuple[Workload, ...]:
     """Return the active members in the ensemble's order, each with its rates and its remaining work.
 
-    Rates observed in training take precedence over profiled ones. A rate curve begins at the member's
-    `min_gpus`. It ends at its `max_gpus`, at the size of the cluster, or at its highest rate from there on,
-    whichever is least.
+    Rates observed in training take precedence over profiled ones, in lockstep only where they are higher. A
+    rate curve begins at the member's `min_gpus`. It ends at its `max_gpus`, at the size of the cluster, or at
+    its highest rate from there on, whichever is least.
 
     Raises
     ------
     BadInputError
         Same as in `Workloads.update`.
     """
-    workloads = Workloads(ensemble, profiles, max_gpus, gpus_per_node)
+    workloads = Workloads(ensemble, profiles, max_gpus, gpus_per_node, in_lockstep=in_lockstep)
     workloads.update({m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members})
     return tuple(workloads.left.values())
 

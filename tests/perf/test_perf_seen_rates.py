@@ -72,6 +72,22 @@ def test_rates_on_several_types_at_once_are_those_of_none():
     assert (known.rates, known.rates_by_type) == (by_type["b"], by_type)
 
 
+def test_the_pace_of_lockstep_bounds_rates_from_below():
+    by_type = {"a": {1: 100.0, 2: 160.0}, "b": {1: 50.0, 2: 90.0}}
+    profile = MemberProfile("m", by_type["a"], gpu_type="a", rates_by_type=by_type)
+    slower = [epoch(1, 40.0, gpu_type="a"), epoch(2, 30.0, gpu_type="b")]
+    known = known_rates(profile, slower, 32, in_lockstep=True)
+    assert (known.rates, known.rates_by_type) == (by_type["a"], by_type)
+    faster = known_rates(profile, [*slower, epoch(3, 99.0, gpus=2, gpu_type="b")], 32, in_lockstep=True)
+    assert faster.rates_by_type == {"a": by_type["a"], "b": {1: pytest.approx(55.0), 2: 99.0}}
+
+
+def test_lockstep_does_not_raise_rates_seen_before():
+    profile = MemberProfile("m", {1: 100.0}, seen_rates={"": {1: 60.0}})
+    assert known_rates(profile, [epoch(1, 50.0)], 32, in_lockstep=True).rates == {1: 60.0}
+    assert known_rates(profile, [epoch(1, 80.0)], 32, in_lockstep=True).rates == {1: 80.0}
+
+
 @pytest.mark.parametrize(("planned", "noteworthy"), [(100, False), (119, False), (121, True), (79, True)])
 def test_more_than_a_fifth_is_noteworthy(planned, noteworthy):
     assert is_noteworthy(planned, 100.0) is noteworthy

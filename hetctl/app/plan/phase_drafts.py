@@ -40,7 +40,12 @@ def candidates(context: PlanContext, without: Collection[str] = ()) -> tuple[Wor
     ensemble = context.ensemble
     fitting = replace(ensemble, members=tuple(m for m in ensemble.members if m.name not in without))
     return active_workloads(
-        fitting, context.profiles, context.progress, context.gpus, context.site.gpus_per_node
+        fitting,
+        context.profiles,
+        context.progress,
+        context.gpus,
+        context.site.gpus_per_node,
+        in_lockstep=context.scenario.lockstep,
     )
 
 

@@ -235,7 +235,14 @@ def plan_from(
         if any(phase.mode == HOPPER for phase in plan.phases):
             refuse_hops_by_launch(site)
         return plan
-    members = active_workloads(request.ensemble, profiles, progress or {}, size.gpus, site.gpus_per_node)
+    members = active_workloads(
+        request.ensemble,
+        profiles,
+        progress or {},
+        size.gpus,
+        site.gpus_per_node,
+        in_lockstep=scenario.lockstep,
+    )
     return data_parallel(members, options)
 
 

@@ -64,7 +64,14 @@ def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Workloa
         name: replace(member, converged=None, failed=None, part_samples=0)
         for name, member in progress.items()
     }
-    found = active_workloads(spec.ensemble, profiles, restarted, spec.gpus, spec.site.gpus_per_node)
+    found = active_workloads(
+        spec.ensemble,
+        profiles,
+        restarted,
+        spec.gpus,
+        spec.site.gpus_per_node,
+        in_lockstep=spec.sharing == LOCKSTEP,
+    )
     return [
         replace(member, samples_left=float(len(progress[member.name].epochs) * member.samples_per_epoch))
         for member in found

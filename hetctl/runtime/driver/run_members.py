@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from hetctl.model.ensemble import Member
 from hetctl.model.plan import Allocation
 from hetctl.model.profile import MemberProfile
-from hetctl.model.run import Budget, RunSpec, Usage
+from hetctl.model.run import LOCKSTEP, Budget, RunSpec, Usage
 from hetctl.model.site import Node
 from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
@@ -95,7 +95,13 @@ class RunMembers:
         self._members = {member.name: member for member in spec.ensemble.members}
         self._state = RunState(folder, spec.ensemble, spec.retries)
         self._take_written = take_written
-        self._workloads = Workloads(spec.ensemble, self._profiles, gpus, spec.site.gpus_per_node)
+        self._workloads = Workloads(
+            spec.ensemble,
+            self._profiles,
+            gpus,
+            spec.site.gpus_per_node,
+            in_lockstep=spec.sharing == LOCKSTEP,
+        )
         self._refresh()
         self._began_at = time.time() if self._state.began_at is None else self._state.began_at
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -77,7 +78,19 @@ def test_epochs_count_when_announced_or_at_the_end_of_the_step(tmp_path):
     assert samples_left(members) == {"a": 100, "b": 100}
 
 
-def members_in(folder, *names):
+@pytest.mark.parametrize(("sharing", "rate"), [("cached", 7.0), ("lockstep", 10.0)])
+def test_the_pace_of_others_is_not_a_members_rate(tmp_path, sharing, rate):
+    members, _ = members_in(tmp_path, "a", sharing=sharing)
+    driver, trainer = (EventWriter(tmp_path / "events", source, 0) for source in (DRIVER, "a"))
+    driver.write("task_started", member="a", gpus=1, placement=[])
+    epoch = EpochResult(1, {"loss": 1.0}, 1.0, 1, 1.0, rate=7.0, batch_size=32)
+    trainer.write("epoch", **encode(epoch), evaluate_s=0.1)
+    driver.write("task_ended", member="a", exit_code=0, reason="told", description="told")
+    assert samples_left(members) == {"a": 200}
+    assert members.rates("a")[1] == rate
+
+
+def members_in(folder, *names, sharing="none"):
     """Return a run's members of three epochs of 100 samples, and the announced lengths of files."""
     rule = StopRule("loss", max_epochs=3)
     spec = RunSpec(
@@ -89,7 +102,7 @@ def members_in(folder, *names):
         ),
         site=Site(*("local", "local", "local", 1, 2, 2, 2**30, (Queue("local"),))),
         planner="fluid", gpus=2, queue="local", wall_s=3600, grace_s=60, checkpoints=str(folder),
-        profiles=tuple(MemberProfile(name, {1: 10.0}, None, 100) for name in names),
+        sharing=sharing, profiles=tuple(MemberProfile(name, {1: 10.0}, None, 100) for name in names),
     )  # fmt: skip
     run = RunFolder(folder).create()
     write_spec(run, spec)
