@@ -82,7 +82,7 @@ setup(
         "dev": DEVELOPMENT,
     },
     entry_points={
-        "console_scripts": ["hetctl = hetctl.cli.main:main"],
+        "console_scripts": ["hetctl = hetctl.cli.main:start"],
         "submitit": [
             "executor = hetctl.cluster.batch.lsf_executor:LsfExecutor",
             "job_environment = hetctl.cluster.batch.lsf_executor:LsfJobEnvironment",

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from hetctl.cli.main import main
+from hetctl.cli.main import start
 
-main()
+start()

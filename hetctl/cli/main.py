@@ -14,6 +14,7 @@ import click
 from hetctl import __version__
 from hetctl.cli.output import fail, report_interruption, wants_json
 from hetctl.model.errors import HetctlError, InterruptedCommandError
+from hetctl.model.garbage import skip_last_collections, without_collections
 
 if TYPE_CHECKING:
     from hetctl.app.project import Waits
@@ -63,7 +64,8 @@ class LazyGroup(click.Group):
         """Import a command."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = importlib.import_module(f"hetctl.cli.cmd_{cmd_name}").command
+        with without_collections():
+            command: click.Command = importlib.import_module(f"hetctl.cli.cmd_{cmd_name}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
@@ -87,6 +89,12 @@ def cli(debug: bool) -> None:
       cd demo
       hetctl profile --site local
     """
+
+
+def start() -> None:
+    """Run the command that this process was started for."""
+    skip_last_collections()
+    main()
 
 
 def main(arguments: Sequence[str] | None = None, waits: Waits | None = None) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import DRIVER, Event, in_order
+from hetctl.model.garbage import frozen_afterwards
 from hetctl.model.hops import RunHopPlan, RunVisit
 from hetctl.model.run import Usage
 from hetctl.model.searches import SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.event_log import EventLog
-from hetctl.storage.garbage import frozen_afterwards
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import ProgressFold
 from hetctl.storage.snapshot import (

@@ -17,6 +17,7 @@ from hetctl.catalog.database import Stamp, stamp_of
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
+from hetctl.model.garbage import frozen_afterwards
 from hetctl.model.hops import HopStatus, worker_named
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import HOPPER
@@ -24,7 +25,6 @@ from hetctl.model.run import RunSpec
 from hetctl.model.run_states import UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.model.searches import SearchStatus
-from hetctl.storage.garbage import frozen_afterwards
 from hetctl.storage.run_files import read_live_metrics
 from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog

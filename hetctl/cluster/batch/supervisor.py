@@ -15,6 +15,7 @@ from pathlib import Path
 
 from hetctl.cluster.batch.local import Claim, End, claim, claim_file, end_file, status_of
 from hetctl.cluster.batch.slots import Slots, lock_folder
+from hetctl.model.garbage import skip_last_collections
 from hetctl.model.job import GIVEN_GPUS, JobState
 from hetctl.model.serialization import encode
 from hetctl.storage.atomic_io import write_json
@@ -147,4 +148,5 @@ def _kill_leftovers(group: int) -> None:
 
 
 if __name__ == "__main__":
+    skip_last_collections()
     sys.exit(main())

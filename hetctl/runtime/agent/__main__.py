@@ -6,6 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from hetctl.model.garbage import skip_last_collections
 from hetctl.runtime.agent.binding import set_variables
 
 
@@ -26,4 +27,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
+    skip_last_collections()
     sys.exit(main())

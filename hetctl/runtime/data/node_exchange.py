@@ -29,6 +29,7 @@ import numpy as np
 from hetctl.cluster.launchers.nodes import node_named
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.garbage import skip_last_collections
 from hetctl.model.plan import Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.perf.preprocessing import preprocessors_needed
@@ -357,4 +358,5 @@ class Exchange:
 
 
 if __name__ == "__main__":
+    skip_last_collections()
     sys.exit(main())

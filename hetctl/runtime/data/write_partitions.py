@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, HetctlError
+from hetctl.model.garbage import skip_last_collections
 from hetctl.model.partition_manifest import PartitionManifest
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.data.collated import CollatedSource
@@ -220,4 +221,5 @@ def main(request: Path, answer: Path) -> int:
 
 
 if __name__ == "__main__":
+    skip_last_collections()
     sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from hetctl.model.garbage import skip_last_collections
 from hetctl.runtime.driver.driver import SIGNAL_DELAY_S, Driver
 from hetctl.runtime.job_logs import log_line
 from hetctl.storage.paths import RunFolder
@@ -28,4 +29,5 @@ def main(signal_delay_s: float = SIGNAL_DELAY_S) -> int:
 
 
 if __name__ == "__main__":
+    skip_last_collections()
     sys.exit(main())

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hetctl.model.ensemble import COMMAND, TrainingCode
+from hetctl.model.garbage import skip_last_collections
 from hetctl.model.plan import Placement
 from hetctl.model.profile import INTRA_NODE
 from hetctl.model.site import Node
@@ -50,6 +51,7 @@ def run_profile_job(folder: str) -> int:
     A failed point is reported in its event file, and the others continue. When the job is cancelled, its
     ranks are ended; submitit alone would ignore the signal.
     """
+    skip_last_collections()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("cancelled"))
     job = _ProfileDriver(Path(folder))
     job.run()

@@ -15,13 +15,13 @@ import numpy.typing as npt
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.frameworks import FRAMEWORKS, FrameworkEntry
+from hetctl.model.garbage import without_collections
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.stage_network import Chain, TensorMemory
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import UserFunctions
-from hetctl.storage.garbage import without_collections
 
 if TYPE_CHECKING:
     from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge

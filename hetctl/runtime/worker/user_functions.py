@@ -11,7 +11,7 @@ from typing import Any
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
-from hetctl.storage.garbage import without_collections
+from hetctl.model.garbage import without_collections
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.model.ensemble import Ensemble
+from hetctl.model.garbage import skip_last_collections
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.collated import CollatedSource
@@ -115,4 +116,5 @@ def _shard(source: ShardSource, shard: int, batch_size: int) -> Iterator[int]:
 
 
 if __name__ == "__main__":
+    skip_last_collections()
     sys.exit(main(Path(sys.argv[1]).resolve()))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
 
-from hetctl.storage.garbage import frozen_afterwards, without_collections
+from hetctl.model.garbage import frozen_afterwards, without_collections
 
 pytestmark = pytest.mark.usefixtures("collector")
 PAUSES = [without_collections, frozen_afterwards]
@@ -47,3 +49,17 @@ def test_objects_are_frozen_where_the_name_says_so(pause, is_frozen):
     with pause():
         pass
     assert bool(gc.get_freeze_count()) is is_frozen
+
+
+@pytest.mark.parametrize(("call", "printed"), [("", "collected\n"), ("skip_last_collections()", "")])
+def test_the_end_of_a_process_collects_nothing_if_told(call, printed):
+    program = f"""
+from hetctl.model.garbage import skip_last_collections
+class Cycle:
+    def __init__(self): self.own = self
+    def __del__(self, out=print): out("collected")
+{call}
+Cycle()
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert ended.stdout == printed
