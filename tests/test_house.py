@@ -162,15 +162,25 @@ def test_help_imports_nothing_heavy():
     assert not heavy & loaded_by("plan", "--help")
 
 
+def loaded_with(modules):
+    code = f"import {modules}, sys; print(*sys.modules)"
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
+
+
+def test_the_driver_does_without_numpy():
+    """NumPy is a third of the time in which a driver starts, and its BLAS starts threads that spin."""
+    assert "numpy" not in loaded_with("hetctl.runtime.driver.driver")
+
+
 def test_data_parallel_runs_import_no_other_method():
     """What `plan`, `submit`, `advance` and `status` import before they know the modes of a run."""
-    loaded = "hetctl.app.plan.planning, hetctl.app.run.lifecycle, hetctl.app.run.status"
-    code = f"import {loaded}, sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = loaded_with("hetctl.app.plan.planning, hetctl.app.run.lifecycle, hetctl.app.run.status")
     rooms = tuple(
         f"hetctl.{room}." for room in ("methods.hopper", "methods.balance", "runtime", "app.profile.jobs")
     )
-    assert [name for name in done.stdout.split() if f"{name}.".startswith(rooms)] == []
+    assert [name for name in loaded if f"{name}.".startswith(rooms)] == []
 
 
 def test_trainers_import_nothing_of_the_login_side():

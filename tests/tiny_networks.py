@@ -14,12 +14,13 @@ from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
+from hetctl.runtime.data.input_share import InputShare
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.frameworks.packed_state import unpack
-from hetctl.runtime.worker.context import InputShare, WorkerContext
+from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.user_functions import load_functions
 
 ENSEMBLES = Path(__file__).parent / "ensembles"

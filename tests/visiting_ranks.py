@@ -26,6 +26,7 @@ from hetctl.partitions import read
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data import state_file
 from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.input_share import InputShare
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sharing import node_folder
@@ -34,7 +35,6 @@ from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.transport import Address, Connection
 from hetctl.runtime.worker import context
-from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.group import RankInfo, SingleRank
 from hetctl.runtime.worker.messages import (
     VISIT,

@@ -16,12 +16,12 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.run import CACHED, NONE
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.collated import CollatedSource
+from hetctl.runtime.data.input_share import Lockstep
 from hetctl.runtime.data.loaders import (
     USUAL_LOADER_WAITS,
     ArrayLoader,
     Loader,
     LoaderWaits,
-    Lockstep,
     LockstepLoader,
     PreprocessorPool,
     RingLoader,

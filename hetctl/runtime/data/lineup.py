@@ -18,9 +18,8 @@ from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.perf.preprocessing import preprocessors_needed
-from hetctl.runtime.data.loaders import Lockstep
+from hetctl.runtime.data.input_share import InputShare, Lockstep
 from hetctl.runtime.job_logs import append
-from hetctl.runtime.worker.context import InputShare
 
 LEAST_CHUNK = 8
 

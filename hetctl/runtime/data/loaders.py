@@ -15,6 +15,7 @@ import numpy as np
 
 from hetctl.model.errors import HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
+from hetctl.runtime.data.input_share import Lockstep
 from hetctl.runtime.data.preprocessors import FILE_SYSTEM, BatchLayout, Preprocessors
 from hetctl.runtime.data.sampler import Chunk, Numbers, Order, Stream, epoch_order, moved, reassigned
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
@@ -304,33 +305,6 @@ class RingLoader:
                 # goes with the last one (unlink(2)).
                 (self._pool.folder / name).unlink()
         return ring
-
-
-@dataclass(frozen=True)
-class Lockstep:
-    """A stream on which all ranks of a node train together (FLEET, section 5).
-
-    Parameters
-    ----------
-    name : str
-        Name of the ring.
-    seed : int
-        Seed of the orders of its epochs, different from every member's.
-    chunk, largest : int
-        Samples that are prepared together, and samples of the largest batch of any member.
-    reader, readers : int
-        Number of this rank among the readers on the node, and the number of readers.
-    has_leaders : bool
-        True if a leader supplies the chunks of this node and of others.
-    """
-
-    name: str
-    seed: int
-    chunk: int
-    largest: int
-    reader: int
-    readers: int
-    has_leaders: bool = False
 
 
 class LockstepLoader:

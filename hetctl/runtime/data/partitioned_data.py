@@ -14,7 +14,7 @@ from hetctl.model.ensemble import Member, Partitions
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import NetworkInterfaces, Timeouts
 from hetctl.runtime.data.loaders import ArrayLoader, Loader
-from hetctl.runtime.data.partition_files import path_on_node
+from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.partition_loader import PartitionLoader
 from hetctl.runtime.data.sample_accesses import SampleAccesses
 from hetctl.runtime.data.sample_exchange import SampleExchange

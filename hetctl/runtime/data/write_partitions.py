@@ -25,7 +25,8 @@ from hetctl.model.garbage import skip_last_collections
 from hetctl.model.partition_manifest import PartitionManifest
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.data.collated import CollatedSource
-from hetctl.runtime.data.partition_files import described, lacking_partitions, write_manifest, write_partition
+from hetctl.runtime.data.partition_files import described, write_partition
+from hetctl.runtime.data.partition_folder import lacking_partitions, write_manifest
 from hetctl.runtime.data.shards import ShardSource
 from hetctl.runtime.data.sources import ArraySource, ImageSource, SampleSource, Source, as_sources
 from hetctl.runtime.worker.user_functions import load_functions

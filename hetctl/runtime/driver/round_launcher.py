@@ -19,13 +19,13 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_settings import OFF
 from hetctl.perf.rate_extrapolation import rate_on
+from hetctl.runtime.data.input_share import InputShare
 from hetctl.runtime.data.lineup import Lineup, nodes_of, shares_of, write_lineup
 from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.job_logs import log_line
-from hetctl.runtime.worker.context import InputShare
 from hetctl.runtime.worker.messages import (
     RUN_COMMAND,
     STAGE,

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.storage.atomic_io import make_private_folder, write_json
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 KEPT = 2
 UNFINISHED = (".npz", ".tmp")
@@ -32,7 +32,7 @@ TENSORBOARD = "events.out.tfevents.*"
 VISIT = 4
 """Place of the number of the visit in the name of a checkpoint."""
 
-Arrays = Mapping[str, npt.NDArray[Any]]
+Arrays = Mapping[str, "npt.NDArray[Any]"]
 
 
 @dataclass(frozen=True)
@@ -360,6 +360,8 @@ def _digest(stream: BinaryIO) -> str:
 
 
 def _write_arrays(file: Path, arrays: Arrays) -> tuple[int, str]:
+    import numpy as np  # Not for the driver, which reads no arrays.
+
     temporary = file.with_suffix(".tmp")
     try:
         with os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as stream:
@@ -400,6 +402,8 @@ def _check(stream: BinaryIO, file: ArrayFile) -> None:
 
 
 def _read_arrays(file: Path, part: ArrayFile, needs: Callable[[str], bool]) -> dict[str, npt.NDArray[Any]]:
+    import numpy as np
+
     with file.open("rb") as stream:
         _check(stream, part)
         stream.seek(0)

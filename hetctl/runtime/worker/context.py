@@ -14,7 +14,8 @@ from hetctl.model.site import ANY_INTERFACES, HEARTBEAT_EVERY_S, USUAL_TIMEOUTS,
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
-from hetctl.runtime.data.loaders import Loader, Lockstep, Samples
+from hetctl.runtime.data.input_share import InputShare
+from hetctl.runtime.data.loaders import Loader, Samples
 from hetctl.runtime.data.partitioned_data import PartitionedData, load_partitions
 from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.data.sources import as_sources
@@ -37,20 +38,6 @@ if TYPE_CHECKING:
 
 DATA_SEED = 0
 """Seed while ``input_fn`` runs: its random choices are the same for every member, rank and job."""
-
-
-@dataclass(frozen=True)
-class InputShare:
-    """Source of a member's batches on this rank.
-
-    Parameters
-    ----------
-    preprocessors : int or None
-        Number of the rank's preprocessors that work for the member; None: all.
-    """
-
-    preprocessors: int | None = None
-    lockstep: Lockstep | None = None
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from hetctl.model.ensemble import Ensemble, Member, Partitions
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.partition_files import path_on_node
+from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.partitioned_data import read_partition
 from hetctl.runtime.data.sharing.node_folder import node_folder, state_folder
 from hetctl.runtime.data.sources import ArraySource

@@ -10,12 +10,13 @@ from pathlib import Path
 
 from hetctl.model.training_settings import OFF
 from hetctl.runtime.data.input_pipeline import Sharing
+from hetctl.runtime.data.input_share import InputShare
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.partition_loader import PartitionLoader
 from hetctl.runtime.data.sample_accesses import Transfer
 from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
+from hetctl.runtime.worker.context import BuiltMember, WorkerContext
 from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec

@@ -10,7 +10,8 @@ import pytest
 from hetctl.model.ensemble import Partitions
 from hetctl.model.partition_manifest import PartitionManifest
 from hetctl.runtime.agent.messages import PartitionToStage, StageOrder
-from hetctl.runtime.data.partition_files import described, partition_path, write_manifest, write_partition
+from hetctl.runtime.data.partition_files import described, write_partition
+from hetctl.runtime.data.partition_folder import partition_path, write_manifest
 from hetctl.runtime.data.stage_in import StagingStoppedError, mark_of, stage, stage_orders, unstage
 
 COUNT = 3

@@ -25,7 +25,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import HEARTBEAT_EVERY_S, MEMBERS, NODES, Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import AgentAssignment, PartitionToStage, StageOrder
-from hetctl.runtime.data.partition_files import write_manifest
+from hetctl.runtime.data.partition_folder import write_manifest
 from hetctl.runtime.driver.classify_exit import exit_reason_of
 from hetctl.runtime.driver.rank_pool import URGENT, RankPool
 from hetctl.runtime.transport import Address, connect

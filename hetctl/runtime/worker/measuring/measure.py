@@ -18,11 +18,12 @@ from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
+from hetctl.runtime.data.input_share import InputShare
 from hetctl.runtime.data.loaders import Batch, Loader
 from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.worker.async_checkpoint import Saver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
-from hetctl.runtime.worker.context import BuiltMember, InputShare, WorkerContext
+from hetctl.runtime.worker.context import BuiltMember, WorkerContext
 from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
 from hetctl.runtime.worker.member_trainer import check_metrics
 from hetctl.runtime.worker.messages import Assignment
