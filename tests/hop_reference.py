@@ -7,6 +7,7 @@ import json
 import sys
 from pathlib import Path
 
+from hetctl.model.garbage import frozen_afterwards, skip_last_collections
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import decode
 from hetctl.runtime.data.batches import Batches, held_out_batches
@@ -36,7 +37,9 @@ def follow(ensemble, visits, path_of, cores):
     visits : list of (member, epoch, partition, evaluates)
         All visits in their order.
     """
-    framework, functions = load_framework(ensemble.framework), load_functions(ensemble)
+    # As in ranks: each network's end collects garbage.
+    with frozen_afterwards():
+        framework, functions = load_framework(ensemble.framework), load_functions(ensemble)
     found = {}
     for member in ensemble.members:
         framework.prepare(cores, None, member.seed)
@@ -70,4 +73,5 @@ def main(run, log, template, cores):
 
 
 if __name__ == "__main__":
+    skip_last_collections()
     main(*sys.argv[1:4], int(sys.argv[4]))
