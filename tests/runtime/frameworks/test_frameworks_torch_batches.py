@@ -6,6 +6,7 @@ import torch
 
 from hetctl.runtime.frameworks.torch_batches import Uploads, page_locked, present_device, tensor_of
 
+pytestmark = pytest.mark.training
 ROWS = np.arange(12).reshape(3, 4)
 BATCHES = {
     "numbers": (ROWS * 0.5, ROWS[:, 0]),

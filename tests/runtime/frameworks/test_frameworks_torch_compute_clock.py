@@ -9,6 +9,7 @@ import torch
 
 from hetctl.runtime.frameworks.torch_compute_clock import ComputeClock
 
+pytestmark = pytest.mark.training
 HZ = 2e9
 LAUNCH_S = 0.00001
 

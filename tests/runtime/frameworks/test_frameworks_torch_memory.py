@@ -9,6 +9,7 @@ from torch import nn
 
 from hetctl.runtime.frameworks.torch_memory import saved_bytes
 
+pytestmark = pytest.mark.training
 INPUTS = np.random.default_rng(0).random((8, 16), np.float32)
 OUTPUT_BYTES = 8 * 16 * 4
 

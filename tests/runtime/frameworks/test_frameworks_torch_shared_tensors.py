@@ -15,6 +15,7 @@ from hetctl.runtime.frameworks.torch_shared_tensors import GpuTensors, tensor_me
 from hetctl.runtime.stages.opened_tensors import LEAST_BYTES
 from hetctl.runtime.stages.p2p_transport import receive
 
+pytestmark = pytest.mark.training
 TWO = layout_of(1, 2, 2, in_flight=1)
 LARGE = LEAST_BYTES // 4
 TIMES = 20
@@ -73,7 +74,6 @@ def passed(numbers, nodes):
 
 
 @pytest.mark.gpu
-@pytest.mark.training
 @pytest.mark.parametrize(
     ("numbers", "nodes", "kind"),
     [(2 * LARGE, ["a", "a"], "Tensor"), (1000, ["a", "a"], "ndarray"), (2 * LARGE, ["a", "b"], "ndarray")],
@@ -84,7 +84,6 @@ def test_tensors_reach_the_other_rank_and_are_released(numbers, nodes, kind):
 
 
 @pytest.mark.gpu
-@pytest.mark.training
 def test_the_gpu_is_timed_without_the_launches():
     def work(rank):
         if rank.transport.rank == 1:

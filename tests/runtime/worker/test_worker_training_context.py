@@ -13,7 +13,6 @@ from tiny_networks import MODULES, context_in, functions_of
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.packed_state import pack, unpack
-from hetctl.runtime.frameworks.torch_state import unpack as unpack_tensors
 from hetctl.runtime.worker.training_context import KeptState, TrainingContext
 from hetctl.runtime.worker.user_functions import takes_context
 
@@ -138,6 +137,9 @@ def test_a_stop_within_an_accumulated_step_changes_no_bit(tmp_path, framework, g
     assert all(found == metrics[0] for found in metrics)
     assert [epoch["val_loss"] for epoch in metrics[0]] == [epoch["val_loss"] for epoch in again[0]]
     if framework == "pytorch":
+        # It imports PyTorch, which the processes of tests that do not train do without.
+        from hetctl.runtime.frameworks.torch_state import unpack as unpack_tensors
+
         state = unpack_tensors(whole)
         assert state["loss_scale"]["scale"] > 2.0**10
         assert state["gradients"]
