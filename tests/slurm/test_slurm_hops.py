@@ -26,6 +26,8 @@ from hetctl.storage.visit_fold import VisitLog
 
 pytestmark = [pytest.mark.slurm, pytest.mark.training]
 RUN = "hops-001"
+OLDEST = "epoch-00000-000000000000-00000-000000000"
+"""Name of a checkpoint before all others."""
 NODES, EPOCHS = ("n1", "n2", "n3", "n4"), 3
 TESTS = Path(__file__).parents[1]
 TWICE = [[node, NODES[(number + 1) % 4]] for number, node in enumerate(NODES)]
@@ -246,8 +248,11 @@ def test_faults_lose_no_visit_and_repeat_none(slow, slurm_cluster):
         wait_for(lambda: "node lost" in plans_of(slow), 60)
     finally:
         slurm_cluster.boot_node("n4")
+    unfinished = member_folder(slow.home.checkpoints, RUN, "m0") / f"{OLDEST}.tmp"
+    unfinished.write_bytes(b"of a rank that was killed")
     os.kill(driver_of(slow), signal.SIGKILL)
     wait_for(slow.is_over, 180)
+    assert not unfinished.exists()
     events = events_of(slow)
     lost = [(event.data["worker"], event.data["reason"]) for event in events if event.kind == "visit_lost"]
     assert [reason for _, reason in lost] == ["killed", "node-failure"]

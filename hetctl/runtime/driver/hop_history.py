@@ -74,6 +74,12 @@ def _newest(folder: CheckpointFolder, recorded: Set[int]) -> TrainingState:
     return folder.newest_state(is_known)
 
 
+def drop_leftovers(spec: RunSpec, members: Iterable[str]) -> None:
+    """Delete what killed ranks have left of checkpoints; no rank may be writing states of these members."""
+    for name in members:
+        CheckpointFolder(checkpoint_folder(spec, name)).drop_unfinished()
+
+
 def progress_of(folder: RunFolder, spec: RunSpec, member: Member) -> HopProgress:
     """Return the progress of a trial that joins the hops, by its own events and its newest checkpoint."""
     assert spec.ensemble.partitions is not None

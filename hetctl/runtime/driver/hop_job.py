@@ -44,6 +44,7 @@ from hetctl.runtime.agent.messages import Fetched, StoreOrder
 from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.hop_history import (
     RecordedVisits,
+    drop_leftovers,
     hop_progress,
     newest_states,
     next_number,
@@ -92,6 +93,7 @@ class HopJob(JobMode):
         job = self.job
         observer = job.observer(job.planner)
         left = observer.left(job.now_s)
+        drop_leftovers(job.spec, left)
         recorded = recorded_visits(job.folder)
         states = newest_states(job.spec, left, recorded)
         number = next_number(job.spec, left, recorded)

@@ -318,12 +318,12 @@ class CheckpointFolder:
             if not (self.path / f"{folder.name.split('.')[0]}.json").exists():
                 shutil.rmtree(folder, ignore_errors=True)
         if since is None:
-            self._drop_unfinished()
+            self.drop_unfinished()
 
-    def _drop_unfinished(self) -> None:
+    def drop_unfinished(self) -> None:
         """Delete what killed processes have left of checkpoints before those that are kept.
 
-        Not of members that hop: ranks of other nodes may still be writing states of earlier visits.
+        Not while the member hops: ranks of other nodes may still be writing states of earlier visits.
         """
         kept = {path.stem for path in self._manifests()}
         for file in self.path.glob("epoch-*"):

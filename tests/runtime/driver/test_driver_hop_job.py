@@ -11,7 +11,7 @@ import pytest
 from hetctl.model.ensemble import Ensemble, Functions, Member, Partitions
 from hetctl.model.run import RunSpec
 from hetctl.model.site import Queue, Site
-from hetctl.runtime.driver.hop_history import newest_states, next_number, recorded_visits
+from hetctl.runtime.driver.hop_history import drop_leftovers, newest_states, next_number, recorded_visits
 from hetctl.runtime.driver.hop_job import HopJob
 from hetctl.runtime.driver.job_modes import JobContext
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
@@ -108,3 +108,15 @@ def test_visits_that_no_checkpoint_has_are_undone(folder, spec):
     *_, undone = read_events(folder.events_of("a"))
     assert (undone.kind, undone.data["numbers"]) == ("visits_undone", [2, 3])
     assert recorded_visits(folder).of("a") == {1}
+
+
+def test_what_killed_ranks_left_is_deleted_when_hops_begin(spec):
+    save(spec, "a", 1, 10)
+    save(spec, "a", 2, 20)
+    path = checkpoint_folder(spec, "a")
+    kept = set(path.iterdir())
+    older, newer = (path / f"epoch-00000-{samples:012d}-00000-{9:09d}.npz" for samples in (5, 30))
+    for left in (older, newer):
+        left.write_bytes(b"x")
+    drop_leftovers(spec, ["a", "b"])
+    assert set(path.iterdir()) == {*kept, newer}
