@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.model.events import Event, in_order
-from hetctl.storage.event_schema import well_formed
 
 HEAD = b'{"kind": '
 """Beginning of every line of an event file."""
@@ -130,6 +129,9 @@ def parse_events(lines: Iterable[bytes], source: str, first_seq: int = 0) -> Ite
     first_seq : int
         Number of the first line.
     """
+    # Agents and ranks only write, and start sooner without the classes of all kinds.
+    from hetctl.storage.event_schema import well_formed
+
     for seq, data in enumerate(_values(list(lines)), first_seq):
         try:
             kind, when, index = str(data.pop("kind")), float(data.pop("time")), data.pop("round", 0)
