@@ -162,6 +162,10 @@ def test_help_imports_nothing_heavy():
     assert not heavy & loaded_by("plan", "--help")
 
 
+def test_sites_are_listed_without_the_catalog():
+    assert "sqlalchemy" not in loaded_by("sites")
+
+
 def loaded_with(modules):
     code = f"import {modules}, sys; print(*sys.modules)"
     return subprocess.run(
