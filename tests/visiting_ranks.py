@@ -162,7 +162,7 @@ class VisitedRank:
         binding = Binding(NODE, gpu, None, (0,))
         with theirs:
             self.process = fork(serve_visits, visits.folder / "memory", binding, theirs, networks_bytes)
-        self._connection = Connection(ours)
+        self._end, self._connection = ours, Connection(ours)
         self._arrived = queue.SimpleQueue()
         self.messages = []
         threading.Thread(target=self._listen, daemon=True).start()
@@ -221,7 +221,8 @@ class VisitedRank:
 
     def release(self):
         """End the rank as the end of its driver would; return its exit code."""
-        self._connection.close()
+        # After close(2) alone the rank would see no end as long as the other thread waits in poll(2).
+        self._end.shutdown(socket.SHUT_RDWR)
         return self.end()
 
     def end(self):
