@@ -85,9 +85,9 @@ class Project:
         BadInputError
             If there is no catalog yet.
         """
+        self._require_catalog()
         from hetctl.catalog.catalog import Catalog
 
-        self._require_catalog()
         with Catalog.open_to_read(self.home.catalog) as catalog:
             yield catalog
 
@@ -107,10 +107,10 @@ class Project:
         LockedError
             If another process still has the lock after `patience_s`.
         """
-        from hetctl.catalog.catalog import Catalog
-
         if not create:
             self._require_catalog()
+        from hetctl.catalog.catalog import Catalog
+
         with self.lock(patience_s), Catalog.open(self.home.catalog) as catalog:
             yield catalog
 
