@@ -109,7 +109,7 @@ class Connection:
         into[:first], self._buffer = self._buffer[:first], self._buffer[first:]
         while first < len(into):
             with _closed_if_lost():
-                count = self._end.recv_into(into[first:])
+                count = self._end.recv_into(into[first:], 0, socket.MSG_WAITALL)
             if not count:
                 raise ConnectionResetError("the other end has closed the connection")
             first += count

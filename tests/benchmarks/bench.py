@@ -55,6 +55,7 @@ import stage_memory_bench
 import stages_bench
 import state_bench
 import static_bench
+import transport_bench
 import types_bench
 import visits_bench
 import waiting_bench
@@ -383,6 +384,7 @@ DECIDING: dict[str, Section] = {
     "stages": stages_bench.throughput,
     "stages-waiting": stages_bench.waiting,
     "stages-processors": stages_bench.processors,
+    "stages-transport": transport_bench.table,
     "stages-memory": stage_memory_bench.table,
     "stages-servers": stage_memory_bench.servers,
     "stages-accuracy": stage_accuracy_bench.table,
