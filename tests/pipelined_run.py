@@ -20,7 +20,7 @@ LAYOUT = PipelineLayout(
     in_flight=3,
     distance=1,
     servers=(0, 0, 0, 0, 1, 1, 1),
-    wave_bytes=(3 * 2**30, 2**30),
+    node_bytes=(3 * 2**30, 2**30),
 )
 ALONE = PipelineLayout((LAYOUT.workers[0],), 3)
 """A single virtual worker, which has neither servers nor a clock distance."""

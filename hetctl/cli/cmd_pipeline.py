@@ -110,8 +110,8 @@ def plan(as_json: bool, **options: Any) -> None:
         return
     figures = [("minibatches in flight", f"{outcome.in_flight}"), _slowest(outcome)]
     figures.append(("throughput", f"{outcome.throughput:.4g} minibatches/s"))
-    if most := max(outcome.wave_bytes):
-        figures.append(("waves and servers", f"up to {format_bytes(most)} of a node's memory"))
+    if most := max(outcome.node_bytes):
+        figures.append(("beside GPUs", f"up to {format_bytes(most)} of a node's memory"))
     _print(outcome, figures)
 
 

@@ -45,16 +45,16 @@ class PipelineLayout:
         Clock distance D between virtual workers.
     servers : tuple of int
         Rank with the parameter server of each layer; empty for a single virtual worker, which needs none.
-    wave_bytes : tuple of int
-        Most bytes that waves and parameter servers take of the memory of each node, in the order of the
-        allocation's placement; empty for a single virtual worker.
+    node_bytes : tuple of int
+        Most bytes that minibatches on their way, waves and parameter servers take of the memory of each
+        node, in the order of the allocation's placement.
     """
 
     workers: tuple[tuple[StagePlan, ...], ...]
     in_flight: int
     distance: int = 0
     servers: tuple[int, ...] = ()
-    wave_bytes: tuple[int, ...] = ()
+    node_bytes: tuple[int, ...] = ()
 
     @property
     def layers(self) -> int:

@@ -115,7 +115,7 @@ def stage_tables(plan: Plan, device: str) -> list[RenderableType]:
     found = _by_layout(a for planned in plan.rounds for a in planned.allocations if a.pipeline)
     parts: list[RenderableType] = []
     for names, allocation in found[:MOST_LAYOUTS]:
-        parts += [_title(names, allocation), _stages(allocation, device), *_waves(allocation)]
+        parts += [_title(names, allocation), _stages(allocation, device), *_beside_gpus(allocation)]
     hidden = len(found) - MOST_LAYOUTS
     return [*parts, *([Text(f"and {hidden} more, which `--json` has", "dim")] if hidden > 0 else [])]
 
@@ -137,13 +137,15 @@ def _title(names: list[str], allocation: Allocation) -> Text:
     return Text.assemble((printable(title), "bold"), f": {describe_layout(allocation.pipeline)}")
 
 
-def _waves(allocation: Allocation) -> list[RenderableType]:
-    """Return a line that says what waves take of the nodes' memory; empty for one virtual worker."""
-    assert allocation.pipeline is not None
-    if not (of_nodes := allocation.pipeline.wave_bytes):
+def _beside_gpus(allocation: Allocation) -> list[RenderableType]:
+    """Return a line that says what a pipeline takes of the nodes' memory, if it is known."""
+    layout = allocation.pipeline
+    assert layout is not None
+    if not any(layout.node_bytes):
         return []
-    most = format_bytes(max(of_nodes))
-    return [Text(f"Waves and parameter servers take up to {most} of a node's memory.", "dim")]
+    waves = ", waves and parameter servers" if len(layout.workers) > 1 else ""
+    most = format_bytes(max(layout.node_bytes))
+    return [Text(f"Minibatches on their way{waves} take up to {most} of a node's memory.", "dim")]
 
 
 def _held(plan: StagePlan) -> str:

@@ -386,6 +386,7 @@ DECIDING: dict[str, Section] = {
     "stages-processors": stages_bench.processors,
     "stages-transport": transport_bench.table,
     "stages-memory": stage_memory_bench.table,
+    "stages-activations": stage_memory_bench.activations,
     "stages-servers": stage_memory_bench.servers,
     "stages-accuracy": stage_accuracy_bench.table,
     "balance": balance_bench.table,

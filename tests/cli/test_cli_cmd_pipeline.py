@@ -106,11 +106,11 @@ def test_a_plan_counts_waves_as_the_simulation_does(folder, policy):
     assert simulated["throughput"] == pytest.approx(planned["throughput"], rel=0.05)
 
 
-def test_a_plan_shows_what_waves_take_of_the_nodes(folder):
-    near, far = (succeeded(folder, "plan", *FILES, "--clock-distance", d)["wave_bytes"] for d in ("0", "4"))
+def test_a_plan_shows_what_it_takes_of_the_nodes(folder):
+    near, far = (succeeded(folder, "plan", *FILES, "--clock-distance", d)["node_bytes"] for d in ("0", "4"))
     assert len(near) == len(far) == 2
     assert 0 < max(near) < max(far)
-    assert "waves and servers: up to " in folder.here("pipeline", "plan", *FILES).stdout
+    assert "beside GPUs: up to " in folder.here("pipeline", "plan", *FILES).stdout
 
 
 def test_more_distance_leaves_less_waiting(folder):

@@ -11,10 +11,10 @@ from hetctl.inputs.layer_profile import read_layers
 from hetctl.inputs.pipeline_cluster import read_cluster
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
+from hetctl.methods.pipeline.node_memory import node_bytes
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Stage, Waves, plan
 from hetctl.methods.pipeline.simulate import PipelineRun, simulate_plan, steady_waves
 from hetctl.methods.pipeline.sync_cost import server_gpus
-from hetctl.methods.pipeline.wave_memory import wave_bytes
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import LOCAL
 
@@ -90,8 +90,8 @@ class PlanOutcome:
         Rate of all virtual workers in minibatches/s.
     synchronisation_s : float
         Seconds to send a wave's updates and add them, if all virtual workers send at once.
-    wave_bytes : tuple of int
-        Most bytes that waves and parameter servers take of the memory of each node.
+    node_bytes : tuple of int
+        Most bytes that minibatches on their way, waves and parameter servers take of the memory of each node.
     """
 
     policy: str
@@ -103,7 +103,7 @@ class PlanOutcome:
     ratio: float
     throughput: float
     synchronisation_s: float
-    wave_bytes: tuple[int, ...]
+    node_bytes: tuple[int, ...]
     virtual_workers: tuple[WorkerOutcome, ...]
 
 
@@ -167,15 +167,16 @@ def plan_pipeline(request: PipelineRequest) -> PlanOutcome:
         ratio=planned.bottleneck_s / planned.lower_bound_s,
         throughput=planned.throughput,
         synchronisation_s=planned.synchronisation_s,
-        wave_bytes=_wave_bytes(planned, layers, len(cluster.nodes), request.waves),
+        node_bytes=_node_bytes(planned, layers, len(cluster.nodes), request.waves),
         virtual_workers=outcomes_of(planned, layers, cluster),
     )
 
 
-def _wave_bytes(planned: PipelinePlan, layers: LayerProfile, nodes: int, waves: Waves) -> tuple[int, ...]:
-    """Return the most bytes that waves and parameter servers take of the memory of each node."""
-    workers, sizes = planned.virtual_workers, layers.parameter_bytes.tolist()
-    found = wave_bytes(workers, sizes, server_gpus(workers, sizes, nodes, waves.ps_placement), waves.distance)
+def _node_bytes(planned: PipelinePlan, layers: LayerProfile, nodes: int, waves: Waves) -> tuple[int, ...]:
+    """Return the most bytes that a plan takes of the memory of each node."""
+    workers = planned.virtual_workers
+    servers = server_gpus(workers, layers.parameter_bytes.tolist(), nodes, waves.ps_placement)
+    found = node_bytes(layers, workers, servers, waves.distance)
     return tuple(found.get(node, 0) for node in range(nodes))
 
 

@@ -82,6 +82,15 @@ class LayerProfile:
         return np.array([layer.activation_bytes for layer in self.layers], dtype=np.int64)
 
     @property
+    def input_bytes(self) -> int:
+        """Most bytes of the network's inputs: what the first layer keeps beside its outputs.
+
+        A measured first layer keeps the inputs, too; files that do not say what is kept give 0.
+        """
+        first = self.layers[0]
+        return max(0, first.kept_bytes - first.activation_bytes)
+
+    @property
     def parameter_bytes(self) -> NDArray[np.int64]:
         """Bytes of one version of each layer's weights, shape (layers,)."""
         # Explicitly 64 bits: sums of bytes exceed 32 bits, the default width on some systems.

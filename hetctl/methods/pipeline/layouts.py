@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.methods.pipeline.gpu_cluster import Gpu, Links, PipelineCluster
 from hetctl.methods.pipeline.layers import UNNAMED, LayerProfile
+from hetctl.methods.pipeline.node_memory import node_bytes
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Waves, plan
 from hetctl.methods.pipeline.simulate import simulate_plan, steady_waves
 from hetctl.methods.pipeline.stage_costs import minibatches_held
 from hetctl.methods.pipeline.sync_cost import server_gpus
-from hetctl.methods.pipeline.wave_memory import wave_bytes
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.model.plan import PIPELINE, Allocation, Placement
@@ -43,7 +43,8 @@ class PipelineProblem:
     gpu_type : str
         Type of the GPUs of nodes that name none.
     node_memory_bytes : int or None
-        Memory of a node, of which waves and parameter servers take a part; None: no limit.
+        Memory of a node, of which minibatches on their way, waves and parameter servers take a part; None: no
+        limit.
     max_gpus : int or None
         Most GPUs that the member may have; None: no limit.
     policy : str
@@ -91,50 +92,69 @@ def lay_out(problem: PipelineProblem, nodes: Sequence[Node]) -> PlacedPipeline:
     Raises
     ------
     InfeasibleError
-        If its layers do not fit the GPUs, or its waves and parameter servers the memory of the nodes.
+        If its layers do not fit the GPUs, or what is beside them the memory of the nodes.
     """
     used = _first_gpus(nodes, problem.max_gpus)
     types = tuple((node.gpu_type or problem.gpu_type,) * len(node.gpus) for node in used)
     present = {name for of_node in types for name in of_node}
     memory = {name: problem.memory_bytes[name] for name in sorted(present)}
     cluster = PipelineCluster(types, memory, problem.links, problem.context_bytes)
-    planned = _planned(problem, cluster)
+    fewest = _planned(problem, cluster, problem.in_flight)
+    for more in range(SLACK, 0, -1) if problem.in_flight is None else ():
+        with suppress(InfeasibleError):
+            return _laid_out(_with_slack(problem, cluster, fewest, more), problem, cluster, used)
+    return _laid_out(fewest, problem, cluster, used)
+
+
+def _planned(
+    problem: PipelineProblem, cluster: PipelineCluster, in_flight: int | None, *, recompute: bool = True
+) -> PipelinePlan:
+    options = PipelineOptions(in_flight, problem.search_s, problem.waves, recompute=recompute)
+    return plan(problem.layers, cluster, problem.policy, options)
+
+
+def _with_slack(
+    problem: PipelineProblem, cluster: PipelineCluster, fewest: PipelinePlan, more: int
+) -> PipelinePlan:
+    """Return a plan with more minibatches in flight; no stage recomputes for these alone."""
+    recomputes = any(stage.recomputes for worker in fewest.virtual_workers for stage in worker.stages)
+    return _planned(problem, cluster, fewest.in_flight + more, recompute=recomputes)
+
+
+def _laid_out(
+    planned: PipelinePlan, problem: PipelineProblem, cluster: PipelineCluster, nodes: Sequence[Node]
+) -> PlacedPipeline:
+    """Return a plan with ranks and rate; InfeasibleError if a node has too little memory beside its GPUs."""
+    placement, ranks = _placed(planned, nodes)
+    layout = layout_of(planned, problem, len(nodes), ranks)
+    _refuse_without_memory(layout, placement, problem)
     waves = problem.waves
     run = simulate_plan(planned, problem.layers, cluster, waves, steady_waves(planned, waves))
-    placement, ranks = _placed(planned, used)
-    layout = layout_of(planned, problem, len(used), ranks)
-    _refuse_large_waves(layout, placement, problem)
     return PlacedPipeline(layout, placement, run.throughput * problem.batch_size)
 
 
-def _refuse_large_waves(
+def _refuse_without_memory(
     layout: PipelineLayout, placement: Sequence[Placement], problem: PipelineProblem
 ) -> None:
-    """Raise InfeasibleError if waves and parameter servers may take more than the memory of a node."""
+    """Raise InfeasibleError if minibatches, waves and servers may take more than the memory of a node."""
     most = problem.node_memory_bytes
-    for place, needed in zip(placement, layout.wave_bytes, strict=False):
+    for place, needed in zip(placement, layout.node_bytes, strict=True):
         if most is not None and needed > most:
-            lower = f"lower --clock-distance, now {layout.distance}" if layout.distance else "use fewer GPUs"
+            waves = ", waves and parameter servers" if len(layout.workers) > 1 else ""
             raise InfeasibleError(
-                f"waves and parameter servers of {len(layout.workers)} virtual workers take up to"
-                f" {needed:,} bytes of the memory of node {place.node}, which has {most:,}",
-                f"{lower}, or form other virtual workers with --policy",
+                f"minibatches on their way{waves} take up to {needed:,} bytes of the memory of node"
+                f" {place.node}, which has {most:,}",
+                f"{_less_memory(layout)}, or form other virtual workers with --policy",
             )
 
 
-def _planned(problem: PipelineProblem, cluster: PipelineCluster) -> PipelinePlan:
-    """Return the plan with the given number of minibatches in flight, or with `SLACK` if there is memory."""
-    options = PipelineOptions(problem.in_flight, waves=problem.waves, seconds=problem.search_s)
-    planned = plan(problem.layers, cluster, problem.policy, options)
-    stages = (stage for worker in planned.virtual_workers for stage in worker.stages)
-    # No stage recomputes for the slack alone.
-    options = replace(options, recompute=any(stage.recomputes for stage in stages))
-    for more in range(SLACK, 0, -1) if problem.in_flight is None else ():
-        with suppress(InfeasibleError):
-            return plan(
-                problem.layers, cluster, problem.policy, replace(options, in_flight=planned.in_flight + more)
-            )
-    return planned
+def _less_memory(layout: PipelineLayout) -> str:
+    """Return what lowers the memory that a pipeline takes of nodes, most effective first."""
+    if layout.distance and len(layout.workers) > 1:
+        return f"lower --clock-distance, now {layout.distance}"
+    if layout.in_flight > 1:
+        return f"lower --in-flight, now {layout.in_flight}"
+    return "use fewer GPUs"
 
 
 def layout_of(
@@ -160,17 +180,14 @@ def layout_of(
         )
         for worker in planned.virtual_workers
     )
-    distance = problem.waves.distance
-    if len(workers) == 1:
-        return PipelineLayout(workers, planned.in_flight, distance)
-    sizes = problem.layers.parameter_bytes.tolist()
-    servers = server_gpus(planned.virtual_workers, sizes, nodes, problem.waves.ps_placement)
-    of_nodes = wave_bytes(planned.virtual_workers, sizes, servers, distance)
+    waves, sizes = problem.waves, problem.layers.parameter_bytes.tolist()
+    servers = server_gpus(planned.virtual_workers, sizes, nodes, waves.ps_placement)
+    of_nodes = node_bytes(problem.layers, planned.virtual_workers, servers, waves.distance)
     return PipelineLayout(
         workers,
         planned.in_flight,
-        distance,
-        tuple(ranks[server] for server in servers),
+        waves.distance,
+        tuple(ranks[server] for server in servers) if len(workers) > 1 else (),
         tuple(of_nodes.get(node, 0) for node in dict.fromkeys(node for node, _ in ranks)),
     )
 

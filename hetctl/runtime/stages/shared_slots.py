@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hetctl.methods.pipeline.wave_memory import SLOTS
+from hetctl.methods.pipeline.node_memory import SLOTS
 from hetctl.runtime.frameworks.stage_network import Tensor
 
 

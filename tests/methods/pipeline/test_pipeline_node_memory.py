@@ -1,4 +1,4 @@
-"""Memory of nodes for waves: what servers and stages hold stays within it."""
+"""Memory of nodes beside GPUs: what servers and stages hold stays within it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from test_pipeline_layouts import NODES, problem
 from test_pipeline_sync_cost import BY_NODE, EQUAL
 
 from hetctl.methods.pipeline.global_weights import GlobalWeights
+from hetctl.methods.pipeline.layers import Layer, LayerProfile
 from hetctl.methods.pipeline.layouts import lay_out
+from hetctl.methods.pipeline.node_memory import SLOTS, node_bytes, passing_bytes, server_versions, wave_bytes
+from hetctl.methods.pipeline.stages import Stage, VirtualWorker
 from hetctl.methods.pipeline.sync_cost import Waves, server_gpus
-from hetctl.methods.pipeline.wave_memory import server_versions, wave_bytes
 from hetctl.methods.pipeline.wsp import Bounds, WspClock
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import LOCAL
@@ -80,20 +82,74 @@ def test_waves_and_servers_by_hand():
     assert apart == {0: 2 * 220 + 3 * 110, 1: 2 * 220 + 3 * 110}
 
 
+def stage(first, last, node, gpu, recomputes=False):
+    return Stage(first, last, node, gpu, "A", 1.0, 2.0, 0.0, 0, recomputes)
+
+
+def network(inputs=7, activations=(40, 30, 20, 10)):
+    """Layers of which the first keeps the inputs, too."""
+    layers = [Layer(f"l{at}", {}, {}, size, 100) for at, size in enumerate(activations)]
+    layers[0] = replace(layers[0], held_bytes=activations[0] + inputs)
+    return LayerProfile(tuple(layers))
+
+
+def test_minibatches_on_their_way_by_hand():
+    stages = (stage(0, 0, 0, 0), stage(1, 2, 0, 1, recomputes=True), stage(3, 3, 1, 0))
+    # Node 0 has 4 inputs, slots for the cut of 40 bytes within it, the 3 inputs of 40 bytes that its second
+    # stage keeps, and at most 4 minibatches of 40 bytes on their way; node 1 4 of 20 bytes.
+    assert passing_bytes(network(), VirtualWorker(stages, 4)) == {
+        0: 4 * 7 + 2 * SLOTS * 40 + 3 * 40 + 4 * 40,
+        1: 4 * 20,
+    }
+
+
+def test_all_virtual_workers_and_their_waves_are_added():
+    servers = server_gpus(EQUAL, SIZES, 2, LOCAL)
+    layers = LayerProfile(tuple(Layer(f"l{at}", {}, {}, 10, size) for at, size in enumerate(SIZES)))
+    waves = wave_bytes(EQUAL, SIZES, servers, 1)
+    passing = [passing_bytes(layers, worker) for worker in EQUAL]
+    together = {node: waves[node] + sum(one.get(node, 0) for one in passing) for node in (0, 1)}
+    assert node_bytes(layers, EQUAL, servers, 1) == together
+    assert all(any(one.values()) for one in passing)
+
+
+def test_files_that_say_nothing_of_inputs_have_none():
+    first, *others = network().layers
+    silent = LayerProfile((replace(first, held_bytes=None), *others))
+    assert (network().input_bytes, silent.input_bytes) == (7, 0)
+    assert passing_bytes(silent, VirtualWorker((stage(0, 3, 0, 0),), 4)) == {0: 0}
+
+
 def test_one_virtual_worker_has_neither_waves_nor_servers():
     assert wave_bytes(EQUAL[:1], SIZES, [], 4) == {}
-    assert lay_out(problem("np"), NODES[:1]).layout.wave_bytes == ()
+    layout = lay_out(problem("np"), NODES[:1]).layout
+    assert layout.servers == ()
+    # Two minibatches of 100 bytes at the cut, and the slots of two ranks.
+    assert layout.node_bytes == (2 * 100 + 2 * SLOTS * 100,)
 
 
-def test_waves_that_no_node_has_room_for_are_refused():
+def test_a_plan_without_slack_is_taken_where_memory_is_short():
+    own = problem("np", in_flight=None)
+    most = lay_out(own, NODES).layout
+    less = lay_out(replace(own, node_memory_bytes=max(most.node_bytes) - 1), NODES).layout
+    assert max(less.node_bytes) < max(most.node_bytes)
+    assert less.in_flight == most.in_flight - 1
+
+
+def test_a_pipeline_that_no_node_has_room_for_is_refused():
     own = problem("ed", waves=Waves(3, LOCAL))
-    needed = lay_out(own, NODES).layout.wave_bytes
+    needed = lay_out(own, NODES).layout.node_bytes
     assert len(needed) == len(NODES)
-    assert lay_out(replace(own, node_memory_bytes=max(needed)), NODES).layout.wave_bytes == needed
+    assert lay_out(replace(own, node_memory_bytes=max(needed)), NODES).layout.node_bytes == needed
     with pytest.raises(InfeasibleError, match=f"up to {max(needed):,} bytes of .* node n") as raised:
         lay_out(replace(own, node_memory_bytes=max(needed) - 1), NODES)
     assert raised.value.hint == "lower --clock-distance, now 3, or form other virtual workers with --policy"
     without = replace(own, waves=Waves(0, LOCAL), node_memory_bytes=1)
     with pytest.raises(InfeasibleError) as raised:
         lay_out(without, NODES)
+    assert raised.value.hint == "lower --in-flight, now 2, or form other virtual workers with --policy"
+    with pytest.raises(InfeasibleError) as raised:
+        lay_out(replace(without, in_flight=1), NODES)
     assert raised.value.hint == "use fewer GPUs, or form other virtual workers with --policy"
+    with pytest.raises(InfeasibleError, match="minibatches on their way take up to 600 bytes"):
+        lay_out(problem("np", node_memory_bytes=1), NODES[:1])

@@ -1,11 +1,17 @@
-"""Memory of nodes for waves and parameter servers (HetPipe, section 5), as `hetctl.runtime` has them."""
+"""Memory of nodes for pipelines, as `hetctl.runtime` takes it: most bytes by node, GPUs left out.
+
+Minibatches on their way between stages, and waves and parameter servers (HetPipe, section 5).
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 from hetctl.methods.pipeline.gpu_cluster import Gpu
+from hetctl.methods.pipeline.layers import LayerProfile
+from hetctl.methods.pipeline.stage_costs import minibatches_held
 from hetctl.methods.pipeline.stages import VirtualWorker, stages_of_layers
 
 SLOTS = 2
@@ -28,6 +34,50 @@ def server_versions(workers: int, distance: int) -> int:
     which the server cannot add yet.
     """
     return distance + 2 + (workers - 1) * (distance + 1)
+
+
+def node_bytes(
+    profile: LayerProfile, workers: Sequence[VirtualWorker], servers: Sequence[Gpu], distance: int
+) -> dict[int, int]:
+    """Return the most bytes that the pipeline of a member takes of each node's memory, by node.
+
+    Parameters
+    ----------
+    servers : sequence of (node, GPU)
+        Rank with the parameter server of each layer; not used for one virtual worker.
+    distance : int
+        Clock distance D.
+    """
+    found: Counter[int] = Counter(wave_bytes(workers, profile.parameter_bytes.tolist(), servers, distance))
+    for worker in workers:
+        found.update(passing_bytes(profile, worker))
+    return dict(found)
+
+
+def passing_bytes(profile: LayerProfile, worker: VirtualWorker) -> dict[int, int]:
+    """Return the most bytes that minibatches of a virtual worker take of each node's memory, by node.
+
+    The first stage has the inputs of all N_m, which wait for their forward passes, or are kept by a stage
+    that recomputes. On its way between two stages a minibatch is at one cut at a time, as activations or as
+    gradients. A stage that recomputes keeps its inputs where they came in. And two ranks of a node share
+    slots, of which their messages of both directions have their own. Tensors that ranks open on GPUs are
+    counted as if they went through the node's memory.
+    """
+    found: Counter[int] = Counter()
+    on_their_way: dict[int, int] = {}
+    found[worker.stages[0].node] += worker.in_flight * profile.input_bytes
+    sizes, stages = profile.activation_bytes.tolist(), len(worker.stages)
+    for at, (before, after) in enumerate(pairwise(worker.stages), start=1):
+        size = sizes[before.last]
+        for node in (before.node, after.node):
+            on_their_way[node] = max(on_their_way.get(node, 0), size)
+        if before.node == after.node:
+            found[after.node] += 2 * SLOTS * size
+        if after.recomputes:
+            found[after.node] += minibatches_held(stages - 1 - at, worker.in_flight) * size
+    for node, size in on_their_way.items():
+        found[node] += worker.in_flight * size
+    return dict(found)
 
 
 def wave_bytes(
