@@ -30,11 +30,13 @@ def command(run: str | None, output: Path, as_json: bool) -> None:
     """
     from hetctl.app.run.status import compared_status, search_in
     from hetctl.model.serialization import encode
-    from hetctl.reports.run_page import render_page
-    from hetctl.reports.summary import describe_comparison
 
     project = this_project()
     status = compared_status(project, run)
+    # Matplotlib takes half a second, which a refusal does not need.
+    from hetctl.reports.run_page import render_page
+    from hetctl.reports.summary import describe_comparison
+
     write_text(output, render_page(status, search_in(project, status)))
     if as_json:
         print_json(
