@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -18,6 +19,8 @@ from hetctl.storage.processes import die_with_parent
 
 IGNORED = ("SQUEUE_", "SACCT_", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX")
 """Prefixes of the user's default options, removed since they could hide or rename jobs, or create arrays."""
+
+INTERRUPTING = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -67,19 +70,8 @@ class CommandRunner:
         """
         with _opened(stdin) as source:
             try:
-                done = subprocess.run(
-                    argv,
-                    capture_output=True,
-                    text=True,
-                    errors="replace",
-                    timeout=self.timeout_s,
-                    stdin=source,
-                    # SQUEUE_FORMAT, for one, would change the output that is parsed here.
-                    env={k: v for k, v in os.environ.items() if not k.startswith(IGNORED)},
-                    # A submission that outlives this process could succeed after
-                    # the next command has looked for the job.
-                    preexec_fn=die_with_parent(signal.SIGKILL),
-                )
+                with _started(argv, source) as process:
+                    stdout, stderr = process.communicate(timeout=self.timeout_s)
             except (FileNotFoundError, PermissionError):
                 raise BatchSystemError(
                     f"{argv[0]} is not on the PATH of this machine",
@@ -90,7 +82,7 @@ class CommandRunner:
                     f"{argv[0]} did not answer in {self.timeout_s:g} s",
                     "try again later, or raise `timeouts: command` in the site file",
                 ) from None
-        return Answer(done.stdout, done.stderr, done.returncode)
+        return Answer(stdout, stderr, process.returncode)
 
     def run_with_retry(self, argv: Sequence[str], transient: Collection[str]) -> Answer:
         """Run a repeatable command again with growing pauses while it fails for a temporary reason.
@@ -182,6 +174,42 @@ DOUBT = "the next hetctl command looks whether the job is there, and submits it 
 def matches(answer: Answer, parts: Collection[str]) -> bool:
     """Return true if the output of a command contains any of these parts."""
     return any(part in answer.stderr or part in answer.stdout for part in parts)
+
+
+@contextmanager
+def _started(argv: Sequence[str], source: BinaryIO) -> Iterator[subprocess.Popen[str]]:
+    """Start a command, and kill it if it has not ended in the end."""
+    with ExitStack() as stack:
+        # Python ignores what handlers raise in callbacks after a fork: signals wait until the command runs.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTING)
+        stack.callback(signal.pthread_sigmask, signal.SIG_SETMASK, mask)
+        process = subprocess.Popen(
+            argv,
+            stdin=source,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            # SQUEUE_FORMAT, for one, would change the output that is parsed here.
+            env={k: v for k, v in os.environ.items() if not k.startswith(IGNORED)},
+            preexec_fn=_prepared(mask),
+        )
+        stack.enter_context(process)
+        stack.callback(process.kill)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        yield process
+
+
+def _prepared(mask: Collection[int]) -> Callable[[], None]:
+    """Return what a command does before exec."""
+    # A submission that outlives this process could succeed after the next command has looked for the job.
+    request_signal = die_with_parent(signal.SIGKILL)
+
+    def prepare() -> None:
+        request_signal()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return prepare
 
 
 def _opened(path: Path | None) -> BinaryIO:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -139,6 +140,27 @@ def test_a_submission_that_hangs_is_in_doubt():
 def test_a_submission_that_was_killed_is_in_doubt():
     with pytest.raises(SubmissionInDoubtError, match="-9"):
         QUICK.submit(["bash", "-c", "kill -9 $$"], None, ())
+
+
+AT_FORK = """
+import os, signal
+from hetctl.cluster.batch.command import CommandRunner
+os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), signal.{name}))
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+CommandRunner().run(["sleep", "300"])
+"""
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_just_after_a_fork_is_not_lost(name):
+    done = subprocess.run(python(AT_FORK.format(name=name)), capture_output=True, text=True, timeout=120)
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+    assert "Exception ignored" not in done.stderr
+
+
+def test_a_command_has_no_signal_blocked():
+    code = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, []))"
+    assert QUICK.check_output(python(code)) == f"{signal.pthread_sigmask(signal.SIG_BLOCK, [])}\n"
 
 
 def test_a_command_does_not_outlive_the_one_that_ran_it(tmp_path):
