@@ -178,7 +178,7 @@ def matches(answer: Answer, parts: Collection[str]) -> bool:
 
 @contextmanager
 def _started(argv: Sequence[str], source: BinaryIO) -> Iterator[subprocess.Popen[str]]:
-    """Start a command, and kill it if it has not ended in the end."""
+    """Start a command, and kill it at the end if it still runs."""
     with ExitStack() as stack:
         # Python ignores what handlers raise in callbacks after a fork: signals wait until the command runs.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, INTERRUPTING)
