@@ -1,14 +1,17 @@
-"""Memory of layers in TensorFlow, by the counts of its allocators."""
+"""Memory of layers in TensorFlow, by the counts of its allocators, and its release between members."""
 
 from __future__ import annotations
 
 import tensorflow as tf
+from tensorflow.python.framework.ops import gradient_registry
 
 from hetctl.runtime.frameworks.stage_network import Tensor
 from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge, ProcessMemory
 
 GPU, CPU = "GPU:0", "CPU:0"
 """The only GPU that set_visible_devices() has left, whichever it is on the node, and the CPU."""
+CUSTOM_GRADIENT = "CustomGradient-"
+"""Beginning of the names under which TensorFlow registers gradients that are made with a graph."""
 POOLED_BYTES = 2**20
 """Size of a tensor in oneDNN's pool, which leaves those below 256 KiB to the C library."""
 
@@ -69,3 +72,15 @@ def has_pool() -> bool:
     except ValueError:  # It runs without oneDNN.
         return False
     return counted >= int(tf.size(tensor))
+
+
+def forget_custom_gradients() -> None:
+    """Forget the gradients that were made with the graphs of earlier members.
+
+    TensorFlow keeps each call of `tf.custom_gradient` in a graph for good, and with it the graph, its weights
+    and the optimizer's state. Every compiled step has one: Keras' optimizers call `all_reduce` of a
+    `ReplicaContext`. They are looked up only while a graph is made.
+    """
+    registered = gradient_registry._registry
+    for name in [name for name in registered if name.startswith(CUSTOM_GRADIENT)]:
+        del registered[name]

@@ -54,3 +54,61 @@ def test_a_pool_tells_what_a_pass_keeps(tmp_path):
     assert process.exitcode == 0, (tmp_path / "log").read_text()
     # Tensors may be in holes of the pool that are up to twice as large.
     assert 2 * 4 * SIZE <= int((tmp_path / "kept").read_text()) <= 5 * 4 * SIZE
+
+
+WIDTH = 1024
+"""Weights of 4 MiB, and as many bytes of momentum."""
+WEIGHT_BYTES = 4 * WIDTH**2
+
+
+def compiled_training():
+    """Return a compiled step of a member, which holds its weights and the optimizer's state."""
+    import keras
+
+    from hetctl.runtime.frameworks.keras_model import compiled_step
+
+    # silu is a function with a gradient of its own.
+    layers = [keras.layers.Dense(WIDTH, activation="silu"), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input((WIDTH,)), *layers])
+    model.compile(keras.optimizers.SGD(1e-5, momentum=0.9), "mse", jit_compile=False)
+    return compiled_step(lambda x, y: model.train_step((x, y)))
+
+
+def write_left(path):
+    """Train members one after another; write the memory that is left after each."""
+    import tensorflow as tf
+
+    from hetctl.runtime.frameworks.tensorflow import FRAMEWORK
+    from hetctl.runtime.frameworks.tensorflow_memory import PoolMemory
+
+    x, y = tf.ones((8, WIDTH)), tf.ones((8, 2))
+    gauge = PoolMemory()
+    for _ in range(3):
+        compiled_training()(x, y)
+        in_use = gauge.used()
+        FRAMEWORK.clear()
+        with path.open("a") as file:
+            file.write(f"{in_use} {gauge.used()}\n")
+
+
+def test_nothing_is_left_of_members_that_have_trained(tmp_path):
+    pytest.importorskip("tensorflow")
+    process = ranks.fork(write_left, tmp_path / "left", log=tmp_path / "log")
+    process.join(ranks.PATIENCE_S)
+    assert process.exitcode == 0, (tmp_path / "log").read_text()
+    sizes = [[int(size) for size in line.split()] for line in (tmp_path / "left").read_text().splitlines()]
+    assert len(sizes) == 3
+    for in_use, left in sizes:
+        assert in_use >= 2 * WEIGHT_BYTES
+        assert left < WEIGHT_BYTES / 2
+
+
+def test_a_network_that_is_kept_trains_on_with_another_batch():
+    tf = pytest.importorskip("tensorflow")
+    from hetctl.runtime.frameworks.tensorflow import FRAMEWORK
+
+    step = compiled_training()
+    losses = [float(step(tf.ones((8, WIDTH)), tf.ones((8, 2)))["loss"])]
+    FRAMEWORK.clear()
+    losses += [float(step(tf.ones((rows, WIDTH)), tf.ones((rows, 2)))["loss"]) for rows in (8, 3)]
+    assert losses[2] < losses[1] < losses[0]
