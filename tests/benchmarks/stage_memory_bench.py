@@ -75,10 +75,10 @@ def table(quick: bool = False) -> Table:
     """Hold the peaks of all stages against the planner's figures."""
     rows, ratios, pooled = [], [], []
     for framework, optimizer, in_flight in CASES[:2] if quick else CASES:
-        layers = _in_a_process(_measured, WEIGHTS, framework, optimizer)
+        layers = in_a_process(_measured, WEIGHTS, framework, optimizer)
         layout = layout_of(1, STAGES, LAYERS, in_flight)
         for pool in (False, True)[: 1 + (framework == "tensorflow")]:
-            for stage, peak in enumerate(_in_a_process(_peaks, WEIGHTS, framework, optimizer, layout, pool)):
+            for stage, peak in enumerate(in_a_process(_peaks, WEIGHTS, framework, optimizer, layout, pool)):
                 planned = _planned(layers, layout, stage)
                 (pooled if pool else ratios).append(peak / planned)
                 sizes = (f"{planned / MIB:.0f}", f"{peak / MIB:.0f}", f"{peak / planned:.3f}")
@@ -105,11 +105,11 @@ def activations(quick: bool = False) -> Table:
     """Show what stages of large activations need, with and without a second forward pass."""
     rows, ratios = [], []
     for framework in FRAMEWORKS:
-        layers = _in_a_process(_measured, ACTIVATIONS, framework, "plain")
+        layers = in_a_process(_measured, ACTIVATIONS, framework, "plain")
         for recomputes in (False, True):
             for in_flight in IN_FLIGHT[-1:] if quick else IN_FLIGHT[recomputes:]:
                 layout = _recomputing(layout_of(1, STAGES, LAYERS, in_flight), recomputes)
-                measured = sum(_in_a_process(_peaks, ACTIVATIONS, framework, "plain", layout))
+                measured = sum(in_a_process(_peaks, ACTIVATIONS, framework, "plain", layout))
                 stages = sum(_planned(layers, layout, stage) for stage in range(STAGES))
                 planned = stages + _beside_stages(layers, layout)
                 ratios.append((framework, measured / planned))
@@ -146,12 +146,12 @@ def _recomputing(layout: PipelineLayout, recomputes: bool) -> PipelineLayout:
 
 def servers(quick: bool = False) -> Table:
     """Show what several virtual workers need in the memory of the node: servers, and waves under way."""
-    alone = _in_a_process(_peaks, WEIGHTS, "pytorch", "plain", layout_of(1, 1, LAYERS, 1))[0]
+    alone = in_a_process(_peaks, WEIGHTS, "pytorch", "plain", layout_of(1, 1, LAYERS, 1))[0]
     weights = LAYERS * WEIGHTS.width * (WEIGHTS.width + 1) * 4
     rows, ratios = [("one", "", f"{alone / MIB:.0f}", "", "", "")], []
     for distance in DISTANCES[:1] if quick else DISTANCES:
         layout = layout_of(WORKERS, 1, LAYERS, 1, distance)
-        mean = sum(_in_a_process(_peaks, WEIGHTS, "pytorch", "plain", layout)) / WORKERS
+        mean = sum(in_a_process(_peaks, WEIGHTS, "pytorch", "plain", layout)) / WORKERS
         # The weights of the last push are in the memory of a stage alone on a CPU, too.
         versions = client_versions(distance) - 1 + server_versions(WORKERS, distance) / WORKERS
         most = alone + versions * weights
@@ -176,7 +176,7 @@ def servers(quick: bool = False) -> Table:
     )
 
 
-def _in_a_process(work: Callable[..., Any], *given: Any) -> Any:
+def in_a_process(work: Callable[..., Any], *given: Any) -> Any:
     """Call a function in a new process, which has no memory of earlier ones."""
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         return pool.submit(work, *given).result()

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from stage_memory_bench import in_a_process
 from tables import Figure, Table
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -31,8 +32,6 @@ ROUNDS = 3
 """Turns in each process pair, and how often all ways are measured, in changing order."""
 WITHIN, BETWEEN, GLOO = "within a node", "between nodes", "Gloo"
 KIND = "forward"
-
-There = Callable[[], None]
 
 
 def table(quick: bool = False) -> Table:
@@ -66,27 +65,20 @@ def table(quick: bool = False) -> Table:
 
 
 def _within() -> list[float]:
-    return _in_a_process(_by_transport, ["node1", "node1"])
+    return in_a_process(_by_transport, ["node1", "node1"])
 
 
 def _between() -> list[float]:
-    return _in_a_process(_by_transport, ["node1", "node2"])
+    return in_a_process(_by_transport, ["node1", "node2"])
 
 
 def _gloo() -> list[float]:
-    with tempfile.TemporaryDirectory() as folder:
-        context = get_context("spawn")
-        with ProcessPoolExecutor(2, context) as pool:
-            found = list(pool.map(_by_gloo, (0, 1), (folder, folder)))
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(2, get_context("spawn")) as pool:
+        found = list(pool.map(_by_gloo, (0, 1), (folder, folder)))
     return found[0]
 
 
 WAYS: dict[str, Callable[[], list[float]]] = {WITHIN: _within, BETWEEN: _between, GLOO: _gloo}
-
-
-def _in_a_process(work: Callable[..., Any], *given: Any) -> Any:
-    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-        return pool.submit(work, *given).result()
 
 
 def _by_transport(nodes: list[str]) -> list[float]:

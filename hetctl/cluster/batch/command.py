@@ -21,6 +21,7 @@ IGNORED = ("SQUEUE_", "SACCT_", "SBATCH_JOB_NAME", "SBATCH_ARRAY_INX")
 """Prefixes of the user's default options, removed since they could hide or rename jobs, or create arrays."""
 
 INTERRUPTING = (signal.SIGINT, signal.SIGTERM)
+"""Signals that wait while a command is started."""
 
 
 @dataclass(frozen=True)

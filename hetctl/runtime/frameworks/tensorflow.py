@@ -27,7 +27,7 @@ from hetctl.runtime.frameworks.keras_chain import KerasChain
 from hetctl.runtime.frameworks.keras_model import compiled_model
 from hetctl.runtime.frameworks.keras_network import KerasNetwork, horovod, make_variables
 from hetctl.runtime.frameworks.stage_network import NodeMemory
-from hetctl.runtime.frameworks.tensorflow_memory import GPU, forget_custom_gradients, memory_gauge
+from hetctl.runtime.frameworks.tensorflow_memory import GPU, memory_gauge, unused_gradients_released
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import CollectiveGroup, Group
 from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
@@ -181,9 +181,9 @@ class TensorFlow:
 
     def clear(self) -> None:
         """Delete graphs and names, and collect their garbage."""
-        forget_custom_gradients()
-        # It collects garbage itself: a second collection found nothing, and took 3 ms.
-        keras.backend.clear_session()
+        with unused_gradients_released():
+            # It collects garbage itself: a second collection found nothing, and took 3 ms.
+            keras.backend.clear_session()
 
     def _open_rendezvous(self, ranks: int) -> int:
         """Start the server through which the ranks find each other; return its port."""

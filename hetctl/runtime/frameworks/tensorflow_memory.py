@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
 import tensorflow as tf
 from tensorflow.python.framework.ops import gradient_registry
 
@@ -12,6 +18,8 @@ GPU, CPU = "GPU:0", "CPU:0"
 """The only GPU that set_visible_devices() has left, whichever it is on the node, and the CPU."""
 CUSTOM_GRADIENT = "CustomGradient-"
 """Beginning of the names under which TensorFlow registers gradients that are made with a graph."""
+GRADIENTS = "_hetctl_custom_gradients"
+"""Attribute of a graph with what is registered for it."""
 POOLED_BYTES = 2**20
 """Size of a tensor in oneDNN's pool, which leaves those below 256 KiB to the C library."""
 
@@ -74,13 +82,43 @@ def has_pool() -> bool:
     return counted >= int(tf.size(tensor))
 
 
-def forget_custom_gradients() -> None:
-    """Forget the gradients that were made with the graphs of earlier members.
+@contextmanager
+def unused_gradients_released() -> Iterator[None]:
+    """Let garbage be collected that TensorFlow's registry of gradients refers to.
 
-    TensorFlow keeps each call of `tf.custom_gradient` in a graph for good, and with it the graph, its weights
-    and the optimizer's state. Every compiled step has one: Keras' optimizers call `all_reduce` of a
-    `ReplicaContext`. They are looked up only while a graph is made.
+    TensorFlow registers each call of `tf.custom_gradient` in a graph for good, and with it the graph, its
+    weights and the optimizer's state. Every compiled step has one: Keras' optimizers call `all_reduce` of a
+    `ReplicaContext`. Meanwhile the graphs alone refer to their gradients; those of graphs that are in use
+    otherwise are registered again, since their backward passes may still have to be made.
     """
     registered = gradient_registry._registry
+    graphs = []
     for name in [name for name in registered if name.startswith(CUSTOM_GRADIENT)]:
-        del registered[name]
+        if (graph := _graph_of(registered[name]["type"])) is not None:
+            setattr(graph, GRADIENTS, {**getattr(graph, GRADIENTS, {}), name: registered.pop(name)})
+            graphs.append(weakref.ref(graph))
+            del graph
+    try:
+        yield
+    finally:
+        for reference in graphs:
+            if (graph := reference()) is not None:
+                registered.update(getattr(graph, GRADIENTS))
+
+
+def _graph_of(gradient: Callable[..., Any]) -> Any:
+    """Return the graph for which a gradient was made, None if it is not found.
+
+    It is that of the results, to which the function that is called by the registered one refers.
+    """
+    functions: list[Callable[..., Any]] = [gradient]
+    functions += filter(inspect.isfunction, _captured(gradient))
+    captured = tf.nest.flatten([list(_captured(function)) for function in functions])
+    return next((one.graph for one in captured if tf.is_tensor(one) and tf.is_symbolic_tensor(one)), None)
+
+
+def _captured(function: Callable[..., Any]) -> Iterator[Any]:
+    """Yield the values of a function's closure."""
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # It has no value yet.
+            yield cell.cell_contents

@@ -112,3 +112,21 @@ def test_a_network_that_is_kept_trains_on_with_another_batch():
     FRAMEWORK.clear()
     losses += [float(step(tf.ones((rows, WIDTH)), tf.ones((rows, 2)))["loss"]) for rows in (8, 3)]
     assert losses[2] < losses[1] < losses[0]
+
+
+def test_a_function_that_was_only_called_gets_its_gradient_later():
+    tf = pytest.importorskip("tensorflow")
+    from hetctl.runtime.frameworks.tensorflow import FRAMEWORK
+
+    @tf.function(autograph=False)
+    def squashed(x):
+        return tf.nn.silu(x)
+
+    x = tf.zeros((3,))
+    squashed(x)
+    for _ in range(2):
+        FRAMEWORK.clear()
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = squashed(x)
+    assert tape.gradient(y, x).numpy().tolist() == [0.5, 0.5, 0.5]
