@@ -56,11 +56,16 @@ class GpuManager:
         self._ever_slower |= seconds[:, None] > seconds[None, :]
         if self._have_conditions_changed():
             self._enter(0)
+        straggler = int(seconds.argmax())
+        faster = self._faster(observations, straggler)
         # After the step's size: the leader must have room for a step of that size.
-        leader, straggler = self._leader(observations), int(seconds.argmax())
+        able = [worker for worker in faster if self.batches[worker] + self._step <= self._limits[worker]]
+        leader = min(able, key=lambda worker: seconds[worker], default=straggler)
+        if not faster:
+            return self.batches  # as after a tie
         if self.batches[straggler] <= self._step:
             self._stop_at(straggler)
-        elif leader is None or leader == straggler:
+        elif not able:
             self._enter_finer()  # others may hold a few samples more
         elif self._always_faster(leader, straggler):
             self._move(straggler, leader)
@@ -101,15 +106,14 @@ class GpuManager:
         else:
             self._warn(straggler)
 
-    def _leader(self, observations: Sequence[Observation]) -> int | None:
-        """Return the fastest worker that can hold more samples (Algorithm 2, line 5); None if none can."""
-        able = [
+    def _faster(self, observations: Sequence[Observation], straggler: int) -> list[int]:
+        """Return the workers that took less time than the straggler and have free memory (line 5)."""
+        return [
             worker
             for worker, seen in enumerate(observations)
-            # Line 5: a GPU with less than 5 % of its memory free might run out of it.
-            if seen.memory <= FULL_MEMORY and self.batches[worker] + self._step <= self._limits[worker]
+            # A GPU with less than 5 % of its memory free might run out of it.
+            if seen.memory <= FULL_MEMORY and seen.seconds < observations[straggler].seconds
         ]
-        return min(able, key=lambda worker: observations[worker].seconds, default=None)
 
     def _always_faster(self, leader: int, straggler: int) -> bool:
         window = self._recent[-self._window :]

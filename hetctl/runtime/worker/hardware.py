@@ -32,6 +32,10 @@ def gpu_and_driver() -> tuple[str, str]:
     return _processor(), f"Linux {platform.release()}"
 
 
+_earlier_peak = 0
+"""Peak of memory on the GPU between `reset_peak_memory` and the last `peak_of_last_steps`, in bytes."""
+
+
 def peak_memory() -> int:
     """Return the peak of memory since `reset_peak_memory` in bytes: on the GPU or of the process."""
     return max(peak_gpu_memory(), peak_of_process())
@@ -39,11 +43,13 @@ def peak_memory() -> int:
 
 def reset_peak_memory() -> None:
     """Restart the measurement of the peak of memory, as far as kernel and framework support it."""
+    global _earlier_peak
     with suppress(OSError):
         # 5 resets VmHWM, the peak of resident memory (proc(5)).
         Path("/proc/self/clear_refs").write_text("5")
     for framework in loaded_frameworks():
         framework.reset_peak_memory()
+    _earlier_peak = 0
 
 
 def peak_of_process() -> int:
@@ -56,8 +62,19 @@ def peak_of_process() -> int:
 
 
 def peak_gpu_memory() -> int:
-    """Return the framework's peak of memory on its GPU in bytes; 0 without a GPU."""
-    return max((framework.peak_gpu_memory() for framework in loaded_frameworks()), default=0)
+    """Return the peak of memory on the GPU since `reset_peak_memory` in bytes; 0 without a GPU."""
+    return max([_earlier_peak, *(framework.peak_gpu_memory() for framework in loaded_frameworks())])
+
+
+def peak_of_last_steps() -> int:
+    """Return the peak of memory on the GPU since the last call in bytes; 0 without a GPU."""
+    global _earlier_peak
+    peak = 0
+    for framework in loaded_frameworks():
+        peak = max(peak, framework.peak_gpu_memory())
+        framework.reset_peak_memory()
+    _earlier_peak = max(_earlier_peak, peak)
+    return peak
 
 
 def loaded_frameworks() -> Iterator[Framework]:
@@ -80,13 +97,14 @@ class NodeLoad:
     def sample(self) -> tuple[float, float]:
         """Return the share of the node's cores that other processes leave, and that of memory in use.
 
-        The node's own are those of the last `SAMPLE_EVERY_S`; on a GPU, memory counts at its peak.
+        The node's own are those of the last `SAMPLE_EVERY_S`; on a GPU, memory counts at its peak since the
+        last call. Before that a worker may have had larger batches, which it could have again.
         """
         now = time.monotonic()
         # A sample reads files of /proc, which takes longer than the rest of a step's accounting.
         if now - self._sampled_at[0] >= SAMPLE_EVERY_S:
             self._sample(now, time.process_time())
-        return self._available, peak_gpu_memory() / self._gpu_bytes if self._gpu_bytes else self._used
+        return self._available, peak_of_last_steps() / self._gpu_bytes if self._gpu_bytes else self._used
 
     def _sample(self, now: float, own: float) -> None:
         sampled_at, own_before = self._sampled_at

@@ -39,6 +39,28 @@ def test_only_the_fastest_and_the_slowest_change():
     assert manager.batches == (32, 37, 27)
 
 
+def test_after_a_tie_steps_are_still_coarse():
+    manager = GpuManager((32, 32))
+    assert seen(manager, 1.0, 1.0) == (32, 32)
+    for _ in range(5):
+        seen(manager, 1.0, 2.0)
+    assert manager.batches == (37, 27)
+
+
+def test_small_batches_that_tie_are_no_stragglers():
+    manager = GpuManager((4, 4))
+    assert seen(manager, 1.0, 1.0) == (4, 4)
+    assert manager.warnings == ()
+
+
+def test_after_full_memories_steps_are_still_coarse():
+    manager = GpuManager((32, 32))
+    seen(manager, 1.0, 2.0, memory=[0.99, 0.5])
+    for _ in range(4):
+        seen(manager, 1.0, 2.0)
+    assert manager.batches == (37, 27)
+
+
 def test_after_an_oscillation_steps_are_fine():
     manager = GpuManager((32, 32))
     for _ in range(5):

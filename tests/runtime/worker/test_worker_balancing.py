@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pickle
+import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from thread_groups import groups_of_threads
@@ -12,6 +14,7 @@ from thread_groups import groups_of_threads
 from hetctl.methods.balance.drift import LASTING, WINDOW
 from hetctl.methods.balance.observation_log import ManagerStart, line_of, records_in, replay
 from hetctl.methods.balance.predictors import learner
+from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.training_settings import AUTO, ON, BalanceSettings
 from hetctl.runtime.worker.background_training import DUTY, BackgroundTraining
 from hetctl.runtime.worker.balancing import WARM_UP, Balance, BalanceLeader, Balancer
@@ -124,6 +127,46 @@ def test_ranks_agree_on_sizes_that_fit_their_speeds(manager):
     assert sizes[-1] == pytest.approx((48, 16), abs=2)
     assert records.reasons == ["balance: on"]
     assert records.sizes[-1] == sizes[-1]
+
+
+class Gpus:
+    """GPU of each thread, with memory for 50 samples."""
+
+    def __init__(self):
+        self._own = threading.local()
+
+    def hold(self, samples):
+        self._own.peak = max(samples, self.peak_gpu_memory())
+
+    def gpu_memory(self):
+        return 50
+
+    def peak_gpu_memory(self):
+        return getattr(self._own, "peak", 0)
+
+    def reset_peak_memory(self):
+        self._own.peak = 0
+
+
+@pytest.mark.parametrize("manager", ["curve", "cpu", "gpu"])
+def test_a_rank_that_was_slow_gets_its_samples_back(manager, monkeypatch):
+    for entry in FRAMEWORKS.values():
+        monkeypatch.delitem(sys.modules, entry.module, raising=False)
+    gpus = Gpus()
+    monkeypatch.setitem(sys.modules, FRAMEWORKS["pytorch"].module, SimpleNamespace(FRAMEWORK=gpus))
+
+    def slow_for_a_while(step, batch):
+        gpus.hold(batch)
+        return batch * (0.009 if 200 < step <= 400 else 0.001)
+
+    def steady(_step, batch):
+        gpus.hold(batch)
+        return batch * 0.003
+
+    sizes, *_ = run([slow_for_a_while, steady], 600, manager=manager)
+    assert sizes[199] == pytest.approx((48, 16), abs=2)
+    assert sizes[399] == pytest.approx((16, 48), abs=2)
+    assert sizes[-1] == pytest.approx((48, 16), abs=2)
 
 
 def test_equal_ranks_keep_equal_batches_in_auto_mode():
