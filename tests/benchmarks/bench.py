@@ -405,7 +405,18 @@ DECIDING: dict[str, Section] = {
     "hetpipe-table-4": hetpipe_bench.table_4,
     "hetpipe-figures-5-6": hetpipe_bench.figures_5_and_6,
 }
-SECTIONS = {**PLANNING, **FEEDING, **DECIDING}
+REPLAYS: dict[str, Section] = {
+    "fleet-figure-5-lockstep": lambda quick: replay.figure5(_seeds(quick, 10), lockstep=True),
+    "fleet-figure-5": lambda quick: replay.figure5(_seeds(quick, 10)),
+    "fleet-figure-6": lambda quick: replay.figure6(_seeds(quick, 10)),
+    "fleet-table-3": lambda _quick: replay.table3(),
+    "fleet-table-4": lambda quick: replay.table4(_seeds(quick, 10)),
+    "fleet-scheduling": lambda quick: replay.scheduling(_seeds(quick, 10)),
+    "capes-table-2": lambda _quick: replay.rescaling(),
+    "capes-table-3": lambda quick: replay.capes3(_seeds(quick, 10)),
+    "capes-peaks": lambda quick: replay.peaks(_seeds(quick, 10)),
+}
+SECTIONS = {**PLANNING, **FEEDING, **DECIDING, **REPLAYS}
 
 
 def measured(names: Iterable[str], quick: bool = False) -> list[Table]:

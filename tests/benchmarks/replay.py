@@ -1,11 +1,7 @@
-"""The papers' evaluations simulated: FLEET's figures 5 and 6 and tables 3 and 4, Capes' table 3.
-
-python tests/benchmarks/replay.py [--seeds N]
-"""
+"""The papers' evaluations simulated: FLEET's figures 5 and 6 and tables 3 and 4, Capes' table 3."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Sequence
 from functools import cache
@@ -208,17 +204,3 @@ def _with_spread(values: Sequence[float], digits: int) -> str:
 
 def _numbers(values: Sequence[float]) -> Row:
     return tuple(f"{value:.0f}" for value in values)
-
-
-def main() -> None:
-    """Print all tables."""
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--seeds", type=int, default=len(SEEDS))
-    seeds = range(parser.parse_args().seeds)
-    for table in (figure5(seeds), figure5(seeds, lockstep=True), figure6(seeds), table3(), table4(seeds)):
-        print(f"{table}\n")
-    print(f"{scheduling(seeds)}\n\n{rescaling()}\n\n{capes3(seeds)}\n\n{peaks(seeds)}")
-
-
-if __name__ == "__main__":
-    main()

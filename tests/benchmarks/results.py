@@ -1,12 +1,15 @@
-"""Write docs/results.md anew, with its pictures: ``python tests/benchmarks/results.py``.
+"""Write docs/results.md, with its pictures: ``python tests/benchmarks/results.py [SECTION ..]``.
 
-The text between the tables is in results.md beside this file.
+The text between the tables is in results.md beside this file. With sections named, only those are measured;
+all other tables stay as they are on the page, each behind a comment with the name of its section.
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 
@@ -22,37 +25,53 @@ from matplotlib.figure import Figure
 
 TEXT = Path(__file__).with_suffix(".md")
 DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / TEXT.name
 DRAWN = ("independent", "flotilla", "static", "fluid")
+PLACES: dict[str, Iterable[str]] = {
+    "limits": bench.PLANNING,
+    "feeding": bench.FEEDING,
+    "deciding": bench.DECIDING,
+    **{name.replace("-", "_"): (name,) for name in bench.REPLAYS},
+}
+"""Sections by the place in the text that has their tables."""
+TABLE = re.compile(
+    r"^<!-- ([\w-]+) -->\n\n(### .*\n(?:\n(?:[^#|<\n].*\n)+)?(?:\n(?:\|.*\n)+)*)", re.MULTILINE
+)
+"""A section's name and its table on the page: a heading, perhaps a note, and blocks of rows."""
 
 
 def main() -> None:
     """Measure, and write when all is there."""
-    parts = (bench.PLANNING, bench.FEEDING, bench.DECIDING)
-    limits, feeding, deciding = (bench.measured(sections) for sections in parts)
-    page = Template(TEXT.read_text(encoding="utf-8")).substitute(
-        limits="\n\n".join(map(str, limits)),
-        feeding="\n\n".join(map(str, feeding)),
-        deciding="\n\n".join(map(str, deciding)),
-        seeds=len(replay.SEEDS),
-        speedups=replay.figure5(),
-        lockstep=replay.figure5(lockstep=True),
-        waiting=replay.figure6(),
-        seed=replay.SEEDS[0],
-        spread=replay.table3(),
-        totals=replay.table4(),
-        checkpoint=f"{replay.CHECKPOINT_S:g}",
-        scheduling=replay.scheduling(),
-        rescaling=replay.rescaling(),
-        hours=replay.capes3(),
-        peaks=replay.peaks(),
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("sections", nargs="*", metavar="SECTION", help=f"of: {', '.join(bench.SECTIONS)}")
+    parser.add_argument("--text", action="store_true", help="measure nothing: only the text is new")
+    wishes = parser.parse_args()
+    names = wishes.sections or [*bench.SECTIONS] * (not wishes.text)
+    if unknown := set(names) - set(bench.SECTIONS):
+        parser.error(f"unknown section {', '.join(sorted(unknown))}")
+    tables = tables_of(PAGE.read_text(encoding="utf-8"))
+    tables |= {name: str(table) for name, table in zip(names, bench.measured(names), strict=True)}
+    page = filled(TEXT.read_text(encoding="utf-8"), tables)
     with matplotlib.rc_context({"svg.hashsalt": "results", "svg.fonttype": "none"}):
-        draw_ratios(DOCS / "images" / "ratios.svg")
-        planning_time.plot(bench.plan_times(planning_time.SIZES), planning_time.IMAGE)
-    accuracy_bench.plot(accuracy_bench.IMAGE)
-    coordination_bench.plot(coordination_bench.IMAGE)
-    stage_accuracy_bench.plot(stage_accuracy_bench.IMAGE)
-    (DOCS / TEXT.name).write_text(page, encoding="utf-8")
+        for name in PICTURES.keys() & set(names):
+            PICTURES[name]()
+    PAGE.write_text(page, encoding="utf-8")
+
+
+def tables_of(page: str) -> dict[str, str]:
+    """Return the tables of a page by section."""
+    return {name: table.rstrip("\n") for name, table in TABLE.findall(page + "\n")}
+
+
+def filled(text: str, tables: Mapping[str, str]) -> str:
+    """Set the tables into the text, each behind its section's name."""
+    parts = {
+        place: "\n\n".join(f"<!-- {name} -->\n\n{tables[name]}" for name in names)
+        for place, names in PLACES.items()
+    }
+    return Template(text).substitute(
+        parts, seeds=len(replay.SEEDS), seed=replay.SEEDS[0], checkpoint=f"{replay.CHECKPOINT_S:g}"
+    )
 
 
 def draw_ratios(path: Path, seeds: Sequence[int] = replay.SEEDS) -> None:
@@ -70,6 +89,15 @@ def draw_ratios(path: Path, seeds: Sequence[int] = replay.SEEDS) -> None:
     axes.legend(fontsize=8, frameon=False)
     figure.savefig(path, metadata={"Date": None})
 
+
+PICTURES: dict[str, Callable[[], None]] = {
+    "clairvoyant": lambda: draw_ratios(DOCS / "images" / "ratios.svg"),
+    "planning": lambda: planning_time.plot(bench.plan_times(planning_time.SIZES), planning_time.IMAGE),
+    "balance-accuracy": lambda: accuracy_bench.plot(accuracy_bench.IMAGE),
+    "coordination": lambda: coordination_bench.plot(coordination_bench.IMAGE),
+    "stages-accuracy": lambda: stage_accuracy_bench.plot(stage_accuracy_bench.IMAGE),
+}
+"""By the section whose values they show."""
 
 if __name__ == "__main__":
     main()

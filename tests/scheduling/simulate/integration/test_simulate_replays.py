@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import statistics
-from pathlib import Path
 
 import capes
 import fleet
 import pytest
 import replay
+import results
 
-ROOT = Path(__file__).parents[4]
-PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+PAGE = results.PAGE.read_text(encoding="utf-8")
 OWN, LOCKSTEP = "each member at its own pace", "every member of a flotilla at the slowest one's pace"
 FIXED = ("fixed-8", "fixed-4", "fixed-2", "fixed-1")
 
@@ -125,7 +124,5 @@ def test_hours_without_contention_agree_with_the_paper() -> None:
     assert {name: rows[name]["none"] for name in paper} == pytest.approx(paper, rel=0.05)
 
 
-def test_the_page_has_the_present_text_of_the_tables() -> None:
-    text = (ROOT / "tests" / "benchmarks" / "results.md").read_text(encoding="utf-8")
-    paragraphs = [paragraph for paragraph in text.split("\n\n") if "$" not in paragraph]
-    assert [paragraph for paragraph in paragraphs if paragraph.strip() not in PAGE] == []
+def test_the_page_is_its_text_around_its_tables() -> None:
+    assert results.filled(results.TEXT.read_text(encoding="utf-8"), results.tables_of(PAGE)) == PAGE
