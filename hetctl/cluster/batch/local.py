@@ -18,7 +18,7 @@ from typing import TypeVar
 from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
 from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
 from hetctl.cluster.batch.slots import FOLDER_VARIABLE, lock_folder
-from hetctl.cluster.batch.submitit_jobs import write_call
+from hetctl.cluster.batch.submitit_jobs import setup_lines, write_call
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.serialization import decode, encode
@@ -104,7 +104,7 @@ class LocalBatch:
     def _start_call(self, call: FunctionCall, job: str, argument: str, after: str | None) -> None:
         write_call(call.folder, call.function, argument, job, call.wall_s)
         script = call.folder / f"{job}.sh"
-        write_private(script, _function_script(call.folder, job))
+        write_private(script, _function_script(call, job))
         options = [f"--wall={call.wall_s}", *_slots(call.site, call.site.gpus), *_after(after)]
         self._start(job, script, options, call.folder / f"{job}_0_log.out")
 
@@ -211,13 +211,15 @@ def _end(claimed: Claim) -> None:
             os.killpg(claimed.script.pid, signal.SIGKILL)
 
 
-def _function_script(folder: Path, job: str) -> str:
+def _function_script(call: FunctionCall, job: str) -> str:
     variables = {**SUBMITIT_ENVIRONMENT, "SUBMITIT_LOCAL_JOB_ID": job}
     lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    program = [sys.executable, "-u", "-m", "submitit.core._submit", str(folder)]
+    program = [sys.executable, "-u", "-m", "submitit.core._submit", str(call.folder)]
     # submitit 1.5.4 writes pickles with mode 0644 under the usual umask, and whoever can change one runs code
     # as this user; exec lets SIGTERM reach Python instead of a waiting shell.
-    return "\n".join(["#!/bin/bash", "umask 077", *lines, f"exec {shlex.join(program)}", ""])
+    return "\n".join(
+        ["#!/bin/bash", "umask 077", *setup_lines(call.site), *lines, f"exec {shlex.join(program)}", ""]
+    )
 
 
 T = TypeVar("T")

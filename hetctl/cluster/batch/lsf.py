@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hetctl.cluster.batch.base import FunctionCall, JobRequest
@@ -25,11 +25,10 @@ from hetctl.cluster.batch.lsf_commands import (
     parse_found_gone,
     parse_job_id,
 )
-from hetctl.cluster.batch.submitit_jobs import array_elements, submit_function
+from hetctl.cluster.batch.submitit_jobs import array_elements, setup_lines, submit_function
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
-from hetctl.model.site import Site
 
 FIRST_ELEMENT = 1
 """Index of the first element of LSF's arrays."""
@@ -64,7 +63,7 @@ class LsfBatch:
             "lsf_array_parallelism": call.max_concurrent,
             "lsf_queue": call.queue.name,
             "lsf_project": site.account,
-            "lsf_setup": list(_setup(site)),
+            "lsf_setup": setup_lines(site),
             "lsf_options": [word for line in site.directives for word in shlex.split(line)],
         }
         return submit_function(call, "lsf", parameters, AMBIGUOUS)
@@ -102,13 +101,6 @@ class LsfBatch:
         # bkill fails if one of several jobs has ended already, although it kills the others.
         if answer.code != 0 and [line for line in lines if line.strip() and not _has(line, OVER_ALREADY)]:
             raise BatchSystemError(f"bkill failed ({answer.code}): {answer.error_tail}")
-
-
-def _setup(site: Site) -> Iterator[str]:
-    """Return the shell lines that a function's job begins with."""
-    yield from (f"unset {variable}" for variable in LAUNCHERS[site.launcher].fails_with)
-    yield from site.setup
-    yield from (f"export {key}={shlex.quote(value)}" for key, value in site.environment.items())
 
 
 def _has(line: str, parts: Sequence[str]) -> bool:

@@ -31,7 +31,7 @@ from hetctl.cluster.batch.slurm_commands import (
     sinfo_command,
     squeue_command,
 )
-from hetctl.cluster.batch.submitit_jobs import array_elements, submit_function
+from hetctl.cluster.batch.submitit_jobs import array_elements, setup_lines, submit_function
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobState, JobStatus
 
@@ -93,11 +93,7 @@ class SlurmBatch:
             "slurm_mem": f"{site.memory_per_node // 2**20}M",
             f"slurm_{site.queue_option}": call.queue.name,
             "slurm_account": site.account,
-            "slurm_setup": [
-                *site.setup,
-                *(f"export {k}={shlex.quote(v)}" for k, v in site.environment.items()),
-            ]
-            or None,
+            "slurm_setup": setup_lines(site) or None,
             "slurm_gres": f"gpu:{site.gpus_per_node}" if site.device == "gpu" else None,
             "slurm_additional_parameters": {
                 # Steps inherit most options of a job, --cpus-per-task among

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +12,9 @@ from typing import Any
 
 from hetctl.cluster.batch.base import FunctionCall, SubmissionInDoubtError
 from hetctl.cluster.batch.command import DOUBT
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.errors import BadInputError, BatchSystemError
+from hetctl.model.site import Site, yields
 from hetctl.storage.atomic_io import make_private_folder
 
 
@@ -43,6 +46,14 @@ def submit_function(
             if _in_doubt(error, ambiguous):
                 raise SubmissionInDoubtError(message, DOUBT) from None
             raise BatchSystemError(message) from None
+
+
+def setup_lines(site: Site) -> list[str]:
+    """Return the shell lines that a function's job begins with, in the order of ``templates/base.sh.j2``."""
+    fails = [f"unset {variable}" for variable in LAUNCHERS[site.launcher].fails_with]
+    # Those of communication libraries are set for the job's steps, unless `setup` or the user has set them.
+    own = {name: value for name, value in site.environment.items() if not yields(name)}
+    return [*fails, *site.setup, *(f"export {name}={shlex.quote(value)}" for name, value in own.items())]
 
 
 def write_call(folder: Path, function: Callable[[str], Any], argument: str, job: str, wall_s: int) -> None:

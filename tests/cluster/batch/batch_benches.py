@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.cluster.batch.base import FunctionCall, JobRequest
@@ -66,12 +67,10 @@ class Bench:
         self.jobs.append(self.batch.submit(self.request(name, text, wall_s, after)))
         return self.jobs[-1]
 
-    def call(self, function, *arguments, max_concurrent=None) -> tuple[str, ...]:
-        calls = self.folder / "calls"
+    def call(self, function, *arguments, max_concurrent=None, **of_site) -> tuple[str, ...]:
+        calls, site = self.folder / "calls", replace(self.site, **of_site)
         name = self.named("call")
-        call = FunctionCall(
-            function, arguments, calls, name, self.site, self.site.queues[0], 1, 600, max_concurrent
-        )
+        call = FunctionCall(function, arguments, calls, name, site, site.queues[0], 1, 600, max_concurrent)
         jobs = self.batch.call(call)
         self.jobs += jobs
         return jobs

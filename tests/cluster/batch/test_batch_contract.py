@@ -130,6 +130,21 @@ def test_a_function_runs_as_a_job(bench):
     assert not [p for p in (bench.folder / "calls").glob("*.pkl") if p.stat().st_mode & 0o077]
 
 
+def test_setup_outranks_the_defaults_of_a_site_in_functions(bench):
+    found = bench.folder / "environment"
+    (job,) = bench.call(
+        os.system,
+        f"env >{found}",
+        setup=("export NCCL_SOCKET_IFNAME=hsn0", "export NOTE=setup"),
+        environment={"NCCL_SOCKET_IFNAME": "hsn0,hsn1", "FI_CXI_ATS": "0", "NOTE": "of the site"},
+    )
+    assert bench.end_of(job).state is JobState.FINISHED
+    lines = found.read_text().splitlines()
+    # As in the scripts of runs: the driver sets the defaults for its steps alone.
+    assert {"NCCL_SOCKET_IFNAME=hsn0", "NOTE=of the site"} <= set(lines)
+    assert not [line for line in lines if line.startswith("FI_CXI_ATS")]
+
+
 def test_a_function_that_raises_has_failed(bench):
     (job,) = bench.call(os.rmdir, str(bench.folder / "nowhere"))
     assert bench.end_of(job).state is JobState.FAILED
