@@ -11,7 +11,8 @@ class ExitReason(enum.Enum):
     FINISHED: the member has converged. STOPPED: it left with a checkpoint, because the driver or SIGTERM
     requested it, because no further epoch fitted, or because it was forced to leave. TIME, PREEMPTED,
     CANCELLED: the batch system ended it with its job. NOT_LAUNCHED: the batch system did not answer the
-    launcher, or started agents on other nodes. HUNG: no rank sent a heartbeat.
+    launcher, or started agents on other nodes. DISK_ERROR: the file system did not answer for minutes. HUNG:
+    no rank sent a heartbeat.
     """
 
     FINISHED = "finished"
@@ -23,6 +24,7 @@ class ExitReason(enum.Enum):
     NODE_FAILURE = "node-failure"
     OUT_OF_MEMORY = "out-of-memory"
     DISK_FULL = "disk-full"
+    DISK_ERROR = "disk-error"
     HUNG = "hung"
     KILLED = "killed"
     PROGRAM_ERROR = "program-error"
@@ -42,8 +44,13 @@ FREE_NODE_FAILURES = 3
 JOB_FATAL = frozenset({ExitReason.TIME, ExitReason.PREEMPTED, ExitReason.CANCELLED, ExitReason.DISK_FULL})
 """Reasons that would end every other task of the job, too."""
 
-# 71 and 74 are EX_OSERR and EX_IOERR of sysexits.h; 75 below is EX_TEMPFAIL.
-EXIT_CODES = {ExitReason.PROGRAM_ERROR: 1, ExitReason.OUT_OF_MEMORY: 71, ExitReason.DISK_FULL: 74}
+# 71, 73 and 74 are EX_OSERR, EX_CANTCREAT and EX_IOERR of sysexits.h; 75 below is EX_TEMPFAIL.
+EXIT_CODES = {
+    ExitReason.PROGRAM_ERROR: 1,
+    ExitReason.OUT_OF_MEMORY: 71,
+    ExitReason.DISK_ERROR: 73,
+    ExitReason.DISK_FULL: 74,
+}
 """Exit codes of ranks by reason."""
 
 LOST_PEER = 75

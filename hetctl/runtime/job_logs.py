@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 from pathlib import Path
 from typing import BinaryIO
 
 from hetctl.model.exit_reason import ExitReason
-
-# EDQUOT: the quota is used up. EFBIG: the limit of a file's size is reached (write(2), RLIMIT_FSIZE).
-DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+from hetctl.storage.disk_errors import DISK_FULL_ERRORS, is_transient
 
 LONGEST_OUTPUT = 2**18
 """Bytes at the end of a log that are searched for the cause of a step's end."""
@@ -27,11 +24,9 @@ def log_line(text: str) -> None:
 
 def disk_error_reason(error: OSError) -> str:
     """Return the reason of a job's end for an error of the disk."""
-    return (
-        ExitReason.DISK_FULL.value
-        if error.errno in DISK_FULL_ERRORS
-        else f"{error.strerror}: {error.filename}"
-    )
+    if error.errno in DISK_FULL_ERRORS:
+        return ExitReason.DISK_FULL.value
+    return ExitReason.DISK_ERROR.value if is_transient(error) else f"{error.strerror}: {error.filename}"
 
 
 def private_log(path: Path) -> BinaryIO:
@@ -48,9 +43,18 @@ def append(log: Path, text: str) -> None:
 
 def end_of(log: Path, start: int) -> str:
     """Return the end of what was written to a log after offset `start`; the log may not exist yet."""
-    if not log.exists():
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(start, size - LONGEST_OUTPUT))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
         return ""
-    with log.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(start, size - LONGEST_OUTPUT))
-        return file.read().decode(errors="replace")
+
+
+def length_of(log: Path) -> int:
+    """Return the length of a log in bytes; 0 if it does not exist yet."""
+    try:
+        return log.stat().st_size
+    except FileNotFoundError:
+        return 0

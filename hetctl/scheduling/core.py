@@ -26,8 +26,8 @@ from hetctl.scheduling.rounds import DEADLINE, SIGNAL, OpenRound, RunningTask, r
 
 POLL_S = 0.05
 """Least time between two calls of the planner, in seconds; changes meanwhile are handled together."""
-LAUNCH_PAUSE_S = 5.0
-"""Pause in seconds before the next start if the batch system did not answer the launcher."""
+LAUNCH_PAUSES_S = {ExitReason.NOT_LAUNCHED: 5.0, ExitReason.DISK_ERROR: 30.0}
+"""Pauses in seconds before the next start after the end of a task, if this could end the next one, too."""
 DEFER_SHARE = 0.005
 """Share of a job's time during which the planner is not called for members that were left out.
 
@@ -184,8 +184,8 @@ class Core:
         """End the job or delay the next launch if the end of a task requires it."""
         if event.reason in JOB_FATAL:
             self._end(event.reason.value)
-        elif event.reason is ExitReason.NOT_LAUNCHED:
-            self._launch_from_s = event.now_s + LAUNCH_PAUSE_S
+        elif pause_s := LAUNCH_PAUSES_S.get(event.reason):
+            self._launch_from_s = max(self._launch_from_s, event.now_s + pause_s)
 
     def _on_epoch_done(self, event: events.EpochDone) -> None:
         """Call an elastic planner again if a member's rate differs much from the planned one."""

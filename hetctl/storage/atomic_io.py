@@ -1,13 +1,17 @@
-"""Files and folders that only their owner can read, written completely or not at all."""
+"""Files and folders that only their owner can read, written completely and durably or not at all."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
+"""Errors for folders that cannot be synced: fsync(2) does not have it there, or they cannot be opened."""
 
 
 def make_private_folder(path: Path) -> Path:
@@ -20,32 +24,59 @@ def make_private_folder(path: Path) -> Path:
         # The umask may take bits from the mode of mkdir(2), hence chmod(2).
         folder.mkdir(mode=0o700, exist_ok=True)
         folder.chmod(0o700)
+        sync_folder(folder.parent)
     return missing[0] if missing else path
+
+
+def sync_folder(path: Path) -> None:
+    """Wait until the names in a folder are on the disk: new files, and those that were renamed."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in NO_SYNC:
+            raise
 
 
 @contextmanager
 def private_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` atomically at the end, readable by the owner alone.
 
-    A reader never sees a partial file. After an error the old file is still there.
+    A reader never sees a partial file, and after the end a crash of the node restores no earlier one. After
+    an error the old file is still there, or the new one is complete.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with unfinished_file(path.with_name(f".{path.name}.{os.getpid()}.tmp")) as file:
+        yield file
+        give_name(file, path)
+    sync_folder(path.parent)
+
+
+@contextmanager
+def unfinished_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a new file for writing and reading, by the owner alone, which an error removes."""
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(path, "w+b", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             os.fchmod(file.fileno(), 0o600)
             yield file
-            file.flush()
-            # rename(2) is atomic for readers, but does not order data: after a crash the file could be empty.
-            os.fsync(file.fileno())
-        temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
         raise
 
 
+def give_name(file: BinaryIO, path: Path) -> None:
+    """Give an open file its name once its data are on the disk; the name is there after `sync_folder`."""
+    file.flush()
+    # rename(2) is atomic for readers, but does not order data: after a crash the file could be empty.
+    os.fsync(file.fileno())
+    Path(file.name).replace(path)
+
+
 def write_private(path: Path, text: str) -> None:
-    """Replace a file atomically, readable by the owner alone; a reader never sees a partial file."""
+    """Replace a file as `private_file` does."""
     with private_file(path) as file:
         file.write(text.encode())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
@@ -14,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.model.events import Event, in_order
+from hetctl.storage.atomic_io import sync_folder
+from hetctl.storage.disk_errors import AT_ONCE, Patience
 
 HEAD = b'{"kind": '
 """Beginning of every line of an event file."""
@@ -30,6 +33,11 @@ class EventWriter:
         Index of the round that all its events belong to; None if there are no rounds.
     on_written : callable
         Function called after each event is on disk, with the length of the file in bytes.
+
+    Attributes
+    ----------
+    patience : Patience
+        Patience with a file system that does not answer.
     """
 
     def __init__(
@@ -38,8 +46,10 @@ class EventWriter:
         source: str,
         round_index: int | None = None,
         on_written: Callable[[int], None] = lambda _: None,
+        patience: Patience = AT_ONCE,
     ) -> None:
         self.path = folder / f"{source}.jsonl"
+        self.patience = patience
         self._common = {} if round_index is None else {"round": round_index}
         self._on_written = on_written
         self._lock = threading.Lock()
@@ -50,31 +60,64 @@ class EventWriter:
         Raises
         ------
         OSError
-            If the disk is full or read-only; then nothing is written.
+            If the disk is full, then nothing is written; or if it does not answer for longer than `patience`.
         """
         event = {"kind": kind, "time": time.time(), **self._common, **data}
-        line = (json.dumps(event, allow_nan=False) + "\n").encode()
+        append = _Append(self.path, (json.dumps(event, allow_nan=False) + "\n").encode())
         with self._lock:
-            self._on_written(self._append(line))
+            self._on_written(self.patience.call(append))
 
-    def _append(self, line: bytes) -> int:
-        """Append a line; return the new length of the file in bytes."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+
+class _Append:
+    """Appending of a line to a file; each call after an error completes what the earlier ones began.
+
+    After an error of write(2) or fsync(2) the line may be in the file, on the disk or not. The data must then
+    be written again: the kernel forgets pages that it could not write, and another fsync(2) would succeed
+    without them. They are written in the same place, so that the file has the line once.
+    """
+
+    def __init__(self, path: Path, line: bytes) -> None:
+        self._path, self._line = path, line
+        self._start: int | None = None
+        """Length of the file before the first attempt: the line is behind it, if anywhere."""
+
+    def __call__(self) -> int:
+        """Write the line to the disk; return the new length of the file in bytes."""
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         try:
             os.fchmod(descriptor, 0o600)
-            if _ends_incomplete(descriptor):
-                line = b"\n" + line
-            # One write(2) with O_APPEND: lines of threads and processes that write at once do not mix.
-            written = os.write(descriptor, line)
-            if written < len(line):
-                # Remove the partial line, or the next event would be appended to it.
-                os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            place = self._found(descriptor)
+            if place is None:
+                self._append(descriptor)
+            else:
+                # pwrite(2) would append in spite of its offset.
+                fcntl.fcntl(descriptor, fcntl.F_SETFL, 0)
+                os.pwrite(descriptor, self._line, place)
             # An epoch that was reported counts as trained, whatever happens to the node afterwards.
             os.fsync(descriptor)
+            if not self._start:
+                sync_folder(self._path.parent)
             return os.fstat(descriptor).st_size
         finally:
             os.close(descriptor)
+
+    def _found(self, descriptor: int) -> int | None:
+        """Return the place of the line in the file; None if it is not there."""
+        length = os.fstat(descriptor).st_size
+        if self._start is None:
+            self._start = length
+            return None
+        place = os.pread(descriptor, max(0, length - self._start), self._start).find(self._line)
+        return None if place < 0 else self._start + place
+
+    def _append(self, descriptor: int) -> None:
+        line = b"\n" + self._line if _ends_incomplete(descriptor) else self._line
+        # One write(2) with O_APPEND: lines of threads and processes that write at once do not mix.
+        written = os.write(descriptor, line)
+        if written < len(line):
+            # Remove the partial line, or the next event would be appended to it.
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
 
 class BestEffortEventWriter(EventWriter):

@@ -38,28 +38,37 @@ class EventFile:
         self.lines = lines
 
     def fresh(self) -> list[Event]:
-        """Read the events of the lines that were completed since the last call."""
+        """Read the events of the lines that were completed since the last call; OSError leaves all unread."""
+        return self.take(self.unread())
+
+    def unread(self) -> bytes:
+        """Return what was appended since the last `take`, up to the end of the last complete line."""
         try:
             # Opened each time, because an NFS client checks on opening whether the file has grown.
             descriptor = os.open(self._path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
-            return []
+            return b""
         try:
             text = _from(descriptor, self.offset)
         finally:
             os.close(descriptor)
-        if b"\n" not in text:
-            return []
-        *lines, incomplete = text.split(b"\n")
+        return text[: text.rfind(b"\n") + 1]
+
+    def take(self, text: bytes) -> list[Event]:
+        """Return the events of a text from `unread`, which counts as read from now on."""
+        lines = text.split(b"\n")[:-1]
         first = self.lines
-        self.offset += len(text) - len(incomplete)
+        self.offset += len(text)
         self.lines += len(lines)
-        return list(parse_events(lines, self._source, first))
+        return list(parse_events(lines, self._source, first)) if lines else []
 
 
 def end_of_file(path: Path, source: str) -> EventFile:
     """Return an event file positioned at its end, as if all of it had been read."""
-    return EventFile(str(path), source, path.stat().st_size if path.exists() else 0)
+    try:
+        return EventFile(str(path), source, path.stat().st_size)
+    except FileNotFoundError:
+        return EventFile(str(path), source)
 
 
 def _from(descriptor: int, offset: int) -> bytes:
@@ -114,21 +123,31 @@ class EventLog:
         ------
         StaleSnapshotError
             If a file is shorter than the part that was read.
+        OSError
+            If a file cannot be read; the next call returns all events of this one.
         """
+        self._lengths |= lengths or {}
         # Once: listing asks the metadata server of a shared file system for the size of every file.
         sources = [] if self._listed else list(self._grown())
-        self._listed = True
+        place = self._driver.offset, self._driver.lines
         driver_events = self._driver.fresh()
         changed = self._update_in_training(driver_events)
         # Opening the files of 1,000 members takes 20 ms, and as many requests to a metadata server.
-        grown = self._in_training if lengths is None else self._expected(lengths)
+        grown = self._in_training if lengths is None else self._expected()
         growing = dict.fromkeys([*sources, *changed, *grown])
         files = [self._file_of(source) for source in growing if _may_name_a_file(source)]
-        return [*driver_events, *(event for file in files for event in file.fresh())]
+        try:
+            texts = [file.unread() for file in files]
+        except OSError:
+            # All files count as read, or none: an error in between must lose no events.
+            self._driver.offset, self._driver.lines = place
+            raise
+        self._listed = True
+        of_members = (event for file, text in zip(files, texts, strict=True) for event in file.take(text))
+        return [*driver_events, *of_members]
 
-    def _expected(self, lengths: Mapping[str, int]) -> list[str]:
+    def _expected(self) -> list[str]:
         """Return sources with grown files; one whose new length is not visible yet (NFS) is tried again."""
-        self._lengths |= lengths
         unread = [source for source, length in self._lengths.items() if length > self._file_of(source).offset]
         self._lengths = {source: self._lengths[source] for source in unread}
         return unread

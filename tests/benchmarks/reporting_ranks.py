@@ -21,6 +21,7 @@ from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Node, Timeouts
 from hetctl.runtime.agent.messages import FROM, AgentFacts
 from hetctl.runtime.driver.rank_pool import RankPool
+from hetctl.runtime.job_logs import private_log
 from hetctl.runtime.transport import Address, Connection, connect
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import writer_of
@@ -70,7 +71,7 @@ def reporting_ranks(
                 pool.start(tasks[allocation.member], allocation.placement)
             agents = {node.name: _agent(files, node.name) for node in nodes}
             events = {a.member: _writer(tasks[a.member], a, agents) for a in allocations}
-            with output_to(files.log):
+            with output_to(private_log(files.log)):
                 _until_all_train(pool, agents)
             with mock.patch("os.fsync"):
                 # Ranks wait for their own nodes' disks: here, that would leave the driver's caches cold.

@@ -17,7 +17,7 @@ from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop
-from hetctl.scheduling.core import LAUNCH_PAUSE_S, POLL_S, Core, JobOptions
+from hetctl.scheduling.core import LAUNCH_PAUSES_S, POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (
     EpochDone,
     JobEnding,
@@ -298,12 +298,13 @@ def test_when_the_job_ends_all_leave_and_the_first_reason_stands(event: Scheduli
     assert bench.at(60.0, *ends)[-1] == EndJob(reason)
 
 
-def test_after_a_failed_launch_nothing_starts_during_the_pause() -> None:
+@pytest.mark.parametrize("reason", list(LAUNCH_PAUSES_S))
+def test_after_a_failed_launch_nothing_starts_during_the_pause(reason) -> None:
     bench = Bench(LOCAL, "a")
     bench.at(0.0)
-    commands = bench.all_at(1.0, TaskEnded(1.0, "a", ExitReason.NOT_LAUNCHED))
-    assert commands == [EndRound(5, "failed"), ScheduleTick(1.0 + LAUNCH_PAUSE_S)]
-    assert list(placed(bench.at(1.0 + LAUNCH_PAUSE_S))) == ["a"]
+    commands = bench.all_at(1.0, TaskEnded(1.0, "a", reason))
+    assert commands == [EndRound(5, "failed"), ScheduleTick(1.0 + LAUNCH_PAUSES_S[reason])]
+    assert list(placed(bench.at(1.0 + LAUNCH_PAUSES_S[reason]))) == ["a"]
 
 
 def test_a_used_up_budget_ends_the_job_before_the_next_round() -> None:

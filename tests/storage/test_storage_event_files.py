@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import stat
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hetctl.storage.disk_errors import Patience
 from hetctl.storage.event_files import EventWriter, read_events, read_folder
 
 
@@ -136,3 +138,62 @@ def test_half_an_event_is_taken_back(tmp_path, monkeypatch):
     assert told == [writer.path.stat().st_size]
     writer.write("third")
     assert [event.kind for event in read_events(writer.path)] == ["first", "third"]
+
+
+FAULTS = ["before write", "after write", "sync keeps", "sync drops", "sync keeps, others append"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_event_is_written_once_in_spite_of_an_error(tmp_path, monkeypatch, fault):
+    """Of a failed fsync(2) the kernel keeps the pages, or forgets them: another one alone would succeed."""
+    told = []
+    writer = EventWriter(tmp_path, "m", on_written=told.append, patience=Patience(sleep=lambda _: None))
+    other = EventWriter(tmp_path, "m")
+    writer.write("first")
+    length, write = writer.path.stat().st_size, os.write
+
+    def fail_once(name, function):
+        def failing(*arguments):
+            monkeypatch.undo()
+            function(*arguments)
+            raise OSError(errno.EIO, "I/O error")
+
+        monkeypatch.setattr(os, name, failing)
+
+    if fault == "before write":
+        fail_once("write", lambda *_: None)
+    elif fault == "after write":
+        fail_once("write", write)
+    elif fault == "sync drops":
+        fail_once("fsync", lambda descriptor: os.ftruncate(descriptor, length))
+    else:
+        fail_once("fsync", lambda _: other.write("other") if "others" in fault else None)
+    writer.write("second")
+    expected = ["first", "second", "other"] if "others" in fault else ["first", "second"]
+    assert [event.kind for event in read_events(writer.path)] == expected
+    assert told[-1] == writer.path.stat().st_size
+
+
+def test_a_line_is_written_again_after_a_failed_sync(tmp_path, monkeypatch):
+    writer = EventWriter(tmp_path, "m", patience=Patience(sleep=lambda _: None))
+    writer.write("first")
+    sync, pwrite, calls = os.fsync, os.pwrite, []
+
+    def fail_once(_descriptor):
+        monkeypatch.setattr(os, "fsync", lambda descriptor: calls.append("sync") or sync(descriptor))
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(os, "fsync", fail_once)
+    monkeypatch.setattr(os, "pwrite", lambda *arguments: calls.append("write") or pwrite(*arguments))
+    writer.write("second")
+    assert calls == ["write", "sync"]
+    assert [event.kind for event in read_events(writer.path)] == ["first", "second"]
+
+
+def test_without_patience_the_first_error_is_raised(tmp_path, monkeypatch):
+    def stale(*_arguments):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(os, "open", stale)
+    with pytest.raises(OSError, match="Stale"):
+        EventWriter(tmp_path, "m").write("first")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -292,3 +293,29 @@ def test_a_file_can_be_read_from_its_end(run):
     none = end_of_file(run.events_of("b"), "b")
     write(run, 1, "b", "first")
     assert kinds(none.fresh()) == [(1, "b", "first")]
+
+
+@pytest.mark.parametrize("victim", [DRIVER, "a", "b"])
+def test_a_failed_read_loses_no_event_of_any_file(run, monkeypatch, victim):
+    begin(run, 0, "a", "b", job=0)
+    log, really = EventLog(run), os.open
+    log.fresh({})
+    for name in ("a", "b"):
+        write(run, 0, name, "started", epochs=0, part_samples=0)
+    end(run, 0, "a", "b")
+
+    def stale(path, *how):
+        if Path(path).stem == victim:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return really(path, *how)
+
+    monkeypatch.setattr(os, "open", stale)
+    for lengths in ({"a": 1}, {}):
+        with pytest.raises(OSError, match="Stale"):
+            log.fresh(lengths)
+    monkeypatch.undo()
+    assert kinds(log.fresh({})) == [
+        *((0, DRIVER, kind) for kind in ("task_ended", "task_ended", "round_ended")),
+        *((0, name, "started") for name in ("a", "b")),
+    ]
+    assert log.fresh({}) == []

@@ -35,7 +35,7 @@ from hetctl.model.hops import Unit, Visit, gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Stop
-from hetctl.scheduling.core import FINISHED, LAUNCH_PAUSE_S
+from hetctl.scheduling.core import FINISHED, LAUNCH_PAUSES_S
 from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.observer import Observer
 from hetctl.scheduling.rounds import DEADLINE, SIGNAL
@@ -333,8 +333,8 @@ class HopCore:
         self._recover(member, "its state was lost")
         if event.reason in JOB_FATAL:
             self._end(event.reason.value, event.now_s)
-        elif event.reason is ExitReason.NOT_LAUNCHED:
-            self._launch_from_s = event.now_s + LAUNCH_PAUSE_S
+        elif pause_s := LAUNCH_PAUSES_S.get(event.reason):
+            self._launch_from_s = max(self._launch_from_s, event.now_s + pause_s)
 
     def _on_rank_ended(self, event: hop_events.RankEnded) -> None:
         """Roll back members whose checkpoint only the ended rank could write."""

@@ -54,7 +54,7 @@ from hetctl.runtime.driver.agent_step import AgentLink, AgentStep
 from hetctl.runtime.driver.classify_exit import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.interfaces import control_address
-from hetctl.runtime.job_logs import append, log_line
+from hetctl.runtime.job_logs import append, length_of, log_line
 from hetctl.runtime.transport import Connection, Listener
 from hetctl.runtime.worker.messages import write_address
 from hetctl.storage.paths import AgentFiles
@@ -188,7 +188,7 @@ class AgentPool:
         if name in self._running:
             return
         log = log or self._files.log
-        log_start = log.stat().st_size if log.exists() else 0
+        log_start = length_of(log)
         frameworks = self._frameworks if frameworks is None else frameworks
         step = agents_step(self.site, name, sets, self._files.address, frameworks, sys.executable)
         self._steps.launch(step, log)

@@ -34,6 +34,7 @@ DESCRIPTIONS = {
     ExitReason.NODE_FAILURE: "node failure",
     ExitReason.OUT_OF_MEMORY: "out of memory",
     ExitReason.DISK_FULL: "disk full",
+    ExitReason.DISK_ERROR: "the file system did not answer",
     ExitReason.HUNG: "no heartbeat",
 }
 """Descriptions of reasons that say more than the exit code."""

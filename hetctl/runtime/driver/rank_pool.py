@@ -24,6 +24,7 @@ from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.messages import Fetched, Overuse, StagedPartitions, StageOrder, StoreOrder
 from hetctl.runtime.driver.agent_pool import KILLED, NO_STAGES, SHUTDOWN_S, AgentPool
 from hetctl.runtime.driver.running_group import EndedGroup, RankSlot, RunningGroup
+from hetctl.runtime.job_logs import length_of
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import Assignment, StateSaved, StopMessage, TaskMessage, VisitReport
 from hetctl.storage.paths import AgentFiles
@@ -140,7 +141,7 @@ class RankPool:
         OSError
             If the agents cannot be started.
         """
-        log_start = task.log.stat().st_size if task.log.exists() else 0
+        log_start = length_of(task.log)
         site = self._agents.site
         sets = sets_by_step(site, self.nodes, task.step_prefix, {task.name: placement})
         own = tuple(sets) if site.launch == MEMBERS else ()

@@ -27,7 +27,7 @@ from hetctl.runtime.worker.context import WholeData, WorkerContext
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
-from hetctl.runtime.worker.reporting import reporter
+from hetctl.runtime.worker.reporting import has_saved, reporter
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
 from hetctl.runtime.worker.training import restarted_at_of, sharing_of, stop_signal_of, worker_names
 from hetctl.storage.atomic_io import make_private_folder
@@ -71,8 +71,8 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
         served = [layer for layer, rank in enumerate(layout.servers) if rank == group.rank]
         server = WaveServer(transport, to_server, served, [stages[0].rank for stages in layout.workers])
         recorder = WaveRecorder(assignment.task.wave_log(group.rank), spec.round)
-        checkpoints = CheckpointFolder(Path(spec.checkpoints))
-        events = reporter(assignment.task, group, context.send_written)
+        checkpoints = CheckpointFolder(Path(spec.checkpoints), context.patience)
+        events = reporter(assignment.task, group, context.send_written, context.patience)
         # A checkpoint has the servers' weights of a wave, of which the first virtual worker's copy is enough.
         saver: PartSaver | NoSaver = NoSaver()
         if worker == 0:
@@ -92,6 +92,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             gpu_type=spec.gpu_type,
             restarted_at=restarted_at,
             heartbeat=context.heartbeat,
+            has_saved=lambda: has_saved(assignment.task, context.patience),
             stage=StageWorker(network, layout, transport, recorder.write, context.heartbeat),
             saver=saver,
             worker_names=worker_names(spec),

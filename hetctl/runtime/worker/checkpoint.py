@@ -1,4 +1,10 @@
-"""Checkpoints that are complete or do not exist: temporary file, fsync, rename, checksum."""
+"""Checkpoints that are complete or do not exist: temporary file, fsync, rename, sync of the folder, checksum.
+
+A crash of the node at any moment leaves the last checkpoint that was reported. What was not synced may be
+lost then in any combination, a later rename without an earlier one, too. So the names of arrays are on the
+disk before their manifest gets its name, this is on the disk before the checkpoint is reported, and a file
+that a manifest names is never replaced.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +14,21 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult
-from hetctl.storage.atomic_io import make_private_folder, write_json
+from hetctl.storage.atomic_io import (
+    give_name,
+    make_private_folder,
+    sync_folder,
+    unfinished_file,
+    write_json,
+)
+from hetctl.storage.disk_errors import AT_ONCE, Patience
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -26,6 +40,10 @@ PART = "{}.part-{:03d}.npz"
 """Name of the file of a stage, from the checkpoint's name and the number of the part."""
 SHARDS = "{}.shards"
 """Name of the folder of a divided network, from the checkpoint's name."""
+OTHER_SHARDS = "{}.again.shards"
+"""Name of that folder if there is one of an earlier checkpoint of the same state."""
+SHARDS_PART = "{}.shards-part"
+"""Name of that folder while ranks write into it."""
 PARENT = "parent.json"
 """Name of the file that says how many epochs of a trial's checkpoint are those of its parent."""
 TENSORBOARD = "events.out.tfevents.*"
@@ -145,18 +163,36 @@ class Manifest:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Start of a member's training; `arrays` is None for a member that starts anew."""
+    """Start of a member's training.
+
+    Parameters
+    ----------
+    arrays : dict of str to array, or None
+        None for a member that starts anew.
+    invalid : tuple of str
+        Names of newer checkpoints that are damaged.
+    shards : str
+        Name of the folder of a divided network; empty for others.
+    """
 
     arrays: dict[str, npt.NDArray[Any]] | None
     state: TrainingState
     invalid: tuple[str, ...]
+    shards: str = ""
 
 
 class CheckpointFolder:
-    """Checkpoints of a member; only rank 0 of its group writes them."""
+    """Checkpoints of a member; only rank 0 of its group writes them.
 
-    def __init__(self, path: Path) -> None:
+    Parameters
+    ----------
+    patience : Patience
+        Patience with a file system that does not answer.
+    """
+
+    def __init__(self, path: Path, patience: Patience = AT_ONCE) -> None:
         self.path = path
+        self._patience = patience
         self._invalid: set[str] = set()
 
     def save(
@@ -182,16 +218,18 @@ class CheckpointFolder:
         Raises
         ------
         OSError
-            If the disk is full or read-only; the earlier checkpoints stay intact.
+            If the disk is full, or does not answer; the earlier checkpoints stay intact.
         """
+        return self._patience.call(lambda: self._save(arrays, state, since, shards))
+
+    def _save(
+        self, arrays: Arrays, state: TrainingState, since: int | None, shards: Sequence[ArrayFile]
+    ) -> Manifest:
         make_private_folder(self.path)
-        name = _name_of(state)
-        file = self.path / f"{name}.npz"
-        size, digest = _write_arrays(file, arrays)
-        total = size + sum(shard.bytes for shard in shards)
-        manifest = Manifest(file.name, total, digest, state, shards=tuple(shards))
-        write_json(self.path / f"{name}.json", encode(manifest))
-        self._drop_old(name, since)
+        file = self._write_arrays(f"{_name_of(state)}.npz", arrays, state)
+        total = file.bytes + sum(shard.bytes for shard in shards)
+        manifest = Manifest(file.file, total, file.sha256, state, shards=tuple(shards))
+        self._finish(manifest, since)
         return manifest
 
     def save_part(self, arrays: Arrays, state: TrainingState, part: int) -> ArrayFile:
@@ -205,26 +243,67 @@ class CheckpointFolder:
         Raises
         ------
         OSError
-            If the disk is full or read-only.
+            If the disk is full, or does not answer.
         """
-        make_private_folder(self.path)
-        file = self.path / PART.format(_name_of(state), part)
-        size, digest = _write_arrays(file, arrays)
-        return ArrayFile(file.name, size, digest, tuple(arrays))
+
+        def write() -> ArrayFile:
+            make_private_folder(self.path)
+            return self._write_arrays(PART.format(_name_of(state), part), arrays, state)
+
+        return replace(self._patience.call(write), names=tuple(arrays))
 
     def join_parts(self, parts: Sequence[ArrayFile], state: TrainingState) -> Manifest:
         """Write the manifest of a checkpoint whose parts are on the disk; delete all but the last two."""
-        name = _name_of(state)
-        file = f"{name}.json"
+        file = f"{_name_of(state)}.json"
         digest = hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
         manifest = Manifest(file, sum(part.bytes for part in parts), digest, state, tuple(parts))
-        write_json(self.path / file, encode(manifest))
-        self._drop_old(name, None)
+        self._patience.call(lambda: self._finish(manifest, None))
         return manifest
 
-    def shards_of(self, state: TrainingState) -> Path:
-        """Return the folder of a checkpoint's files in the format of PyTorch."""
-        return self.path / SHARDS.format(_name_of(state))
+    def _write_arrays(self, name: str, arrays: Arrays, state: TrainingState) -> ArrayFile:
+        """Write arrays into a file of that name, or of a similar one."""
+        import numpy as np  # Not for the driver, which reads no arrays.
+
+        file = self.path / name
+        with unfinished_file(file.with_suffix(".tmp")) as stream:
+            np.savez(stream, **dict(arrays))
+            # Read again, because np.savez goes back to complete the headers of the archive.
+            stream.seek(0)
+            digest = _digest(stream)
+            size = stream.tell()
+            # An earlier checkpoint counts until the new manifest is there.
+            if name in self._named(state):
+                file = file.with_suffix(f".{digest[:8]}.npz")
+            give_name(stream, file)
+        # A manifest is there only with its files, and may replace one that counts.
+        sync_folder(self.path)
+        return ArrayFile(file.name, size, digest)
+
+    def _finish(self, manifest: Manifest, since: int | None) -> None:
+        """Write the manifest of a checkpoint whose files are on the disk, and delete old checkpoints."""
+        name = _name_of(manifest.state)
+        write_json(self.path / f"{name}.json", encode(manifest))
+        self._drop_old(name, since)
+        self._drop_others(name, manifest)
+
+    def new_shards(self, state: TrainingState) -> Path:
+        """Return the folder in which a checkpoint's files in the format of PyTorch are written."""
+        return self.path / SHARDS_PART.format(_name_of(state))
+
+    def free_shards(self, state: TrainingState) -> Path:
+        """Return the name of that folder when all are there; an earlier checkpoint does not have it."""
+        name, named = _name_of(state), self._named(state)
+        path = self.path / next(n for n in (SHARDS.format(name), OTHER_SHARDS.format(name)) if n not in named)
+        # It may be that of a process that was killed before it wrote its manifest.
+        shutil.rmtree(path, ignore_errors=True)
+        return path
+
+    def _named(self, state: TrainingState) -> set[str]:
+        """Return the files and folders that the manifest of an earlier checkpoint of the same state names."""
+        try:
+            return _names_in(_manifest_in(self.path / f"{_name_of(state)}.json"))
+        except (FileNotFoundError, ValueError):
+            return set()
 
     def load(
         self,
@@ -240,18 +319,23 @@ class CheckpointFolder:
         needs : callable
             Function that returns true for the names of arrays to read.
         """
+        return self._patience.call(lambda: self._load(fits, needs))
+
+    def _load(self, fits: Callable[[TrainingState], bool], needs: Callable[[str], bool]) -> Loaded:
         invalid: list[str] = []
         for path in self._manifests():
             try:
-                manifest = decode(Manifest, json.loads(path.read_text(encoding="utf-8")))
+                manifest = _manifest_in(path)
                 if not fits(manifest.state):
                     continue
                 arrays = _read_files(self.path, manifest, needs)
-            except (OSError, ValueError):
+            # Any other error of the file system says nothing about the checkpoint.
+            except (FileNotFoundError, ValueError):
                 invalid.append(path.stem)
                 self._invalid.add(path.stem)
             else:
-                return Loaded(arrays, manifest.state, tuple(invalid))
+                shards = next((Path(shard.file).parts[0] for shard in manifest.shards), "")
+                return Loaded(arrays, manifest.state, tuple(invalid), shards)
         return Loaded(None, TrainingState(), tuple(invalid))
 
     def newest_state(self, fits: Callable[[TrainingState], bool] = lambda _: True) -> TrainingState:
@@ -261,10 +345,18 @@ class CheckpointFolder:
         ----------
         fits : callable
             Same as in `load`.
+
+        Raises
+        ------
+        OSError
+            If the disk does not answer.
         """
+        return self._patience.call(lambda: self._newest_state(fits))
+
+    def _newest_state(self, fits: Callable[[TrainingState], bool]) -> TrainingState:
         for path in self._manifests():
-            with suppress(OSError, ValueError):
-                manifest = decode(Manifest, json.loads(path.read_text(encoding="utf-8")))
+            with suppress(FileNotFoundError, ValueError):
+                manifest = _manifest_in(path)
                 sizes = [(self.path / file.file).stat().st_size for file in manifest.files]
                 if sizes == [file.bytes for file in manifest.files] and fits(manifest.state):
                     return manifest.state
@@ -276,22 +368,27 @@ class CheckpointFolder:
         Raises
         ------
         OSError
-            If the disk is full or read-only.
+            If the disk is full, or does not answer.
         """
         if self.path.exists() or not origin.path.exists():
             return
         copy = self.path.with_name(f".{self.path.name}.copy")
         shutil.rmtree(copy, ignore_errors=True)
-        shutil.copytree(origin.path, copy, ignore=shutil.ignore_patterns(TENSORBOARD, PARENT))
+        left_out = shutil.ignore_patterns(TENSORBOARD, PARENT)
+        shutil.copytree(origin.path, copy, ignore=left_out, copy_function=_copy_durably)
+        for folder, _, _ in os.walk(copy):
+            sync_folder(Path(folder))
         write_json(copy / PARENT, {"epochs": len(origin.newest_state().epochs)})
         copy.rename(self.path)
+        sync_folder(self.path.parent)
 
     def is_of_parent(self, state: TrainingState) -> bool:
         """Return true for a state that another member has trained, from which this one begins."""
-        path = self.path / PARENT
-        if not path.exists() or state.part_samples:
+        try:
+            text = self._patience.call(lambda: (self.path / PARENT).read_text(encoding="utf-8"))
+        except FileNotFoundError:
             return False
-        return bool(json.loads(path.read_text(encoding="utf-8"))["epochs"] == len(state.epochs))
+        return bool(not state.part_samples and json.loads(text)["epochs"] == len(state.epochs))
 
     def newest_visit(self) -> int:
         """Return the largest number of a visit in the checkpoints, valid or not; -1 if there is none."""
@@ -299,7 +396,16 @@ class CheckpointFolder:
 
     def _manifests(self) -> list[Path]:
         # Numbers in the names have fixed widths, so the order of names is that of training.
-        return sorted(self.path.glob("epoch-*.json"), key=lambda path: path.stem, reverse=True)
+        found = (self.path / name for name in self._entries("epoch-*.json"))
+        return sorted(found, key=lambda path: path.stem, reverse=True)
+
+    def _entries(self, pattern: str) -> list[str]:
+        """Return the names in the folder that match a pattern; none if there is no folder."""
+        # Not by `glob`, which takes a folder that cannot be read for an empty one.
+        try:
+            return [path.name for path in self.path.iterdir() if fnmatch(path.name, pattern)]
+        except FileNotFoundError:
+            return []
 
     def _drop_old(self, new: str, since: int | None) -> None:
         """Delete checkpoints, but not the one just written, whatever damaged ones are named after it."""
@@ -311,14 +417,24 @@ class CheckpointFolder:
             # The manifest first: an archive without one counts as nonexistent
             # if the process is killed in between. Of members that hop, ranks of other nodes delete, too.
             manifest.unlink(missing_ok=True)
-            for file in self.path.glob(f"{manifest.stem}.*npz"):
-                file.unlink(missing_ok=True)
+            for name in self._entries(f"{manifest.stem}.*npz"):
+                (self.path / name).unlink(missing_ok=True)
         # Those of processes that were killed, too.
-        for folder in self.path.glob(SHARDS.format("epoch-*") + "*"):
-            if not (self.path / f"{folder.name.split('.')[0]}.json").exists():
-                shutil.rmtree(folder, ignore_errors=True)
+        for name in self._entries(SHARDS.format("epoch-*") + "*"):
+            if not (self.path / f"{name.split('.')[0]}.json").exists():
+                shutil.rmtree(self.path / name, ignore_errors=True)
         if since is None:
             self.drop_unfinished()
+
+    def _drop_others(self, name: str, manifest: Manifest) -> None:
+        """Delete the files of an earlier checkpoint of the same state."""
+        own = _names_in(manifest) | {f"{name}.json"}
+        for other in self._entries(f"{name}.*"):
+            path = self.path / other
+            if other not in own and path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            elif other not in own:
+                path.unlink(missing_ok=True)
 
     def drop_unfinished(self) -> None:
         """Delete what killed processes have left of checkpoints before those that are kept.
@@ -326,10 +442,10 @@ class CheckpointFolder:
         Not while the member hops: ranks of other nodes may still be writing states of earlier visits.
         """
         kept = {path.stem for path in self._manifests()}
-        for file in self.path.glob("epoch-*"):
-            name = file.name.partition(".")[0]
-            if file.suffix in UNFINISHED and name not in kept and name < min(kept, default=""):
-                file.unlink(missing_ok=True)
+        for entry in self._entries("epoch-*"):
+            name = entry.partition(".")[0]
+            if entry.endswith(UNFINISHED) and name not in kept and name < min(kept, default=""):
+                (self.path / entry).unlink(missing_ok=True)
 
 
 def file_in(root: Path, path: Path, names: Sequence[str]) -> ArrayFile:
@@ -359,27 +475,18 @@ def _digest(stream: BinaryIO) -> str:
     return digest.hexdigest()
 
 
-def _write_arrays(file: Path, arrays: Arrays) -> tuple[int, str]:
-    import numpy as np  # Not for the driver, which reads no arrays.
+def _names_in(manifest: Manifest) -> set[str]:
+    return {Path(file.file).parts[0] for file in manifest.files}
 
-    temporary = file.with_suffix(".tmp")
-    try:
-        with os.fdopen(os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "w+b") as stream:
-            os.fchmod(stream.fileno(), 0o600)
-            np.savez(stream, **dict(arrays))
-            stream.flush()
-            # Before the rename, which does not order data: after a crash
-            # the new name could have an empty file.
-            os.fsync(stream.fileno())
-            # Read again, because np.savez goes back to complete the headers of the archive.
-            stream.seek(0)
-            digest = _digest(stream)
-            size = stream.tell()
-        temporary.replace(file)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    return size, digest
+
+def _manifest_in(path: Path) -> Manifest:
+    return decode(Manifest, json.loads(path.read_text(encoding="utf-8")))
+
+
+def _copy_durably(source: str, target: str) -> None:
+    shutil.copy2(source, target)
+    with Path(target).open("rb") as file:
+        os.fsync(file.fileno())
 
 
 def _read_files(

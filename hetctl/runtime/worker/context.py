@@ -31,6 +31,7 @@ from hetctl.runtime.worker.group import (
     join_group,
 )
 from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
+from hetctl.storage.disk_errors import Patience
 from hetctl.storage.event_files import EventWriter
 
 if TYPE_CHECKING:
@@ -324,6 +325,11 @@ class WorkerContext:
     def prepare_data(self) -> None:
         """Seed all generators for ``input_fn``."""
         self._loaded_code()[0].prepare(self.binding.cores, self.binding.device, DATA_SEED)
+
+    @property
+    def patience(self) -> Patience:
+        """Patience with a file system that does not answer: the rank is known to live meanwhile."""
+        return Patience(meanwhile=self.heartbeat)
 
     @property
     def has_unsaved(self) -> bool:

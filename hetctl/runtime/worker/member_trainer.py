@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -181,6 +182,8 @@ class MemberTrainer:
         Function called after each step with the epoch, its samples that are done, and the last loss.
     show : callable
         Function called with each finished epoch; on rank 0 alone, and not in the trainer's thread.
+    has_saved : callable
+        Function that returns true if an earlier task of the member has reported a checkpoint.
     """
 
     member: Member
@@ -199,6 +202,7 @@ class MemberTrainer:
     heartbeat: Callable[[], None] = lambda: None
     note: Note = lambda *_: None
     show: Callable[[EpochResult], None] = lambda _: None
+    has_saved: Callable[[], bool] = lambda: False
     state: TrainingState = field(default_factory=TrainingState)
 
     def __post_init__(self) -> None:
@@ -266,8 +270,10 @@ class MemberTrainer:
         loaded = self._load()
         for name in loaded.invalid:
             self.events.write("checkpoint_invalid", name=name)
-            print(f"checkpoint {name} is damaged: continuing from an earlier one", flush=True)
+            print(f"checkpoint {name} is damaged and is not used", flush=True)
         if loaded.arrays is None:
+            if self.has_saved():
+                raise lost_checkpoints(self.member.name, self.checkpoints.path, loaded.invalid)
             return
         check_part(self.member.name, loaded.state)
         self.state = loaded.state
@@ -401,6 +407,21 @@ def load_together(checkpoints: CheckpointFolder, group: Group, needs: Callable[[
 
 def _is_not_after(order: tuple[int, ...], state: TrainingState) -> bool:
     return state.order <= order
+
+
+def lost_checkpoints(member: str, folder: Path, damaged: Sequence[str]) -> BadInputError:
+    """Return the error of a member that has trained, and of which no checkpoint can be read any more.
+
+    Parameters
+    ----------
+    damaged : sequence of str
+        Names of the checkpoints that are there, all of them damaged.
+    """
+    found = f"only damaged checkpoints ({', '.join(damaged)})" if damaged else "no checkpoint any more"
+    return BadInputError(
+        f"{member} has trained, but {folder} has {found}: it does not start anew by itself",
+        "restore the files there and `hetctl submit`, or start a new run with `hetctl submit --new`",
+    )
 
 
 def check_metrics(metrics: Mapping[str, float], member: Member) -> None:

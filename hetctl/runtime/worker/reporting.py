@@ -11,11 +11,11 @@ from typing import Any
 from hetctl.model.errors import HetctlError
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.frameworks import FRAMEWORKS
-from hetctl.runtime.job_logs import DISK_FULL_ERRORS
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.messages import TaskMessage
-from hetctl.storage.event_files import EventWriter
+from hetctl.storage.disk_errors import AT_ONCE, DISK_FULL_ERRORS, PATIENT, SERVER_ERRORS, Patience
+from hetctl.storage.event_files import EventWriter, read_events
 
 OUT_OF_MEMORY_ERRORS = frozenset(
     {"MemoryError", *(name for entry in FRAMEWORKS.values() for name in entry.out_of_memory)}
@@ -31,7 +31,9 @@ class _Silent:
         """Do nothing: ranks other than 0 report nothing."""
 
 
-def writer_of(task: TaskMessage, send_written: Callable[[int], None]) -> EventWriter:
+def writer_of(
+    task: TaskMessage, send_written: Callable[[int], None], patience: Patience = PATIENT
+) -> EventWriter:
     """Return the event writer of a task.
 
     Parameters
@@ -44,12 +46,20 @@ def writer_of(task: TaskMessage, send_written: Callable[[int], None]) -> EventWr
         with contextlib.suppress(ConnectionError):
             send_written(length)
 
-    return EventWriter(task.events, task.name, task.round, announce)
+    return EventWriter(task.events, task.name, task.round, announce, patience)
 
 
-def reporter(task: TaskMessage, group: Group, send_written: Callable[[int], None]) -> Any:
+def reporter(
+    task: TaskMessage, group: Group, send_written: Callable[[int], None], patience: Patience = PATIENT
+) -> Any:
     """Return rank 0's event writer, as in `writer_of`, and one that discards events for the other ranks."""
-    return writer_of(task, send_written) if group.rank == 0 else _Silent()
+    return writer_of(task, send_written, patience) if group.rank == 0 else _Silent()
+
+
+def has_saved(task: TaskMessage, patience: Patience) -> bool:
+    """Return true if the events of a task's member have a checkpoint."""
+    events = patience.call(lambda: list(read_events(task.events / f"{task.name}.jsonl")))
+    return any(event.kind == "checkpoint" for event in events)
 
 
 def report_failure(error: Exception, events: EventWriter) -> int:
@@ -58,6 +68,9 @@ def report_failure(error: Exception, events: EventWriter) -> int:
     # A full disk may be the reason, and have no room for the log either.
     with contextlib.suppress(OSError):
         _print(error)
+    if reason is ExitReason.DISK_ERROR:
+        # It has been waited for already.
+        events.patience = AT_ONCE
     with contextlib.suppress(OSError):
         events.write("failed", error=_summary(error), reason=reason.value, peak_memory_bytes=peak_memory())
     return EXIT_CODES[reason]
@@ -72,9 +85,11 @@ def _print(error: Exception) -> None:
 
 
 def failure_reason(error: BaseException) -> ExitReason:
-    """Return the reason of a failure: full memory, full disk, or an error of the program."""
+    """Return the reason of a failure: full memory, the disk, or an error of the program."""
     if isinstance(error, OSError) and error.errno in DISK_FULL_ERRORS:
         return ExitReason.DISK_FULL
+    if isinstance(error, OSError) and error.errno in SERVER_ERRORS:
+        return ExitReason.DISK_ERROR
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & OUT_OF_MEMORY_ERRORS or any(message in str(error) for message in FULL_MEMORY):
         return ExitReason.OUT_OF_MEMORY

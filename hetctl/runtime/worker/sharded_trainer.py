@@ -24,6 +24,7 @@ from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.member_trainer import load_together
 from hetctl.runtime.worker.random_state import gathered_states, random_state
 from hetctl.runtime.worker.trainer import Trainer
+from hetctl.storage.atomic_io import sync_folder
 
 CHECKED = "shards/{}"
 """Name of the files of a rank, which a rank with this number checks when they are read."""
@@ -60,8 +61,7 @@ class ShardSaver:
             If a disk is full or read-only; the earlier checkpoints stay intact.
         """
         began = time.perf_counter()
-        final = self._folder.shards_of(state)
-        folder = final.with_suffix(".shards-part")
+        folder = self._folder.new_shards(state)
         if self._group.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700, parents=True)
@@ -74,8 +74,8 @@ class ShardSaver:
             raise
         shards = self._gathered(folder)
         if self._group.rank == 0:
-            # It may be that of a process that was killed before it wrote its manifest.
-            shutil.rmtree(final, ignore_errors=True)
+            final = self._folder.free_shards(state)
+            sync_folder(folder)
             folder.rename(final)
             named = [replace(shard, file=f"{final.name}/{shard.file}") for shard in shards]
             manifest = self._folder.save(arrays, state, shards=named)
@@ -113,16 +113,10 @@ class ShardedTrainer(Trainer):
 
     def _load(self) -> Loaded:
         """Return the newest checkpoint of which all ranks together have checked all parts."""
-        return load_together(self.checkpoints, self.group, checked_by(self.group))
-
-    def _restore_arrays(self, arrays: Arrays) -> None:
-        self.network.open_shards(self.checkpoints.shards_of(self.state))
-        super()._restore_arrays(arrays)
-
-    def _adopt_arrays(self, arrays: Arrays) -> None:
-        # The state is that of its parent but for the GPUs, which are not in the folder's name.
-        self.network.open_shards(self.checkpoints.shards_of(self.state))
-        super()._adopt_arrays(arrays)
+        loaded = load_together(self.checkpoints, self.group, checked_by(self.group))
+        if loaded.arrays is not None:
+            self.network.open_shards(self.checkpoints.path / loaded.shards)
+        return loaded
 
     def _save(self, report: OnSaved) -> None:
         self.state = replace(self.state, random_state=random_state())

@@ -20,7 +20,7 @@ from hetctl.runtime.worker.context import BuiltMember, WorkerContext
 from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
-from hetctl.runtime.worker.reporting import reporter
+from hetctl.runtime.worker.reporting import has_saved, reporter
 from hetctl.runtime.worker.sharded_trainer import ShardedTrainer
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter, figures_of_ranks
 from hetctl.runtime.worker.trainer import Trainer, TrainingBalancer
@@ -62,8 +62,8 @@ def _run(
     stack: ExitStack,
 ) -> None:
     (member,) = spec.ensemble.members
-    checkpoints = CheckpointFolder(Path(spec.checkpoints))
-    events = reporter(assignment.task, built.group, context.send_written)
+    checkpoints = CheckpointFolder(Path(spec.checkpoints), context.patience)
+    events = reporter(assignment.task, built.group, context.send_written, context.patience)
     balancer = _balancer(spec, assignment.task, built, events, stack)
     accesses = None
     if isinstance(built.training, PartitionLoader):
@@ -86,6 +86,7 @@ def _run(
         gpu_type=spec.gpu_type,
         restarted_at=restarted_at,
         heartbeat=context.heartbeat,
+        has_saved=lambda: has_saved(assignment.task, context.patience),
         balancer=balancer,
         accesses=accesses,
     )

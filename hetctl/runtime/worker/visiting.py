@@ -32,6 +32,7 @@ from hetctl.runtime.worker.member_trainer import (
     StopSignal,
     check_finite,
     check_metrics,
+    lost_checkpoints,
     refuse_early_end,
 )
 from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec, VisitReport, VisitSpec
@@ -117,8 +118,8 @@ def _hand_over(
     # Mapped before the driver may have it deleted.
     arrays, state = state_file.read(resources.store, report.state)
     context.send_visited(report)
-    folder = CheckpointFolder(Path(spec.checkpoints))
-    events = writer_of(assignment.task, context.send_written)
+    folder = CheckpointFolder(Path(spec.checkpoints), context.patience)
+    events = writer_of(assignment.task, context.send_written, context.patience)
     reporter = _reporter_of(report, folder, context)
     # No driver returns to a checkpoint before the one that it knew when it started this visit.
     since = spec.visit.checkpoint
@@ -171,7 +172,7 @@ class Visitor:
         self._visit = spec.visit
         self._count = spec.ensemble.partitions.count
         self._gpu_type = spec.gpu_type
-        self._checkpoints = CheckpointFolder(Path(spec.checkpoints))
+        self._checkpoints = CheckpointFolder(Path(spec.checkpoints), context.patience)
         self._context, self._resources, self._group, self._stop = context, resources, group, stop
         self._sums: Arrays = {}
 
@@ -246,7 +247,9 @@ class Visitor:
         wanted = self._visit.checkpoint
         loaded = self._checkpoints.load(lambda state: wanted in (None, state.visit))
         for name in loaded.invalid:
-            print(f"checkpoint {name} is damaged: continuing from an earlier one", flush=True)
+            print(f"checkpoint {name} is damaged and is not used", flush=True)
+        if loaded.arrays is None and wanted is not None and wanted >= 0:
+            raise lost_checkpoints(self._member.name, self._checkpoints.path, loaded.invalid)
         return loaded.arrays, loaded.state
 
     def _restore(self, start: StartState, sample: Samples) -> tuple[TrainableNetwork, TrainingState]:

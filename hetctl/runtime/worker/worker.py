@@ -14,10 +14,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from hetctl.model.exit_reason import LOST_PEER
+from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.binding import Binding, hide_gpus
 from hetctl.runtime.job_logs import private_log
@@ -45,7 +44,7 @@ from hetctl.runtime.worker.messages import (
     Assignment,
     StopMessage,
 )
-from hetctl.runtime.worker.reporting import report_failure, writer_of
+from hetctl.runtime.worker.reporting import failure_reason, report_failure, writer_of
 from hetctl.runtime.worker.scripts.command_training import run_command
 from hetctl.runtime.worker.training import train
 from hetctl.runtime.worker.visiting import visit
@@ -248,7 +247,11 @@ class Stops:
 
 def work(assignment: Assignment, context: WorkerContext) -> int:
     """Run one task with its output in its log; return the exit code, or 0 to continue."""
-    with output_to(assignment.task.log):
+    try:
+        log = context.patience.call(lambda: private_log(assignment.task.log))
+    except OSError as error:
+        return EXIT_CODES[failure_reason(error)]
+    with output_to(log):
         # The process has trained other members before: their peak is not this one's.
         reset_peak_memory()
         try:
@@ -268,12 +271,12 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
 
 
 @contextmanager
-def output_to(log: Path) -> Iterator[None]:
-    """Redirect standard output and errors, also of other threads and libraries, to a log."""
+def output_to(log: BinaryIO) -> Iterator[None]:
+    """Redirect standard output and errors, also of other threads and libraries, to a log, and close that."""
     before = os.dup(1), os.dup(2)
     try:
-        with private_log(log) as file:
-            _point_to(file.fileno(), file.fileno())
+        with log:
+            _point_to(log.fileno(), log.fileno())
         yield
     finally:
         _point_to(*before)

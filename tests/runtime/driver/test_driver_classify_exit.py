@@ -57,6 +57,7 @@ OUTPUTS = [
     (7, "", "program-error"),
     (71, "", "out-of-memory"),
     (74, "", "disk-full"),
+    (73, "", "disk-error"),
 ]
 
 

@@ -17,9 +17,10 @@ from trainless import SIGNAL_DELAY
 from workbench import processes_on, ranks_of, wait_for
 
 from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.exit_reason import ExitReason
 from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Queue, Site, Timeouts
-from hetctl.scheduling.core import LAUNCH_PAUSE_S
+from hetctl.scheduling.core import LAUNCH_PAUSES_S
 
 NODES = ("n1", "n2", "n3")
 SITE = Site("slurm", "slurm", "srun", 3, 1, 1, 2**30, (Queue("main"),), device="slot")
@@ -143,7 +144,7 @@ def test_a_step_is_retried_after_a_pause_if_slurm_is_unreachable(tmp_path):
     contact = "srun: error: Unable to create step for job 7: Unable to contact slurm controller"
     assert "ended: finished" in job.drive(fault=f"STEP|1|1|{contact}")
     refused, again = job.events("task_ended")[0], job.events("task_started")[1]
-    assert again.time - refused.time >= LAUNCH_PAUSE_S - 0.01  # rounding
+    assert again.time - refused.time >= LAUNCH_PAUSES_S[ExitReason.NOT_LAUNCHED] - 0.01  # rounding
     assert job.whys("a") == ["not-launched", "finished"]
     assert (job.progress()["a"].failures, job.trained("a")) == (0, [1, 2])
 

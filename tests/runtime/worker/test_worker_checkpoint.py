@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import stat
 from dataclasses import replace
@@ -12,6 +14,7 @@ import pytest
 
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, Loaded, TrainingState
+from hetctl.storage.disk_errors import Patience
 
 
 def epoch(number):
@@ -143,6 +146,35 @@ def test_training_starts_anew_if_no_checkpoint_is_valid(folder):
     folder.save(arrays(1), state(1))
     (folder.path / "epoch-00001-000000000000.npz").write_bytes(b"")
     assert folder.load() == Loaded(None, TrainingState(), ("epoch-00001-000000000000",))
+
+
+@pytest.mark.parametrize("victim", ["npz", "json", "folder"])
+def test_a_checkpoint_that_cannot_be_read_is_not_damaged(folder, monkeypatch, victim):
+    for number in (1, 2):
+        folder.save(arrays(number), state(number))
+    left = [errno.EIO, errno.ESTALE]
+
+    def failing(really):
+        def call(path, *how):
+            if left and (victim == "folder" or str(path).endswith(victim)):
+                raise OSError(left.pop(), "no answer")
+            return really(path, *how)
+
+        return call
+
+    module, name = (os, "listdir") if victim == "folder" else (io, "open")
+    monkeypatch.setattr(module, name, failing(getattr(module, name)))
+    with pytest.raises(OSError, match="no answer"):
+        folder.load()
+    patient = CheckpointFolder(folder.path, Patience(sleep=lambda _: None)).load()
+    assert (patient.state, patient.invalid, left) == (state(2), (), [])
+
+
+def test_a_state_saved_again_leaves_no_file_behind(folder):
+    for number in range(4):
+        folder.save(arrays(number), state(1))
+        assert folder.load().arrays["optimizer/0000"] == number
+        assert len([*folder.path.iterdir()]) == 2
 
 
 def test_a_full_disk_leaves_the_earlier_checkpoint(folder, monkeypatch):

@@ -32,6 +32,8 @@ class Events(list):
     ("error", "reason"),
     [
         (OSError(errno.ENOSPC, "full"), ExitReason.DISK_FULL),
+        (OSError(errno.ESTALE, "Stale file handle"), ExitReason.DISK_ERROR),
+        (TimeoutError(errno.ETIMEDOUT, "no answer of a socket"), ExitReason.PROGRAM_ERROR),
         (BadInputError("wrong"), ExitReason.PROGRAM_ERROR),
     ],
 )

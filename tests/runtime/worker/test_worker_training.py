@@ -231,6 +231,21 @@ def test_training_resumes_before_a_corrupt_checkpoint_reported(tmp_path):
     assert epochs == [1, 2]
 
 
+def test_a_member_that_has_trained_does_not_start_anew(tmp_path):
+    trainer(tmp_path, {}, epochs=1).run()
+    again = trainer(tmp_path, {}, epochs=2)
+    again.has_saved = lambda: True
+    for path in tmp_path.glob("epoch-*.npz"):
+        path.write_bytes(b"")
+    with pytest.raises(BadInputError, match="only damaged checkpoints"):
+        again.run()
+    for path in tmp_path.glob("epoch-*"):
+        path.unlink()
+    with pytest.raises(BadInputError, match="no checkpoint any more"):
+        again.run()
+    assert again.events.kinds() == ["checkpoint_invalid"]
+
+
 RATES = {
     "tensorflow": lambda network: float(network._optimizer.learning_rate),
     "pytorch": lambda network: network._optimizer.param_groups[0]["lr"] * network._rate.factor,

@@ -16,7 +16,6 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.rank_memory import oom_kills
-from hetctl.runtime.job_logs import DISK_FULL_ERRORS
 from hetctl.runtime.transport import LOCALHOST
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_gather
@@ -34,6 +33,7 @@ from hetctl.runtime.worker.scripts.command_environment import (
 )
 from hetctl.runtime.worker.scripts.command_process import CLOSED_POLL_S, CommandProcess
 from hetctl.runtime.worker.scripts.horovod_rendezvous import horovod_rendezvous
+from hetctl.storage.disk_errors import DISK_FULL_ERRORS, SERVER_ERRORS
 
 POLL_S = 0.25
 """Longest wait in seconds for a report: a poll takes time from the command, which has the same cores."""
@@ -237,13 +237,14 @@ def failure_of(code: int, errors: str, *, is_out_of_memory: bool = False) -> Bad
         True if the kernel killed it for memory.
     """
     error = BadInputError(f"the command has ended with {_described(code)}{f': {errors}' if errors else ''}")
-    full = next((number for number in DISK_FULL_ERRORS if os.strerror(number) in errors), None)
+    of_disk = (*DISK_FULL_ERRORS, *SERVER_ERRORS)
+    named = next((number for number in of_disk if os.strerror(number) in errors), None)
     if is_out_of_memory or any(name in errors for name in OUT_OF_MEMORY_ERRORS):
         # So that it counts as out of memory, and the batch may become smaller.
         error.__cause__ = MemoryError()
-    elif full is not None:
-        # So that it counts as a full disk, which is no fault of the member.
-        error.__cause__ = OSError(full, os.strerror(full))
+    elif named is not None:
+        # So that it counts as one of the disk, which is no fault of the member.
+        error.__cause__ = OSError(named, os.strerror(named))
     return error
 
 

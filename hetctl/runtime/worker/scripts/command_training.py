@@ -58,10 +58,13 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     assert spec is not None
     (member,) = spec.ensemble.members
     group = context.join(rank_info, spec.network, spec.timeouts, NoCollectives())
-    events = reporter(assignment.task, group, context.send_written)
-    history = history_of(assignment.task) if group.rank == 0 else CommandHistory()
+    patience = context.patience
+    events = reporter(assignment.task, group, context.send_written, patience)
+    history = CommandHistory()
+    if group.rank == 0:
+        history = patience.call(lambda: history_of(assignment.task))
     done, resume_from = group.broadcast([len(history.epochs), history.checkpoint])
-    make_private_folder(Path(spec.checkpoints))
+    patience.call(lambda: make_private_folder(Path(spec.checkpoints)))
     settings = CommandSettings(spec.run, spec.round, done, spec.checkpoints, spec.deadline, resume_from)
     events.write("started", epochs=max(history.epochs, default=0), part_samples=0)
     reports = EpochReports(spec, member, events, history.epochs)
