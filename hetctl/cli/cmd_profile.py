@@ -29,6 +29,12 @@ if TYPE_CHECKING:
     from hetctl.model.site import Site
 
 
+SCRATCH = (
+    "note: scripts are run to be measured, and what they write replaces what is there. Let them write to"
+    " {checkpoint_dir} in `command`, or to $HETCTL_CHECKPOINT_DIR: a scratch folder now, which is removed"
+)
+
+
 @click.group("profile", invoke_without_command=True)
 @ensemble_option
 @site_options
@@ -99,6 +105,8 @@ def command(
     # That of the environment is meant for the jobs of runs, which end with checkpoints.
     wall_s = options["time"] if "time" in command_line_options(context) else None
     asked = ProfileCommand(ensemble, site, size, spread, force, command_s, wall_s)
+    if any(member.command and not member.writes_apart for member in ensemble.members):
+        click.echo(SCRATCH, err=True)
     outcome: ProfileOutcome | LayerOutcome
     with ProfileDisplay(quiet=as_json) as display:
         if members or links:
@@ -264,6 +272,7 @@ def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcom
     from hetctl.app.profile.known import stale_points
     from hetctl.app.profile.outcome import ProfileOutcome
     from hetctl.reports.profile_tables import layers_table, profile_table, shapes_text
+    from hetctl.reports.summary import FailureGroup, grouped, named
 
     if isinstance(outcome, ProfileOutcome):
         stale = stale_points(outcome.points, ensemble, site)
@@ -275,9 +284,12 @@ def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcom
     click.echo(f"{outcome.measured} points measured now, {outcome.known} known before")
     for job in outcome.under_way:
         click.echo(_line(job))
-    for failure in outcome.failures:
-        click.echo(f"\n{failure.point.title}: {failure.error}")
-        for line in failure.log_tail:
+    for group in grouped(
+        FailureGroup((failure.point.title,), failure.error, failure.log_tail, failure.log)
+        for failure in outcome.failures
+    ):
+        click.echo(f"\n{named(group.names)}: {group.reason}")
+        for line in (*group.log_tail, group.log):
             click.echo(f"    {line}")
 
 

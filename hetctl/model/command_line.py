@@ -9,7 +9,9 @@ from typing import Any
 
 PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*(?:\.\w+)*)\}")
 """Name in braces, also one with dots; other braces, as in JSON, are text."""
-BUILT_IN = frozenset({"name", "seed", "batch_size"})
+CHECKPOINT_DIR = "checkpoint_dir"
+"""Placeholder of the folder for checkpoints, which is a scratch folder in a profile."""
+BUILT_IN = frozenset({"name", "seed", "batch_size", CHECKPOINT_DIR})
 """Placeholders of all members; they take precedence over keys of a config."""
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetctl.model.command_line import filled
+from hetctl.model.command_line import CHECKPOINT_DIR, PLACEHOLDER, filled
 from hetctl.model.searches import SearchSpec
 from hetctl.model.serialization import encode
 from hetctl.model.training_settings import BalanceSettings, CheckpointInterval
@@ -239,10 +239,14 @@ class Member:
         return self.rescale_learning_rate and self.global_batch_size is None
 
     @property
-    def command_line(self) -> tuple[str, ...]:
-        """Words of its command with its values in place of the placeholders."""
+    def writes_apart(self) -> bool:
+        """True if its command names the folder for checkpoints."""
+        return any(CHECKPOINT_DIR in PLACEHOLDER.findall(word) for word in self.command)
+
+    def command_line(self, checkpoint_dir: str) -> tuple[str, ...]:
+        """Return the words of its command with its values in place of the placeholders."""
         own = {"name": self.name, "seed": self.seed, "batch_size": self.batch_size}
-        return filled(self.command, {**self.config, **own})
+        return filled(self.command, {**self.config, **own, CHECKPOINT_DIR: checkpoint_dir})
 
     @property
     def rows_evaluated(self) -> int:

@@ -30,10 +30,19 @@ def test_commands_are_inherited_and_filled(tmp_path):
     ensemble = read(tmp_path)
     a, b, *grid = ensemble.members
     assert (ensemble.framework, ensemble.preloaded) == (COMMAND, ())
-    assert a.command_line == ("python", "train.py", "--lr", "0.001", "--json", '{"a":1}', "--tag", "a-32")
-    assert b.command_line == ("run", "true", "two words")
-    assert [member.command_line[3] for member in grid] == ["1", "x"]
-    assert [member.command_line[-1] for member in grid] == ["c-lr-1-8", "c-lr-x-8"]
+    assert a.command_line("ckpt") == (
+        "python",
+        "train.py",
+        "--lr",
+        "0.001",
+        "--json",
+        '{"a":1}',
+        "--tag",
+        "a-32",
+    )
+    assert b.command_line("ckpt") == ("run", "true", "two words")
+    assert [member.command_line("ckpt")[3] for member in grid] == ["1", "x"]
+    assert [member.command_line("ckpt")[-1] for member in grid] == ["c-lr-1-8", "c-lr-x-8"]
     assert (a.environment, b.environment) == (
         {"THREADS": "4", "MODE": "fast"},
         {"THREADS": "4", "MODE": "slow"},
@@ -44,9 +53,16 @@ def test_keys_with_dots_are_filled(tmp_path):
     text = "name: own\ncommand: python t.py model.units={model.units} {model}.x\nmembers:\n"
     config = "{model.units: [64, 32], model: m}"
     (member,) = read(tmp_path, f"{text}  - {{name: a, config: {config}}}\n").members
-    assert member.command_line == ("python", "t.py", "model.units=[64, 32]", "m.x")
+    assert member.command_line("ckpt") == ("python", "t.py", "model.units=[64, 32]", "m.x")
     with pytest.raises(BadInputError, match=r"no 'model.units' for the placeholder"):
         read(tmp_path, f"{text}  - {{name: a, config: {{model: m}}}}\n")
+
+
+def test_a_command_names_the_folder_of_its_results(tmp_path):
+    text = ENSEMBLE.replace("--tag {name}", "--out_dir={checkpoint_dir}/out --tag {name}")
+    a, b, *_ = read(tmp_path, text).members
+    assert "--out_dir=some where/out" in a.command_line("some where")
+    assert (a.writes_apart, b.writes_apart) == (True, False)
 
 
 def test_another_command_has_other_rates(tmp_path):

@@ -76,7 +76,7 @@ def _run(
     make_private_folder(scratch)
     deadline = time.time() + measurements.command_s
     settings = CommandSettings(folder.name, 0, 0, str(scratch), deadline, profiled=True)
-    words, project = member.command_line, Path(measurements.ensemble.folder)
+    words, project = member.command_line(str(scratch)), Path(measurements.ensemble.folder)
     with ExitStack() as stack:
         environment = command_environment(group, context, member, settings, stack)
         process = stack.enter_context(closing(CommandProcess(words, project, environment, GRACE_S)))

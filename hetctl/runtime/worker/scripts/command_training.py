@@ -72,7 +72,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
         group.barrier_and_close()
         events.write("converged", reason=reason)
         return
-    words, folder = member.command_line, Path(spec.ensemble.folder)
+    words, folder = member.command_line(spec.checkpoints), Path(spec.ensemble.folder)
     with ExitStack() as stack:
         environment = command_environment(group, context, member, settings, stack)
         process = stack.enter_context(closing(CommandProcess(words, folder, environment, spec.grace_s)))
