@@ -70,11 +70,17 @@ def report(
     line = {key: value for key, value in said.items() if value is not None}
     if not finished:
         line["finished"] = False
-    text = json.dumps(line | {name: float(value) for name, value in metrics.items()})
+    text = json.dumps(line | {name: _number(value) for name, value in metrics.items()})
     _SENT.count(judged=finished)
     # The rank reads no more once it has ended, and it ends the script with it.
     with contextlib.suppress(OSError):
         os.write(descriptor, f"{text}\n".encode())
+
+
+def _number(value: SupportsFloat) -> float:
+    # PyTorch warns of a loss that still has its gradient.
+    detach = getattr(value, "detach", None)
+    return float(detach() if detach else value)
 
 
 def should_stop() -> bool:

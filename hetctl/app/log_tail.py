@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-LINES = 15
+LINES = 5
 READ_BYTES = 64_000
 
 
-def tail_of(path: Path) -> tuple[str, ...]:
-    """Return the last lines of a log; none if there is no log."""
+def tail_of(path: Path, said: str = "") -> tuple[str, ...]:
+    """Return the last lines of a log that a text does not say already; none if there is no log."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - READ_BYTES))
@@ -17,4 +17,5 @@ def tail_of(path: Path) -> tuple[str, ...]:
             text = log.read().decode(errors="replace")
     except OSError:
         return ()
-    return tuple(line.rstrip() for line in text.splitlines() if line.strip())[-LINES:]
+    lines = (line.rstrip() for line in text.splitlines())
+    return tuple(line for line in lines if line.strip() and line.strip() not in said)[-LINES:]

@@ -76,12 +76,14 @@ def _failure(status: RunStatus) -> HetctlError | None:
         return RunStalledError(
             f"run {status.run} is stalled: {status.reason}", "correct the cause, then `hetctl submit` goes on"
         )
+    from hetctl.reports.summary import named
+
     failed = [name for name, state in status.states.items() if state == "failed"]
     if not failed or status.state in UNDER_WAY:
         return None
     return MembersFailedError(
-        f"{len(failed)} of {len(status.states)} members failed: {', '.join(failed)}",
-        "`hetctl status` shows the end of their logs",
+        f"{len(failed)} of {len(status.states)} members failed: {named(failed)}",
+        "correct the cause, then `hetctl submit --new` starts another run",
     )
 
 

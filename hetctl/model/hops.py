@@ -152,6 +152,8 @@ class HopMember:
         Worker of its present visit, or of the last one; None before the first.
     visits, repeated : int
         Visits that are done, and those that were lost or undone.
+    ended : bool
+        True if it needs no more training.
     """
 
     member: str
@@ -162,6 +164,7 @@ class HopMember:
     worker: str | None
     visits: int
     repeated: int
+    ended: bool = False
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,11 @@ def rate_config(member: Member, rate_keys: tuple[str, ...]) -> dict[str, Any]:
     return kept
 
 
+def compared_config(member: Member, rate_keys: tuple[str, ...]) -> dict[str, Any]:
+    """Return all values by which rates of members without a profile are predicted."""
+    return {"config": rate_config(member, rate_keys), "batch_size": member.batch_size}
+
+
 def shape_digest(member: Member, rate_keys: tuple[str, ...]) -> str:
     """Return a digest of a member's shape: its fingerprint with nothing but `rate_config` of its config."""
     return member.digest_with(rate_config(member, rate_keys))

@@ -114,7 +114,9 @@ class MemberStatus:
     reason : str or None
         Reason why the member converged or failed.
     log_tail : tuple of str
-        Last lines of the log of a failed member.
+        Last lines of the log of a failed member that `reason` does not say.
+    log : str
+        Path of that log; empty if the member has not failed.
     live_metrics : LiveMetrics or None
         Current metrics of a member in training.
     rates : tuple of MemberRate
@@ -138,6 +140,7 @@ class MemberStatus:
     measured_s: float | None
     reason: str | None = None
     log_tail: tuple[str, ...] = ()
+    log: str = ""
     live_metrics: LiveMetrics | None = None
     rates: tuple[MemberRate, ...] = ()
     batch_changes: tuple[BatchChange, ...] = ()

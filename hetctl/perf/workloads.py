@@ -10,12 +10,13 @@ from dataclasses import replace
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile
-from hetctl.model.rate_shapes import shapes_of
+from hetctl.model.rate_shapes import compared_config, shapes_of
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Workload
 from hetctl.perf.epochs_to_converge import ConvergenceForecast
 from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
+from hetctl.perf.rate_prediction import nearest_config
 from hetctl.perf.seen_rates import known_rates
 
 RECENT_RESTARTS = 9
@@ -47,6 +48,7 @@ class Workloads:
         self._members = {member.name: member for member in ensemble.members}
         self._profiles, self._max_gpus, self._gpus_per_node = profiles, max_gpus, gpus_per_node
         self._in_lockstep = in_lockstep
+        self._rate_keys = ensemble.rate_keys
         self._forecast = ConvergenceForecast(ensemble.members)
         self._progress: dict[str, Progress] = {}
         self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
@@ -67,7 +69,7 @@ class Workloads:
         BadInputError
             If an active member has no profile, or one without the length of an epoch.
         """
-        _refuse_gaps([self._members[name] for name in changed if changed[name].active], self._profiles)
+        self._refuse_gaps([self._members[name] for name in changed if changed[name].active])
         for name, progress in changed.items():
             self._note_restart(progress, self._progress.get(name))
         self._progress |= changed
@@ -78,6 +80,40 @@ class Workloads:
             self._whole.pop(name, None)
         if outdated:
             self._left = self._with({name: self._workload(name) for name in outdated})
+
+    def _refuse_gaps(self, active: list[Member]) -> None:
+        missing = [m for m in active if not self._has_rates(m)]
+        if missing:
+            raise BadInputError(
+                f"no profile of {', '.join(member.name for member in missing)}", self._ways_out(missing)
+            )
+        for member in active:
+            profile = self._profiles[member.name]
+            if profile.samples is None and not profile.samples_per_epoch:
+                raise BadInputError(
+                    f"the profile of {member.name} has neither samples nor samples_per_epoch",
+                    hint="run hetctl profile, or import a rate table with a samples column",
+                )
+
+    def _has_rates(self, member: Member) -> bool:
+        return member.name in self._profiles and bool(usable_rates(self._profiles[member.name].rates))
+
+    def _ways_out(self, missing: list[Member]) -> str:
+        """Return what gives members without a profile their rates."""
+        ways = ["run `hetctl profile`"]
+        if any(member.command for member in missing):
+            ways.append("import rates that you know with `hetctl profile import FILE`")
+        configs = {name: compared_config(m, self._rate_keys) for name, m in self._members.items()}
+        known = {name: configs[name] for name, m in self._members.items() if self._has_rates(m)}
+        # Where they were predicted already, those that are missing compare to no measured one.
+        if all(nearest_config(configs[member.name], known) for member in missing):
+            ways.append("plan and submit with --predict-rates, as similar members were measured")
+        if any(member.layers for member in missing):
+            ways.append(
+                "where the site has `gpu_memory`, `hetctl plan --mode auto` plans those that fit no GPU"
+                " by their layers"
+            )
+        return ", or ".join(ways)
 
     def _note_restart(self, progress: Progress, before: Progress | None) -> None:
         if progress.restarts_s and (before is None or progress.restarts_s != before.restarts_s):
@@ -153,31 +189,6 @@ def active_workloads(
     workloads = Workloads(ensemble, profiles, max_gpus, gpus_per_node, in_lockstep=in_lockstep)
     workloads.update({m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members})
     return tuple(workloads.left.values())
-
-
-def _refuse_gaps(active: list[Member], profiles: Mapping[str, MemberProfile]) -> None:
-    missing = [m for m in active if m.name not in profiles or not usable_rates(profiles[m.name].rates)]
-    if missing:
-        raise BadInputError(
-            f"no profile of {', '.join(member.name for member in missing)}", _ways_out(missing)
-        )
-    for member in active:
-        profile = profiles[member.name]
-        if profile.samples is None and not profile.samples_per_epoch:
-            raise BadInputError(
-                f"the profile of {member.name} has neither samples nor samples_per_epoch",
-                hint="run hetctl profile, or import a rate table with a samples column",
-            )
-
-
-def _ways_out(missing: list[Member]) -> str:
-    """Return what gives members without a profile their rates."""
-    if any(member.command for member in missing):
-        return "import their rates: hetctl profile import FILE"
-    with_layers = any(member.layers for member in missing)
-    pipelines = "; `hetctl plan --mode auto` plans those that fit no GPU by their layers"
-    similar = "run hetctl profile, or plan and submit with --predict-rates if similar members were measured"
-    return f"{similar}{pipelines * with_layers}"
 
 
 def _untrained(

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from hetctl.reports.palette import ink_on
 from hetctl.reports.pipeline_tables import describe_layout
-from hetctl.reports.summary import gpus_by_round
+from hetctl.reports.summary import gpus_by_round, named
 from hetctl.reports.units import (
     format_bytes,
     format_metric,
@@ -152,6 +152,7 @@ def fill(template: str, colours: Mapping[str, str], **values: Any) -> str:
         "metric": format_metric,
         "bytes": format_bytes,
         "layout": describe_layout,
+        "named": named,
         "rounds": lambda counts: gpus_by_round(counts, ROUNDS_WIDTH),
     }
     return environment.from_string(template).render(

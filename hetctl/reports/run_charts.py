@@ -27,7 +27,9 @@ END_MARKERS = {"converged": "o", "failed": "X"}
 
 def learning_svg(status: RunStatus, colours: Mapping[str, str]) -> str:
     """Draw each stop metric and the training loss over the epochs; a dot ends a converged member."""
-    metrics = list(dict.fromkeys([*(member.metric for member in status.members), LOSS]))
+    reported = {metric for epochs in status.history.values() for epoch in epochs for metric in epoch.metrics}
+    wanted = dict.fromkeys([*(member.metric for member in status.members), LOSS])
+    metrics = [metric for metric in wanted if metric in reported]
     rows = -(-len(metrics) // 2)
 
     def draw(figure: Figure, tips: Tips) -> None:

@@ -33,6 +33,7 @@ from hetctl.reports.summary import (
     describe_error,
     describe_states,
     describe_time,
+    failures_of,
     prediction_error,
     ranked,
     spans_of,
@@ -289,12 +290,10 @@ the member.</p>
 {% if failed %}
 <section>
 <h2>Failures</h2>
-{% for member in failed %}
-<p><b>{{ member.member }}</b>: {{ member.reason or "reason unknown" }}</p>
-{% if member.log_tail %}
-<pre>{% for line in member.log_tail %}{{ line }}
-{% endfor %}</pre>
-{% endif %}
+{% for group in failed %}
+<p><b>{{ group.names | named }}</b>: {{ group.reason }}</p>
+<pre>{% for line in group.log_tail %}{{ line }}
+{% endfor %}{{ group.log }}</pre>
 {% endfor %}
 </section>
 {% endif %}
@@ -340,7 +339,7 @@ def render_page(status: RunStatus, search: SearchStatus | None = None) -> str:
         time=describe_time(status),
         comparison=describe_comparison(status),
         batches={member.member: describe_batches(member, status.device) for member in status.members},
-        failed=[member for member in status.members if member.state == "failed"],
+        failed=failures_of(status),
         gantt=Markup(gantt_svg(spans_of(status), colours)) if status.tasks else None,
         hopping=_hopping(status, colours),
         learning=Markup(learning_svg(status, colours)) if any(status.history.values()) else None,

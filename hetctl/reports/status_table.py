@@ -16,11 +16,14 @@ from hetctl.model.searches import SearchStatus
 from hetctl.model.training_progress import LiveMetrics, RankShare
 from hetctl.reports.pipeline_tables import pipeline_tables
 from hetctl.reports.summary import (
+    FailureGroup,
     describe_batches,
     describe_config,
     describe_states,
     describe_time,
+    failures_of,
     gpus_by_round,
+    named,
 )
 from hetctl.reports.table_style import ruled_table
 from hetctl.reports.units import (
@@ -62,7 +65,6 @@ def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
         Columns of the terminal; those beyond 80 are used for more rounds. With fewer than 80 the columns
         `WIDE_ONLY` are left out.
     """
-    failures = [_failure(member) for member in status.members if member.state == "failed"]
     rest = len(status.states) - len(status.members)
     more = [Text(f"and {rest:,} more members, which `hetctl status --json` has", "dim")] if rest else []
     held = device_word(status.device)
@@ -81,7 +83,7 @@ def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
         *_trial_table(status),
         *pipeline_tables(status.pipelines),
         *(hop_tables(status.hops) if status.hops else ()),
-        *failures,
+        *(_failure(group) for group in failures_of(status)),
     )
 
 
@@ -244,11 +246,12 @@ def _best_header(metric: str) -> str:
     return f">best {head}{underscore}\n{tail}"
 
 
-def _failure(member: MemberStatus) -> RenderableType:
-    reason = f" failed: {member.reason or 'reason unknown'}"
-    title = Text.assemble("\n", (printable(member.member), "bold red"), printable(reason))
-    log = Text("\n".join(printable(line) for line in member.log_tail), "dim", overflow="fold")
-    return Group(title, Padding(log, (0, 0, 0, 2), expand=False)) if member.log_tail else title
+def _failure(group: FailureGroup) -> RenderableType:
+    title = Text.assemble(
+        "\n", (printable(named(group.names)), "bold red"), printable(f" failed: {group.reason}")
+    )
+    lines = "\n".join(printable(line) for line in (*group.log_tail, group.log))
+    return Group(title, Padding(Text(lines, "dim", overflow="fold"), (0, 0, 0, 2), expand=False))
 
 
 MOST_WORKERS = 32
@@ -277,8 +280,8 @@ def _hop_members(hops: HopStatus) -> RenderableType:
         table.add_row(
             Text(printable(member.member)),
             str(member.epoch),
-            PASSES[member.evaluating],
-            f"{member.visited}/{member.partitions}",
+            NONE if member.ended else PASSES[member.evaluating],
+            NONE if member.ended else f"{member.visited}/{member.partitions}",
             Text(printable(member.worker or NONE)),
             f"{member.visits:,}",
             f"{member.repeated:,}",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hetctl.model.run_status import MemberStatus, RoundSpan, RunStatus, TaskSpan
@@ -14,6 +15,8 @@ IDLE_MARK = "·"
 MOST_CHANGES = 3
 """Largest number of changes of a member's global batch that are shown, the last ones."""
 STATES = ("converged", "training", "waiting", "stopped", "failed")
+MOST_NAMED = 5
+"""Failed members that are named of those with one cause."""
 
 
 def prediction_error(predicted_s: float | None, measured_s: float | None) -> float | None:
@@ -72,6 +75,46 @@ def describe_config(config: Mapping[str, Any]) -> str:
 
 def _short(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Members that failed with one cause; reason, end of the log, and path of the log are the first one's."""
+
+    names: tuple[str, ...]
+    reason: str
+    log_tail: tuple[str, ...]
+    log: str
+
+
+def named(members: Sequence[str]) -> str:
+    """Return the names of the first members, and the number of the others."""
+    rest = len(members) - MOST_NAMED
+    return ", ".join(members[:MOST_NAMED]) + (f" and {rest:,} more" if rest > 0 else "")
+
+
+def grouped(failures: Iterable[FailureGroup]) -> list[FailureGroup]:
+    """Return failures with those of one cause in one group, in the order of the first ones."""
+    groups: dict[str, list[FailureGroup]] = {}
+    for failure in failures:
+        cause = failure.reason
+        for name in failure.names:
+            cause = cause.replace(name, "")
+        # Numbers of processes and ports, and sizes, differ between failures with one cause.
+        groups.setdefault(re.sub("[0-9]+", "0", cause), []).append(failure)
+    return [
+        replace(same[0], names=tuple(name for failure in same for name in failure.names))
+        for same in groups.values()
+    ]
+
+
+def failures_of(status: RunStatus) -> list[FailureGroup]:
+    """Return the failures of a run's members, grouped by cause."""
+    return grouped(
+        FailureGroup((member.member,), member.reason or "reason unknown", member.log_tail, member.log)
+        for member in status.members
+        if member.state == "failed"
+    )
 
 
 @dataclass(frozen=True)

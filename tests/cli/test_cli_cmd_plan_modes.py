@@ -464,6 +464,18 @@ def test_what_leaves_no_plan_is_refused_before_anything_is_kept(tmp_path, member
     assert mini.project.tree() == before
 
 
+def test_a_site_without_memory_gets_a_file_of_its_own(tmp_path):
+    mini = Mini(tmp_path, GIANT, site=(SITE + LINKS).replace("gpu_memory: 16GB\n", ""))
+    done = mini.plan("--mode", "pipeline")
+    assert (done.code, "site mini has no gpu_memory" in done.stderr) == (2, True)
+    own = mini.project.path / "site-configs" / "mini.yaml"
+    own.rename(own.with_name("shipped.yaml"))
+    hint = done.stderr.partition("hint: ")[2].splitlines()
+    assert hint[0].startswith("write site-configs/mini.yaml")
+    own.write_text("\n".join(line.strip() for line in hint[1:]).replace("extends: mini", "extends: shipped"))
+    assert mini.plan("--mode", "pipeline").code == 0
+
+
 def test_layers_that_take_no_time_are_refused(tmp_path):
     mini = Mini(tmp_path, small(1) + GIANT)
     idle = LAYERS.replace(",0.004,0.008,", ",0,0,")

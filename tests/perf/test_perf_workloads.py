@@ -136,14 +136,25 @@ def test_all_members_without_a_profile_are_named() -> None:
     whole = ensemble(member("a"), member("b"), member("c"))
     with pytest.raises(BadInputError, match="no profile of b, c") as caught:
         active_workloads(whole, {"a": profile("a"), "c": profile("c", rates={})}, {}, 4, 4)
-    assert caught.value.hint.startswith("run hetctl profile, or plan and submit with --predict-rates")
+    assert (
+        caught.value.hint == "run `hetctl profile`, or plan and submit with --predict-rates, as similar"
+        " members were measured"
+    )
+
+
+def test_rates_are_predicted_from_similar_members_alone() -> None:
+    whole = ensemble(member("a"), replace(member("b"), config={"kind": "other"}))
+    with pytest.raises(BadInputError, match="no profile of b") as caught:
+        active_workloads(whole, {"a": profile("a")}, {}, 4, 4)
+    assert caught.value.hint == "run `hetctl profile`"
 
 
 def test_rates_of_commands_are_imported() -> None:
     command = replace(member("a"), command=("train",))
     with pytest.raises(BadInputError) as caught:
         active_workloads(ensemble(command), {}, {}, 4, 4)
-    assert caught.value.hint == "import their rates: hetctl profile import FILE"
+    ways = "run `hetctl profile`, or import rates that you know with `hetctl profile import FILE`"
+    assert caught.value.hint == ways
 
 
 def test_predicted_rates_are_corrected_by_the_first_epoch() -> None:

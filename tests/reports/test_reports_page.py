@@ -76,7 +76,8 @@ def test_the_page_opens_with_the_key_figures_of_the_run(make_run: MakeRun) -> No
 def test_what_users_wrote_is_escaped_everywhere(make_run: MakeRun) -> None:
     evil = "<img src=x onerror=alert(1)>\"&'$x^2$"
     run = make_run((evil, "good"))
-    failed = replace(run.members[0], state="failed", reason=evil, log_tail=(evil, f"\x1b[31m{evil}"))
+    log = (evil, f"\x1b[31m{evil}")
+    failed = replace(run.members[0], state="failed", reason=evil, log_tail=log, log=evil)
     page = render_page(
         replace(run, run=evil, ensemble=evil, site=evil, reason=evil, members=(failed, run.members[1]))
     )
@@ -86,7 +87,7 @@ def test_what_users_wrote_is_escaped_everywhere(make_run: MakeRun) -> None:
     assert evil in outline.texts["h1"]
     assert evil in outline.texts["td"]
     assert evil in outline.texts["text"]
-    assert outline.texts["pre"] == [f"{evil}\n{evil}"]
+    assert outline.texts["pre"] == [f"{evil}\n{evil}\n{evil}"]
 
 
 def test_names_that_look_like_svg_stay_as_they_are(make_run: MakeRun) -> None:
@@ -258,3 +259,13 @@ def test_a_changed_global_batch_stands_with_the_member(make_run: MakeRun) -> Non
     cells = Outline(render_page(replace(run, device="gpu", members=(changed,)))).texts["td"]
     (told,) = [cell for cell in cells if "global batch" in cell]
     assert " ".join(told.split()).endswith("5 epochs; global batch 32 -> 64 at epoch 5 (2 GPUs)")
+
+
+def test_a_metric_without_any_value_has_no_chart(make_run: MakeRun) -> None:
+    run = make_run()
+    assert "training loss" in Outline(render_page(run)).texts["text"]
+    history = {
+        name: tuple(replace(e, metrics={"val_accuracy": e.metrics["val_accuracy"]}) for e in epochs)
+        for name, epochs in run.history.items()
+    }
+    assert "training loss" not in Outline(render_page(replace(run, history=history))).texts["text"]

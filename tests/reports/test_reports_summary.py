@@ -12,7 +12,9 @@ from hetctl.reports.summary import (
     busy_fraction,
     describe_batches,
     describe_time,
+    failures_of,
     gpus_by_round,
+    named,
     prediction_error,
     ranked,
 )
@@ -102,3 +104,22 @@ def test_rounds_never_exceed_their_width(counts: list[int], width: int) -> None:
     assert len(text) <= width
     if counts:
         assert text.split()[-1] == (str(counts[-1]) if counts[-1] else "·")
+
+
+def test_failures_with_one_cause_are_one_group(make_run: MakeRun) -> None:
+    run = make_run(("mlp", "cnn", "rnn", "gru"))
+    causes = "port 4711 of mlp is taken", "port 80 of cnn is taken", "no such file", "port 9 of gru is taken"
+    failed = tuple(
+        replace(member, state="failed", reason=reason, log_tail=(member.member,), log=f"{member.member}.log")
+        for member, reason in zip(run.members, causes, strict=True)
+    )
+    first, other = failures_of(replace(run, members=failed))
+    assert (first.names, first.reason, first.log_tail) == (("mlp", "cnn", "gru"), causes[0], ("mlp",))
+    assert (other.names, other.log) == (("rnn",), "rnn.log")
+    assert failures_of(run) == []
+
+
+def test_of_many_failed_members_the_first_are_named() -> None:
+    names = [f"m{number}" for number in range(1200)]
+    assert named(names[:5]) == "m0, m1, m2, m3, m4"
+    assert named(names) == "m0, m1, m2, m3, m4 and 1,195 more"

@@ -100,6 +100,18 @@ def _with_type(layers: MemberLayers, types: Sequence[str]) -> MemberLayers:
     return MemberLayers(layers.profile.derived({types[0]: 1.0}, known[0]), layers.rows, context_bytes)
 
 
+WAYS_TO_GIVE = {
+    "links": "`hetctl profile --links` measures the links",
+    # The site's file may be one that came with hetctl.
+    "gpu_memory": (
+        "write site-configs/{site}.yaml in your project, or add the last line to it if it is there:\n"
+        "  extends: {site}\n"
+        "  gpu_memory: 40GB  # of each GPU"
+    ),
+}
+"""What gives a site the keys that pipelines depend on."""
+
+
 def pipeline_cluster(site: Site, cluster: Cluster, context_bytes: Mapping[str, int]) -> PipelineCluster:
     """Return a job's nodes as a cluster for pipelines.
 
@@ -114,14 +126,13 @@ def pipeline_cluster(site: Site, cluster: Cluster, context_bytes: Mapping[str, i
         If the site does not give its GPUs' memory or links.
     """
     memory = {gpu_type: size for gpu_type, size in site.memory_in(cluster).items() if size is not None}
-    missing = [] if len(memory) == len(site.types_in(cluster)) else ["gpu_memory"]
-    if site.links is None or missing:
-        names = " and ".join([*missing, *(["links"] if site.links is None else [])])
+    is_known = {"links": site.links is not None, "gpu_memory": len(memory) == len(site.types_in(cluster))}
+    if missing := [key for key, known in is_known.items() if not known]:
         raise BadInputError(
-            f"site {site.name} has no {names}, which pipelines depend on",
-            f"add {names} to its site file; `hetctl sites show {site.name}` says where that is, and"
-            " `hetctl profile --links` measures links",
+            f"site {site.name} has no {' and '.join(missing)}, which pipelines depend on",
+            "\n".join(WAYS_TO_GIVE[key].format(site=site.name) for key in missing),
         )
+    assert site.links is not None
     return PipelineCluster(
         nodes=tuple((node.gpu_type or site.gpu_type or UNNAMED,) * len(node.gpus) for node in cluster.nodes),
         memory_bytes=memory,

@@ -32,11 +32,12 @@ MEASURED = ("point", "layers", "links")
 
 @dataclass(frozen=True)
 class Failure:
-    """A point that could not be measured, with the end of its log."""
+    """A point that could not be measured, with its log, and the end of that which `error` does not say."""
 
     point: ProfileTarget
     error: str
     log_tail: tuple[str, ...]
+    log: str
 
 
 def events_of(folder: Path) -> list[Event]:
@@ -116,15 +117,13 @@ def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) ->
         True if points without a result count as failed, after the job's end.
     """
     errors = {event.source: str(event.data["error"]) for event in events_of(folder) if event.kind == "failed"}
-    return [
-        Failure(
-            point,
-            errors.get(point.source, "the job ended before it was measured"),
-            tail_of(folder / "logs" / f"{point.source}.log"),
-        )
-        for point in points
-        if lost or point.source in errors
-    ]
+    failures = []
+    for point in points:
+        if lost or point.source in errors:
+            error = errors.get(point.source, "the job ended before it was measured")
+            log = folder / "logs" / f"{point.source}.log"
+            failures.append(Failure(point, error, tail_of(log, error), str(log)))
+    return failures
 
 
 def ingest(catalog: Catalog, folder: Path) -> None:

@@ -6,13 +6,12 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.profile import LayerPoint, MemberProfile, ProfilePoint
-from hetctl.model.rate_shapes import measured_members, rate_config, shape_digest, shapes_of, some_of
+from hetctl.model.rate_shapes import compared_config, measured_members, shape_digest, shapes_of, some_of
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult
@@ -135,7 +134,7 @@ def _predictions(
     known = {profile.member: profile for profile in profiles}
     members = {member.name: member for member in ensemble.members}
     shapes = shapes_of(ensemble)
-    configs = {shape.member: _counting(members[shape.member], ensemble) for shape in shapes}
+    configs = {shape.member: compared_config(members[shape.member], ensemble.rate_keys) for shape in shapes}
     measured = {name: config for name, config in configs.items() if name in known}
     for shape in shapes:
         if shape.member in known or (nearest := nearest_config(configs[shape.member], measured)) is None:
@@ -149,11 +148,6 @@ def _predictions(
                 seen_rates=seen_rates(epochs, batch_size),
                 seen_overhead_s=seen_overhead_s(epochs, batch_size),
             )
-
-
-def _counting(member: Member, ensemble: Ensemble) -> dict[str, Any]:
-    """Return all values on which a member's rate depends."""
-    return {"config": rate_config(member, ensemble.rate_keys), "batch_size": member.batch_size}
 
 
 def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[EpochResult]]:

@@ -37,8 +37,9 @@ def comparison_of(
     """
     if not progress or any(not member.converged for member in progress.values()):
         return None
-    members = _as_trained(spec, progress)
-    if not members:
+    # Commands that report no epoch leave nothing to simulate.
+    epochs = sum(len(member.epochs) for member in progress.values())
+    if not epochs or not (members := _as_trained(spec, progress)):
         return None
     timing = JobTiming(spec.wall_s, spec.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
     scenario = Scenario(Cluster.at(spec.site, spec.gpus), timing, lockstep=spec.sharing == LOCKSTEP)
@@ -53,7 +54,7 @@ def comparison_of(
         baseline=BASELINE,
         baseline_s=starting_s + baseline.predicted_makespan_s,
         simulated_s=starting_s + own.predicted_makespan_s,
-        epochs=sum(len(member.epochs) for member in progress.values()),
+        epochs=epochs,
     )
 
 

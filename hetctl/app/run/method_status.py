@@ -99,6 +99,7 @@ def _member(name: str, own: VisitTotals, partitions: int, ended: bool, at: str |
         worker=at or own.last[1] or None,
         visits=own.done,
         repeated=own.lost + own.undone,
+        ended=ended,
     )
 
 

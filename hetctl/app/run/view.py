@@ -184,7 +184,8 @@ class RunView:
             predicted_s=self._predicted_s.get(name),
             measured_s=_seconds(own),
             reason=progress.failed or progress.converged,
-            log_tail=tail_of(self.folder.log_of(name)) if progress.failed else (),
+            log_tail=tail_of(self.folder.log_of(name), progress.failed) if progress.failed else (),
+            log=str(self.folder.log_of(name)) if progress.failed else "",
             rates=rates_of(*self._rated(name)),
             live_metrics=live_metrics if state == TRAINING else None,
             # Each minibatch of a pipeline is a step, whatever the number of GPUs.

@@ -69,3 +69,9 @@ def test_what_epochs_took_besides_counts() -> None:
 @pytest.mark.parametrize("left", [{"converged": None}, {"converged": None, "failed": "killed"}])
 def test_run_that_is_not_finished_is_compared_with_nothing(left: dict[str, str | None]) -> None:
     assert comparison_of(SPEC, {**FINISHED, "a": replace(FINISHED["a"], **left)}, []) is None
+
+
+def test_a_run_without_epochs_is_compared_with_nothing() -> None:
+    """Commands may end without a report."""
+    silent = {name: Progress(name, (), converged="its command has ended") for name in FINISHED}
+    assert comparison_of(SPEC, silent, []) is None

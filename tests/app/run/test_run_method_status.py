@@ -62,6 +62,11 @@ def test_a_member_without_visits_is_at_its_beginning():
     assert (member.epoch, member.visited, member.worker, member.visits) == (1, 0, None, 0)
 
 
+def test_a_member_that_has_ended_says_so():
+    status = status_of(fold().visits, ended={"m1"})
+    assert [member.ended for member in status.members] == [False, True, False]
+
+
 def test_the_worker_is_that_of_the_present_or_the_last_visit():
     visits = fold().visits
     last = [visit.worker for visit in visits if visit.member == "m0"][-1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from pipelined_run import stages, task_started
@@ -154,7 +155,9 @@ def test_a_watched_run_is_shown_as_at_a_first_poll(project):
         states |= set(seen.states.values())
     assert states == {"waiting", "training", "converged", "failed"}
     assert [len(member.gpus_by_round) for member in seen.members] == [3, 3, 3]
-    assert (seen.members[1].reason, seen.members[1].log_tail) == ("no such layer", ("no such layer",))
+    # The log has no line that the reason does not say.
+    assert (seen.members[1].reason, seen.members[1].log_tail) == ("no such layer", ())
+    assert Path(seen.members[1].log).read_text().strip() == "no such layer"
     assert "a on 1 planned 10, seen 2 samples/s" in seen.warnings[0]
 
 

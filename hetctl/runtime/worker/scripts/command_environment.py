@@ -13,6 +13,14 @@ from hetctl.model.ensemble import Member
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES
 
 USUAL_DEVICES = "CUDA_VISIBLE_DEVICES"
+PLACE_VARIABLES = frozenset(
+    {
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        *("GLOO_SOCKET_IFNAME", "HOROVOD_RANK", "HOROVOD_SIZE"),
+        *VISIBLE_DEVICES,
+    }
+)
+"""Variables that tell a rank its place and its GPU."""
 PROFILE_VARIABLE = "HETCTL_PROFILE"
 """Variable that is set if a command runs for its rate alone."""
 

@@ -22,12 +22,10 @@ from hetctl.storage.processes import commands_below, die_with_parent, group_cpu_
 
 KEPT_BYTES = 4096
 """Bytes at the end of the standard error that are kept for the cause of a failure."""
-KEPT_LINES = 6
 PIPE_BYTES = 2**16
 """Bytes that a pipe holds, as in pipe(7)."""
 CLOSED_POLL_S = 0.05
 """Longest wait in seconds once the pipe for reports is closed."""
-LONGEST_CAUSE = 500
 TERMINATE_SHARE, KILL_SHARE = 0.4, 0.55
 """Shares of the grace period, before those of the driver, which ends the rank."""
 GUARD = 'trap "" HUP INT TERM USR1; read _; kill -9 "-$1"'
@@ -58,6 +56,7 @@ class CommandProcess:
     def __init__(
         self, words: Sequence[str], folder: Path, environment: Mapping[str, str], grace_s: float
     ) -> None:
+        self.environment = environment
         self._grace_s = grace_s
         self._reports, progress = os.pipe()
         answers, self._answers = os.pipe()
@@ -170,10 +169,10 @@ class CommandProcess:
             os.close(self._stop)
 
     def last_errors(self) -> str:
-        """Return the last lines of its standard error, once it has ended; empty if it wrote none."""
+        """Return the end of its standard error, once it has ended; empty if it wrote none."""
         self._signal(signal.SIGKILL)
         self._errors.join()
-        return self._errors.last_lines()
+        return self._errors.kept
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
@@ -224,9 +223,9 @@ class _ErrorTail:
         """Wait for the end of the errors; a process that has left the group may hold them open."""
         self._thread.join(timeout=1.0)
 
-    def last_lines(self) -> str:
-        lines = [line.strip() for line in self._kept.decode(errors="replace").splitlines() if line.strip()]
-        return " / ".join(lines[-KEPT_LINES:])[-LONGEST_CAUSE:]
+    @property
+    def kept(self) -> str:
+        return self._kept.decode(errors="replace")
 
 
 @dataclass(frozen=True)

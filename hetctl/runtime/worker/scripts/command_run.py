@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -20,8 +21,9 @@ from hetctl.runtime.transport import LOCALHOST
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_gather
 from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
-from hetctl.runtime.worker.reporting import OUT_OF_MEMORY_ERRORS
+from hetctl.runtime.worker.reporting import FULL_MEMORY, OUT_OF_MEMORY_ERRORS
 from hetctl.runtime.worker.scripts.command_environment import (
+    PLACE_VARIABLES,
     CommandSettings,
     RankDevice,
     Rendezvous,
@@ -39,6 +41,21 @@ POLL_S = 0.25
 """Longest wait in seconds for a report: a poll takes time from the command, which has the same cores."""
 SIGNAL_DELAY_S = 1.0
 """Seconds in which a rank gets the SIGTERM of a batch system that has ended its command already."""
+KEPT_LINES, LONGEST_CAUSE = 6, 500
+"""Lines at the end of the standard error, and characters of them, that state the cause of a failure."""
+RANK_PREFIX = re.compile(r"^\[rank\d+\]:? ?")
+"""PyTorch's prefix of each line of a rank's traceback."""
+FRAME = re.compile(r' +File ".*", line \d+')
+PLACE_SIGNS = (
+    "init_process_group",
+    "init_device_mesh",
+    "torch.distributed",
+    "NCCL",
+    "CUDA",
+    "hvd.init",
+    "horovod",
+)
+"""Words in errors of scripts to which the variables of a rank's place matter."""
 ENDED, FAILED, OVER, STOP = "ended", "failed", "over", "stop"
 """Messages between ranks: the command has ended well, or not; all are to end, or to stop. With a reason."""
 
@@ -208,7 +225,8 @@ class CommandRun:
             self._exchange()
             self._tell(FAILED)
             is_out_of_memory = code == -signal.SIGKILL and oom_kills() > self.memory_kills
-            raise failure_of(code, self.process.last_errors(), is_out_of_memory=is_out_of_memory)
+            errors, environment = self.process.last_errors(), self.process.environment
+            raise failure_of(code, errors, environment, is_out_of_memory=is_out_of_memory)
         if self.process.stopping:
             print(f"the command has ended after it was told to stop ({_described(code)})", flush=True)
         self.ended.add(self.group.rank)
@@ -224,7 +242,9 @@ class CommandRun:
             self._ask()
 
 
-def failure_of(code: int, errors: str, *, is_out_of_memory: bool = False) -> BadInputError:
+def failure_of(
+    code: int, errors: str, environment: Mapping[str, str], *, is_out_of_memory: bool = False
+) -> BadInputError:
     """Return the error of a command that has failed, with full memory or a full disk as its cause.
 
     Parameters
@@ -232,20 +252,45 @@ def failure_of(code: int, errors: str, *, is_out_of_memory: bool = False) -> Bad
     code : int
         Exit code, or the number of the signal that ended it, negated.
     errors : str
-        Its last errors.
+        End of its standard error.
+    environment : mapping of str to str
+        Variables that it was started with.
     is_out_of_memory : bool
         True if the kernel killed it for memory.
     """
-    error = BadInputError(f"the command has ended with {_described(code)}{f': {errors}' if errors else ''}")
+    signs = (*OUT_OF_MEMORY_ERRORS, *FULL_MEMORY)
+    is_out_of_memory = is_out_of_memory or any(sign in errors for sign in signs)
+    hint = "" if is_out_of_memory else _place_hint(errors, environment)
+    cause = f": {shown}" if (shown := _last_lines(errors)) else ""
+    error = BadInputError(f"the command has ended with {_described(code)}{cause}", hint)
     of_disk = (*DISK_FULL_ERRORS, *SERVER_ERRORS)
     named = next((number for number in of_disk if os.strerror(number) in errors), None)
-    if is_out_of_memory or any(name in errors for name in OUT_OF_MEMORY_ERRORS):
+    if is_out_of_memory:
         # So that it counts as out of memory, and the batch may become smaller.
         error.__cause__ = MemoryError()
     elif named is not None:
         # So that it counts as one of the disk, which is no fault of the member.
         error.__cause__ = OSError(named, os.strerror(named))
     return error
+
+
+def _last_lines(errors: str) -> str:
+    """Return the last lines of a standard error; of a traceback of Python only the error itself."""
+    lines = [RANK_PREFIX.sub("", line) for line in errors.splitlines() if line.strip()]
+    frames = [number for number, line in enumerate(lines) if FRAME.match(line)]
+    if frames:
+        # The code of the last frame is indented.
+        lines = [line for line in lines[frames[-1] :] if not line.startswith(" ")] or lines
+    return " / ".join(line.strip() for line in lines[-KEPT_LINES:])[-LONGEST_CAUSE:]
+
+
+def _place_hint(errors: str, environment: Mapping[str, str]) -> str:
+    """Return the variables that hetctl has set, if the errors are about a rank's place or its GPU."""
+    if not any(sign in errors for sign in PLACE_SIGNS):
+        return ""
+    names = sorted(PLACE_VARIABLES & environment.keys())
+    told = " ".join(f"{name}={environment[name]}" for name in names)
+    return f"it was started with {told}; `environment` in the ensemble file takes precedence over these"
 
 
 def _described(code: int) -> str:

@@ -94,6 +94,23 @@ def test_a_script_waits_for_the_judgement_of_its_epoch(monkeypatch):
     thread.join()
 
 
+def test_a_loss_that_has_its_gradient_is_reported(monkeypatch):
+    class Tensor:
+        def detach(self):
+            return 0.5
+
+        def __float__(self):
+            raise AssertionError("PyTorch warns here")
+
+    ends, progress = os.pipe()
+    monkeypatch.setenv(PROGRESS_VARIABLE, str(progress))
+    monkeypatch.setattr(script, "_SENT", script._Sent())
+    script.report(epoch=1, loss=Tensor())
+    assert parse_report(os.read(ends, 2**12)).metrics == {"loss": 0.5}
+    os.close(ends)
+    os.close(progress)
+
+
 def test_a_closed_descriptor_tells_a_script_to_stop(monkeypatch):
     source, target = os.pipe()
     monkeypatch.setenv(STOP_VARIABLE, str(source))
