@@ -94,7 +94,11 @@ def modules():
 
 
 def imported(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    yield from imported_in(ast.parse(path.read_text()))
+
+
+def imported_in(tree):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -199,6 +203,77 @@ def test_the_driver_alone_imports_what_is_the_drivers():
     assert len(others) > 50
     names = [(path, name) for path in others for name in imported(path)]
     assert [one for one in names if f"{one[1]}.".startswith("hetctl.runtime.driver.")] == []
+
+
+PICKLERS = (
+    r"(c?pickle|_pickle|cloudpickle|dill|joblib|marshal|shelve|submitit|multiprocessing|mpi4py)(\.|$)"
+    r"|concurrent\.futures\.process|torch\.distributed\.checkpoint"
+)
+"""Modules that run what the pickles say that they read."""
+UNPICKLES = {
+    "load": lambda call: "torch." in ast.unparse(call.func) and _given(call, "weights_only") is not True,
+    "FileSystemReader": lambda _: True,
+    "ProcessPoolExecutor": lambda _: True,
+    **dict.fromkeys(
+        ("allgather_object", "all_gather_object", "broadcast_object", "broadcast_object_list"), lambda _: True
+    ),
+    **dict.fromkeys(("gather_object", "scatter_object_list", "send_object_list"), lambda _: True),
+}
+"""Functions that read pickles, and whether a call of the name does."""
+LOWER_CASE = {"allgather", "allreduce", "bcast", "gather", "irecv", "isend", "recv", "scatter", "sendrecv"}
+"""Methods of mpi4py that pickle; those in capitals send arrays."""
+OWN_PROCESSES = "pipes to processes that it has forked itself"
+MAY_UNPICKLE = {
+    "cluster/batch/submitit_jobs.py": "submitit's own calls, in a private folder",
+    "cluster/batch/lsf_executor.py": "the same: it is submitit's interface",
+    "runtime/data/preprocessors.py": OWN_PROCESSES,
+    "runtime/worker/measuring/measure_preprocessing.py": OWN_PROCESSES,
+    "runtime/data/node_exchange.py": "mpi4py for arrays alone",
+    "runtime/driver/probe.py": "mpi4py for the number of ranks alone",
+    "runtime/frameworks/torch_shards.py": "the metadata of PyTorch's checkpoints, of a list of classes alone",
+}
+
+
+def _given(call, name):
+    values = [keyword.value for keyword in call.keywords if keyword.arg == name]
+    return ast.literal_eval(values[0]) if values else None
+
+
+def picklers(path):
+    """Yield the names in a module by which it may read pickles."""
+    tree = ast.parse(path.read_text())
+    yield from (name for name in imported_in(tree) if re.match(PICKLERS, name))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if (name in UNPICKLES and UNPICKLES[name](node)) or _given(node, "allow_pickle"):
+                yield ast.unparse(node.func)
+
+
+def test_pickles_are_read_only_where_nobody_else_writes():
+    """Whoever writes a pickle that another process reads runs programs in it."""
+    found = {str(path.relative_to(PACKAGE)) for path in modules() if list(picklers(path))}
+    assert found == MAY_UNPICKLE.keys()
+    with_mpi = [PACKAGE / name for name, reason in MAY_UNPICKLE.items() if reason.startswith("mpi4py")]
+    calls = [
+        (path.name, node.func.attr)
+        for path in with_mpi
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+    assert [call for call in calls if call[1] in LOWER_CASE] == []
+
+
+def test_a_module_that_reads_pickles_is_found(tmp_path):
+    for code in (
+        "import pickle",
+        "from multiprocessing.connection import Client",
+        "import torch\ntorch.load('file')",
+        "import numpy as np\nnp.load('file', allow_pickle=True)",
+        "import torch.distributed as dist\ndist.gather_object(1)",
+    ):
+        (tmp_path / "module.py").write_text(code)
+        assert list(picklers(tmp_path / "module.py")), code
 
 
 def test_no_class_name_exists_twice():

@@ -90,7 +90,7 @@ def main():
     optimizer = torch.optim.SGD(plain.parameters(), lr=options.learning_rate, momentum=0.9)
     epoch, done, metrics = 1, 0, {}
     if FILE.exists():
-        saved = torch.load(FILE, map_location=device)
+        saved = torch.load(FILE, map_location=device, weights_only=True)
         plain.load_state_dict(saved["network"])
         optimizer.load_state_dict(saved["optimizer"])
         epoch, done, metrics = saved["epoch"], saved["done"], saved["metrics"]

@@ -64,7 +64,7 @@ class BatchSizeManager(Protocol):
     """Manager that splits a constant total batch over the workers, anew after each iteration.
 
     The sum of the batches never changes, each is at least 1, and none exceeds its cap. A manager has no
-    clock and no file, so its pickle is sufficient to continue in the next job.
+    clock and no file, so its `state_of` is sufficient to continue in the next job.
     """
 
     @property

@@ -24,7 +24,7 @@ _MANAGERS: Mapping[str, Callable[[Sequence[int], Caps, str, int], BatchSizeManag
 def manager_of(
     settings: BalanceSettings, batches: Sequence[int], caps: Caps = (), seed: int = 0
 ) -> BatchSizeManager:
-    """Return a new manager; its pickle is sufficient to continue elsewhere.
+    """Return a new manager; its `state_of` is sufficient to continue elsewhere.
 
     Parameters
     ----------

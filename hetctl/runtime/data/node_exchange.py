@@ -176,7 +176,12 @@ def _outbox(pool: PreprocessorPool, own: NodeStream) -> Ring:
 
 def _check_that_all_have_the_same(world: Any, data: object) -> None:
     """Reject data that differ between nodes: MPI would truncate chunks, or mix them up."""
-    seen = world.allgather(data)
+    # Sent as text: mpi4py would pickle the values, and run what another process has put into them.
+    own, lengths = np.frombuffer(str(data).encode(), np.uint8), np.empty(world.Get_size(), np.int32)
+    world.Allgather(np.array([len(own)], np.int32), lengths)
+    texts = np.empty(lengths.sum(), np.uint8)
+    world.Allgatherv(own, [texts, lengths])
+    seen = [text.tobytes().decode() for text in np.split(texts, np.cumsum(lengths)[:-1])]
     for rank, there in enumerate(seen):
         if there != seen[0]:
             raise BadInputError(

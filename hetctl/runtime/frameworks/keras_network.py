@@ -115,7 +115,7 @@ class KerasNetwork:
     def _metrics_of_all(self, whole: WholeEvaluation, others: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics that rank 0 computes of the predictions of all ranks."""
         own = whole.taken()
-        shares = [own] if self._group.size == 1 else horovod().allgather_object(own)
+        shares = [own] if self._group.size == 1 else self.gather(own)
         is_first = self._group.rank == 0
         metrics: dict[str, float] = self._group.broadcast(whole.metrics(shares, others) if is_first else None)
         return metrics
@@ -172,8 +172,7 @@ class KerasNetwork:
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks; Horovod has them on every rank."""
-        values: list[Any] = horovod().allgather_object(value)
-        return values
+        return gather(value)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Scale a constant learning rate, which is a variable, or a schedule."""
@@ -395,3 +394,12 @@ def horovod() -> Any:
 def _raw(variable: Any) -> Any:
     """Return the TensorFlow variable inside a Keras 3 variable; Horovod accepts no other."""
     return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the values of all ranks, by rank: mappings, lists and tuples of arrays and plain values."""
+    # Horovod's own function pickles values, and would run what another process has put into them.
+    own = np.frombuffer(packed_state.to_bytes(value), np.uint8)
+    lengths = horovod().allgather(tf.constant([len(own)], tf.int64), name="lengths").numpy()
+    whole = horovod().allgather(tf.constant(own), name="values").numpy()
+    return [packed_state.from_bytes(part.tobytes()) for part in np.split(whole, np.cumsum(lengths)[:-1])]

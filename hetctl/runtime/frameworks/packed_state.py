@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -25,7 +26,7 @@ def no_tensors(_value: Any) -> None:
     """Return None, as of a framework without tensors of its own."""
 
 
-def pack(state: Mapping[str, Any], dissolve: Dissolve = no_tensors) -> dict[str, npt.NDArray[Any]]:
+def pack(state: Any, dissolve: Dissolve = no_tensors) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of a state: mappings, lists and tuples of tensors, arrays and plain values.
 
     Raises
@@ -43,14 +44,29 @@ def unpack(arrays: Arrays, form: Form | None = None) -> Any:
     return _remade(json.loads(arrays[STRUCTURE].tobytes()), arrays, form)
 
 
+def to_bytes(state: Any) -> bytes:
+    """Return a packed state as a NumPy archive; BadInputError as from `pack`."""
+    archive = io.BytesIO()
+    np.savez(archive, **pack(state))
+    return archive.getvalue()
+
+
+def from_bytes(data: bytes) -> Any:
+    """Return the state of which `to_bytes` has made these bytes."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
+        return unpack(arrays)
+
+
 def _described(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]], dissolve: Dissolve) -> Any:
     """Put tensors into `arrays`; return JSON that describes their places."""
     if (dissolved := dissolve(value)) is not None:
         arrays[place], dtype = dissolved
         return {"tensor": place, "dtype": dtype}
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        arrays[place] = value
-        return {"array": place}
+        # NumPy writes the types of others, such as bfloat16, without their names.
+        is_foreign = value.dtype.kind == "V" and value.dtype.names is None
+        arrays[place] = value.view(f"u{value.itemsize}") if is_foreign else value
+        return {"array": place, **({"dtype": value.dtype.name} if is_foreign else {})}
     # Schedulers of PyTorch use its methods; as a mapping it would come back as a plain one.
     if isinstance(value, Counter):
         return {"counter": list(value.items())}
@@ -73,6 +89,8 @@ def _remade(described: Any, arrays: Arrays, form: Form | None) -> Any:
     match described:
         case {"tensor": place, "dtype": dtype} if form is not None:
             return form(arrays[place], dtype)
+        case {"array": place, "dtype": dtype}:
+            return arrays[place].view(dtype).copy()
         case {"array": place}:
             return arrays[place].copy()
         case {"counter": items}:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from hetctl.runtime.frameworks.packed_state import from_bytes, to_bytes
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import CollectiveGroup
 
@@ -77,11 +78,22 @@ def add_up(values: torch.Tensor) -> torch.Tensor:
 
 
 def gather(value: Any) -> list[Any]:
-    """Return the values of all ranks, by rank, on rank 0; no values on the others."""
-    size, is_first = dist.get_world_size(), dist.get_rank() == 0
-    values: list[Any] = [None] * size if is_first else []
-    dist.gather_object(value, values if is_first else None, dst=0)
-    return values
+    """Return the values of all ranks, by rank, on rank 0; no values on the others.
+
+    Values are mappings, lists and tuples of arrays and plain values.
+    """
+    device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
+    # PyTorch's own function pickles values, and would run what another process has put into them.
+    data = torch.frombuffer(bytearray(to_bytes(value)), dtype=torch.uint8)
+    lengths = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
+    lengths[dist.get_rank()] = len(data)
+    dist.all_reduce(lengths)
+    padded = torch.zeros(int(lengths.max()), dtype=torch.uint8, device=device)
+    padded[: len(data)] = data
+    parts = [torch.empty_like(padded) for _ in lengths] if dist.get_rank() == 0 else None
+    dist.gather(padded, parts, dst=0)
+    found = zip(parts or (), lengths.tolist(), strict=False)
+    return [from_bytes(part[:length].cpu().numpy().tobytes()) for part, length in found]
 
 
 class CudaStepTimer:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,31 @@ OF_NAMES = ("model", "gradients")
 """Entries of a state that map names of parameters to tensors."""
 
 Shards = dict[str, torch.Tensor]
+
+CHECKPOINT = "torch.distributed.checkpoint"
+OF_METADATA = frozenset(
+    {
+        *(
+            (f"{CHECKPOINT}.metadata", name)
+            for name in (
+                "BytesStorageMetadata",
+                "ChunkStorageMetadata",
+                "Metadata",
+                "MetadataIndex",
+                "StorageMeta",
+                "TensorProperties",
+                "TensorStorageMetadata",
+                "_MEM_FORMAT_ENCODING",
+            )
+        ),
+        (f"{CHECKPOINT}.filesystem", "_StorageInfo"),
+        ("pathlib", "PosixPath"),
+        ("torch", "Size"),
+        ("torch.serialization", "_get_layout"),
+        *(("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
+    }
+)
+"""Modules and names in the metadata that PyTorch has written, which are in a pickle."""
 
 
 class ShardCutter:
@@ -117,9 +143,38 @@ def read_shards(shards: Shards, folder: Path, *, alone: bool) -> None:
     """
     try:
         with _plain_errors():
-            dcp.load(shards, storage_reader=dcp.FileSystemReader(folder), no_dist=alone)
+            dcp.load(shards, storage_reader=CheckedReader(folder), no_dist=alone)
     except (KeyError, RuntimeError, ValueError) as error:
         raise other_variables(error) from error
+
+
+class CheckedReader(dcp.FileSystemReader):  # type: ignore[misc]
+    """Reader of parts whose metadata hold nothing but what PyTorch writes: a pickle could run any program.
+
+    Raises
+    ------
+    BadInputError
+        If the metadata hold anything else.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        with (folder / ".metadata").open("rb") as file:
+            self._metadata = PlainUnpickler(file).load()
+
+    def read_metadata(self, *_: Any, **__: Any) -> Any:
+        """Return the metadata."""
+        return self._metadata
+
+
+class PlainUnpickler(pickle.Unpickler):
+    """Reader of a pickle in which nothing but `OF_METADATA` is named."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what the pickle names; BadInputError for anything else."""
+        if (module, name) not in OF_METADATA:
+            raise BadInputError(f"the metadata of a checkpoint name {module}.{name}, which PyTorch does not")
+        return super().find_class(module, name)
 
 
 @contextmanager

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import pickle
+import json
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,10 @@ from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 from hetctl.runtime.frameworks.stage_network import NodeMemory, PassedTensor, Tensor, TensorMemory
 from hetctl.runtime.frameworks.torch_batches import empty_array, sent_array
 
-STORAGE_DEVICE = 6
-"""Place of the GPU's index among the arguments of `rebuild_cuda_tensor`."""
+Arguments = tuple[Any, ...]
+"""Arguments of PyTorch's `rebuild_cuda_tensor`: kind, size, stride and offset of the tensor; kind of storage,
+type, index of the GPU; handles and sizes, of which only PyTorch knows more.
+"""
 
 
 def tensor_memory(device: torch.device) -> TensorMemory:
@@ -53,23 +56,35 @@ class GpuTensors:
             return sent_array(tensor)
 
     def exported(self, tensor: PassedTensor) -> str | None:
-        """Return the pickled arguments with which PyTorch opens it; None for arrays."""
+        """Return the arguments with which PyTorch opens it, as JSON; None for arrays."""
         if isinstance(tensor, np.ndarray):
             return None
         _, arguments = reduce_tensor(tensor)
-        return base64.b64encode(pickle.dumps(arguments)).decode()
+        return handle_of(arguments)
 
     def opened(self, handle: str) -> torch.Tensor:
         """Open a tensor in the context of this rank's GPU, which need not be the one that holds it."""
-        # From a rank of the same user, over a connection with the run's key.
-        arguments = list(pickle.loads(base64.b64decode(handle)))
         # On the other GPU this process would need a context, which takes memory there.
-        arguments[STORAGE_DEVICE] = self._index
         with torch.cuda.device(self._index):
-            return rebuild_cuda_tensor(*arguments)
+            return rebuild_cuda_tensor(*arguments_of(handle, self._index))
 
     def received(self, tensor: PassedTensor) -> torch.Tensor:
         """Copy an array, or a tensor that another rank has, to this rank's GPU."""
         copy = torch.as_tensor(tensor).to(self._device, copy=True)
         torch.cuda.current_stream(self._device).synchronize()
         return copy
+
+
+def handle_of(arguments: Arguments) -> str:
+    """Return arguments as JSON, without the kinds, which are always the same, and the GPU."""
+    _, size, stride, offset, _, dtype, _, *rest = arguments
+    handles = [b64encode(one).decode() if isinstance(one, bytes) else one for one in rest]
+    return json.dumps([size, stride, offset, str(dtype).removeprefix("torch."), handles])
+
+
+def arguments_of(handle: str, device: int) -> Arguments:
+    """Return the arguments that `handle_of` was given, for another GPU."""
+    size, stride, offset, dtype, handles = json.loads(handle)
+    rest = [b64decode(one) if isinstance(one, str) else one for one in handles]
+    shape = torch.Size(size), tuple(stride), offset
+    return torch.Tensor, *shape, torch.TypedStorage, getattr(torch, dtype), device, *rest

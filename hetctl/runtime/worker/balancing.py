@@ -5,13 +5,14 @@ Before each step every rank reports the time of its last ones, and rank 0 answer
 
 from __future__ import annotations
 
-import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy.typing as npt
 
 from hetctl.methods.balance.drift import DriftDetector
 from hetctl.methods.balance.manager import BatchSizeManager, Observation
@@ -19,10 +20,13 @@ from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, logged
 from hetctl.methods.balance.predictors.base import Values
 from hetctl.methods.balance.predictors.learner import Learner
+from hetctl.methods.balance.saved_state import is_alike, made_of, state_of
+from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import ON, BalanceSettings
 from hetctl.runtime.data.batches import GO_ON
 from hetctl.runtime.data.sampler import parts_of
+from hetctl.runtime.frameworks.packed_state import pack, unpack
 from hetctl.runtime.worker.background_training import BackgroundTraining
 from hetctl.runtime.worker.balance_records import BalanceRecorder
 from hetctl.runtime.worker.group import Group
@@ -41,8 +45,9 @@ TAKES_LATE = frozenset({"gpu"})
 """Managers that use steps which began with older sizes: this one moves a few samples at a time, and skipping
 every other step would halve its speed. `curve` would judge its new sizes by times of the old ones."""
 
-UNREADABLE = (pickle.UnpicklingError, AttributeError, EOFError, ImportError, TypeError, ValueError)
-"""Errors of a pickle that is empty, or whose classes have changed."""
+UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Errors of a state that is no state of a manager."""
+Arrays = Mapping[str, npt.NDArray[Any]]
 
 StepReport = tuple[int, float, float, float]
 """Step, its seconds, the share of available cores, and that of memory in use."""
@@ -126,11 +131,11 @@ class Balancer:
         """Return the parts of the ranks in the last iteration that all have reported."""
         return () if self.leader is None else self.leader.shares()
 
-    def state(self) -> bytes:
+    def state(self) -> Arrays:
         """Return the manager's state for a checkpoint; empty if there is none."""
-        return b"" if self.leader is None else self.leader.state()
+        return {} if self.leader is None else self.leader.state()
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, state: Arrays) -> None:
         """Have the manager continue with a state."""
         if self.leader is not None:
             self.leader.restore(state)
@@ -237,26 +242,40 @@ class BalanceLeader:
         """Return the parts of the ranks in the last iteration that all have reported."""
         return self._ranks
 
-    def state(self) -> bytes:
+    def state(self) -> Arrays:
         """Return the manager's state for a checkpoint; empty if there is none."""
         if self._manager is None:
-            return b""
+            return {}
         # A state whose iterations are not in the log could not be repeated from it.
         self._recorder.flush()
-        return pickle.dumps((self._balance.settings, self._balance.workers, self._iterations, self._manager))
+        balance = self._balance
+        return pack(
+            {
+                "settings": encode(balance.settings),
+                "workers": balance.workers,
+                "iterations": self._iterations,
+                "manager": state_of(self._manager),
+            }
+        )
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, state: Arrays) -> None:
         """Continue with a state, if it is that of the same workers with the same total and settings.
 
         A state that another version of hetctl has written is not used either.
         """
+        balance = self._balance
         try:
-            # The checkpoint's checksum was verified.
-            settings, workers, iterations, manager = pickle.loads(state)
+            given = unpack(state)
+            manager, iterations = made_of(given["manager"]), int(given["iterations"])
+            same = (decode(BalanceSettings, given["settings"]), given["workers"]) == (
+                balance.settings,
+                balance.workers,
+            )
+            new = manager_of(balance.settings, self._sizes, (), balance.seed)
+            fits = same and is_alike(manager, new) and sum(manager.batches) == sum(self._sizes)
         except UNREADABLE:
             return
-        same = (settings, workers) == (self._balance.settings, self._balance.workers)
-        if same and sum(manager.batches) == sum(self._sizes):
+        if fits:
             self._manager, self._sizes, self._iterations = manager, manager.batches, iterations
             self._warned = len(manager.warnings)
             self._begin_manager(manager)

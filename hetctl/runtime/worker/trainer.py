@@ -8,7 +8,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.training_progress import RankShare
@@ -23,8 +22,8 @@ from hetctl.runtime.worker.member_trainer import CheckpointSaver, MemberTrainer,
 from hetctl.runtime.worker.random_state import RANKS, gathered_states, random_state, restore_own
 from hetctl.runtime.worker.step_clock import EpochClock
 
-MANAGER_STATE = "balance/manager"
-"""Name of the state of the manager of batch sizes among a checkpoint's arrays."""
+BALANCE = "balance/"
+"""Prefix of the names of the state of the manager of batch sizes among a checkpoint's arrays."""
 ACCESSES = "visits/"
 """Prefix of the names of the state of `SampleAccesses`, as checkpoints have it."""
 SCORES = "scores/"
@@ -37,10 +36,10 @@ class TrainingBalancer(StepBalancer, Protocol):
     def shares(self) -> tuple[RankShare, ...]:
         """Return the parts of the ranks in a recent iteration, on rank 0."""
 
-    def state(self) -> bytes:
+    def state(self) -> Arrays:
         """Return the state for a checkpoint, on rank 0; empty if there is none."""
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, state: Arrays) -> None:
         """Continue with a state, if it suits the group; it is rank 0's that counts."""
 
 
@@ -64,11 +63,10 @@ class Trainer(MemberTrainer):
         return Saver(self.checkpoints)
 
     def _restore_arrays(self, arrays: Arrays) -> None:
-        managed = arrays.get(MANAGER_STATE)
-        if managed is not None and self.balancer is not None:
-            self.balancer.restore(managed.tobytes())
-        accesses = {name: array for name, array in arrays.items() if name.startswith(ACCESSES)}
-        before = {name.removeprefix(ACCESSES): array for name, array in accesses.items()}
+        managed = _under(BALANCE, arrays)
+        if managed and self.balancer is not None:
+            self.balancer.restore(managed)
+        before = _under(ACCESSES, arrays)
         if before and self.accesses is not None:
             self.accesses.restore(before)
         elif self.state.part_samples:
@@ -172,8 +170,8 @@ class Trainer(MemberTrainer):
             # All ranks have the same weights: of GPUs, each would copy them to the node's memory.
             return
         arrays = self.network.save() | of_ranks
-        if self.balancer is not None and (managed := self.balancer.state()):
-            arrays[MANAGER_STATE] = np.frombuffer(managed, np.uint8)
+        if self.balancer is not None:
+            arrays.update({f"{BALANCE}{name}": array for name, array in self.balancer.state().items()})
         if self.accesses is not None:
             arrays.update({f"{ACCESSES}{name}": array for name, array in self.accesses.save().items()})
         self._saver.save(arrays, self.state, report)
@@ -184,5 +182,10 @@ def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
     return {
         name: array
         for name, array in arrays.items()
-        if name != MANAGER_STATE and not name.startswith((ACCESSES, SCORES, RANKS))
+        if not name.startswith((BALANCE, ACCESSES, SCORES, RANKS))
     }
+
+
+def _under(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays whose names have a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}

@@ -1,6 +1,5 @@
 """Properties of every batch size manager."""
 
-import pickle
 import random
 
 import pytest
@@ -13,6 +12,7 @@ from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import Observation, equal_batches
 from hetctl.methods.balance.predictors import PREDICTORS
+from hetctl.methods.balance.saved_state import is_alike, made_of, state_of
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.training_settings import MANAGERS, ON, BalanceSettings
 
@@ -77,12 +77,13 @@ def observed(manager, draw):
         ),
     ],
 )
-def test_a_pickled_manager_continues_in_the_next_job(manager):
+def test_a_manager_continues_from_its_state_in_the_next_job(manager):
     draw = random.Random(1)
     for _ in range(130):
         manager.update(observed(manager, draw))
     # A training that waits goes on as well.
-    other = pickle.loads(pickle.dumps(manager))
+    other = made_of(state_of(manager))
+    assert is_alike(other, manager)
     for _ in range(30):
         seen = observed(manager, draw)
         assert other.batches == manager.batches

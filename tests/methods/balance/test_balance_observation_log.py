@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 
 import pytest
@@ -20,6 +19,7 @@ from hetctl.methods.balance.observation_log import (
     replay,
 )
 from hetctl.methods.balance.predictors import learner
+from hetctl.methods.balance.saved_state import made_of, state_of
 from hetctl.model.errors import BadInputError
 from hetctl.model.training_settings import MANAGERS, ON, BalanceSettings
 
@@ -85,9 +85,9 @@ def test_weights_from_the_background_are_repeated():
     manager = manager_of(settings, (320,) * 3, (), 3)
     records = [segment(settings, manager.batches), *train_late(manager, 0, 82)]
     assert manager.learner.training is not None
-    state = pickle.dumps(manager)
+    state = state_of(manager)
     records += train_late(manager, 82, 100)  # lost with the job
-    manager = pickle.loads(state)
+    manager = made_of(state)
     records += [segment(settings, manager.batches, 82), *train_late(manager, 200, 260)]
     iterations = [record for record in records if not isinstance(record, ManagerStart)]
     assert sum(bool(one.adopted) for one in iterations) > 5
@@ -120,9 +120,9 @@ def test_a_killed_and_continued_run_repeats_exactly(name):
     settings = BalanceSettings(ON, name, "narx")
     manager = manager_of(settings, BATCHES, (), 3)
     records = [segment(settings), *train(manager, 0, 130)]
-    state = pickle.dumps(manager)
+    state = state_of(manager)
     records += train(manager, 130, 150)  # lost with the job
-    manager = pickle.loads(state)
+    manager = made_of(state)
     records += [segment(settings, manager.batches, 130), *train(manager, 200, 260)]
     assert read_back(records) == records
     found = replay(read_back(records))
@@ -136,7 +136,7 @@ def test_a_log_is_repeated_up_to_what_it_left_out():
     settings = BalanceSettings(ON, "curve")
     manager = manager_of(settings, BATCHES, (), 3)
     first = train(manager, 0, 20)
-    state = pickle.dumps(manager)
+    state = state_of(manager)
     rest = train(manager, 20, 60)
     thin = [replace(rest[15], left_out=15), replace(rest[31], left_out=15)]
     records = [segment(settings), *first, *thin]
@@ -145,7 +145,7 @@ def test_a_log_is_repeated_up_to_what_it_left_out():
     beyond = [*records, segment(settings, manager.batches, 60), *train(manager, 60, 70)]
     found = replay(read_back(beyond))
     assert (found.difference, found.repeated, len(found.iterations)) == (None, 20, 32)
-    manager = pickle.loads(state)
+    manager = made_of(state)
     before = [*records, segment(settings, manager.batches, 20), *train(manager, 20, 30)]
     found = replay(read_back(before))
     assert (found.difference, found.repeated, len(found.iterations)) == (None, 30, 30)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
@@ -11,7 +12,7 @@ from workbench import wait_for
 
 from hetctl.runtime.frameworks.stage_network import NodeMemory
 from hetctl.runtime.frameworks.torch_compute_clock import ComputeClock
-from hetctl.runtime.frameworks.torch_shared_tensors import GpuTensors, tensor_memory
+from hetctl.runtime.frameworks.torch_shared_tensors import GpuTensors, arguments_of, handle_of, tensor_memory
 from hetctl.runtime.stages.opened_tensors import LEAST_BYTES
 from hetctl.runtime.stages.p2p_transport import receive
 
@@ -28,6 +29,14 @@ def on_gpu():
 
 def test_tensors_of_a_slot_are_arrays_in_the_nodes_memory():
     assert isinstance(tensor_memory(torch.device("cpu")), NodeMemory)
+
+
+def test_a_handle_is_json_of_all_that_opens_a_tensor():
+    shape, rest = (torch.Size([3, 2]), (2, 1), 5), [b"\0\xff", 24, 0, False, b"counter", 8, b"", True]
+    arguments = (torch.Tensor, *shape, torch.TypedStorage, torch.bfloat16, 0, *rest)
+    handle = handle_of(arguments)
+    assert json.loads(handle)[0] == [3, 2]
+    assert arguments_of(handle, 1) == (*arguments[:6], 1, *rest)
 
 
 def allocated():

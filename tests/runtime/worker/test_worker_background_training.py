@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -15,6 +14,8 @@ import pytest
 from workbench import wait_for
 
 from hetctl.methods.balance.predictors.narx import narx
+from hetctl.methods.balance.saved_state import state_of
+from hetctl.runtime.frameworks.packed_state import to_bytes
 from hetctl.runtime.worker.background_training import BackgroundTraining
 from hetctl.storage.processes import Process
 
@@ -128,11 +129,13 @@ def test_after_its_process_was_killed_nothing_is_trained(background, processes, 
 
 
 PARENT = """
-import pickle, psutil, sys, time
+import psutil, sys, time
+from hetctl.methods.balance.saved_state import made_of
+from hetctl.runtime.frameworks.packed_state import from_bytes
 from hetctl.runtime.worker.background_training import BackgroundTraining
 background = BackgroundTraining(1e9)
 background.start()
-training = pickle.load(sys.stdin.buffer)
+training = made_of(from_bytes(sys.stdin.buffer.read()))
 background.offer(training)
 while background.result() is None:
     time.sleep(0.01)
@@ -151,8 +154,8 @@ def test_the_process_ends_with_its_parent(when, tmp_path):
     with (tmp_path / "errors").open("wb") as errors:
         parent = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors)
     with parent:
-        pickle.dump(waiting(), parent.stdin)
-        parent.stdin.flush()
+        parent.stdin.write(to_bytes(state_of(waiting())))
+        parent.stdin.close()
         child = Process.of(int(parent.stdout.readline()))
         if when == "ended":
             assert parent.wait() == 0

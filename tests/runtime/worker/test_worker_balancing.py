@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from thread_groups import groups_of_threads
 
 from hetctl.methods.balance.drift import LASTING, WINDOW
+from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.observation_log import ManagerStart, line_of, records_in, replay
 from hetctl.methods.balance.predictors import learner
+from hetctl.methods.balance.saved_state import state_of
 from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.serialization import encode
 from hetctl.model.training_settings import AUTO, ON, BalanceSettings
+from hetctl.runtime.frameworks.packed_state import pack, unpack
 from hetctl.runtime.worker.background_training import DUTY, BackgroundTraining
 from hetctl.runtime.worker.balancing import WARM_UP, Balance, BalanceLeader, Balancer
 from hetctl.runtime.worker.group import SingleRank
 
 CHUNK = 64
+SETTINGS = BalanceSettings(ON, "curve", "memoryless")
 
 
 class Timer:
@@ -69,7 +77,7 @@ def run(
     manager="curve",
     predictor="memoryless",
     sizes=None,
-    state=b"",
+    state=(),
     left=10**9,
     unlike=False,
     ends=lambda _: False,
@@ -90,7 +98,7 @@ def run(
     ranks = groups_of_threads(size)
     background = BackgroundTraining(duty)
     leader = BalanceLeader(ranks[0], balance, records, background)
-    leader.restore(state)
+    leader.restore(dict(state))
     average = threading.Barrier(size)
 
     def train(rank):
@@ -172,7 +180,7 @@ def test_a_rank_that_was_slow_gets_its_samples_back(manager, monkeypatch):
 def test_equal_ranks_keep_equal_batches_in_auto_mode():
     sizes, records, leader = run([speed(0.001)] * 3, 200, mode=AUTO, sizes=(22, 22, 22))
     assert set(sizes) == {(22, 22, 22)}
-    assert (records.reasons, leader.state()) == ([], b"")
+    assert (records.reasons, leader.state()) == ([], {})
     assert [rank.worker for rank in leader.shares()] == ["node:0", "node:1", "node:2"]
 
 
@@ -205,26 +213,62 @@ def test_a_leader_goes_on_from_its_state_with_the_same_sizes():
 @pytest.mark.parametrize("change", ["other workers", "another total"])
 def test_a_state_of_another_group_is_not_used(change):
     _, _, leader = run([speed(0.001), speed(0.003)], 40)
-    settings, workers, iterations, manager = pickle.loads(leader.state())
-    first = (32, 32)
+    state, first = unpack(leader.state()), (32, 32)
     if change == "other workers":
-        workers = ("node:7", "node:8")
+        state["workers"] = ("node:7", "node:8")
     else:
         first = (40, 40)
     again, *_ = run(
         [speed(0.001), speed(0.003)],
         1,
         sizes=first,
-        state=pickle.dumps((settings, workers, iterations, manager)),
+        state=pack(state),
     )
     assert again[0] == first
 
 
-@pytest.mark.parametrize("state", [b"", b"no pickle", pickle.dumps(3), pickle.dumps((1, 2))])
-def test_a_state_that_cannot_be_read_begins_anew(state):
-    again, records, _ = run([speed(0.001), speed(0.003)], 2, state=state)
+def with_manager(**changed):
+    """Return a state with a manager of which some parts are changed."""
+    manager = state_of(manager_of(SETTINGS, (32, 32)))
+    manager["state"].update(changed)
+    workers = ("node:0", "node:1")
+    return {"settings": encode(SETTINGS), "workers": workers, "iterations": 9, "manager": manager}
+
+
+class ProgramOfAnother:
+    """An object whose pickle writes a file where it is loaded."""
+
+    def __reduce__(self):
+        return Path.touch, (Path(os.environ["RUN_BY_PICKLE"]),)
+
+
+UNLIKE = {
+    "nothing": lambda: {},
+    "no structure": lambda: {"structure": np.frombuffer(b"[", np.uint8)},
+    "deep structure": lambda: {"structure": np.frombuffer(b"[" * 10**5, np.uint8)},
+    "a number": lambda: pack(3),
+    "no manager": lambda: pack({**with_manager(), "manager": None}),
+    "another class": lambda: pack({**with_manager(), "manager": {"class": "Popen", "state": {}}}),
+    "another part": lambda: pack(with_manager(_noise=None)),
+    "an additional part": lambda: pack(with_manager(more=1)),
+    "other shapes": lambda: pack(with_manager(_launch=np.zeros(3))),
+    "text for batches": lambda: pack(with_manager(batches="ab")),
+    "a pickle": lambda: {"manager": np.frombuffer(pickle.dumps(ProgramOfAnother()), np.uint8)},
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_state_that_cannot_be_read_begins_anew(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("RUN_BY_PICKLE", str(tmp_path / "touched"))
+    again, records, _ = run([speed(0.001), speed(0.003)], 2, state=UNLIKE[name]())
     assert again[0] == (32, 32)
     assert records.reasons == ["balance: on"]
+    assert not (tmp_path / "touched").exists()
+
+
+def test_an_unchanged_state_is_continued():
+    again, records, _ = run([speed(0.001), speed(0.003)], 2, state=pack(with_manager(batches=(40, 24))))
+    assert (again[0], records.reasons) == ((40, 24), [])
 
 
 def test_the_first_steps_and_smaller_chunks_do_not_count():

@@ -220,7 +220,7 @@ class Models:
 
 @dataclass(frozen=True)
 class Training:
-    """Training on a sample of the last observations of some workers; its pickle can be computed elsewhere.
+    """Training on a sample of the last observations of some workers; any process can compute it.
 
     Parameters
     ----------

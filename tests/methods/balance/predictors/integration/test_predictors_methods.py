@@ -1,6 +1,5 @@
 """Properties of single predictors."""
 
-import pickle
 from dataclasses import replace
 from itertools import islice
 
@@ -15,6 +14,7 @@ from hetctl.methods.balance.predictors.averages import Ema, Memoryless
 from hetctl.methods.balance.predictors.learner import TRAINS_EVERY, Learner
 from hetctl.methods.balance.predictors.narx import EFFORT, LAGS, narx
 from hetctl.methods.balance.predictors.network_training import CPU, REMEMBERED, SpeedHistory
+from hetctl.methods.balance.saved_state import made_of, state_of
 from hetctl.model.errors import BadInputError
 
 
@@ -167,7 +167,7 @@ def test_a_waiting_training_does_not_change():
 @pytest.mark.usefixtures("soon")
 def test_a_training_elsewhere_ends_with_the_same_weights():
     predictor, _ = waiting(60, 3 * EFFORT.workers)
-    assert (pickle.loads(pickle.dumps(predictor.training)).fitted() == predictor.training.fitted()).all()
+    assert (made_of(state_of(predictor.training)).fitted() == predictor.training.fitted()).all()
 
 
 @pytest.mark.usefixtures("soon")
