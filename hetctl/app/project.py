@@ -76,6 +76,29 @@ class Project:
         """Folders that are searched for templates before the shipped ones."""
         return self.folder / "templates", Path.home() / ".config" / "hetctl" / "templates"
 
+    def require_catalog(self, *, create: bool = False) -> None:
+        """Raise BadInputError if there is no catalog, although it is not to be created, or there are runs.
+
+        An UnusableCatalogError says that it has been lost.
+        """
+        if self.home.catalog.exists():
+            return
+        if runs := self.home.every_run():
+            # Imported on use: SQLAlchemy takes a third of a command's time.
+            from hetctl.catalog.database import REBUILD, UnusableCatalogError
+
+            raise UnusableCatalogError(
+                f"the catalog {self.home.catalog} is missing, although {self.home.runs} has"
+                f" {len(runs)} run{'s' * (len(runs) > 1)}",
+                REBUILD,
+            )
+        if not create:
+            raise BadInputError(
+                f"there is no catalog in {self.home.path}",
+                "measure the members with `hetctl profile`, or import their rates with `hetctl profile import"
+                " TABLE`; `hetctl submit` then starts a run",
+            )
+
     @contextmanager
     def reading(self) -> Iterator[Catalog]:
         """Open the catalog for reading only.
@@ -85,7 +108,7 @@ class Project:
         BadInputError
             If there is no catalog yet.
         """
-        self._require_catalog()
+        self.require_catalog()
         from hetctl.catalog.catalog import Catalog
 
         with Catalog.open_to_read(self.home.catalog) as catalog:
@@ -107,8 +130,7 @@ class Project:
         LockedError
             If another process still has the lock after `patience_s`.
         """
-        if not create:
-            self._require_catalog()
+        self.require_catalog(create=create)
         from hetctl.catalog.catalog import Catalog
 
         with self.lock(patience_s), Catalog.open(self.home.catalog) as catalog:
@@ -154,7 +176,7 @@ class Project:
 
     def batch_system(self, site: Site) -> BatchSystem:
         """Return the batch system of a site."""
-        return batch_system_of(site, self.home.path / "local-jobs")
+        return batch_system_of(site, self.home.local_jobs)
 
     def _site_of_this_machine(self) -> str:
         # Imported on use: pydantic was a quarter of the import time of commands that read no file of a user.
@@ -171,14 +193,6 @@ class Project:
             return found
         _refuse_login_node(host)
         return DEFAULT_SITE
-
-    def _require_catalog(self) -> None:
-        if not self.home.catalog.exists():
-            raise BadInputError(
-                f"there is no catalog in {self.home.path}",
-                "measure the members with `hetctl profile`, or import their rates with `hetctl profile import"
-                " TABLE`; `hetctl submit` then starts a run",
-            )
 
     def _ensemble_of_catalog(self, name: str | None) -> Ensemble:
         names: list[str] = []

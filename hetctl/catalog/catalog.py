@@ -26,7 +26,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import sqlite
 
-from hetctl.catalog.database import open_database, open_to_read, translate_db_errors
+from hetctl.catalog.database import back_up, is_backup_due, open_database, open_to_read, translate_db_errors
 from hetctl.catalog.schema import (
     ENSEMBLES,
     EPOCHS,
@@ -52,6 +52,9 @@ from hetctl.model.run_states import RunReason, run_after
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult
+from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.paths import Home, RunFolder
+from hetctl.storage.run_files import CatalogRecord, write_record
 
 Row = dict[str, Any]
 
@@ -81,12 +84,17 @@ class Catalog:
     """Open catalog of a project.
 
     Every method is one transaction. All of them raise LockedError if another process keeps the file locked,
-    and BadInputError if the file is damaged or cannot be written; then nothing is stored.
+    UnusableCatalogError if it is damaged, and BadInputError if it cannot be written; then nothing is stored.
+
+    A change of a run or of its jobs is also written to the run's folder, so that the catalog can be rebuilt.
+    The first change in a day checks the file, and makes a backup of it.
     """
 
-    def __init__(self, path: Path, engine: Engine) -> None:
+    def __init__(self, path: Path, engine: Engine, *, is_protected: bool = False) -> None:
         self._path = path
+        self._home = Home(path.parent)
         self._reader = engine
+        self._is_protected = is_protected
         # A transaction that reads first fails at once, without the timeout, if another process has begun to
         # write: a wait could be a deadlock (https://www.sqlite.org/c3ref/busy_handler.html).
         self._writer = engine.execution_options(begin="BEGIN IMMEDIATE")
@@ -102,7 +110,9 @@ class Catalog:
         LockedError
             If another process keeps it locked.
         """
-        return cls(path, open_database(path))
+        is_new = not path.exists()
+        # A backup of an empty catalog would keep the first real one waiting for a day.
+        return cls(path, open_database(path), is_protected=is_new)
 
     @classmethod
     def open_to_read(cls, path: Path) -> Catalog:
@@ -115,7 +125,7 @@ class Catalog:
         LockedError
             If another process keeps it locked.
         """
-        return cls(path, open_to_read(path))
+        return cls(path, open_to_read(path), is_protected=True)
 
     def close(self) -> None:
         """Close the file."""
@@ -134,6 +144,25 @@ class Catalog:
         """Random identifier that distinguishes this catalog from those of other projects."""
         (row,) = self._rows(select(PROJECT.c.identity))
         return str(row["identity"])
+
+    def back_up(self) -> None:
+        """Check the file and make a backup of it; UnusableCatalogError if it is damaged."""
+        back_up(self._reader, self._path)
+
+    def restore_identity(self, identity: str) -> None:
+        """Continue an earlier catalog: the same job of the same run has the same name."""
+        with self._write() as connection:
+            connection.execute(update(PROJECT).values(identity=identity))
+
+    def restore_run(self, spec: RunSpec, record: CatalogRecord) -> None:
+        """Store a run with its jobs, in place of what there was of it but its events."""
+        row = _run_row(spec, record.plan, record.created_at, record.state, record.reason)
+        with self._write() as connection:
+            connection.execute(delete(JOBS).where(JOBS.c.run == spec.run))
+            statement = sqlite.insert(RUNS)
+            connection.execute(statement.on_conflict_do_update(index_elements=[RUNS.c.name], set_=row), [row])
+            _insert(connection, JOBS, [{"run": spec.run, **encode(job)} for job in record.jobs])
+            _write_record(connection, self._home.run(spec.run))
 
     def save_ensemble(self, ensemble: Ensemble) -> None:
         """Store an ensemble, replacing one of the same name."""
@@ -264,16 +293,8 @@ class Catalog:
         BadInputError
             If a run of that name exists.
         """
-        row = {
-            "name": spec.run,
-            "ensemble": spec.ensemble.name,
-            "site": spec.site.name,
-            "created_at": created_at,
-            "state": run_after(None, RunReason.BEGUN),
-            "reason": "",
-            "spec": encode(spec),
-            "plan": encode(replace(plan, rounds=())),
-        }
+        row = _run_row(spec, replace(plan, rounds=()), created_at, run_after(None, RunReason.BEGUN), "")
+        make_private_folder(self._home.run(spec.run).path)
         with self._write() as connection:
             if _has_run(connection, spec.run):
                 raise BadInputError(
@@ -281,10 +302,12 @@ class Catalog:
                 )
             connection.execute(insert(RUNS), row)
             connection.execute(insert(JOBS), {"run": spec.run, **encode(job)})
+            _write_record(connection, self._home.run(spec.run))
 
     def remove_run(self, run: str) -> None:
         """Remove a run before any of its jobs has started."""
         with self._write() as connection:
+            self._home.run(run).record.unlink(missing_ok=True)
             connection.execute(delete(JOBS).where(JOBS.c.run == run))
             connection.execute(delete(RUNS).where(RUNS.c.name == run))
 
@@ -314,17 +337,17 @@ class Catalog:
 
     def set_run_state(self, run: str, state: str, reason: str = "") -> None:
         """Store the state of a run; BadInputError if the run is not in the catalog."""
-        with self._write_run(run) as connection:
+        with self._changing(run) as connection:
             connection.execute(update(RUNS).where(RUNS.c.name == run).values(state=state, reason=reason))
 
     def save_job(self, run: str, job: Job) -> None:
         """Store a job of a run in place of its earlier data; BadInputError if the run does not exist."""
-        with self._write_run(run) as connection:
+        with self._changing(run) as connection:
             connection.execute(_upsert(JOBS), {"run": run, **encode(job)})
 
     def remove_job(self, run: str, number: int) -> None:
         """Remove a job that the batch system does not have."""
-        with self._write() as connection:
+        with self._changing(run) as connection:
             connection.execute(delete(JOBS).where(JOBS.c.run == run, JOBS.c.number == number))
 
     def jobs(self, run: str) -> list[Job]:
@@ -366,8 +389,18 @@ class Catalog:
 
     @contextmanager
     def _write(self) -> Iterator[Connection]:
+        if not self._is_protected and is_backup_due(self._path):
+            self.back_up()
+        self._is_protected = True
         with translate_db_errors(self._path), self._writer.begin() as connection:
             yield connection
+
+    @contextmanager
+    def _changing(self, run: str) -> Iterator[Connection]:
+        """Change a run, and write it to its folder before the change is stored."""
+        with self._write_run(run) as connection:
+            yield connection
+            _write_record(connection, self._home.run(run))
 
     @contextmanager
     def _write_run(self, run: str) -> Iterator[Connection]:
@@ -384,6 +417,37 @@ class Catalog:
 
     def _first(self, statement: Executable) -> Row | None:
         return next(iter(self._rows(statement)), None)
+
+
+def _run_row(spec: RunSpec, plan: Plan, created_at: float, state: str, reason: str) -> Row:
+    return {
+        "name": spec.run,
+        "ensemble": spec.ensemble.name,
+        "site": spec.site.name,
+        "created_at": created_at,
+        "state": state,
+        "reason": reason,
+        "spec": encode(spec),
+        "plan": encode(plan),
+    }
+
+
+def _write_record(connection: Connection, folder: RunFolder) -> None:
+    """Write a run to its folder, unless the user has removed that."""
+    if not folder.path.exists():
+        return
+    columns = RUNS.c.created_at, RUNS.c.state, RUNS.c.reason, RUNS.c.plan
+    found = connection.execute(select(*columns).where(RUNS.c.name == folder.name)).mappings().one()
+    jobs = connection.execute(select(JOBS).where(JOBS.c.run == folder.name).order_by(JOBS.c.number))
+    identity = connection.execute(select(PROJECT.c.identity)).scalar_one()
+    record = decode(CatalogRecord, {"identity": identity, **found, "jobs": list(map(dict, jobs.mappings()))})
+    try:
+        write_record(folder, record)
+    except OSError as error:
+        raise BadInputError(
+            f"{folder.record} cannot be written: {error.strerror}",
+            "free some space, or make it writable, and try again; nothing of this change was stored",
+        ) from error
 
 
 def _upsert(table: Table, replaces: Callable[[Any], ColumnElement[bool]] | None = None) -> sqlite.Insert:

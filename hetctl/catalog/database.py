@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import sqlite3
 import tempfile
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -21,11 +23,25 @@ from sqlalchemy.pool import StaticPool
 from hetctl.catalog.schema import ALEMBIC_VERSION, METADATA, PROJECT, REVISION
 from hetctl.model.errors import BadInputError, HetctlError, LockedError
 from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.paths import Home
 
+LOGGER = logging.getLogger(__name__)
 # SQLite retries for this long before it reports SQLITE_BUSY, "database is locked".
 BUSY_TIMEOUT_S = 5.0
 COUNTER = slice(24, 28)
 Stamp = tuple[bytes, int, int]
+BACKUP_AFTER_S = 86_400.0
+"""Age of the newest backup after which a change of the catalog is preceded by a check and another backup."""
+KEPT_BACKUPS = 2
+REBUILD = (
+    "`hetctl catalog rebuild` makes it anew from the newest backup and the files of runs and profiling jobs,"
+    " which have all that was measured and trained"
+)
+
+
+class UnusableCatalogError(BadInputError):
+    """Catalog that is damaged, or missing although there are runs."""
+
 
 # SQLite message -> class of error, text and hint. The first fragment found in the message counts.
 TROUBLES: dict[str, tuple[type[HetctlError], str, str]] = {
@@ -34,16 +50,8 @@ TROUBLES: dict[str, tuple[type[HetctlError], str, str]] = {
         "is in use by another process",
         "wait for it to end and try again",
     ),
-    "not a database": (
-        BadInputError,
-        "is not a SQLite database",
-        "restore it from a copy, or move it away to start with an empty one",
-    ),
-    "malformed": (
-        BadInputError,
-        "is damaged",
-        "restore it from a copy, or move it away to start with an empty one",
-    ),
+    "not a database": (UnusableCatalogError, "is not a SQLite database", REBUILD),
+    "malformed": (UnusableCatalogError, "is damaged", REBUILD),
     "readonly": (
         BadInputError,
         "cannot be written: it or its folder is read-only",
@@ -143,6 +151,72 @@ def _copied(path: Path) -> Engine:
     engine = _engine(URL.create("sqlite"), creator=lambda: memory, poolclass=StaticPool)
     _migrate(engine, path)
     return engine
+
+
+def is_sound(path: Path) -> bool:
+    """Return true for a catalog that can be read and passes SQLite's check."""
+    try:
+        engine = open_to_read(path)
+        try:
+            with translate_db_errors(path):
+                _check(engine, path)
+        finally:
+            engine.dispose()
+    except (BadInputError, DatabaseError):
+        return False
+    return True
+
+
+def backups_of(path: Path) -> list[Path]:
+    """Return the backups of a catalog, the newest first."""
+    return sorted(Home(path.parent).backups.glob(f"{path.stem}-*{path.suffix}"), reverse=True)
+
+
+def is_backup_due(path: Path) -> bool:
+    """Return true if there is no backup of a catalog, or only old ones."""
+    backups = backups_of(path)
+    return not backups or not 0.0 <= time.time() - backups[0].stat().st_mtime < BACKUP_AFTER_S
+
+
+def back_up(engine: Engine, path: Path) -> None:
+    """Check a catalog, and copy it beside the earlier backups, of which the oldest are removed.
+
+    Raises
+    ------
+    UnusableCatalogError
+        If the catalog is damaged.
+    """
+    with translate_db_errors(path):
+        _check(engine, path)
+    name = time.strftime(f"{path.stem}-%Y%m%dT%H%M%SZ{path.suffix}", time.gmtime())
+    try:
+        copy_database(engine, Home(path.parent).backups / name)
+    except (OSError, sqlite3.Error) as error:
+        # A disk that is nearly full must not keep a run from going on.
+        LOGGER.warning("no backup of the catalog was made: %s", error)
+        return
+    for old in backups_of(path)[KEPT_BACKUPS:]:
+        old.unlink(missing_ok=True)
+
+
+def copy_database(engine: Engine, target: Path) -> None:
+    """Copy a catalog, by SQLite's own means, to a private file; OSError or sqlite3.Error if that fails."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        _create_private(temporary)
+        with closing(sqlite3.connect(temporary)) as copy, closing(engine.raw_connection()) as source:
+            source.driver_connection.backup(copy)  # type: ignore[union-attr]
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _check(engine: Engine, path: Path) -> None:
+    """Raise UnusableCatalogError for a damaged catalog (https://www.sqlite.org/pragma.html#pragma_quick_check)."""
+    with engine.begin() as connection:
+        found = str(connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one())
+    if found != "ok":
+        raise UnusableCatalogError(f"the catalog {path} is damaged: {found}", REBUILD)
 
 
 def stamp_of(path: Path) -> Stamp | None:

@@ -27,14 +27,18 @@ def command(run: str | None, after_job: int | None, queue_next_after: int | None
     Job scripts call this at their end, so that a run needs no login session; those of a run that was
     submitted with --chain call it at their start, too.
     """
+    from hetctl.app.rebuild_catalog import rebuilding_if_needed
     from hetctl.app.run.lifecycle import advance, chain
 
+    project = this_project()
     if queue_next_after is not None:
         if run is None:
             raise click.UsageError("--queue-next-after needs RUN")
-        outcome = chain(this_project(), run, queue_next_after)
+        outcome = rebuilding_if_needed(project, lambda: chain(project, run, queue_next_after))
+    elif after_job is not None:
+        outcome = rebuilding_if_needed(project, lambda: advance(project, run, after_job=after_job))
     else:
-        outcome = advance(this_project(), run, after_job=after_job)
+        outcome = advance(project, run)
     if as_json:
         print_json(outcome)
     else:

@@ -34,6 +34,7 @@ COMMANDS = {
     "status": "Show the progress of a run.",
     "search": "Show or export the trials of a search.",
     "cancel": "Cancel a run's jobs; its checkpoints are kept.",
+    "catalog": "Make the catalog anew from the files of runs and profiles.",
     "report": "Write an HTML page about a run: Gantt chart and learning curves.",
     "sites": "List the known sites, show one, or check a site file.",
     "doctor": "Check a site and report what to fix.",

@@ -107,6 +107,11 @@ class RunFolder:
         return self.path / "run.json"
 
     @property
+    def record(self) -> Path:
+        """Record of the run: all that the catalog has of it besides its specification and its events."""
+        return self.path / "record.json"
+
+    @property
     def planner_state(self) -> Path:
         """State of the planner for the next job."""
         return self.path / "planner.json"
@@ -196,6 +201,16 @@ class Home:
         return self.path / "catalog.db"
 
     @property
+    def damaged_catalog(self) -> Path:
+        """File of the last catalog that was replaced by a rebuilt one."""
+        return self.path / "catalog-damaged.db"
+
+    @property
+    def backups(self) -> Path:
+        """Folder of the backups of the catalog."""
+        return self.path / "backups"
+
+    @property
     def lock(self) -> Path:
         """Lock file of the only process that may write."""
         return self.path / "lock"
@@ -209,6 +224,15 @@ class Home:
     def profiles(self) -> Path:
         """Folder of the folders of profiling jobs."""
         return self.path / "profiles"
+
+    @property
+    def local_jobs(self) -> Path:
+        """Folder of the local batch system."""
+        return self.path / "local-jobs"
+
+    def every_run(self) -> list[RunFolder]:
+        """Return the folders of all runs that have been submitted, by name."""
+        return [RunFolder(path.parent) for path in sorted(self.runs.glob(f"*/{RunFolder(Path()).spec}"))]
 
     def run(self, name: str) -> RunFolder:
         """Return a run's folder, existing or not."""

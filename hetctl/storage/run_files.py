@@ -1,4 +1,4 @@
-"""Files of a run that are replaced as a whole: ``run.json``, ``planner.json``, and members' live metrics."""
+"""Files of a run that are replaced as a whole: its specification, its record, the planner's state, ..."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import json
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hetctl.model.job import Job
+from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import LiveMetrics
@@ -24,6 +27,42 @@ def write_spec(folder: RunFolder, spec: RunSpec) -> None:
 def read_spec(folder: RunFolder) -> RunSpec:
     """Read ``run.json``."""
     return decode(RunSpec, json.loads(folder.spec.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class CatalogRecord:
+    """Record of a run: all that the catalog has of it besides its specification and its events.
+
+    Parameters
+    ----------
+    identity : str
+        Identity of the catalog, from which the names of jobs are derived.
+    created_at, state, reason, plan
+        Same as in `hetctl.catalog.catalog.RunRecord`.
+    jobs : tuple of Job
+        Jobs of the run, sorted by number.
+    """
+
+    identity: str
+    created_at: float
+    state: str
+    reason: str
+    plan: Plan
+    jobs: tuple[Job, ...]
+
+
+def write_record(folder: RunFolder, record: CatalogRecord) -> None:
+    """Write ``record.json``, if it differs from the one in the file."""
+    if record != read_record(folder):
+        write_json(folder.record, encode(record))
+
+
+def read_record(folder: RunFolder) -> CatalogRecord | None:
+    """Read ``record.json``; None if there is none, or it is damaged."""
+    try:
+        return decode(CatalogRecord, json.loads(folder.record.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
 
 
 def checkpoint_folder(spec: RunSpec, member: str) -> Path:

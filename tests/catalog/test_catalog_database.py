@@ -5,6 +5,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from sqlalchemy import event
 import hetctl.catalog
 from hetctl.catalog import database
 from hetctl.catalog.catalog import Catalog
+from hetctl.catalog.database import BACKUP_AFTER_S, KEPT_BACKUPS, UnusableCatalogError, backups_of, is_sound
 from hetctl.catalog.schema import METADATA, REVISION
 from hetctl.model.errors import BadInputError, LockedError
 from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
@@ -358,3 +360,37 @@ def test_a_reader_ignores_a_change_that_a_crash_interrupted(path: Path) -> None:
     with Catalog.open(path) as catalog:
         assert catalog.preprocess("digits", "local") == [PreprocessPoint(1, 2.0)]
     assert "half" not in str(sql(path, "SELECT name FROM sqlite_master"))
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_the_first_change_of_a_day_makes_a_private_backup(path: Path) -> None:
+    with Catalog.open(path) as catalog:
+        save_something(catalog)
+    assert backups_of(path) == []
+    for age_s in (1.5, 1.2, 0.0):
+        for backup in backups_of(path):
+            os.utime(backup, times=(time.time() - age_s * BACKUP_AFTER_S,) * 2)
+            backup.rename(backup.with_stem(f"{backup.stem[:-1]}{age_s}"))
+        with Catalog.open(path) as catalog:
+            save_something(catalog)
+            save_something(catalog)
+    assert len(backups_of(path)) == KEPT_BACKUPS
+    for backup in backups_of(path):
+        assert is_sound(backup)
+        assert (mode(backup), mode(backup.parent)) == (0o600, 0o700)
+        with Catalog.open_to_read(backup) as catalog:
+            assert catalog.preprocess("digits", "local") == [PreprocessPoint(1, 2.0)]
+
+
+def test_a_damaged_catalog_is_found_before_it_is_changed(path: Path) -> None:
+    with Catalog.open(path) as catalog:
+        for ensemble in range(300):
+            catalog.save_preprocess(f"digits-{ensemble}", "local", [PreprocessPoint(1, 2.0)])
+    with path.open("r+b") as file:
+        file.seek(-2048, os.SEEK_END)
+        file.write(b"x" * 2048)
+    before = path.read_bytes()
+    with Catalog.open(path) as catalog, pytest.raises(UnusableCatalogError) as refused:
+        save_something(catalog)
+    assert "hetctl catalog rebuild" in refused.value.hint
+    assert (path.read_bytes(), backups_of(path)) == (before, [])

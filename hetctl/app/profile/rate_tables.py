@@ -41,6 +41,8 @@ def import_rates(project: Project, ensemble: Ensemble, site: Site, path: Path) -
         catalog.save_ensemble(ensemble)
         catalog.save_site(site)
         catalog.save_points(ensemble.name, site.name, points)
+        # No other file of the project has them.
+        catalog.back_up()
     return len(points)
 
 
@@ -65,6 +67,7 @@ def import_ensemble(project: Project, name: str, path: Path) -> tuple[Ensemble, 
         _refuse_taken(catalog, name)
         catalog.save_points(name, IMPORTED, _points(rows, members))
         catalog.save_ensemble(ensemble)
+        catalog.back_up()
     return ensemble, len(rows)
 
 

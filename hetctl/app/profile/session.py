@@ -70,6 +70,7 @@ def profiling(
     _refuse_time(command)
     # Signals are kept from here on, so that none leaves a job without its record.
     home = project.home
+    project.require_catalog(create=True)
     with Interruptions() as interruptions, project.lock() as lock, Catalog.open(home.catalog) as catalog:
         catalog.save_ensemble(command.ensemble)
         catalog.save_site(command.site)

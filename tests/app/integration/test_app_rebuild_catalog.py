@@ -1,0 +1,104 @@
+"""A project whose catalog is lost or damaged while a run goes on: nothing is lost, or submitted twice."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from workbench import alive, kill_all, new_project, python_without_training, wait_for
+
+from hetctl.app.project import Waits
+from hetctl.catalog.catalog import Catalog
+from hetctl.storage.paths import Home
+
+HELD = "{{epochs: 3, held_after: 2, until: {folder}/released}}"
+ENSEMBLE = f"""\
+name: trio
+framework: tensorflow
+functions: {{{{input_fn: nets:input_fn, model_fn: nets:model_fn}}}}
+stop: {{{{metric: val_accuracy, mode: max, patience: 50, max_epochs: 60}}}}
+members:
+  - {{{{name: a, max_gpus: 1, config: {HELD}}}}}
+  - {{{{name: b, max_gpus: 1, config: {HELD}}}}}
+  - {{{{name: c, max_gpus: 1, config: {HELD}}}}}
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project with a run: one job trains, and a second one waits behind it."""
+    python = python_without_training(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    made = new_project(
+        tmp_path / "project",
+        ENSEMBLE.format(folder=tmp_path),
+        python=python,
+        environment={"HETCTL_SITE": "local"},
+        waits=Waits(settle_s=0.2),
+    )
+    assert made.here("profile", "import", "rates.csv").code == 0
+    assert made.here("submit", "--chain").code == 0
+    wait_for(lambda: len(jobs_of(made)) == 2 and made.epochs())
+    yield made
+    kill_all(str(made.path))
+
+
+def jobs_of(project):
+    return [
+        (job["number"], job["batch_id"], job["state"])
+        for job in project.here("status", "--json").json["jobs"]
+    ]
+
+
+def destroy(home: Home) -> None:
+    """Overwrite all but the first page of the catalog."""
+    with home.catalog.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"x" * (home.catalog.stat().st_size - 4096))
+
+
+def supervisors(project):
+    return [pid for pid in alive("hetctl.cluster.batch.supervisor") if pid in alive(str(project.path))]
+
+
+def points(project):
+    with Catalog.open_to_read(project.home.catalog) as catalog:
+        return catalog.points("trio", "local")
+
+
+def test_a_run_goes_on_without_its_catalog(project, tmp_path):
+    before, measured = jobs_of(project), points(project)
+    assert [state for *_, state in before] == ["running", "pending"]
+    project.home.catalog.unlink()
+    for command in ("status", "cancel", "submit", "advance", "profile"):
+        refused = project.here(command)
+        assert (refused.code, "hetctl catalog rebuild" in refused.stderr) == (2, True)
+    assert not project.home.catalog.exists()
+    done = project.here("catalog", "rebuild", "--json")
+    assert (done.code, done.json["runs"]) == (0, ["trio-001"])
+    assert (jobs_of(project), points(project)) == (before, measured)
+    assert project.here("advance").code == 0
+    assert project.here("submit").code == 6
+    assert len(supervisors(project)) == 2
+    # Now nobody is there to rebuild it but the job itself.
+    destroy(project.home)
+    assert project.here("status").code == 2
+    (tmp_path / "released").touch()
+    wait_for(lambda: project.home.damaged_catalog.exists())
+    wait_for(lambda: project.here("status", "--json").json["state"] == "finished")
+    assert "it is rebuilt" in project.home.run("trio-001").job(0).log.read_text()
+    assert project.epochs() == {name: [1, 2, 3] for name in "abc"}
+    assert [number for number, *_ in jobs_of(project)] == [0, 1]
+
+
+def test_a_run_without_a_record_is_rebuilt_from_its_other_files(project):
+    before = jobs_of(project)
+    project.home.catalog.unlink()
+    project.home.run("trio-001").record.unlink()
+    assert project.here("catalog", "rebuild").code == 0
+    # The job that waits has written nothing yet: the next command finds it by its name.
+    assert [number for number, *_ in jobs_of(project)] == [0, 1]
+    assert project.here("advance").code == 0
+    assert jobs_of(project) == before
+    assert project.here("cancel").code == 0
+    wait_for(lambda: not supervisors(project))
