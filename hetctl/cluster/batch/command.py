@@ -140,20 +140,20 @@ class CommandRunner:
         except BatchSystemError:
             return ""
 
-    def submit(self, argv: Sequence[str], stdin: Path | None, ambiguous: Collection[str]) -> str:
+    def submit(self, argv: Sequence[str], stdin: Path | None, refusals: Collection[str]) -> str:
         """Run a command that submits a job, once; return its output.
 
         The command is killed when this process ends, so that no job is submitted without a record.
 
         Parameters
         ----------
-        ambiguous : collection of str
-            Parts of the error messages with which the job may have been taken despite the failure.
+        refusals : collection of str
+            Parts of the error messages after which no job exists.
 
         Raises
         ------
         BatchSystemError
-            If the batch system refuses; a `SubmissionInDoubtError` if it is unknown whether it did.
+            If the batch system refuses; a `SubmissionInDoubtError` after any other failure.
         """
         try:
             answer = self.run(argv, stdin)
@@ -162,10 +162,10 @@ class CommandRunner:
         if answer.code == 0:
             return answer.stdout
         message = f"{argv[0]} failed ({answer.code}): {answer.error_tail}"
-        # A command that was killed by a signal may have sent its request.
-        if answer.code < 0 or matches(answer, ambiguous):
-            raise SubmissionInDoubtError(message, DOUBT)
-        raise BatchSystemError(message)
+        # A command that was killed, or whose answer was lost, may have sent its request.
+        if answer.code > 0 and matches(answer, refusals):
+            raise BatchSystemError(message)
+        raise SubmissionInDoubtError(message, DOUBT)
 
 
 USUAL_COMMANDS = CommandRunner()

@@ -10,9 +10,9 @@ from pathlib import Path
 from hetctl.cluster.batch.base import FunctionCall, JobRequest
 from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
 from hetctl.cluster.batch.lsf_commands import (
-    AMBIGUOUS,
     NOTHING_FOUND,
     OVER_ALREADY,
+    REFUSALS,
     TRANSIENT,
     bhist_command,
     bjobs_command,
@@ -45,7 +45,7 @@ class LsfBatch:
         if not request.script.is_file():  # bsub would take its name for a command
             raise BatchSystemError(f"cannot read {request.script}: no such file")
         stdin = None if str(request.script) in request.command else request.script
-        return parse_job_id(self._commands.submit(request.command, stdin, AMBIGUOUS))
+        return parse_job_id(self._commands.submit(request.command, stdin, REFUSALS))
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
         """Submit with hetctl's own executor for submitit; the function starts steps itself.
@@ -66,7 +66,7 @@ class LsfBatch:
             "lsf_setup": setup_lines(site),
             "lsf_options": [word for line in site.directives for word in shlex.split(line)],
         }
-        return submit_function(call, "lsf", parameters, AMBIGUOUS)
+        return submit_function(call, "lsf", parameters, REFUSALS)
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Query bjobs, then bhist for jobs that bjobs no longer has; jobs unknown to both are UNKNOWN."""

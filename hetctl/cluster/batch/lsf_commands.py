@@ -64,8 +64,38 @@ TRANSIENT = (
 )
 """Messages of temporary failures."""
 
-AMBIGUOUS = ("ommunication time out", "Failed in sending/receiving a message", "not responding")
-"""Messages of bsub after which LSF may have taken the job."""
+REFUSALS = (
+    "Illegal option",
+    "No such queue",
+    "Bad queue name",
+    "Queue has been closed",
+    "User cannot use the queue",
+    "User permission denied",
+    "Unknown user",
+    "No such user/host group",
+    "Bad host name",
+    "Bad host specification",
+    "Bad resource requirement syntax",
+    "Bad resource name",
+    "Bad time specification",
+    "Bad CPU limit specification",
+    "Bad argument",
+    "Bad job name",
+    "Cannot exceed queue's hard limit(s)",
+    "Cannot exceed queue's resource reservation",
+    "Too many processors requested",
+    "Too few processors requested",
+    "does not have enough",
+    "has reached its job limit",
+    "does not accept EXCLUSIVE jobs",
+    "Request from non-LSF host rejected",
+    "Request aborted by esub",
+    "Dependency condition",
+    "No matching job found",
+    "is not a valid project",
+    "not in the specified",
+)
+"""Parts of messages of bsub after which no job exists (lsb.err.c); any other failure leaves a doubt."""
 
 NOTHING_FOUND = ("is not found", "No matching job found", "No job found", "No unfinished job found")
 OVER_ALREADY = ("Job has already finished", "No matching job found", "is being terminated")

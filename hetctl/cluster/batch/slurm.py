@@ -13,10 +13,10 @@ from pathlib import Path
 from hetctl.cluster.batch.base import FunctionCall, JobRequest
 from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
 from hetctl.cluster.batch.slurm_commands import (
-    AMBIGUOUS,
     GONE,
     NO_ACCOUNTING,
     OVER_ALREADY,
+    REFUSALS,
     TRANSIENT,
     JobRecord,
     find_command,
@@ -77,7 +77,7 @@ class SlurmBatch:
     def submit(self, request: JobRequest) -> str:
         """Run sbatch, which reads the script unless the command names it; the script has all options."""
         stdin = None if str(request.script) in request.command else request.script
-        return parse_job_id(self._commands.submit(request.command, stdin, AMBIGUOUS))
+        return parse_job_id(self._commands.submit(request.command, stdin, REFUSALS))
 
     def call(self, call: FunctionCall) -> tuple[str, ...]:
         """Submit with submitit's Slurm executor, without its srun: the function starts steps itself.
@@ -103,7 +103,7 @@ class SlurmBatch:
             },
             "slurm_use_srun": False,
         }
-        return submit_function(call, "slurm", parameters, AMBIGUOUS)
+        return submit_function(call, "slurm", parameters, REFUSALS)
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Query squeue, then sacct for jobs that squeue no longer has (UNKNOWN without accounting)."""

@@ -52,8 +52,41 @@ TRANSIENT = (
 )
 """Messages of temporary failures."""
 
-AMBIGUOUS = ("Socket timed out", "Zero Bytes were transmitted or received", "Unexpected message received")
-"""Messages of sbatch after which the controller may have taken the job."""
+REFUSALS = (
+    # Of the command itself, which has sent nothing.
+    "(connect failure)",
+    "unrecognized option",
+    "invalid option",
+    "Invalid --",
+    "invalid number of",
+    "Invalid directive found in batch script",
+    "Unable to open file",
+    "Batch script ",
+    "This does not look like a batch script",
+    "cli_filter plugin terminated with error",
+    # Of the controller.
+    "partition specified",
+    "partition name specified",
+    "specification",
+    "account/partition combination",
+    "Job violates accounting/QOS policy",
+    "time limit is invalid",
+    "configuration is not available",
+    "configuration not available",
+    "node not available",
+    "partition not available",
+    "permission denied",
+    "not permitted to use this partition",
+    "Access denied",
+    "Requested reservation",
+    "Requested nodes not in this partition",
+    "Invalid node name specified",
+    "More processors requested than permitted",
+    "Requested account has breached requested QOS usage threshold",
+    "Job dependency problem",
+    "Unspecified error",
+)
+"""Parts of messages of sbatch after which no job exists (slurm_errno.c); any other failure leaves a doubt."""
 
 GONE = ("Invalid job id",)
 """Messages of squeue about a single job that is no longer in Slurm's memory."""

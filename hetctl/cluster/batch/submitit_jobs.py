@@ -19,14 +19,14 @@ from hetctl.storage.atomic_io import make_private_folder
 
 
 def submit_function(
-    call: FunctionCall, executor_name: str, parameters: Mapping[str, Any], ambiguous: Collection[str]
+    call: FunctionCall, executor_name: str, parameters: Mapping[str, Any], refusals: Collection[str]
 ) -> tuple[str, ...]:
     """Submit a call by one of submitit's executors; return the ids of the jobs, one per argument.
 
     Parameters
     ----------
-    ambiguous : collection of str
-        Parts of the error messages with which the batch system may have taken the jobs nevertheless.
+    refusals : collection of str
+        Parts of the error messages after which no job exists.
 
     Raises
     ------
@@ -43,9 +43,9 @@ def submit_function(
             return tuple(str(job.job_id) for job in executor.map_array(call.function, call.arguments))
         except (RuntimeError, OSError) as error:
             message = f"submitit could not submit to {executor_name}: {error}"
-            if _in_doubt(error, ambiguous):
-                raise SubmissionInDoubtError(message, DOUBT) from None
-            raise BatchSystemError(message) from None
+            if _is_refusal(error, refusals):
+                raise BatchSystemError(message) from None
+            raise SubmissionInDoubtError(message, DOUBT) from None
 
 
 def setup_lines(site: Site) -> list[str]:
@@ -81,12 +81,14 @@ def has_result(folder: Path, job: str) -> bool:
     return (folder / f"{job}_0_result.pkl").exists()
 
 
-def _in_doubt(error: Exception, ambiguous: Collection[str]) -> bool:
-    """Return true if the jobs may have been taken: the command was killed, or its answer is ambiguous."""
-    from submitit.core.utils import FailedSubmissionError
+def _is_refusal(error: Exception, refusals: Collection[str]) -> bool:
+    """Return true if no job exists: submitit called no command, or the command's message is one of these."""
+    from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    killed = getattr(error.__cause__, "returncode", 0) < 0
-    return killed or isinstance(error, FailedSubmissionError) or any(part in str(error) for part in ambiguous)
+    if isinstance(error, FailedJobError):
+        killed = getattr(error.__cause__, "returncode", 0) < 0
+        return not killed and any(part in str(error) for part in refusals)
+    return not isinstance(error, (FailedSubmissionError, OSError))
 
 
 @contextmanager

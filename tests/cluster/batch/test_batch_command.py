@@ -126,10 +126,13 @@ def test_a_command_that_hung_is_asked_again(tmp_path):
     assert hasty.run_with_retry(["bash", "-c", again], ()).stdout == "here\n"
 
 
-def test_a_submission_is_tried_once_and_its_doubt_is_by_message(fails_first):
+def test_a_submission_is_tried_once_and_in_doubt_unless_refused(fails_first):
     with pytest.raises(SubmissionInDoubtError, match="the controller is away"):
-        QUICK.submit(fails_first(1), None, AWAY)
+        QUICK.submit(fails_first(1), None, ("no such account",))
     assert fails_first.runs() == 1
+    with pytest.raises(BatchSystemError, match="no such account") as refused:
+        QUICK.submit(fails_first(9, "no such account"), None, ("no such account",))
+    assert not isinstance(refused.value, SubmissionInDoubtError)
 
 
 def test_a_submission_that_hangs_is_in_doubt():

@@ -538,7 +538,18 @@ def test_sbatch_that_refuses_is_quoted(slurm):
 @pytest.mark.parametrize(
     "answer",
     [
-        Answer("", "sbatch: error: Batch job submission failed: Socket timed out on send/recv operation", 1),
+        *(
+            Answer("", f"sbatch: error: Batch job submission failed: {words}\n", 1)
+            for words in (
+                "Socket timed out on send/recv operation",
+                "Unable to contact slurm controller (receive failure)",
+                "Unable to contact slurm controller (send failure)",
+                "Zero Bytes were transmitted or received",
+                "Connection reset by peer",
+                "Unexpected message received",
+                "Words of a release to come",
+            )
+        ),
         Answer("", "", -9),
         Answer("something else\n", "", 0),
         NoAnswerError("sbatch did not answer in 60 s"),

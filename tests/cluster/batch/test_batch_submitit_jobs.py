@@ -48,6 +48,7 @@ def test_a_call_that_is_there_is_not_written_again(tmp_path):
     [
         ("echo sbatch: error: invalid partition >&2; exit 1", False),
         ("echo sbatch: error: Socket timed out on send/recv operation >&2; exit 1", True),
+        ("echo sbatch: error: what no table has >&2; exit 1", True),
         ("kill -KILL $$", True),
         ("echo nonsense", True),
     ],
@@ -59,5 +60,5 @@ def test_a_failed_submission_is_in_doubt_unless_it_was_refused(tmp_path, monkeyp
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     call = FunctionCall(time.sleep, ("x",), tmp_path / "calls", "call", SITE, SITE.queues[0], 1, 60)
     with pytest.raises(BatchSystemError) as failed:
-        submit_function(call, "slurm", {}, ("Socket timed out",))
+        submit_function(call, "slurm", {}, ("invalid partition",))
     assert isinstance(failed.value, SubmissionInDoubtError) == in_doubt
