@@ -11,6 +11,10 @@ GIVEN_GPUS = "HETCTL_GIVEN_GPUS"
 """Name of the environment variable of a local job that lists its GPUs or slots by number."""
 
 
+GAVE_WAY = 75
+"""Exit code of a script, or a driver, that leaves the run to another job: EX_TEMPFAIL of sysexits.h(3head)."""
+
+
 class JobState(enum.Enum):
     """State of a batch job, with the reason of its end.
 

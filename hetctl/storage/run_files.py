@@ -16,7 +16,7 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.storage.atomic_io import write_json, write_private
-from hetctl.storage.paths import RunFolder, member_folder
+from hetctl.storage.paths import JobFiles, RunFolder, member_folder
 
 
 def write_spec(folder: RunFolder, spec: RunSpec) -> None:
@@ -63,6 +63,14 @@ def read_record(folder: RunFolder) -> CatalogRecord | None:
         return decode(CatalogRecord, json.loads(folder.record.read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
+
+
+def read_claim(files: JobFiles) -> str:
+    """Return the batch system's id of the job that has claimed a number; empty if none has started."""
+    try:
+        return files.claim.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return ""
 
 
 def checkpoint_folder(spec: RunSpec, member: str) -> Path:

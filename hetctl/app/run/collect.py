@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import START_PATIENCE_S, BatchSystem
 from hetctl.model.events import DRIVER, Event, in_order
-from hetctl.model.job import Job, JobState, JobStatus
+from hetctl.model.job import GAVE_WAY, Job, JobState, JobStatus
 from hetctl.model.run_states import moved
 from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_files import read_claim
 from hetctl.storage.run_state import OF_JOBS
 
 
@@ -25,7 +26,7 @@ def collect(catalog: Catalog, folder: RunFolder) -> None:
 def refresh_jobs(
     catalog: Catalog, batch: BatchSystem, folder: RunFolder, ending: int | None = None
 ) -> tuple[Job, ...]:
-    """Update the jobs of a run in the catalog, and return them.
+    """Update the jobs of a run in the catalog, and return them; cancel those whose numbers others claimed.
 
     Parameters
     ----------
@@ -33,9 +34,21 @@ def refresh_jobs(
         Number of a job that is about to end, and counts as finished. It is not stored as finished: only
         the batch system will know why it ended.
     """
-    jobs = current_jobs(catalog.jobs(folder.name), batch, job_events(folder), ending)
+    known = catalog.jobs(folder.name)
+    jobs = current_jobs(known, batch, job_events(folder), ending, claimant_in(folder))
     save_jobs(catalog, folder.name, jobs, ending)
+    pairs = zip(known, jobs, strict=True)
+    batch.cancel([old.batch_id for old, job in pairs if old.batch_id not in ("", job.batch_id)])
     return jobs
+
+
+Claimant = Callable[[Job], str]
+"""Function that returns the id of the batch job that has claimed a job's number; empty if none has yet."""
+
+
+def claimant_in(folder: RunFolder) -> Claimant:
+    """Return the claimants of a run's jobs, by their files."""
+    return lambda job: read_claim(folder.job(job.number))
 
 
 def save_jobs(catalog: Catalog, run: str, jobs: Sequence[Job], ending: int | None = None) -> None:
@@ -57,9 +70,15 @@ def job_events(folder: RunFolder) -> list[Event]:
 
 
 def current_jobs(
-    jobs: Sequence[Job], batch: BatchSystem, events: Sequence[Event], ending: int | None = None
+    jobs: Sequence[Job],
+    batch: BatchSystem,
+    events: Sequence[Event],
+    ending: int | None = None,
+    claimant: Claimant = lambda job: job.batch_id,
 ) -> tuple[Job, ...]:
     """Return the jobs with states by one query of the batch system, or by files for those that it forgot.
+
+    A job whose number another batch job has claimed is that one from now on.
 
     Parameters
     ----------
@@ -67,9 +86,21 @@ def current_jobs(
         Events as returned by `job_events`.
     """
     # One query for all jobs: batch systems limit or discourage frequent ones.
-    alive = [job.batch_id for job in jobs if job.batch_id and not job.state.over and job.number != ending]
-    statuses = batch.statuses(alive)
-    return tuple(_updated(job, statuses, events, ending) for job in jobs)
+    alive = [job for job in jobs if job.batch_id and not job.state.over and job.number != ending]
+    statuses = {**batch.statuses([job.batch_id for job in alive])}
+    # Read after the query: a job that has left since another has its number is not asked about once more.
+    claims = {job.number: claimant(job) for job in alive}
+    others = [claims[job.number] for job in alive if claims[job.number] not in ("", job.batch_id)]
+    statuses |= batch.statuses(others) if others else {}
+    # A claim that this machine does not see yet is no end of the job.
+    unseen = {job.batch_id for job in alive if not claims[job.number]}
+    statuses |= {
+        job: JobStatus(JobState.UNKNOWN, reason="another job has its number")
+        for job in unseen
+        if statuses[job].exit_code == GAVE_WAY
+    }
+    claimed = (replace(job, batch_id=claims.get(job.number) or job.batch_id) for job in jobs)
+    return tuple(_updated(job, statuses, events, ending) for job in claimed)
 
 
 def _updated(job: Job, statuses: Mapping[str, JobStatus], events: Sequence[Event], ending: int | None) -> Job:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.collect import at_work, collect, current_jobs, job_events, refresh_jobs, save_jobs
+from hetctl.app.run.collect import at_work, claimant_in, collect, current_jobs, job_events, refresh_jobs, save_jobs
 from hetctl.app.run.continue_run import RequestedOptions, continued, is_done
 from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.replay import keep_replay
@@ -23,7 +23,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BatchSystemError, LockedError
 from hetctl.model.job import Job, JobState
 from hetctl.model.run import RunSpec
-from hetctl.model.run_states import ENDED, UNDER_WAY, RunReason, check_job_removal, run_after
+from hetctl.model.run_states import CANCELLED, ENDED, UNDER_WAY, RunReason, check_job_removal, run_after
 from hetctl.storage.kept_modules import keep_modules
 from hetctl.storage.run_files import write_spec
 
@@ -185,9 +185,14 @@ def _continue(
     spec, changed = continued(project, catalog, record.spec, ensemble, requested)
     if submitted := _finish_submission(project, catalog, record, spec if changed else None):
         return replace(submitted, changed=changed)
-    jobs = current_jobs(catalog.jobs(run), project.batch_system(spec.site), job_events(folder))
-    # A job whose script is about to end does not keep the user from going on; the next job waits for it.
-    _refuse_under_way(run, at_work(jobs, folder))
+    batch, events = project.batch_system(spec.site), job_events(folder)
+    jobs = current_jobs(catalog.jobs(run), batch, events, claimant=claimant_in(folder))
+    # A job that is about to end does not keep the user from going on; the next job waits for it.
+    alive = [job.batch_id for job in jobs if not job.state.over]
+    if record.state == CANCELLED:
+        batch.cancel(alive)
+    else:
+        _refuse_under_way(run, at_work(jobs, folder))
     spec = replace(spec, earlier_jobs=len(jobs))
     end = reason_to_end(spec, folder, jobs)
     # Rendered before anything is stored: a template that cannot be rendered leaves all as it is.
@@ -196,6 +201,8 @@ def _continue(
     collect(catalog, folder)
     if isinstance(following, NextJob):
         transition = _submit_next(project, catalog, following, continued_from=record.spec)
+        waits = f"{transition.reason}; it starts when job {alive[-1]} has ended" if alive else ""
+        transition = replace(transition, reason=waits or transition.reason)
     else:
         _record_continued(project, catalog, spec)
         transition = _note(catalog, run, *following)
@@ -250,7 +257,7 @@ def _begin(project: Project, catalog: Catalog, new: PlannedRun, replay: Path | N
     keep_modules(spec, project.home.run(spec.run))
     # The run and its job in doubt are stored together, before the batch system gets the job.
     catalog.add_run(spec, plan, time.time(), new.job)
-    return _queued(catalog, spec, submit_last(project, catalog, spec, [new.job], new.submission))
+    return _queued(catalog, spec, *submit_last(project, catalog, spec, [new.job], new.submission))
 
 
 def _advance(
@@ -309,7 +316,7 @@ def _submit_next(
     with _restored_if_refused(project, catalog, continued_from) if continued_from else nullcontext():
         # As SUBMITTING, before the batch system gets it: after a crash the next command searches for it.
         catalog.save_job(spec.run, new.jobs[-1])
-        return _queued(catalog, spec, submit_last(project, catalog, spec, new.jobs, new.submission))
+        return _queued(catalog, spec, *submit_last(project, catalog, spec, new.jobs, new.submission))
 
 
 def _finish_submission(
@@ -364,5 +371,5 @@ def _note(catalog: Catalog, run: str, reason: RunReason, text: str) -> RunTransi
     return RunTransition(run, state, text)
 
 
-def _queued(catalog: Catalog, spec: RunSpec, job: Job, what: str = "submitted") -> RunTransition:
+def _queued(catalog: Catalog, spec: RunSpec, job: Job, what: str) -> RunTransition:
     return replace(_note(catalog, spec.run, RunReason.SUBMITTED, f"job {job.batch_id} {what}"), job=job)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import Event
 from hetctl.model.exit_reason import ExitReason
-from hetctl.model.job import Job, JobState
+from hetctl.model.job import GAVE_WAY, Job, JobState
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import RunReason
 from hetctl.model.searches import SEARCH_ENDED
@@ -103,7 +103,7 @@ def idle_jobs(jobs: Sequence[Job], progress: Iterable[float]) -> list[Job]:
     idle = [job for job in jobs if job.submitted_at >= last]
     failed = [job for job in idle if job.state is JobState.NODE_FAILED]
     forgiven = FREE if len(failed) > NODE_FAILURES else FREE | {JobState.NODE_FAILED}
-    return [job for job in idle if job.state not in forgiven]
+    return [job for job in idle if job.state not in forgiven and job.exit_code != GAVE_WAY]
 
 
 def excluded_nodes(jobs: Iterable[Job], nodes: int, needed: int) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hetctl.app.project import Project
-from hetctl.app.run.collect import current_jobs, ended_by_files
+from hetctl.app.run.collect import claimant_in, current_jobs, ended_by_files
 from hetctl.app.run.method_status import balance_histories, hop_spans, hop_status, pipeline_statuses
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.view import RunView
@@ -186,7 +186,9 @@ class RunWatch:
     ) -> tuple[Sequence[Job], str]:
         """Return the jobs with present states, or with the last known ones and the reason."""
         try:
-            return current_jobs(jobs, self._project.batch_system(record.spec.site), events), ""
+            claimant = claimant_in(self._project.home.run(record.spec.run))
+            batch = self._project.batch_system(record.spec.site)
+            return current_jobs(jobs, batch, events, claimant=claimant), ""
         except BatchSystemError as error:
             # Status must work while the batch system does not: the run's files say most of it.
             return jobs, f"state of the jobs as last seen: {error.message}"

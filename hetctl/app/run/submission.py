@@ -1,8 +1,8 @@
 """Submission of a job so that a crash at any instruction neither loses nor doubles it.
 
-A job is first entered into the catalog, with state SUBMITTING and a unique name. If a crash leaves it in
-that state, the next command searches by that name: a job that the batch system has is adopted, one
-that it does not have is submitted.
+A job is first entered into the catalog, with state SUBMITTING and a unique name. Each submission first
+searches by that name, and so does the next command if a crash or a doubt leaves it in that state: a job that
+the batch system has is adopted, one that it does not have is submitted.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 from hetctl.app.plan.job_request import job_size
@@ -32,7 +31,7 @@ from hetctl.model.run_states import check_job_removal, check_run_removal, moved
 from hetctl.model.site import NODES, Cluster, Node
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.run_files import write_spec
+from hetctl.storage.run_files import read_claim, write_spec
 
 
 @dataclass(frozen=True)
@@ -188,8 +187,15 @@ def _example(spec: RunSpec, node: Node) -> Allocation:
 
 def submit_last(
     project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job], submission: Submission
-) -> Job:
-    """Submit the last one of a run's jobs, which is in the catalog already; return it with its id.
+) -> tuple[Job, str]:
+    """Submit the last one of a run's jobs, which is in the catalog already.
+
+    Returns
+    -------
+    job : Job
+        The job with its id.
+    what : str
+        What has happened to it, in words.
 
     Parameters
     ----------
@@ -199,24 +205,42 @@ def submit_last(
     Raises
     ------
     SubmissionInDoubtError
-        If the batch system did not answer in time; the next command will find out the result.
+        If it is unknown whether the batch system has the job; the next command will look again.
     BatchSystemError
         If it refused; the job, and a run that has no other, is then removed.
     """
-    job = jobs[-1]
+    job, folder, batch = jobs[-1], project.home.run(spec.run), project.batch_system(spec.site)
     try:
-        _write(project.home.run(spec.run), spec, submission)
-        batch_id = project.batch_system(spec.site).submit(submission.request)
+        # One that an earlier command has lost would train the run beside the new one.
+        if batch_id := _find(batch, folder, job, recorded=False):
+            return _adopted(catalog, folder, job, batch_id), "is found: it had been submitted before"
+        _write(folder, spec, submission)
+        batch_id = batch.submit(submission.request)
     # A subclass of BatchSystemError: the job may exist, so its entry must stay.
-    except SubmissionInDoubtError:
-        raise
+    except SubmissionInDoubtError as doubt:
+        if found := _found_at_once(project, catalog, batch, folder, job):
+            return found, f"submitted, although {doubt.message}"
+        raise SubmissionInDoubtError(
+            f"{doubt.message}: it is unknown whether the batch system has job {job.name} of run {spec.run}",
+            f"`hetctl advance {spec.run}` looks whether the job is there, and submits it if it is not",
+        ) from None
     except (BatchSystemError, OSError):
         _forget(project, catalog, spec.run, jobs)
         raise
     # A crash before this line leaves SUBMITTING, and the next command adopts the job by its name.
     submitted = moved(job, JobState.PENDING, batch_id=batch_id, submitted_at=time.time())
     catalog.save_job(spec.run, submitted)
-    return submitted
+    return submitted, "submitted"
+
+
+def _found_at_once(
+    project: Project, catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job
+) -> Job | None:
+    """Find a job in doubt, so that a run that nobody watches goes on; None if there is no sign of it."""
+    try:
+        return adopt(catalog, batch, folder, job, project.waits.settle_s)
+    except BatchSystemError:
+        return None
 
 
 def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job, settle_s: float) -> Job | None:
@@ -232,23 +256,20 @@ def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job, set
         # A request of the killed process may still be on its way; a job of long ago is not waited for.
         time.sleep(max(0.0, min(settle_s, job.submitted_at + settle_s - time.time())))
         batch_id = _find(batch, folder, job)
-    if not batch_id:
-        return None
+    return _adopted(catalog, folder, job, batch_id) if batch_id else None
+
+
+def _adopted(catalog: Catalog, folder: RunFolder, job: Job, batch_id: str) -> Job:
     adopted = moved(job, JobState.PENDING, batch_id=batch_id)
     catalog.save_job(folder.name, adopted)
     return adopted
 
 
-def _find(batch: BatchSystem, folder: RunFolder, job: Job) -> str:
-    """Return the id of a job by its own claim file, if it has started, or by the batch system."""
-    claimed = ""
-    with suppress(FileNotFoundError):
-        claimed = folder.job(job.number).claim.read_text(encoding="utf-8").strip()
-    # Of several jobs with this name, the one that has claimed it. What a local job claims is no id of it.
-    if claimed and batch.statuses([claimed])[claimed].state is not JobState.UNKNOWN:
-        return claimed
-    # A job that has started may be over already, and unknown to the search by name.
-    return batch.find([job.name]).get(job.name, claimed)
+def _find(batch: BatchSystem, folder: RunFolder, job: Job, *, recorded: bool = True) -> str:
+    """Return the id of a job by its own claim, if it has started, or by the batch system; else nothing."""
+    # Of several jobs with this name, the one that has claimed it; it may be over already, and forgotten.
+    claimed = read_claim(folder.job(job.number))
+    return claimed or batch.find([job.name], recorded=recorded).get(job.name, "")
 
 
 def _predecessor(earlier: Sequence[Job]) -> str | None:

@@ -102,10 +102,14 @@ class BatchSystem(Protocol):
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Return the states of many jobs by one query; an unknown job is UNKNOWN, never FINISHED."""
 
-    def find(self, names: Sequence[str]) -> Mapping[str, str]:
+    def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
         """Return the ids of this user's jobs with one of these names, by name.
 
-        Finished jobs are included as long as the batch system has a record of them.
+        Parameters
+        ----------
+        recorded : bool
+            If true, finished jobs are included as long as there is any record of them. If false, those that
+            the batch system still has in memory are enough: it has all that wait or run.
         """
 
     def find_call(self, name: str, count: int) -> tuple[str, ...]:

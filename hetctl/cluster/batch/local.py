@@ -83,7 +83,7 @@ class LocalBatch:
         """Return the states of jobs according to their processes and to the files of their supervisors."""
         return {job: status_of(self._folder, job) for job in ids}
 
-    def find(self, names: Sequence[str]) -> Mapping[str, str]:
+    def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:  # noqa: ARG002
         """Return the jobs that a supervisor has claimed, by name."""
         return {name: name for name in names if claim_file(self._folder, name).exists()}
 

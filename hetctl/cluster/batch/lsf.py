@@ -77,12 +77,12 @@ class LsfBatch:
             found |= parse_bhist(self._commands.run_best_effort(bhist_command(missing)))
         return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
 
-    def find(self, names: Sequence[str]) -> Mapping[str, str]:
+    def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
         """Query bjobs, then bhist for jobs that bjobs no longer has."""
         if not names:
             return {}
         found = parse_found(self._commands.check_output(find_command(names), TRANSIENT, NOTHING_FOUND))
-        if missing := [name for name in names if name not in found]:
+        if recorded and (missing := [name for name in names if name not in found]):
             command = find_gone_command(missing)
             found |= parse_found_gone(self._commands.check_output(command, TRANSIENT, NOTHING_FOUND))
         return {name: job for name, job in found.items() if name in names}

@@ -115,7 +115,7 @@ class SlurmBatch:
         found = {job: record_of(job, records) for job in ids}
         return {job: self._status(record) for job, record in found.items()}
 
-    def find(self, names: Sequence[str]) -> Mapping[str, str]:
+    def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
         """Query squeue, then sacct for jobs that squeue no longer has.
 
         Without accounting, a job is found as long as squeue has it (MinJobAge after its end).
@@ -123,7 +123,7 @@ class SlurmBatch:
         if not names:
             return {}
         found = parse_found(self._commands.check_output(find_command(names, os.getuid()), TRANSIENT, GONE))
-        if missing := [name for name in names if name not in found]:
+        if recorded and (missing := [name for name in names if name not in found]):
             # Unlike in `statuses`, a failure counts: a job that is not found is submitted again.
             command = find_gone_command(missing, os.getuid())
             found |= parse_found(self._commands.check_output(command, TRANSIENT, NO_ACCOUNTING))

@@ -17,7 +17,7 @@ from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.model import run_states
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import DRIVER, Event
-from hetctl.model.job import Job, JobState, JobStatus
+from hetctl.model.job import GAVE_WAY, Job, JobState, JobStatus
 from hetctl.model.run_states import BETWEEN_JOBS, IN_DOUBT, JOB_REASONS, RUN_AFTER
 from hetctl.storage.event_files import EventWriter
 
@@ -50,7 +50,7 @@ class ScriptedBatch:
 
     def __init__(self):
         self.states, self.names = {}, {}
-        self.refuses = self.loses = self.answers_late = False
+        self.refuses = self.loses = self.answers_late = self.hides = False
 
     def submit(self, request):
         if self.refuses:
@@ -65,8 +65,9 @@ class ScriptedBatch:
     def statuses(self, ids):
         return {each: JobStatus(self.states[each]) for each in ids}
 
-    def find(self, names):
-        return {name: self.names[name] for name in names if name in self.names}
+    def find(self, names, *, recorded=True):
+        known = {} if self.hides else self.names
+        return {name: known[name] for name in names if name in known}
 
     def cancel(self, ids):
         self.states |= dict.fromkeys(ids, JobState.CANCELLED)
@@ -77,6 +78,7 @@ class Story:
 
     def __init__(self, project, batch):
         self.project, self.batch = project, batch
+        self.cancelled = []
 
     def does(self, command, *options, code=0):
         """Run a command; return the state of the run that it prints."""
@@ -100,6 +102,9 @@ class Story:
     @property
     def last(self):
         return str(len(self.batch.states) - 1)
+
+    def claims(self, batch_id, number=0):
+        self.project.home.run(RUN).job(number).claim.write_text(f"{batch_id}\n")
 
     def job_starts(self):
         self.batch.states[self.last] = JobState.RUNNING
@@ -254,10 +259,11 @@ def a_run_whose_next_job_is_refused(story):
 def a_run_whose_job_is_found_after_all(story):
     begun(story)
     story.job_ends()
-    story.batch.answers_late = True
+    story.batch.answers_late = story.batch.hides = True
     story.does("advance", code=4)
     story.is_stored(story.first)
     assert story.shown == "in-doubt"
+    story.batch.hides = False
     assert story.does("advance") == "queued"
     assert len(story.batch.states) == 2
 
@@ -274,12 +280,58 @@ def a_run_whose_job_was_lost_before_it_was_cancelled(story):
 
 def a_run_whose_job_finds_itself(story):
     """Nobody else has looked for it: its own script does, at its end."""
-    story.batch.answers_late = True
+    story.batch.answers_late = story.batch.hides = True
     story.does("submit", code=4)
-    story.batch.answers_late = False
+    story.batch.answers_late = story.batch.hides = False
     story.job_starts()
     story.does("advance", "--after-job", "0", RUN)
     assert [*story.batch.states] == ["0", "1"]
+
+
+def a_run_whose_jobs_are_taken_without_an_answer(story):
+    """As by an sbatch that prints an error after the controller has the job."""
+    story.batch.answers_late = True
+    begun(story)
+    story.job_ends()
+    assert story.does("advance") == "queued"
+    assert [*story.batch.states] == ["0", "1"]
+
+
+def a_run_whose_job_was_forgotten(story):
+    """As by a command that took an error for a refusal: the job of the next number waits already."""
+    begun(story)
+    story.job_ends()
+    (first,) = story.jobs_of(RUN)
+    story.batch.answers_late, story.batch.hides = True, True
+    story.does("advance", code=4)
+    with Catalog.open(story.project.home.catalog) as catalog:
+        catalog.remove_job(RUN, 1)
+    story.batch.answers_late, story.batch.hides = False, False
+    story.is_stored(story.first)
+    assert story.does("advance") == "queued"
+    assert [job.batch_id for job in story.jobs_of(RUN)] == [first.batch_id, "1"]
+    assert [*story.batch.states] == ["0", "1"]
+
+
+def a_run_whose_number_another_job_has_claimed(story):
+    """The job that the catalog knows leaves, and does not count as the end of the other one."""
+    begun(story)
+    story.batch.states |= {"0": JobState.RUNNING, "1": JobState.RUNNING}
+    story.claims("1")
+    assert story.does("advance") == "running"
+    assert [job.batch_id for job in story.jobs_of(RUN)] == ["1"]
+    assert story.batch.states == {"0": JobState.CANCELLED, "1": JobState.RUNNING}
+
+
+def a_cancelled_run_whose_job_still_ends(story):
+    begun(story)
+    story.job_starts()
+    story.batch.cancel = lambda ids: story.cancelled.extend(ids)
+    assert story.does("cancel") == "cancelled"
+    answer = story.project.here("submit")
+    assert "job 1 submitted; it starts when job 0 has ended" in answer.stdout, answer
+    assert story.cancelled == ["0", "0"]
+    story.batch.states["0"] = JobState.CANCELLED
 
 
 def a_chain_that_gets_nothing_done(story):
@@ -342,6 +394,10 @@ STORIES = (
     a_run_whose_job_is_found_after_all,
     a_run_whose_job_was_lost_before_it_was_cancelled,
     a_run_whose_job_finds_itself,
+    a_run_whose_jobs_are_taken_without_an_answer,
+    a_run_whose_job_was_forgotten,
+    a_run_whose_number_another_job_has_claimed,
+    a_cancelled_run_whose_job_still_ends,
     a_chain_that_gets_nothing_done,
     a_chain_out_of_budget,
     a_run_that_is_continued_after_it_stalled,
@@ -381,11 +437,11 @@ def a_job(state, submitted_at=None):
 class Answer:
     """Batch system with one answer."""
 
-    def __init__(self, state):
-        self._state = state
+    def __init__(self, state, exit_code=None):
+        self._status = JobStatus(state, exit_code)
 
     def statuses(self, ids):
-        return dict.fromkeys(ids, JobStatus(self._state))
+        return dict.fromkeys(ids, self._status)
 
 
 ASKED = [
@@ -399,6 +455,14 @@ ASKED = [
 def test_a_job_is_as_the_batch_system_says(before, after):
     (job,) = current_jobs([a_job(before)], Answer(after), [])
     assert (job.state, job.ended_at is not None) == (after, after.over)
+
+
+@pytest.mark.parametrize(("claimed", "state"), [("", JobState.UNKNOWN), ("7", JobState.FAILED)])
+def test_a_job_that_left_to_an_unseen_one_is_not_over(claimed, state):
+    """Files of other nodes may be seen late, but the exit code tells."""
+    left = Answer(JobState.FAILED, exit_code=GAVE_WAY)
+    (job,) = current_jobs([a_job(JobState.RUNNING)], left, [], claimant=lambda _: claimed)
+    assert job.state is state
 
 
 def test_a_node_that_is_used_again_is_not_a_failed_one():

@@ -35,7 +35,7 @@ ln "$claim-$batch_id" "$claim" 2>/dev/null || [ -e "$claim" ] || exit 1
 rm -f "$claim-$batch_id"
 if [ "$(cat "$claim")" != "$batch_id" ]; then
     echo "job $batch_id leaves: job $(cat "$claim") is job 0 of run $run already" >&2
-    exit 0
+    exit 75
 fi
 # The batch system may requeue this job after it has submitted the next one; only one of them may train.
 if [ -e "$next" ]; then

@@ -11,7 +11,7 @@ folder=/shared/ann/digits/.hetctl/runs/digits-001
 stop=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.stop
 claim=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.claim
 next=/shared/ann/digits/.hetctl/runs/digits-001/job-0001.sh
-batch_id=$PPID
+batch_id=hetctl-digits-001-0-0a1b2c
 
 # Of several scripts with this number, the first one to make the link is the job (ln is atomic). A requeued
 # job finds its own number.
@@ -20,7 +20,7 @@ ln "$claim-$batch_id" "$claim" 2>/dev/null || [ -e "$claim" ] || exit 1
 rm -f "$claim-$batch_id"
 if [ "$(cat "$claim")" != "$batch_id" ]; then
     echo "job $batch_id leaves: job $(cat "$claim") is job 0 of run $run already" >&2
-    exit 0
+    exit 75
 fi
 # The batch system may requeue this job after it has submitted the next one; only one of them may train.
 if [ -e "$next" ]; then
