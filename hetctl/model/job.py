@@ -12,7 +12,7 @@ GIVEN_GPUS = "HETCTL_GIVEN_GPUS"
 
 
 GAVE_WAY = 75
-"""Exit code of a script, or a driver, that leaves the run to another job: EX_TEMPFAIL of sysexits.h(3head)."""
+"""Exit code of a script, or a driver, that leaves the run to another job (EX_TEMPFAIL)."""
 
 
 class JobState(enum.Enum):

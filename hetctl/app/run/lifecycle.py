@@ -10,7 +10,15 @@ from pathlib import Path
 
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.collect import at_work, claimant_in, collect, current_jobs, job_events, refresh_jobs, save_jobs
+from hetctl.app.run.collect import (
+    at_work,
+    claimant_in,
+    collect,
+    current_jobs,
+    job_events,
+    refresh_jobs,
+    save_jobs,
+)
 from hetctl.app.run.continue_run import RequestedOptions, continued, is_done
 from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.replay import keep_replay

@@ -219,7 +219,9 @@ def test_a_finished_run_takes_no_longer_while_its_job_ends(finished, monkeypatch
     """Until the script has ended, the batch system rightly says that the job runs."""
     before = finished.here("status", "--json").json["measured_s"]
     monkeypatch.setattr(
-        looking, "current_jobs", lambda jobs, *_, **__: tuple(replace(j, state=JobState.RUNNING) for j in jobs)
+        looking,
+        "current_jobs",
+        lambda jobs, *_, **__: tuple(replace(j, state=JobState.RUNNING) for j in jobs),
     )
     shown = finished.here("status", "--json").json
     assert (shown["measured_s"], shown["jobs"][0]["state"]) == (before, "running")

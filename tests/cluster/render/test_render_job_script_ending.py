@@ -13,6 +13,8 @@ import pytest
 from test_render_job_script import SITES, job, prepare, run_script, wait_for
 
 from hetctl.cluster.render import JobScript
+from hetctl.model.job import GAVE_WAY
+from hetctl.model.site import Site
 
 # Plays a driver that leaves when the job's stop file is there.
 HEEDS = (
@@ -145,20 +147,28 @@ def test_a_driver_that_hangs_is_ended_and_the_run_goes_on(tmp_path: Path, local_
 
 
 def test_a_second_job_with_the_same_number_leaves_at_once(tmp_path: Path, local_job: JobScript) -> None:
-    records, command, environment = prepare(tmp_path, local_job, HEEDS)
-    first = subprocess.Popen(command, env=environment)
+    job = dataclasses.replace(local_job, site=on_slurm())
+    records, _, environment = prepare(tmp_path, job, HEEDS)
+    command = ["bash", str(tmp_path / "runs" / "r" / "job-0002.sh")]
+    first = subprocess.Popen(command, env={**environment, "SLURM_JOB_ID": "101"})
     wait_for(records / "up")
-    shell = ["bash", "-c", '"$@"; exit $?', "bash", *command]
-    assert subprocess.run(shell, env=environment, timeout=60).returncode == 0
+    second = {**environment, "SLURM_JOB_ID": "102"}
+    left = subprocess.run(command, env=second, timeout=60, capture_output=True, text=True)
+    assert (left.returncode, left.stderr) == (
+        GAVE_WAY,
+        "job 102 leaves: job 101 is job 2 of run digits-1 already\n",
+    )
     assert not (records / "advance").exists()
     assert first.poll() is None
-    log = (tmp_path / "runs" / "r" / "job-0002.log").read_text()
-    assert f"leaves: job {os.getpid()} is job 2 of run digits-1 already" in log
     wait_for_trap(first.pid, signal.SIGTERM)
     first.terminate()
     assert first.wait(timeout=60) == 0
     (claim,) = (tmp_path / "runs" / "r").glob("*.claim*")
-    assert (claim.name, claim.read_text()) == ("job-0002.claim", f"{os.getpid()}\n")
+    assert (claim.name, claim.read_text()) == ("job-0002.claim", "101\n")
+
+
+def on_slurm(name: str = "slurm") -> Site:
+    return dataclasses.replace(SITES[name], setup=(), directives=(), environment={})
 
 
 def test_a_requeued_job_continues_and_removes_its_stop_file(tmp_path: Path, local_job: JobScript) -> None:
@@ -184,8 +194,8 @@ def test_a_requeued_job_that_has_handed_the_run_on_leaves(tmp_path: Path, local_
 def test_batch_systems_number_their_jobs(
     tmp_path: Path, local_job: JobScript, name: str, variable: str
 ) -> None:
-    site = dataclasses.replace(SITES[name], setup=(), directives=(), environment={})
-    records, _, environment = prepare(tmp_path, dataclasses.replace(local_job, site=site), "true")
+    job = dataclasses.replace(local_job, site=on_slurm(name))
+    records, _, environment = prepare(tmp_path, job, "true")
     script = str(tmp_path / "runs" / "r" / "job-0002.sh")
     subprocess.run(["bash", script], env={**environment, variable: "4711"}, check=True, timeout=60)
     assert (records / "driver").read_text().splitlines()[-1] == "4711"
