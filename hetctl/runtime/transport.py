@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 import queue
+import resource
 import selectors
 import socket
 import threading
@@ -14,14 +14,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+from hetctl.runtime.handshake import ACCEPTED, handshake, read_handshake
+
 LOCALHOST = "127.0.0.1"
-HANDSHAKE_S = 30.0
-MAX_HANDSHAKE_BYTES = 2**16
+HANDSHAKE_S = 10.0
+"""Seconds for the whole handshake of a connection."""
+MOST_PENDING = 128
+"""Most connections of a listener whose handshakes are not complete."""
+PENDING_SHARE = 8
+"""Strangers that connect and say nothing get this part of a process's descriptors at most: one in so many."""
+FAIR_S = 0.25
+"""Seconds for a handshake that has begun before its connection may have to make room for a newer one."""
 UNANSWERED_MS = 60_000
 """Milliseconds without acknowledgement after which a connection breaks: a lost node cannot close its own."""
 RETRY_S = 0.2
-ACCEPT_PAUSE_S = 0.05
-"""Pause in seconds after a failed ``accept(2)``: descriptors or memory may be free then (EMFILE, ENOMEM)."""
+ACCEPT_PAUSE_S = 0.02
+"""Pause in seconds while no connection can be accepted: for want of room, descriptors or memory."""
+BLOCK_BYTES = 2**16
 
 
 @dataclass(frozen=True)
@@ -39,9 +48,15 @@ class Address:
 
 
 class Connection:
-    """One end of a connection."""
+    """One end of a connection.
 
-    def __init__(self, end: socket.socket) -> None:
+    Parameters
+    ----------
+    buffer : bytes
+        Bytes that have arrived already.
+    """
+
+    def __init__(self, end: socket.socket, buffer: bytes = b"") -> None:
         if end.family != socket.AF_UNIX:
             # Nagle's algorithm would hold back a small message until the last one is acknowledged (tcp(7)).
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -50,7 +65,7 @@ class Connection:
         # select() takes no descriptor above 1023, which a driver with hundreds of ranks exceeds.
         self._poll = selectors.PollSelector()
         self._poll.register(end, selectors.EVENT_READ)
-        self._buffer = b""
+        self._buffer = buffer
         self._sending = threading.Lock()
 
     @property
@@ -127,7 +142,7 @@ class Connection:
 
     def _read(self) -> None:
         with _closed_if_lost():
-            data = self._end.recv(2**16)
+            data = self._end.recv(BLOCK_BYTES)
         if not data:
             raise ConnectionResetError("the other end has closed the connection")
         self._buffer += data
@@ -151,8 +166,29 @@ def _closed_if_lost() -> Iterator[None]:
         raise ConnectionResetError(f"the connection is lost: {error.strerror}") from error
 
 
+@dataclass(eq=False)
+class _Stranger:
+    """Connection whose handshake is not complete.
+
+    Parameters
+    ----------
+    since : float
+        Time of its acceptance, by the monotonic clock.
+    data : bytes
+        Bytes that have arrived.
+    """
+
+    end: socket.socket
+    since: float
+    data: bytes = b""
+
+
 class Listener:
     """A port for connections from other processes; connections without the key are rejected.
+
+    One thread has all handshakes. What strangers can take is limited: some bytes, some of this process's
+    descriptors, and the time of a handshake. If too many connect, the oldest connections make room for new
+    ones; those that have a key try again.
 
     Parameters
     ----------
@@ -160,7 +196,7 @@ class Listener:
         The only address of this machine to listen at, IPv4 or IPv6. Empty: all addresses; others then
         connect by the host name.
     handshake_s : float
-        Seconds within which a new connection must send its handshake with the key; it is closed otherwise.
+        Seconds within which a new connection must have sent its handshake; it is closed otherwise.
     """
 
     def __init__(self, key: str, host: str = "", handshake_s: float = HANDSHAKE_S) -> None:
@@ -168,9 +204,15 @@ class Listener:
         self._handshake_s = handshake_s
         self._host = host or socket.gethostname()
         self._socket = _listen(host)
+        self._socket.setblocking(False)
         self._accepted: queue.Queue[tuple[Any, Connection]] = queue.Queue()
+        # The oldest first: all have the same time.
+        self._arrivals: dict[_Stranger, None] = {}
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_arrivals = max(1, min(MOST_PENDING, descriptors // PENDING_SHARE))
         self._closed = False
-        threading.Thread(target=self._answer, name="listener", daemon=True).start()
+        self._thread = threading.Thread(target=self._answer, name="listener", daemon=True)
+        self._thread.start()
 
     @property
     def address(self) -> Address:
@@ -194,42 +236,91 @@ class Listener:
         """Accept no more connections."""
         self._closed = True
         with suppress(OSError):
-            # close(2) does not wake an accept(2) that another thread waits in; shutdown(2) does on Linux.
+            # It wakes the thread, which close(2) does not.
             self._socket.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
         self._socket.close()
 
     def _answer(self) -> None:
         """Accept connections until the listener is closed; an error of one does not end the loop."""
-        while not self._closed:
-            try:
-                end, _ = self._socket.accept()
-            except OSError:
-                time.sleep(ACCEPT_PAUSE_S)
-                continue
-            try:
-                threading.Thread(target=self._handshake, args=(end,), daemon=True).start()
-            except RuntimeError:  # Too many threads: the caller tries again.
-                end.close()
+        with selectors.PollSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while not self._closed:
+                ready = [key.data for key, _ in selector.select(self._time_left())]
+                for arrival in filter(None, ready):
+                    self._advance(arrival, selector)
+                for arrival in self._late():
+                    self._drop(arrival, selector)
+                if None in ready:
+                    self._accept(selector)
+            for arrival in list(self._arrivals):
+                self._drop(arrival, selector)
 
-    def _handshake(self, end: socket.socket) -> None:
-        """Check the handshake of one connection, in a thread of its own: a slow one delays no other."""
+    def _time_left(self) -> float | None:
+        """Return the seconds until the oldest handshake must be complete; None if there is none."""
+        limits = (arrival.since + self._handshake_s for arrival in self._arrivals)
+        return max(0.0, next(limits) - time.monotonic()) if self._arrivals else None
+
+    def _late(self) -> list[_Stranger]:
+        now = time.monotonic()
+        return [arrival for arrival in self._arrivals if now > arrival.since + self._handshake_s]
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        """Accept a connection, if there is room for it."""
+        now = time.monotonic()
+        if len(self._arrivals) >= self._most_arrivals:
+            # Those with a key send it at once; the first of the others are the oldest.
+            idle = (one for one in self._arrivals if not one.data or now > one.since + FAIR_S)
+            if (last := next(idle, None)) is None:
+                time.sleep(ACCEPT_PAUSE_S)
+                return
+            self._drop(last, selector)
         try:
-            end.settimeout(self._handshake_s)
-            handshake = json.loads(_line(end))
-            # Any process that reaches the port may try keys: == would take longer the more of one is right.
-            authorized = hmac.compare_digest(handshake["key"].encode(), self._key.encode())
-            # Timeouts stay with the socket, and would break later reads of the connection.
-            end.settimeout(None)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            authorized = False
-        if authorized:
-            self._accepted.put((handshake["peer"], Connection(end)))
-        else:
-            end.close()
+            end, _ = self._socket.accept()
+        except BlockingIOError:
+            return
+        except OSError:
+            time.sleep(ACCEPT_PAUSE_S)
+            return
+        end.setblocking(False)
+        arrival = _Stranger(end, now)
+        self._arrivals[arrival] = None
+        selector.register(end, selectors.EVENT_READ, arrival)
+
+    def _advance(self, arrival: _Stranger, selector: selectors.BaseSelector) -> None:
+        """Read on in a handshake: accept the connection if it is complete, and close it if it is wrong."""
+        try:
+            if not (data := arrival.end.recv(BLOCK_BYTES)):
+                raise ConnectionResetError
+            arrival.data += data
+            if (found := read_handshake(arrival.data, self._key)) is None:
+                return
+            arrival.end.sendall(ACCEPTED)
+            arrival.end.setblocking(True)
+            name, rest = found
+            connection = Connection(arrival.end, rest)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            self._drop(arrival, selector)
+            return
+        selector.unregister(arrival.end)
+        del self._arrivals[arrival]
+        self._accepted.put((name, connection))
+
+    def _drop(self, arrival: _Stranger, selector: selectors.BaseSelector) -> None:
+        selector.unregister(arrival.end)
+        del self._arrivals[arrival]
+        arrival.end.close()
 
 
 def connect(address: Address, name: Any, timeout_s: float) -> Connection:
-    """Connect to a listener and send a name.
+    """Connect to a listener under a name; try again until it accepts.
+
+    Parameters
+    ----------
+    timeout_s : float
+        Seconds after which no other attempt begins; one takes `HANDSHAKE_S` at most once it is connected.
 
     Raises
     ------
@@ -243,18 +334,31 @@ def connect(address: Address, name: Any, timeout_s: float) -> Connection:
     limit = time.monotonic() + timeout_s
     while True:
         try:
-            connection = Connection(socket.create_connection((host, address.port), timeout_s))
+            return _accepted(socket.create_connection((host, address.port), timeout_s), address.key, name)
         except OSError as error:
             if time.monotonic() > limit:
                 refused = isinstance(error, ConnectionRefusedError)
                 kind = ConnectionRefusedError if refused else ConnectionError
                 raise kind(f"{host}:{address.port} cannot be reached: {error}") from None
             time.sleep(RETRY_S)
-        else:
-            # create_connection() leaves its timeout on the socket, which would end later waits.
-            connection._end.settimeout(None)
-            connection.send({"key": address.key, "peer": name})
-            return connection
+
+
+def _accepted(end: socket.socket, key: str, name: Any) -> Connection:
+    """Send the handshake, and wait for the answer; OSError if it does not come."""
+    connection = Connection(end)
+    try:
+        connection.limit_silence(HANDSHAKE_S)
+        connection.send_bytes(memoryview(handshake(key, name)))
+        answer = bytearray(len(ACCEPTED))
+        connection.receive_bytes(memoryview(answer))
+        if answer != ACCEPTED:
+            raise ConnectionAbortedError("another program listens there")
+        # Timeouts stay with the socket, and would end later waits.
+        end.settimeout(None)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _listen(host: str) -> socket.socket:
@@ -265,13 +369,3 @@ def _listen(host: str) -> socket.socket:
     both = socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both else socket.AF_INET
     return socket.create_server(("", 0), family=family, backlog=512, dualstack_ipv6=both)
-
-
-def _line(end: socket.socket) -> bytes:
-    """Read a line and not a byte more: the bytes that follow belong to the `Connection`."""
-    line = b""
-    while not line.endswith(b"\n"):
-        if len(line) > MAX_HANDSHAKE_BYTES or not (byte := end.recv(1)):
-            raise ValueError("no handshake")
-        line += byte
-    return line

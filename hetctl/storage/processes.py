@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,8 @@ from pathlib import Path
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
+MOST_DESCRIPTORS = 2**16
+"""Highest limit that this process sets itself: some programs go through all numbers below theirs."""
 _LIBC = ctypes.CDLL(None)
 
 
@@ -114,6 +117,15 @@ def _below(pid: int, children: Mapping[int, Sequence[int]]) -> Iterator[int]:
 def name_process(name: str) -> None:
     """Set the name of this process in ps(1) and top(1); the kernel keeps 15 characters."""
     _LIBC.prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def raise_descriptor_limit() -> None:
+    """Let this process, and those that it starts, open as many descriptors as the hard limit allows.
+
+    The soft limit is often 1,024, for the sake of select(2).
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, MOST_DESCRIPTORS)), hard))
 
 
 def _is_hidden(pid: int) -> bool:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 
 import pytest
 from workbench import wait_for
 
-from hetctl.runtime.transport import Address, Connection, Listener, connect
+from hetctl.runtime.handshake import ACCEPTED, handshake
+from hetctl.runtime.transport import MOST_PENDING, Address, Connection, Listener, connect
 
 PATIENCE_S = 60.0
 
@@ -133,36 +135,132 @@ def test_connections_are_accepted_with_their_names():
     listener.close()
 
 
+def reach(listener):
+    """Connect as a stranger who knows where a listener is."""
+    return socket.create_connection(("127.0.0.1", listener.address.port), PATIENCE_S)
+
+
+def ends(stranger):
+    """Wait for the end of a connection, and return what came before it."""
+    came = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := stranger.recv(100):
+            came += data
+    return came
+
+
 @pytest.mark.parametrize(
-    "handshake",
-    [
-        b"",
-        b"no json\n",
-        b"[]\n",
-        b"{}\n",
-        json.dumps({"key": "wrong", "peer": 1}).encode() + b"\n",
-        json.dumps({"key": 7, "peer": 1}).encode() + b"\n",
-        b"x" * 100_000,
-    ],
+    "said",
+    [b"no key\n1\n", b"no key\n" + b"[" * 10**6, b"x" * 100_000, b"right\nno name\n", b"\n\n", b""],
+    ids=["wrong", "deep", "long", "no JSON", "empty", "nothing"],
 )
-def test_connections_without_the_key_are_rejected(handshake):
+def test_connections_without_the_key_are_closed_unanswered(said):
     listener = Listener("right")
-    with socket.create_connection(("127.0.0.1", listener.address.port), PATIENCE_S) as stranger:
-        stranger.sendall(handshake)
-        stranger.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionResetError):
-            assert stranger.recv(1) == b""
+    with reach(listener) as stranger:
+        with contextlib.suppress(ConnectionError):
+            stranger.sendall(said)
+            stranger.shutdown(socket.SHUT_WR)
+        assert ends(stranger) == b""
+    connect(listener.address, "a friend", PATIENCE_S).close()
+    assert listener.wait(PATIENCE_S)[0] == "a friend"
     assert list(listener.accepted()) == []
     listener.close()
 
 
-def test_a_silent_connection_does_not_delay_others():
-    listener = Listener("key", handshake_s=2.0)
-    with socket.create_connection(("127.0.0.1", listener.address.port), 60) as stranger:
-        connect(listener.address, "a friend", 60)
-        assert listener.wait(60)[0] == "a friend"
-        assert stranger.recv(1) == b""
+def test_a_listener_has_one_thread_for_all_strangers():
+    before = threading.active_count()
+    listener = Listener("key")
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(reach(listener)).sendall(b"k")
+        connect(listener.address, "a friend", PATIENCE_S).close()
+        assert threading.active_count() == before + 1
     listener.close()
+    assert threading.active_count() == before
+
+
+def test_a_handshake_by_drops_ends_at_the_limit():
+    listener = Listener("key" * 100, handshake_s=0.5)
+    began, sent = time.monotonic(), 0
+    with reach(listener) as stranger, contextlib.suppress(ConnectionError):
+        while time.monotonic() < began + PATIENCE_S:
+            stranger.sendall(b"k")
+            sent += 1
+            time.sleep(0.1)
+    assert 0 < sent < 300
+    listener.close()
+
+
+@pytest.mark.parametrize("said", [b"", b"k"], ids=["silent", "slow"])
+def test_friends_get_in_while_strangers_hold_all_places(said):
+    listener = Listener("key", handshake_s=PATIENCE_S)
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(reach(listener)) for _ in range(MOST_PENDING + 20)]
+        for stranger in strangers:
+            with contextlib.suppress(ConnectionError):
+                stranger.sendall(said)
+        for name in range(3):
+            connect(listener.address, name, PATIENCE_S).close()
+            assert listener.wait(PATIENCE_S)[0] == name
+        # The oldest strangers had to leave.
+        assert ends(strangers[0]) == b""
+    listener.close()
+
+
+IN_NEED = """
+import os, resource, sys
+from hetctl.runtime.transport import Listener
+resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
+listener = Listener("key")
+print(listener.address.port, flush=True)
+sys.stdin.readline()
+files = [os.open("/dev/null", os.O_RDONLY) for _ in range(70)]
+print(listener.wait(60)[0])
+"""
+
+
+def test_strangers_cannot_use_up_the_descriptors():
+    program = subprocess.Popen(
+        [sys.executable, "-c", IN_NEED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    port = int(program.stdout.readline())
+    with contextlib.ExitStack() as stack:
+        for _ in range(120):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+        program.stdin.write("now\n")
+        program.stdin.flush()
+        connect(Address("127.0.0.1", port, "key"), "a friend", PATIENCE_S).close()
+        assert program.communicate(timeout=PATIENCE_S)[0] == "a friend\n"
+    assert program.returncode == 0
+
+
+@contextlib.contextmanager
+def other_program(*answers):
+    """Give each connection at a port the next answer, and close it; yield an address there."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer_all():
+            for answer in answers:
+                end, _ = server.accept()
+                with end, contextlib.suppress(ConnectionError):
+                    end.recv(100)
+                    end.sendall(answer)
+
+        program = threading.Thread(target=answer_all)
+        program.start()
+        yield Address("127.0.0.1", server.getsockname()[1], "key")
+        program.join(PATIENCE_S)
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n"])
+def test_another_program_at_the_port_is_no_listener(answer):
+    with other_program(answer) as address, pytest.raises(ConnectionError, match="cannot be reached"):
+        connect(address, "a guest", 0.0)
+
+
+def test_a_guest_comes_again_until_it_is_accepted():
+    with other_program(b"", b"who are you?", ACCEPTED) as address:
+        connect(address, "a guest", PATIENCE_S).close()
 
 
 def test_a_closed_listener_accepts_no_connection():
@@ -191,12 +289,11 @@ def test_a_listener_accepts_again_after_descriptors_ran_out():
     with descriptors_up_to(3):
         for who, caller in enumerate(callers):
             caller.connect(("127.0.0.1", listener.address.port))
-            caller.sendall(json.dumps({"key": "key", "peer": who}).encode() + b"\n")
+            caller.sendall(handshake("key", who))
         time.sleep(0.3)
         came += [who for who, _ in listener.accepted()]
-    # A call of accept() that was under way had taken its descriptor before it waited (accept4(2) in Linux).
-    assert len(came) <= 1
-    came += [listener.wait(PATIENCE_S)[0] for _ in range(2 - len(came))]
+    assert came == []
+    came += [listener.wait(PATIENCE_S)[0] for _ in callers]
     assert sorted(came) == [0, 1]
     for caller in callers:
         caller.close()
@@ -207,7 +304,6 @@ def test_a_listener_accepts_after_an_aborted_connection(monkeypatch):
     listener = Listener("key")
     accept, errors = socket.socket.accept, [ConnectionAbortedError()]
     monkeypatch.setattr(socket.socket, "accept", lambda s: _raise(errors.pop()) if errors else accept(s))
-    # The call of accept() that is under way now is not the patched one.
     for name in ("first", "second"):
         connect(listener.address, name, PATIENCE_S)
         assert listener.wait(PATIENCE_S)[0] == name

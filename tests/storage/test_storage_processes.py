@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 
 from workbench import wait_for
 
-from hetctl.storage.processes import Process, die_with_parent
+from hetctl.storage.processes import MOST_DESCRIPTORS, Process, die_with_parent, raise_descriptor_limit
 
 
 def test_a_process_is_known_by_its_number_and_its_start():
@@ -52,3 +53,13 @@ def test_a_child_gets_the_signal_if_its_parent_ended_before():
             os._exit(0)  # never reached
         os._exit(os.waitstatus_to_exitcode(os.wait()[1]) & 0xFF)
     assert os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == (-signal.SIGKILL) & 0xFF
+
+
+def test_a_process_may_open_as_many_files_as_it_can_allow():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, hard))
+    try:
+        raise_descriptor_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (min(hard, MOST_DESCRIPTORS), hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

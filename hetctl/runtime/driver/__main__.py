@@ -11,6 +11,7 @@ from hetctl.model.garbage import skip_last_collections
 from hetctl.runtime.driver.driver import SIGNAL_DELAY_S, Driver
 from hetctl.runtime.job_logs import log_line
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.processes import raise_descriptor_limit
 
 
 def main(signal_delay_s: float = SIGNAL_DELAY_S) -> int:
@@ -21,6 +22,8 @@ def main(signal_delay_s: float = SIGNAL_DELAY_S) -> int:
     parser.add_argument("--deadline", type=float, required=True)
     parser.add_argument("--batch-id", default="")
     arguments = parser.parse_args()
+    # A thousand agents take as many descriptors as usual limits allow.
+    raise_descriptor_limit()
     folder = RunFolder(arguments.run_folder.resolve())
     driver = Driver(folder, arguments.job, arguments.deadline, arguments.batch_id, signal_delay_s)
     signal.signal(signal.SIGTERM, lambda *_: driver.end("signal"))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+import socket
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 
 import pytest
@@ -131,6 +134,21 @@ def test_a_failing_member_ends_and_the_others_continue(tmp_path):
     assert progress["good"].converged
     assert len([e for e in job.events("task_ended") if e.data["member"] == "broken"]) == 2
     assert job.trained("good") == [1, 2, 3]
+
+
+def test_strangers_at_the_port_do_not_fail_the_job(tmp_path):
+    """Before they were limited, they took all descriptors of the driver, which could not write its files."""
+    job = Job(tmp_path, {"a": {"epochs": 3}, "b": {"epochs": 3}})
+    process = job.start()
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (200, 200))
+    wait_for(job.run.job(0).agents.address.exists)
+    port = json.loads(job.run.job(0).agents.address.read_text())["port"]
+    with ExitStack() as stack:
+        for _ in range(220):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), 60))
+        output, _ = process.communicate(timeout=120)
+    assert (process.returncode, job.reason) == (0, "finished"), output
+    assert "Traceback" not in output, output
 
 
 def test_a_local_planner_refills_a_freed_gpu_while_others_train(tmp_path):

@@ -1,0 +1,49 @@
+"""Handshakes, as a listener reads them from whoever connects."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hetctl.runtime.handshake import MOST_KEY_BYTES, MOST_NAME_BYTES, handshake, read_handshake
+
+NAMES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=5,
+)
+
+
+@given(name=NAMES, rest=st.binary(max_size=20), at=st.integers(0, 200))
+def test_a_handshake_is_read_from_any_part_of_the_stream(name, rest, at):
+    sent = handshake("key", name)
+    assert read_handshake(sent + rest, "key") == (name, rest)
+    assert read_handshake(sent[: min(at, len(sent) - 1)], "key") is None
+
+
+@given(data=st.binary(max_size=2000))
+def test_bytes_of_strangers_give_nothing_but_value_errors(data):
+    """The key has 256 random bits in real jobs."""
+    try:
+        assert read_handshake(data, "0" * 64) is None
+    except ValueError:
+        return
+    assert b"\n" not in data
+    assert len(data) <= MOST_KEY_BYTES
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"k" * (MOST_KEY_BYTES + 1), "without a key"),
+        (b"kez\n1\n", "wrong key"),
+        (b"key\n" + b"[" * MOST_NAME_BYTES + b"\n", "too many levels"),
+        (b"key\n" + b"1" * (MOST_NAME_BYTES + 1), "a name of more than"),
+        (b"key\nno JSON\n", "Expecting value"),
+        (b"key\n\xff\n", "decode"),
+    ],
+)
+def test_wrong_handshakes_are_refused_with_reasons(data, reason):
+    with pytest.raises(ValueError, match=reason):
+        read_handshake(data, "key")
