@@ -40,8 +40,8 @@ def chosen_interface(patterns: Sequence[str]) -> str:
 
 def interface_of(address: str) -> str:
     """Return the interface with an IPv4 or IPv6 address; an empty string if none has it."""
-    wanted = _plain(address)
-    return next((name for name, own in addresses().items() if wanted in map(_plain, own)), "")
+    wanted = plain_address(address)
+    return next((name for name, own in addresses().items() if wanted in map(plain_address, own)), "")
 
 
 def addresses() -> dict[str, list[str]]:
@@ -99,7 +99,7 @@ def _reachable(address: str) -> bool:
     return not ipaddress.ip_address(address).is_link_local
 
 
-def _plain(address: str) -> str:
+def plain_address(address: str) -> str:
     """Return an address without its zone; for ``::ffff:a.b.c.d`` (dual-stack sockets) the IPv4 address."""
     parsed = ipaddress.ip_address(address.partition("%")[0])
     return str((parsed.version == 6 and parsed.ipv4_mapped) or parsed)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 import os
 import sys
-import threading
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any
 
 # TensorFlow reads it when it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -28,6 +26,7 @@ from hetctl.runtime.frameworks.keras_model import compiled_model
 from hetctl.runtime.frameworks.keras_network import KerasNetwork, horovod, make_variables
 from hetctl.runtime.frameworks.stage_network import NodeMemory
 from hetctl.runtime.frameworks.tensorflow_memory import GPU, memory_gauge, unused_gradients_released
+from hetctl.runtime.horovod_rendezvous import horovod_rendezvous
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import CollectiveGroup, Group
 from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
@@ -44,7 +43,7 @@ class TensorFlow:
     needs = "Horovod"
 
     def __init__(self) -> None:
-        self._rendezvous: Any = None
+        self._rendezvous = ExitStack()
 
     def version(self) -> str:
         """Return TensorFlow's and Keras' versions."""
@@ -110,18 +109,20 @@ class TensorFlow:
                 f"Horovod's ranks meet over IPv4 only, but rank 0 of the group is at {group.host}",
                 "name an interface with an IPv4 address in `network: {control: [..]}` of the site file",
             )
-        port = group.broadcast(self._open_rendezvous(group.size) if group.rank == 0 else None)
-        os.environ.update(_gloo_environment(group, port))
+        found = None
+        if group.rank == 0:
+            # All ranks are as on one host: that matters only for hierarchical operations, which are off.
+            alone = {f"cross_{rank}": 1 for rank in range(group.size)}
+            scopes = {"global": group.size, f"local_{HOST}": group.size, **alone}
+            found = self._rendezvous.enter_context(horovod_rendezvous(scopes, group.host))
+        os.environ.update(group.broadcast(found) | _gloo_environment(group))
         with gloo_over("HOROVOD_GLOO_IFACE", group.interface):
             horovod().init()
 
     def shutdown(self) -> None:
         """Shut down Horovod."""
         horovod().shutdown()
-        if self._rendezvous is not None:
-            # The server checks twice a second whether it has to end; the next member need not wait for that.
-            threading.Thread(target=self._rendezvous.stop, name="rendezvous", daemon=True).start()
-            self._rendezvous = None
+        self._rendezvous.close()
 
     def backend(self) -> str:
         """Return NCCL if Horovod supports it and there is a GPU; without it, data go through host memory."""
@@ -185,30 +186,15 @@ class TensorFlow:
             # It collects garbage itself: a second collection found nothing, and took 3 ms.
             keras.backend.clear_session()
 
-    def _open_rendezvous(self, ranks: int) -> int:
-        """Start the server through which the ranks find each other; return its port."""
-        from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-        from horovod.runner.http.http_server import RendezvousServer
-
-        self._rendezvous = RendezvousServer()
-        port = int(self._rendezvous.start())
-        self._rendezvous.init(get_host_assignments(parse_hosts(f"{HOST}:{ranks}"), ranks))
-        return port
-
 
 FRAMEWORK = TensorFlow()
 
 
-def _gloo_environment(group: CollectiveGroup, port: int) -> dict[str, str]:
-    """Return the variables that Horovod's own launcher would set if all ranks were on one host.
-
-    The number of hosts matters only for hierarchical operations, which are off.
-    """
+def _gloo_environment(group: CollectiveGroup) -> dict[str, str]:
+    """Return the variables that Horovod's own launcher would set if all ranks were on one host."""
     return {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": group.host,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(group.hang_s)),
         "HOROVOD_HOSTNAME": HOST,
         "HOROVOD_RANK": str(group.rank),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections import deque
 from collections.abc import Iterable
 from datetime import timedelta
@@ -29,8 +30,12 @@ def init_group(group: CollectiveGroup) -> None:
     """
     store = None
     if group.rank == 0:
-        # By default it would wait for the other ranks, which do not have the port yet.
-        store = dist.TCPStore(group.host, 0, group.size, is_master=True, wait_for_workers=False)
+        # By default it would listen at all addresses, and wait for ranks, which do not have the port yet.
+        family = socket.AF_INET6 if ":" in group.host else socket.AF_INET
+        listener = socket.create_server((group.host, 0), family=family, backlog=group.size)
+        own = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.fileno()}
+        store = dist.TCPStore(group.host, listener.getsockname()[1], group.size, **own)
+        listener.detach()
     port = group.broadcast(store and store.port)
     store = store or dist.TCPStore(group.host, port, group.size, is_master=False)
     backend = "nccl" if torch.cuda.is_available() else "gloo"

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
-from hetctl.runtime.interfaces import chosen_interface, control_address, interface_of
+from hetctl.runtime.interfaces import chosen_interface, control_address, interface_of, plain_address
 from hetctl.runtime.transport import LOCALHOST, Address, Connection, Listener, connect
 
 PEER_FAILURE_CHECK_S = 1.0
@@ -62,7 +62,8 @@ class CollectiveGroup(Protocol):
     Attributes
     ----------
     host : str
-        Address at which this rank reaches rank 0.
+        Address at which all ranks reach rank 0, and the only one at which it should listen for them: that
+        of one interface, which is the loopback for ranks on one node.
     interface : str
         Network interface for Gloo.
     hang_s : float
@@ -351,19 +352,19 @@ def _lead(
     host = socket.gethostname()
     configured = chosen_interface(interfaces.gloo)
     listener = Listener(rank_info.key, control_address(interfaces.control))
-    address = listener.address
     try:
-        publish_address(address)
+        publish_address(listener.address)
         peers = [listener.wait(timeouts.meeting_s) for _ in range(rank_info.size - 1)]
     finally:
         listener.close()
     connections = [connection for _, connection in sorted(peers, key=lambda peer: int(peer[0]["rank"]))]
     remote = [connection for peer, connection in peers if peer["host"] != host]
+    own = plain_address(remote[0].local_host) if remote else LOCALHOST
     # By itself Gloo takes an address of the host name, which other nodes may be unable to reach.
-    interface = configured or interface_of(remote[0].local_host if remote else LOCALHOST)
+    interface = configured or interface_of(own)
     for connection in connections:
-        connection.send({"host": host, "address": address.host, "interface": interface})
-    return ProcessGroup(0, rank_info.size, connections, LOCALHOST, interface, backend, timeouts.hang_s)
+        connection.send({"host": host, "address": own, "interface": interface})
+    return ProcessGroup(0, rank_info.size, connections, own, interface, backend, timeouts.hang_s)
 
 
 def _follow(
@@ -378,8 +379,7 @@ def _follow(
     connection = connect(master, {"rank": rank_info.rank, "host": host}, timeouts.meeting_s)
     leader = connection.receive(timeouts.meeting_s)
     same_host = leader["host"] == host
-    address = LOCALHOST if same_host else leader["address"]
     interface = configured or (leader["interface"] if same_host else interface_of(connection.local_host))
     return ProcessGroup(
-        rank_info.rank, rank_info.size, [connection], address, interface, backend, timeouts.hang_s
+        rank_info.rank, rank_info.size, [connection], leader["address"], interface, backend, timeouts.hang_s
     )

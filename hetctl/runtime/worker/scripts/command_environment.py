@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetctl.model.command_line import RESUME_VARIABLE
@@ -39,14 +39,14 @@ class Rendezvous:
 
     Parameters
     ----------
-    horovod_port : int or None
-        Port at which rank 0's node serves Horovod's ranks; None: they cannot connect.
+    of_horovod : mapping of str to str
+        Variables with which Horovod's ranks find the server on rank 0's node; empty: they cannot connect.
     """
 
     host: str
     port: int
     interface: str | None
-    horovod_port: int | None = None
+    of_horovod: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -141,13 +141,12 @@ def rank_variables(rank: int, devices: Sequence[RankDevice], rendezvous: Rendezv
         "MASTER_PORT": rendezvous.port,
     }
     of_horovod: dict[str, object] = {f"HOROVOD_{name}": value for name, value in places.items()}
-    if rendezvous.horovod_port is not None:
+    if rendezvous.of_horovod:
         of_horovod |= {
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": rendezvous.host,
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": rendezvous.horovod_port,
             "HOROVOD_HOSTNAME": node,
+            **rendezvous.of_horovod,
             **({"HOROVOD_GLOO_IFACE": rendezvous.interface} if rendezvous.interface else {}),
         }
     interface = {"GLOO_SOCKET_IFNAME": rendezvous.interface} if rendezvous.interface else {}

@@ -17,6 +17,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.rank_memory import oom_kills
+from hetctl.runtime.horovod_rendezvous import horovod_rendezvous
 from hetctl.runtime.transport import LOCALHOST
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_gather
@@ -34,7 +35,6 @@ from hetctl.runtime.worker.scripts.command_environment import (
     visible_devices,
 )
 from hetctl.runtime.worker.scripts.command_process import CLOSED_POLL_S, CommandProcess
-from hetctl.runtime.worker.scripts.horovod_rendezvous import horovod_rendezvous
 from hetctl.storage.disk_errors import DISK_FULL_ERRORS, SERVER_ERRORS
 
 POLL_S = 0.25
@@ -87,12 +87,14 @@ def command_environment(
 def _rendezvous(group: Group, devices: Sequence[RankDevice], keep: ExitStack) -> Rendezvous:
     if not isinstance(group, ProcessGroup):
         return Rendezvous(LOCALHOST, _free_port(), None)
-    port = horovod_port = None
+    found = None
     if group.rank == 0:
-        port, horovod_port = _free_port(), keep.enter_context(horovod_rendezvous(horovod_scopes(devices)))
-    port, horovod_port = group.broadcast([port, horovod_port])
-    # Horovod's ranks connect over IPv4 only.
-    return Rendezvous(group.host, port, group.interface, None if ":" in group.host else horovod_port)
+        # Horovod's ranks connect over IPv4 only.
+        serves = ":" not in group.host
+        scopes = horovod_scopes(devices)
+        found = _free_port(), keep.enter_context(horovod_rendezvous(scopes, group.host)) if serves else {}
+    port, of_horovod = group.broadcast(found)
+    return Rendezvous(group.host, port, group.interface, of_horovod)
 
 
 def _free_port() -> int:

@@ -29,7 +29,8 @@ def test_ranks_have_their_places_on_nodes():
 
 
 def test_ranks_of_horovod_meet_where_they_are_told():
-    rendezvous = Rendezvous("10.0.0.1", 1, "ib0", horovod_port=4243)
+    of_horovod = {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "4243"}
+    rendezvous = Rendezvous("10.0.0.1", 1, "ib0", of_horovod)
     found = rank_variables(2, DEVICES, rendezvous)
     names = ("CONTROLLER", "GLOO_RENDEZVOUS_ADDR", "GLOO_RENDEZVOUS_PORT", "GLOO_IFACE", "HOSTNAME")
     assert [found[f"HOROVOD_{name}"] for name in names] == ["gloo", "10.0.0.1", "4243", "ib0", "n2"]
