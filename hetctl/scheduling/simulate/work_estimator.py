@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from hetctl.model.ensemble import StopRule
@@ -29,6 +29,27 @@ SHARES = (0.1, 0.25, 0.5, 0.75)
 EPOCHS_DRAWN = (10, 40)
 
 
+@dataclass(frozen=True)
+class Course:
+    """Losses of a member in training, and the rule that ends it.
+
+    Parameters
+    ----------
+    loss : callable
+        Function from the number of a finished epoch to the loss after it, without noise.
+    noise : float
+        Standard deviation of the losses that are seen, relative to them.
+    """
+
+    loss: Callable[[float], float]
+    noise: float = NOISE
+    rule: StopRule = RULE
+
+
+CourseOf = Callable[[float, random.Random], Course]
+"""Function that draws the course of a member with these epochs to convergence."""
+
+
 @dataclass
 class SimulatedMember:
     """Simulated training course of a member, and the losses observed so far.
@@ -47,8 +68,8 @@ class SimulatedMember:
 
     samples: float
     epoch: float
-    curve: LossCurve
-    noise: random.Random
+    course: Course
+    draw: random.Random
     losses: list[float] = field(default_factory=list)
     likelihood: Likelihood | None = None
     predicted: float = FIRST_PRIOR.epochs
@@ -68,7 +89,7 @@ class SimulatedMember:
         """Add the losses of newly finished epochs, and fit again if there are any."""
         seen = len(self.losses)
         for epoch in range(seen + 1, epochs + 1):
-            self.losses.append(self.curve.loss(epoch) * (1 + NOISE * self.noise.gauss(0, 1)))
+            self.losses.append(self.course.loss(epoch) * (1 + self.course.noise * self.draw.gauss(0, 1)))
         if epochs > seen:
             self.likelihood, _ = fit_losses(self.losses)
             self.predict(self.predicted_from[1] if self.predicted_from else FIRST_PRIOR)
@@ -77,7 +98,7 @@ class SimulatedMember:
         """Predict the total number of epochs, unless neither losses nor prior changed."""
         done = len(self.losses)
         if self.predicted_from != (done, prior):
-            self.predicted, _ = predict_epochs(self.likelihood, RULE, done, prior)
+            self.predicted, _ = predict_epochs(self.likelihood, self.course.rule, done, prior)
             self.predicted_from = done, prior
             self._note_errors(prior)
 
@@ -87,28 +108,33 @@ class SimulatedMember:
             if share not in self.errors and len(self.losses) >= share * self.epochs:
                 seen = int(share * self.epochs)
                 likelihood, _ = fit_losses(self.losses[:seen])
-                predicted, _ = predict_epochs(likelihood, RULE, seen, prior)
+                predicted, _ = predict_epochs(likelihood, self.course.rule, seen, prior)
                 self.errors[share] = abs(predicted - self.epochs) / self.epochs
 
 
 class WorkEstimator:
     """Function from members to members with estimated work, by their losses (`scenario.WorkEstimate`).
 
-    Each member's losses follow Equation 1 of Capes et al. with parameters drawn for it, such that
-    `RULE` holds when its work is done; each epoch gives one loss with 2 % multiplicative noise. Work
-    left is predicted from the losses of finished epochs, and from the predicted epochs of other members
-    that have losses to fit. A member that is not in a call may have converged, be in training or not
-    have arrived, which is unknown here: its last prediction is kept. A member without known epochs is
-    given 10 to 40.
+    Each member's losses follow a course that is drawn for it, such that its rule holds when its work is
+    done; each epoch gives one loss with multiplicative noise. Work left is predicted from the losses of
+    finished epochs, and from the predicted epochs of other members that have losses to fit. A member that
+    is not in a call may have converged, be in training or not have arrived, which is unknown here: its last
+    prediction is kept. A member without known epochs is given 10 to 40.
 
     Parameters
     ----------
     workloads : sequence of Workload
         The members with their true work, before any training.
+    course_of : callable
+        Family of the courses: by default that of the fit, with the noise that the fit expects, which is
+        easier to predict than the losses of real networks.
     """
 
-    def __init__(self, workloads: Sequence[Workload], seed: int) -> None:
-        self._members = {c.name: simulated_member(c, random.Random(f"{seed}:{c.name}")) for c in workloads}
+    def __init__(self, workloads: Sequence[Workload], seed: int, course_of: CourseOf | None = None) -> None:
+        self._members = {
+            c.name: simulated_member(c, random.Random(f"{seed}:{c.name}"), course_of or equation_1)
+            for c in workloads
+        }
 
     def __call__(self, workloads: Sequence[Workload]) -> list[Workload]:
         """Return the members with their predicted remaining work."""
@@ -142,14 +168,19 @@ class WorkEstimator:
         return replace(workload, samples_left=left)
 
 
-def simulated_member(workload: Workload, draw: random.Random) -> SimulatedMember:
-    """Return a member with a loss curve whose parameters are drawn, and for which `RULE` holds at its end."""
+def simulated_member(workload: Workload, draw: random.Random, course_of: CourseOf) -> SimulatedMember:
+    """Return a member whose course is drawn for its epochs to convergence."""
     epoch = float(workload.samples_per_epoch or workload.samples_left / draw.uniform(*EPOCHS_DRAWN))
-    epochs = max(workload.samples_left / epoch, 1.0)
+    course = course_of(max(workload.samples_left / epoch, 1.0), draw)
+    return SimulatedMember(workload.samples_left, epoch, course, draw)
+
+
+def equation_1(epochs: float, draw: random.Random) -> Course:
+    """Return a course by Equation 1 of Capes et al., whose parameters are drawn."""
     floor, above = draw.uniform(0.3, 1.5), draw.uniform(3.0, 6.0)
     curve = LossCurve(_slope(epochs, 1 / above), 1 / above, floor)
     assert math.isclose(epochs_to_converge(curve, RULE), epochs, rel_tol=1e-6) or epochs < 2
-    return SimulatedMember(workload.samples_left, epoch, curve, draw)
+    return Course(curve.loss)
 
 
 def _slope(epochs: float, start: float) -> float:
