@@ -9,21 +9,44 @@ has them, stand beside the simulated ones.
 from __future__ import annotations
 
 import os
+import random
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from hetpipe_networks import ALL_REDUCE, BATCH, FILES, NETWORKS, PLENTY, cluster, network, random_network
+import numpy as np
+from hetpipe_networks import (
+    ALL_REDUCE,
+    BATCH,
+    CONTEXT_BYTES,
+    FILES,
+    GIB,
+    LINKS,
+    NETWORKS,
+    PLENTY,
+    SERVER_BYTES_PER_S,
+    cluster,
+    network,
+    random_network,
+)
 from tables import Figure, Table
+from typing_extensions import Self
 
+from hetctl.methods.pipeline.gpu_cluster import Group, PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
-from hetctl.methods.pipeline.partition import Partitioner
+from hetctl.methods.pipeline.partition import Cut, Partitioner
+from hetctl.methods.pipeline.pipeline_flow import FlowInput, run_waves
 from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, PipelinePlan, Waves, plan
-from hetctl.methods.pipeline.simulate import PipelineRun, simulate_plan
+from hetctl.methods.pipeline.simulate import PipelineRun, pipelines_of, simulate_plan
 from hetctl.methods.pipeline.stage_costs import StageCosts, bytes_alone
-from hetctl.methods.pipeline.stages import virtual_worker
+from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
+from hetctl.methods.pipeline.wsp import Bounds
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import LOCAL, ROUND_ROBIN
 
@@ -45,6 +68,13 @@ PAPER_4: dict[str, tuple[str, ...]] = {
     "VGG-19": ("339 (16)", "< 339", "< 339", "< 339", "606 (20)", "", ""),
     "ResNet-152": ("415 (12)", "< 415", "about 415", "about 415", "580 (28)", "", ""),
 }
+PAPER_ED = {
+    "VGG-19": ("530", "572", "606", "103", "< 339", "< 339"),
+    "ResNet-152": ("516", "538", "580", "298", "about 415", "about 415"),
+}
+"""What section 8.3 says of ED with local servers on each of `SETS` but the first, and of ED and HD."""
+FITTED = {("VGG-19", 1), ("VGG-19", 4), ("ResNet-152", 1)}
+"""Networks and numbers of nodes whose throughput in Table 4 is an input, besides all of Horovod."""
 PAPER_TABLE_4: dict[tuple[str, str], tuple[str, ...]] = {
     ("VGG-19", "Horovod"): ("164", "205", "265", "339"),
     ("VGG-19", "ed, local"): ("300 (5)", "530 (16)", "572 (20)", "606 (20)"),
@@ -60,6 +90,82 @@ PAPER_6: dict[tuple[str, int, int], tuple[str, ...]] = {
 }
 """Time to an accuracy over Horovod's, waiting over that with D = 0, and idle time over waiting: by network,
 nodes and D. The paper gives the last two without naming the network."""
+
+ORDER = "VRGQ"
+"""Of the GPUs in a virtual worker, as the paper's Table 3 names them."""
+VARIED_WAVES = 96
+
+
+@dataclass(frozen=True)
+class Assumed:
+    """What the paper does not tell, or not by number."""
+
+    inter_bytes_per_s: float = 1 / LINKS.inter_s_per_byte
+    context_gib: float = CONTEXT_BYTES / GIB
+    server_bytes_per_s: float = SERVER_BYTES_PER_S
+    in_order: bool = False
+
+    def on(self, nodes: Sequence[str]) -> PipelineCluster:
+        """Return the cluster with these nodes."""
+        gpus = cluster(nodes)
+        return replace(
+            gpus,
+            links=replace(LINKS, inter_s_per_byte=1 / self.inter_bytes_per_s),
+            context_bytes=dict.fromkeys(gpus.memory_bytes, round(self.context_gib * GIB)),
+            server_bytes_per_s=self.server_bytes_per_s,
+        )
+
+
+ASSUMED = {
+    "as in Table 4": Assumed(),
+    "links between nodes of 2 GB/s": Assumed(inter_bytes_per_s=2e9),
+    "links of 1.5 GB/s": Assumed(inter_bytes_per_s=1.5e9),
+    "links of 1 GB/s": Assumed(inter_bytes_per_s=1e9),
+    "servers that add 2.5 GB/s": Assumed(server_bytes_per_s=2.5e9),
+    "2 GiB for TensorFlow": Assumed(context_gib=2.0),
+    "GPUs in the paper's order": Assumed(in_order=True),
+    "that order, 1 GiB for TensorFlow": Assumed(in_order=True, context_gib=1.0),
+}
+
+
+class Varies(NamedTuple):
+    """How the passes of virtual workers vary: noise of each, and the last virtual worker's mean time."""
+
+    noise: float = 0.0
+    slower: float = 1.0
+
+
+VARIATIONS = {
+    "equal": Varies(),
+    "noise of 0.1": Varies(noise=0.1),
+    "noise of 0.3": Varies(noise=0.3),
+    "one slower by 5 %": Varies(slower=1.05),
+    "one slower by 10 %": Varies(slower=1.1),
+    "one slower by 20 %": Varies(slower=1.2),
+    "one slower by 30 %": Varies(slower=1.3),
+}
+
+
+class Varying(tuple[float, float]):
+    """Seconds of the passes of a stage, drawn anew whenever they are read."""
+
+    def __new__(cls, seconds: tuple[float, float], worker: int, varies: Varies, draw: random.Random) -> Self:
+        """Keep the times of the passes of a virtual worker's stage."""
+        self = super().__new__(cls, seconds)
+        self.mean = varies.slower if worker == len(NODES) - 1 else 1.0
+        self.noise, self.draw = varies.noise, draw
+        return self
+
+    def _factor(self) -> float:
+        return self.mean * self.draw.lognormvariate(0.0, self.noise)
+
+    def __getitem__(self, at: Any) -> Any:
+        return super().__getitem__(at) * self._factor()
+
+    def __iter__(self) -> Iterator[float]:
+        factor = self._factor()
+        return iter([seconds * factor for seconds in super().__iter__()])
+
 
 DERIVED = "PipeDream's profiles of VGG-16 and ResNet-50, made deeper; speeds fitted to the paper's Table 4."
 IN_BRACKETS = (
@@ -112,25 +218,32 @@ def figure_4(_quick: bool = False) -> Table:
     for name in _networks():
         equal = [_replayed(name, NODES, *column) for column in columns]
         best = [_best(name, NODES, placement) for placement in (ROUND_ROBIN, LOCAL)]
+        equal[-1] += "*" * ((name, len(NODES)) in FITTED)
         rows += [(name, _data_parallel(name, NODES), *equal, *best), ("paper", *PAPER_4[name])]
-    header = ("network", "data-parallel", "np", "ed", "hd", "ed, local", "best", "best, local")
-    return _table("HetPipe, Figure 4: images/s of four nodes, by policy", header, rows, IN_BRACKETS)
+    header = ("network", "data-parallel*", "np", "ed", "hd", "ed, local", "best", "best, local")
+    return _table(
+        "HetPipe, Figure 4: images/s of four nodes, by policy", header, rows, f"{IN_BRACKETS} *: inputs."
+    )
 
 
 def table_4(_quick: bool = False) -> Table:
     """Return the throughput as nodes with slower GPUs are added; one node alone is one virtual worker."""
     rows = []
     for name in _networks():
-        equal = [_replayed(name, nodes, "ed" if nodes[1:] else "np", LOCAL) for nodes in SETS]
+        equal = [
+            _replayed(name, nodes, "ed" if nodes[1:] else "np", LOCAL) + "*" * ((name, len(nodes)) in FITTED)
+            for nodes in SETS
+        ]
         rows += [
-            (name, "data-parallel", *(_data_parallel_on_all(name, nodes) for nodes in SETS)),
+            (name, "data-parallel*", *(_data_parallel_on_all(name, nodes) for nodes in SETS)),
             ("", "paper: Horovod", *PAPER_TABLE_4[name, "Horovod"]),
             ("", "ed, local", *equal),
             ("", "paper: ed, local", *PAPER_TABLE_4[name, "ed, local"]),
             ("", "best, local", *(_best(name, nodes, LOCAL) for nodes in SETS)),
         ]
     title = "HetPipe, Table 4: images/s as whimpy GPUs are added"
-    return _table(title, ("network", "method", "4 V", "+ 4 R", "+ 4 Q", "+ 4 G"), rows, IN_BRACKETS)
+    note = f"{IN_BRACKETS} *: inputs, since speeds and links were fitted to the paper's numbers below them."
+    return _table(title, ("network", "method", "4 V", "+ 4 R", "+ 4 Q", "+ 4 G"), rows, note)
 
 
 def figures_5_and_6(_quick: bool = False) -> Table:
@@ -146,6 +259,104 @@ def figures_5_and_6(_quick: bool = False) -> Table:
     named = ("time over data-parallel's", "waiting over D = 0", "idle of waiting")
     header = ("network, ed with local servers", "D", *named, *(f"paper: {what}" for what in named))
     return _table("HetPipe, Figures 5 and 6: waiting by clock distance", header, rows, "Times of an epoch.")
+
+
+def causes(quick: bool = False) -> Table:
+    """Return Table 4 and Figure 4 under other assumptions about what the paper does not tell."""
+    rows = []
+    for name in _networks():
+        rows.append((name, "paper", *PAPER_ED[name]))
+        for label, assumed in list(ASSUMED.items())[: 2 if quick else None]:
+            rows.append(("", label, *_under(name, assumed)))
+    header = ("network", "assumed", "+ 4 R", "+ 4 Q", "+ 4 G", "MB", "ed", "hd")
+    note = (
+        "Images/s with `ed, local` on 8, 12 and 16 GPUs, and with `ed` and `hd` on 16. MB: data between "
+        "nodes for a minibatch on 16 GPUs. The order of GPUs in a virtual worker is that of the paper's "
+        "Table 3, where otherwise the best one is taken."
+    )
+    return _table("HetPipe: images/s under other assumptions", header, rows, note)
+
+
+def _under(name: str, assumed: Assumed) -> Iterator[str]:
+    for nodes in SETS[1:]:
+        gpus, waves = assumed.on(nodes), Waves(0, LOCAL)
+        planned = _planned(name, nodes, "ed", waves, gpus, in_order=assumed.in_order)
+        run = simulate_plan(planned, _networks()[name], gpus, waves, COUNT)
+        yield f"{BATCH * run.throughput:.0f}"
+    yield f"{_crossing_bytes(planned, _networks()[name]) / 1e6:.0f}"
+    for policy in ("ed", "hd"):
+        gpus, waves = assumed.on(NODES), Waves(0, ROUND_ROBIN)
+        planned = _planned(name, NODES, policy, waves, gpus, in_order=assumed.in_order)
+        yield f"{BATCH * simulate_plan(planned, _networks()[name], gpus, waves, COUNT).throughput:.0f}"
+
+
+def _crossing_bytes(planned: PipelinePlan, profile: LayerProfile) -> int:
+    """Return the bytes that a minibatch of the first virtual worker sends between nodes, both ways."""
+    neighbours = pairwise(planned.virtual_workers[0].stages)
+    return sum(2 * profile.layers[a.last].activation_bytes for a, b in neighbours if a.node != b.node)
+
+
+def in_order(profile: LayerProfile, gpus: PipelineCluster, group: Group, in_flight: int) -> VirtualWorker:
+    """Return the best partition over GPUs in this order, each with a stage; by dynamic programming.
+
+    Raises
+    ------
+    InfeasibleError
+        If there is none that fits into memory.
+    """
+    costs, count = StageCosts(profile, gpus, recompute=False), len(profile.layers)
+    receive = [np.zeros(count + 1), *(costs.receive_s[int(a[0] == b[0])] for a, b in pairwise(group))]
+    least, begins = np.where(np.arange(count + 1) == 0, 0.0, np.inf), []
+    for at, gpu in enumerate(group):
+        after = receive[at + 1] if at + 1 < len(group) else receive[0]
+        seconds = costs.compute_s(gpus.type_of(gpu), len(group) - 1 - at, in_flight)
+        slowest = np.maximum(least[:-1, None], seconds + receive[at][:-1, None] + after[None, 1:])
+        begins.append(slowest.argmin(axis=0))
+        least = np.append(np.inf, slowest.min(axis=0))
+    if np.isinf(least[-1]):
+        raise InfeasibleError("no partition in this order fits")
+    cuts, last = [], count - 1
+    for gpu, begin in zip(reversed(group), reversed(begins), strict=True):
+        cuts.append(Cut(int(begin[last]), last, gpu))
+        last = cuts[-1].first - 1
+    return virtual_worker(profile, gpus, costs, cuts[::-1], in_flight)
+
+
+def variation(quick: bool = False) -> Table:
+    """Return what waiting D = 4 leaves if virtual workers vary, by how they do."""
+    kinds = list(VARIATIONS.items())[: 2 if quick else None] if _networks() else []
+    rows = [_varied_row(*kind) for kind in kinds]
+    rows = [("paper", "", "", "0.62"), *rows] if _networks() else []
+    header = ("virtual workers", "images/s, D = 0", "images/s, D = 4", "waiting over D = 0")
+    note = (
+        f"VGG-19 on 16 GPUs with `ed, local`, {VARIED_WAVES} waves. Noise is lognormal, drawn for each pass."
+    )
+    return _table("HetPipe: waiting with D = 4 if virtual workers vary", header, rows, note)
+
+
+def _varied_row(label: str, varies: Varies) -> tuple[str, ...]:
+    rates, waits = zip(*(_varied(varies, distance) for distance in (0, 4)), strict=True)
+    return (label, *(f"{BATCH * rate:.0f}" for rate in rates), f"{waits[1] / waits[0]:.2f}")
+
+
+def _varied(varies: Varies, distance: int) -> tuple[float, float]:
+    """Return minibatches/s, and the mean share of the time for which a virtual worker waits."""
+    waves, gpus, profile = Waves(distance, LOCAL), cluster(NODES), _networks()["VGG-19"]
+    planned = _planned("VGG-19", NODES, "ed", waves)
+    draw, pipelines = random.Random(0), pipelines_of(planned, profile, gpus, LOCAL)
+    inputs = [
+        FlowInput(
+            tuple(Varying((s.forward_s, s.backward_s), number, varies, draw) for s in one.stages),
+            [stage.most_held for stage in one.stages],
+            one.traffic,
+        )
+        for number, one in enumerate(pipelines)
+    ]
+    flows = run_waves(inputs, Bounds(planned.in_flight, distance), VARIED_WAVES)
+    count = VARIED_WAVES * planned.in_flight
+    end_s = max(flow.completed_s[count - 1] for flow in flows)
+    waited_s = [sum(end - begin for begin, end in flow.waits_s if end <= end_s) for flow in flows]
+    return len(flows) * count / end_s, statistics.fmean(waited_s) / end_s
 
 
 def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], note: str) -> Table:
@@ -180,17 +391,35 @@ def _replayed(name: str, nodes: Sequence[str], policy: str, placement: str) -> s
     return _shown(planned, simulate_plan(planned, _networks()[name], cluster(nodes), waves, COUNT))
 
 
-def _planned(name: str, nodes: Sequence[str], policy: str, waves: Waves) -> PipelinePlan:
+def _planned(
+    name: str,
+    nodes: Sequence[str],
+    policy: str,
+    waves: Waves,
+    gpus: PipelineCluster | None = None,
+    *,
+    in_order: bool = False,
+) -> PipelinePlan:
     """Return a plan with the paper's number of minibatches in flight, or with as many as fit."""
+    gpus = gpus or cluster(nodes)
     for number in range(IN_FLIGHT[name][len(nodes) - 1], 0, -1):
         with suppress(InfeasibleError):
-            return plan(
-                _networks()[name],
-                cluster(nodes),
-                policy,
-                PipelineOptions(number, waves=waves, recompute=False),
-            )
+            options = PipelineOptions(number, waves=waves, recompute=False)
+            planned = plan(_networks()[name], gpus, policy, options)
+            return _reordered(planned, _networks()[name], gpus) if in_order else planned
     raise InfeasibleError(f"{name} does not fit {nodes}")
+
+
+def _reordered(planned: PipelinePlan, profile: LayerProfile, gpus: PipelineCluster) -> PipelinePlan:
+    """Return the same virtual workers with their GPUs in the order of `ORDER`."""
+    workers = []
+    for worker in planned.virtual_workers:
+        group = sorted(
+            ((stage.node, stage.gpu) for stage in worker.stages), key=lambda g: ORDER.index(gpus.type_of(g))
+        )
+        workers.append(in_order(profile, gpus, tuple(group), worker.in_flight))
+    slowest_s = max(worker.bottleneck_s for worker in workers)
+    return replace(planned, virtual_workers=tuple(workers), bottleneck_s=slowest_s)
 
 
 def _best(name: str, nodes: Sequence[str], placement: str) -> str:
@@ -248,7 +477,7 @@ def main() -> int:
     """Print all tables."""
     if len(sys.argv) > 1:
         os.environ["HETCTL_DATA"] = sys.argv[1]
-    for section in (table, figure_3, figure_4, table_4, figures_5_and_6):
+    for section in (table, figure_3, figure_4, table_4, figures_5_and_6, causes, variation):
         print(f"{section()}\n", flush=True)
     return 0
 

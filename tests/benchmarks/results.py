@@ -49,8 +49,8 @@ def main() -> None:
     names = wishes.sections or [*bench.SECTIONS] * (not wishes.text)
     if unknown := set(names) - set(bench.SECTIONS):
         parser.error(f"unknown section {', '.join(sorted(unknown))}")
-    tables = tables_of(PAGE.read_text(encoding="utf-8"))
-    tables |= {name: str(table) for name, table in zip(names, bench.measured(names), strict=True)}
+    found = {name: str(table) for name, table in zip(names, bench.measured(names), strict=True)}
+    tables = tables_of(PAGE.read_text(encoding="utf-8")) | found
     page = filled(TEXT.read_text(encoding="utf-8"), tables)
     with matplotlib.rc_context({"svg.hashsalt": "results", "svg.fonttype": "none"}):
         for name in PICTURES.keys() & set(names):
@@ -64,13 +64,13 @@ def tables_of(page: str) -> dict[str, str]:
 
 
 def filled(text: str, tables: Mapping[str, str]) -> str:
-    """Set the tables into the text, each behind its section's name."""
+    """Set the tables into the text, each behind its section's name; sections without one are left out."""
     parts = {
-        place: "\n\n".join(f"<!-- {name} -->\n\n{tables[name]}" for name in names)
+        place: "\n\n".join(f"<!-- {name} -->\n\n{tables[name]}" for name in names if name in tables)
         for place, names in PLACES.items()
     }
     return Template(text).substitute(
-        parts, seeds=len(replay.SEEDS), seed=replay.SEEDS[0], checkpoint=f"{replay.CHECKPOINT_S:g}"
+        parts, seeds=len(replay.SEEDS), seed=replay.SEEDS[0], checkpoint=f"{fleet.RESTART_S:g}"
     )
 
 
