@@ -24,6 +24,7 @@ from hetctl.cli.options import (
 )
 from hetctl.cli.output import print_json
 from hetctl.cli.parameter_types import FiniteRange
+from hetctl.model.run_states import UNDER_WAY
 
 if TYPE_CHECKING:
     from hetctl.app.project import Project
@@ -192,4 +193,5 @@ def _print_outcome(project: Project, outcome: RunTransition, *, wait: bool, as_j
         follow(project, outcome.run, as_json=as_json, advancing=True, changed=outcome.changed)
     else:
         click.echo(f"run {outcome.run}: {outcome.reason}")
-        click.echo("follow it with: hetctl status --watch")
+        if outcome.state in UNDER_WAY:
+            click.echo("follow it with: hetctl status --watch")

@@ -27,23 +27,30 @@ class Usage:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of the resources of a run; None means no limit."""
+    """Limits of the resources of a run from the time on at which they were granted; None means no limit.
+
+    Parameters
+    ----------
+    since : Usage
+        Resources that the run had used by then.
+    """
 
     max_jobs: int | None = None
     max_rounds: int | None = None
     gpu_hours: float | None = None
+    since: Usage = Usage(0, 0.0)
 
     def exceeded(self, usage: Usage) -> str | None:
         """Return the limit that forbids another round, or None."""
-        if self.max_rounds is not None and usage.rounds >= self.max_rounds:
+        if self.max_rounds is not None and usage.rounds - self.since.rounds >= self.max_rounds:
             return f"--max-rounds {self.max_rounds} is reached"
-        hours = usage.gpu_seconds / 3600
+        hours = (usage.gpu_seconds - self.since.gpu_seconds) / 3600
         if self.gpu_hours is not None and hours >= self.gpu_hours:
             return f"--gpu-hours {self.gpu_hours:g} is used up ({hours:.2f})"
         return None
 
     def exceeded_by_jobs(self, jobs: int) -> str | None:
-        """Return the limit on jobs if it forbids another one, or None."""
+        """Return the limit on jobs if it forbids another one after those since it was granted, or None."""
         if self.max_jobs is not None and jobs >= self.max_jobs:
             return f"--max-jobs {self.max_jobs} is reached"
         return None
@@ -86,7 +93,7 @@ class RunSpec:
         empty: it has none, and jobs import from that folder.
     given : mapping
         Values that the user gave for `site` (a name, or an absolute path), `account`, `launch`, `queue`
-        and `planner`; they take precedence when the site file changes.
+        and `planner`, which take precedence when the site file changes, and for `modules`.
     earlier_jobs : int
         Number of jobs before `hetctl submit` last continued the run, of which none is a reason to stall it.
     """

@@ -208,7 +208,13 @@ class BalanceHistory:
 
 @dataclass(frozen=True)
 class TaskSpan:
-    """Member on the GPUs of one node, in seconds from the run's start; `end_s` is None while it runs."""
+    """Member on the GPUs of one node, in seconds from the run's start; `end_s` is None while it runs.
+
+    Parameters
+    ----------
+    exit_code : int or None
+        Exit code; None while it runs, and of one that ended with a driver that was killed.
+    """
 
     member: str
     round: int
@@ -217,6 +223,11 @@ class TaskSpan:
     start_s: float
     end_s: float | None
     exit_code: int | None
+
+    @property
+    def failed(self) -> bool:
+        """True if it has ended, and not by itself."""
+        return self.end_s is not None and self.exit_code != 0
 
 
 @dataclass(frozen=True)
@@ -227,7 +238,7 @@ class RoundSpan:
     ----------
     ended_by : str or None
         ``converged``, ``alpha`` (too few active GPUs), ``resize`` or ``preempted`` (the planner took the
-        last member's GPUs), ``deadline``, ``failed``, ``signal`` or a budget.
+        last member's GPUs), ``deadline``, ``failed``, ``signal``, ``driver-lost`` or a budget.
     """
 
     index: int

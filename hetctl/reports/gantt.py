@@ -173,7 +173,7 @@ def _draw_tasks(
     for task in spans.tasks:
         tip = _describe(task, layout, spans.device, wording) if detailed else task.member
         colour = colours.get(task.member, GREY)
-        look = Look(tip, colour, task.exit_code not in (None, 0), task.end_s is None)
+        look = Look(tip, colour, task.failed, task.end_s is None)
         boxes = list(_boxes(task, layout))
         shapes.setdefault(look, []).extend(boxes)
         for box in boxes:
@@ -195,8 +195,11 @@ def _draw_tasks(
 def _describe(task: TaskSpan, layout: ChartLayout, device: str, wording: Wording) -> str:
     length = format_seconds(end_of(task, layout.now_s) - task.start_s)
     devices = f"{device_word(device, len(task.gpus))} {', '.join(map(str, task.gpus))}"
-    ends = {None: "running", 0: "done"}
-    outcome = ends.get(task.exit_code, wording.failed.format(code=task.exit_code))
+    outcome = "running" if task.end_s is None else "done"
+    if task.failed:
+        outcome = (
+            "lost with its driver" if task.exit_code is None else wording.failed.format(code=task.exit_code)
+        )
     return wording.task.format(task=task, devices=devices, length=length, outcome=outcome)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -21,6 +22,8 @@ MOST_ENTRIES = 1_000
 MOST_BYTES = 20 * 2**20
 PACKAGE = "__init__.py"
 CACHE = "__pycache__"
+DYNAMIC = frozenset({"importlib", "runpy"})
+"""Modules by which others are imported whose names no import statement has."""
 
 
 class _Entry(NamedTuple):
@@ -47,6 +50,36 @@ def modules_of(ensemble: Ensemble) -> dict[str, str]:
             found[entry.path.as_posix()] = _digest(data)
     if size > MOST_BYTES:
         raise _too_much(folder, f"more than {MOST_BYTES // 2**20} MiB of Python files")
+    return found
+
+
+def imported_modules(ensemble: Ensemble, among: Iterable[str]) -> set[str]:
+    """Return those of some modules that an ensemble's functions import, directly or through others of them.
+
+    Only what stands in import statements is seen. A module that imports others by name (`importlib`), or that
+    cannot be read, may import any.
+
+    Parameters
+    ----------
+    among : iterable of str
+        Paths in the ensemble's folder, as returned by `modules_of`; some may be missing there.
+    """
+    known = set(among)
+    found: set[str] = set()
+    waiting = [path for module in _named_modules(ensemble) for path in _files_of(module.parts)]
+    while waiting:
+        path = waiting.pop()
+        if path not in known or path in found:
+            continue
+        found.add(path)
+        try:
+            tree = ast.parse(_read(Path(ensemble.folder) / path))
+        except (BadInputError, SyntaxError, ValueError):
+            return known
+        names = list(_imports_of(tree, Path(path)))
+        if DYNAMIC.intersection(name[0] for name in names if name):
+            return known
+        waiting += [file for name in names for file in _files_of(name)]
     return found
 
 
@@ -109,15 +142,41 @@ def _entries(ensemble: Ensemble) -> Iterator[_Entry]:
     """Yield what is in an ensemble's folder and its packages, hidden entries excluded."""
     if ensemble.framework == COMMAND:
         return
-    functions = [code.functions for code in (ensemble.code, *ensemble.codes)]
-    names = [name for f in functions for name in (f.input_fn, f.model_fn, f.train_fn, f.evaluate_fn)]
-    modules = {Path(*name.split(":")[0].split(".")) for name in names if name}
-    packages = frozenset(parent for module in modules for parent in module.parents)
+    packages = frozenset(parent for module in _named_modules(ensemble) for parent in module.parents)
     folder = Path(ensemble.folder)
     for count, entry in enumerate(_within(folder, Path(), packages), start=1):
         if count > MOST_ENTRIES:
             raise _too_much(folder, f"more than {MOST_ENTRIES:,} files and folders")
         yield entry
+
+
+def _named_modules(ensemble: Ensemble) -> set[Path]:
+    """Return the modules with an ensemble's functions, as paths without a suffix."""
+    functions = [code.functions for code in (ensemble.code, *ensemble.codes)]
+    names = [name for f in functions for name in (f.input_fn, f.model_fn, f.train_fn, f.evaluate_fn)]
+    return {Path(*name.split(":")[0].split(".")) for name in names if name}
+
+
+def _imports_of(tree: ast.AST, path: Path) -> Iterator[tuple[str, ...]]:
+    """Yield the parts of each name that a module imports, which may be a module or something in one."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (tuple(alias.name.split(".")) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            # One dot is the package of the module itself.
+            base = path.parts[: -node.level] if node.level else ()
+            module = (*base, *(node.module.split(".") if node.module else ()))
+            yield module
+            yield from ((*module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.Name) and node.id == "__import__":
+            yield ("importlib",)
+
+
+def _files_of(name: tuple[str, ...]) -> Iterator[str]:
+    """Yield the paths of a module and of its packages, each as a file and as a package."""
+    for length in range(1, len(name) + 1):
+        path = "/".join(name[:length])
+        yield from (f"{path}.py", f"{path}/{PACKAGE}")
 
 
 def _within(folder: Path, inside: Path, packages: frozenset[Path]) -> Iterator[_Entry]:

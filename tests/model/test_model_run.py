@@ -28,6 +28,13 @@ def test_a_budget_ends_at_its_gpu_hours(hours, over):
     assert reason == (f"--gpu-hours 1.5 is used up ({hours:.2f})" if over else None)
 
 
+def test_a_budget_counts_from_the_time_of_its_grant():
+    budget = Budget(max_rounds=2, gpu_hours=1.0, since=Usage(5, 7200.0))
+    assert budget.exceeded(Usage(6, 9000.0)) is None
+    assert budget.exceeded(Usage(7, 9000.0)) == "--max-rounds 2 is reached"
+    assert budget.exceeded(Usage(6, 10800.0)) == "--gpu-hours 1 is used up (1.00)"
+
+
 @given(st.integers(1, 50), st.integers(0, 100))
 def test_so_many_jobs_are_submitted_and_no_more(most, jobs):
     reason = Budget(max_jobs=most).exceeded_by_jobs(jobs)

@@ -11,7 +11,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.run import RunSpec
 from hetctl.model.site import Queue, Site
 from hetctl.storage import kept_modules
-from hetctl.storage.kept_modules import keep_modules, modules_of, with_kept_modules
+from hetctl.storage.kept_modules import imported_modules, keep_modules, modules_of, with_kept_modules
 from hetctl.storage.paths import RunFolder
 
 SITE = Site("l", "local", "local", 1, 2, 2, 2**30, (Queue("local"),))
@@ -97,3 +97,23 @@ def test_a_folder_with_too_much_is_refused(project, monkeypatch, limit, most):
         spec_of(project)
     assert "a run keeps a copy of the modules there" in caught.value.message
     assert "into a folder of their own" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "imported"),
+    [
+        ("import pack.names", {"pack/names.py"}),
+        ("def f():\n    from pack import names", {"pack/names.py"}),
+        ("from .. import other", {"pack/other.py"}),
+        ("from ..other import thing", {"pack/other.py"}),
+        ("import numpy", set()),
+        ("import importlib", {"pack/names.py", "pack/other.py", "notes.py"}),
+        ("no python", {"pack/names.py", "pack/other.py", "notes.py"}),
+    ],
+)
+def test_imported_modules_are_those_of_import_statements(project, text, imported):
+    for name in ("pack/names.py", "pack/other.py", "notes.py"):
+        (project / name).write_text("")
+    (project / "pack/sub/train.py").write_text(f"import nets\n{text}")
+    ensemble = spec_of(project).ensemble
+    assert imported_modules(ensemble, modules_of(ensemble)) == {*MODULES, *imported}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -206,9 +206,9 @@ def refuse_what_is_kept(found: Iterable[Difference], run: str) -> None:
     )
 
 
-def refuse_edited_modules(found: Iterable[Difference], run: str) -> None:
-    """Raise BadInputError if modules were edited: the user has to choose the ones to go on with."""
-    names = [one.what for one in found if one.rule is MODULES]
+def refuse_edited_modules(found: Iterable[Difference], run: str, imported: Set[str]) -> None:
+    """Raise BadInputError if imported modules were edited: the user has to choose the ones to go on with."""
+    names = [one.what for one in found if one.rule is MODULES and one.what in imported]
     if names:
         raise BadInputError(
             f"modules were edited since run {run} was submitted, which trains with a copy: {_named(names)}",

@@ -20,7 +20,7 @@ from hetctl.app.run.changes import (
     refuse_edited_modules,
     refuse_what_is_kept,
 )
-from hetctl.app.run.next_state import search_goes_on
+from hetctl.app.run.next_state import search_goes_on, used_until_now
 from hetctl.app.run.replay import replay_now
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
@@ -28,7 +28,7 @@ from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, Plan
 from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
-from hetctl.storage.kept_modules import modules_of
+from hetctl.storage.kept_modules import imported_modules, modules_of
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in, progress_in, progress_of
 
@@ -104,6 +104,8 @@ def continued(
         If no queue accepts the size of the jobs, or no progress is possible in them.
     """
     site = _site_now(project, spec, requested)
+    # Kept modules stay so; of edited ones each further edit is asked about.
+    modules = requested.modules or (KEPT if spec.given.get("modules") == KEPT else None)
     now = replace(
         spec,
         ensemble=_ensemble_now(spec.ensemble, ensemble),
@@ -115,14 +117,17 @@ def continued(
         replay=replay_now(spec.replay, requested.replay),
         retries=spec.retries if requested.retries is None else requested.retries,
         chain=spec.chain if requested.chain is None else requested.chain,
-        budget=requested.budget,
-        modules=spec.modules if requested.modules == KEPT else modules_of(ensemble),
-        given={**spec.given, **requested.given},
+        budget=replace(requested.budget, since=used_until_now(events_in(project.home.run(spec.run)), ())),
+        modules=spec.modules if modules == KEPT else modules_of(ensemble),
+        given={**spec.given, **requested.given, **({"modules": modules} if modules else {})},
     )
     # Before the size: a refused edit must not be hidden by an error about queues.
     refuse_what_is_kept(differences(spec, now), spec.run)
-    if requested.modules is None:
-        refuse_edited_modules(differences(spec, now), spec.run)
+    if modules is None:
+        imported = imported_modules(now.ensemble, {*spec.modules, *now.modules})
+        refuse_edited_modules(differences(spec, now), spec.run, imported)
+        # Others, such as notes beside them, are no reason for another copy.
+        now = replace(now, modules=spec.modules)
     if HOPPER in spec.phases:
         refuse_without_hops(now.ensemble, site, now.sharing, (NONE, CACHED))
     size = job_size(

@@ -22,7 +22,7 @@ from hetctl.app.run.collect import (
 from hetctl.app.run.continue_run import RequestedOptions, continued, is_done
 from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.replay import keep_replay
-from hetctl.app.run.select_run import record_of, unfinished
+from hetctl.app.run.select_run import record_of, require_folder, unfinished
 from hetctl.app.run.spec import PlannedRun, SubmitRequest, planned_run
 from hetctl.app.run.submission import Submission, adopt, in_submission, next_job_of, rendered, submit_last
 from hetctl.catalog.catalog import Catalog, RunRecord
@@ -179,6 +179,7 @@ def _continue(
     project: Project, catalog: Catalog, record: RunRecord, ensemble: Ensemble, requested: RequestedOptions
 ) -> RunTransition:
     run, folder = record.spec.run, project.home.run(record.spec.run)
+    require_folder(project, record, catalog.jobs(run))
     if record.state in ENDED:
         return RunTransition(run, record.state, record.reason)
     if is_done(folder, record.spec):
@@ -277,6 +278,7 @@ def _advance(
     spec = record.spec
     if submitted := _finish_other_submission(project, catalog, record, after_job):
         return submitted
+    require_folder(project, record, catalog.jobs(spec.run))
     folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
     jobs = refresh_jobs(catalog, batch, folder, after_job)
     collect(catalog, folder)

@@ -9,7 +9,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import Event
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.job import GAVE_WAY, Job, JobState
-from hetctl.model.run import RunSpec
+from hetctl.model.run import RunSpec, Usage
 from hetctl.model.run_states import RunReason
 from hetctl.model.searches import SEARCH_ENDED
 from hetctl.model.training_progress import Progress
@@ -35,11 +35,23 @@ def reason_to_end(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job]) -> tupl
     goes_on = search_goes_on(spec.ensemble, events)
     if not goes_on and not any(member.active for member in progress.values()):
         return _outcome(progress, events)
-    budget = spec.budget
-    if limit := budget.exceeded_by_jobs(len(jobs)) or budget.exceeded(usage_of(events, time.time())):
+    budget, used = spec.budget, used_until_now(events, jobs)
+    if limit := budget.exceeded_by_jobs(len(jobs) - spec.earlier_jobs) or budget.exceeded(used):
         return RunReason.BUDGET, limit
     trouble = _trouble(folder, [job for job in jobs if job.number >= spec.earlier_jobs], events)
     return (RunReason.NO_PROGRESS, trouble) if trouble else None
+
+
+def used_until_now(events: Sequence[Event], jobs: Iterable[Job]) -> Usage:
+    """Return the resources used by a run; tasks whose driver was killed have ended with its last events.
+
+    Parameters
+    ----------
+    events : sequence of Event
+        All events of the run, in order of time.
+    """
+    goes_on = not events or any(not job.state.over for job in jobs)
+    return usage_of(events, time.time() if goes_on else events[-1].time)
 
 
 def _outcome(progress: Mapping[str, Progress], events: Iterable[Event]) -> tuple[RunReason, str]:

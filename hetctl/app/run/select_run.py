@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.model.errors import BadInputError
-from hetctl.model.run_states import ENDED
+from hetctl.model.job import Job, JobState
+from hetctl.model.run_states import ENDED, UNDER_WAY
 
 
 def record_of(catalog: Catalog, run: str | None) -> RunRecord:
@@ -25,6 +28,24 @@ def record_of(catalog: Catalog, run: str | None) -> RunRecord:
     if record is None:
         raise BadInputError("there is no run in the catalog", "start one with `hetctl submit`")
     return record
+
+
+def require_folder(project: Project, record: RunRecord, jobs: Sequence[Job]) -> None:
+    """Raise BadInputError if the folder of a run was removed: nothing is known of its members without it."""
+    spec, folder = record.spec, project.home.run(record.spec.run)
+    # The folder is filled after the run is entered into the catalog, before its first job is submitted.
+    if folder.spec.exists() or [job.state for job in jobs] == [JobState.SUBMITTING]:
+        return
+    new = "" if record.state in ENDED else " --new"
+    steps = f"`hetctl submit{new}` starts another run"
+    if record.state in UNDER_WAY:
+        steps = f"`hetctl cancel {spec.run}` ends its jobs, {steps}"
+    kept = project.home.checkpoints / spec.run
+    raise BadInputError(
+        f"the folder {folder.path} of run {spec.run} is gone, and with it what its members have done;"
+        f" the run was {record.state}",
+        f"{steps}; its checkpoints are still in {kept}" if kept.exists() else steps,
+    )
 
 
 def unfinished_run(project: Project, ensemble: str) -> str | None:

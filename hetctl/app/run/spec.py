@@ -13,7 +13,7 @@ from hetctl.app.run.changes import Change
 from hetctl.app.run.collect import ended_by_files
 from hetctl.app.run.continue_run import RequestedOptions, continued, is_done, plan_of_rest
 from hetctl.app.run.replay import check_replay
-from hetctl.app.run.select_run import record_of
+from hetctl.app.run.select_run import record_of, require_folder
 from hetctl.app.run.submission import Submission, new_job, next_job_of, rendered
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
@@ -112,6 +112,7 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, requested: Requ
     folder = project.home.run(run)
     with project.reading() as catalog:
         record = record_of(catalog, run)
+        require_folder(project, record, catalog.jobs(run))
         if is_done(folder, record.spec):
             raise BadInputError(
                 f"run {run} has nothing left to train", "start another with `hetctl submit --new`"
@@ -155,10 +156,9 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest, inputs:
     ensemble = request.plan.ensemble
     if request.replay:
         check_replay(request.replay, ensemble, request.plan.mode)
-    # A crash may have left a folder without an entry in the catalog.
-    taken = {record.spec.run for record in catalog.runs()} | {
-        path.name for path in project.home.runs.glob("*")
-    }
+    # A crash may have left a folder without an entry; and no run may find the checkpoints of another.
+    folders = (*project.home.runs.glob("*"), *project.home.checkpoints.glob("*"))
+    taken = {*catalog.run_names(), *(path.name for path in folders)}
     numbers = range(1, len(taken) + 2)
     run = next(name for n in numbers if (name := f"{ensemble.name}-{n:03d}") not in taken)
     site = request.plan.site

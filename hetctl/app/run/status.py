@@ -10,7 +10,7 @@ from dataclasses import replace
 from hetctl.app.project import Project
 from hetctl.app.run.collect import claimant_in, current_jobs, ended_by_files
 from hetctl.app.run.method_status import balance_histories, hop_spans, hop_status, pipeline_statuses
-from hetctl.app.run.select_run import record_of
+from hetctl.app.run.select_run import record_of, require_folder
 from hetctl.app.run.view import RunView
 from hetctl.catalog.catalog import RunRecord
 from hetctl.catalog.database import Stamp, stamp_of
@@ -22,7 +22,7 @@ from hetctl.model.hops import HopStatus, worker_named
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
-from hetctl.model.run_states import UNDER_WAY, RunReason, run_after
+from hetctl.model.run_states import ENDED, STALLED, STOPPED, UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.model.searches import SearchStatus
 from hetctl.storage.run_files import read_live_metrics
@@ -169,6 +169,7 @@ class RunWatch:
                 record = record_of(catalog, self._run)
                 self._known, self._stamp = (record, catalog.jobs(record.spec.run)), stamp
             self._run = record.spec.run
+        require_folder(self._project, *self._known)
         return self._known
 
     def _view_of(self, record: RunRecord) -> RunView:
@@ -199,16 +200,18 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
     start = record.created_at if facts.began_at is None else facts.began_at
     done = not view.has_work
     events = in_order([*facts.jobs, facts.last] if facts.last else facts.jobs)
-    jobs = ended_by_files(jobs, events, done=done, silent=bool(note))
+    # The script of its last job ends the run, and itself a moment later.
+    is_over = record.state in (*ENDED, STOPPED, STALLED)
+    jobs = ended_by_files(jobs, events, done=done, silent=bool(note) or is_over)
     alive = [job for job in jobs if not job.state.over]
     # A run that has ended does not take longer, even if its last job is still ending.
     goes_on = record.state in UNDER_WAY
-    under_way = goes_on and bool(alive)
+    training = {job.number for job in alive} if goes_on else set()
     files = [view.folder.job(job.number).live_metrics for job in alive]
     live_metrics = {name: metrics for file in files for name, metrics in read_live_metrics(file).items()}
-    states = view.states(under_way=under_way)
+    states = view.states(training)
     chosen = foremost(states, len(states) if most is None else most)
-    shown = view.shown(chosen, start, live_metrics, under_way=under_way)
+    shown = view.shown(chosen, start, live_metrics, training)
     state, reason = _state(record, alive, events)
     return RunStatus(
         run=spec.run,
@@ -221,10 +224,10 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
         reason=(note if goes_on or alive else "") or reason,
         submitted_at=record.created_at,
         predicted_s=record.plan.predicted_makespan_s,
-        measured_s=_measured_s(events, start, under_way),
+        measured_s=_measured_s(events, start, bool(training)),
         states=states,
         members=shown.members,
-        rounds=view.rounds(start),
+        rounds=view.rounds(start, training),
         tasks=shown.tasks,
         jobs=tuple(jobs),
         history=shown.history,

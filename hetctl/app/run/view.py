@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
 
@@ -24,6 +24,8 @@ from hetctl.storage.task_fold import TaskRecord
 from hetctl.storage.visit_totals import TotalsFold
 
 TRAINING = "training"
+DRIVER_LOST = "driver-lost"
+"""End of a round that its driver was killed before it could report."""
 MOST_NAMED = 20
 """Wrong rates that a warning states."""
 
@@ -76,15 +78,15 @@ class RunView:
         if self.spec.sharing != LOCKSTEP:
             self._wrong |= {name: wrong_rates(*self._rated(name)) for name in changed}
 
-    def states(self, *, under_way: bool) -> dict[str, str]:
+    def states(self, alive: Set[int]) -> dict[str, str]:
         """Return the state of each member, in the ensemble's order.
 
         Parameters
         ----------
-        under_way : bool
-            True if tasks without an end are running; otherwise they ended with their last event.
+        alive : set of int
+            Numbers of the jobs in which tasks without an end run; others ended with their last event.
         """
-        training = {name for _, name in self._state.open_tasks} if under_way else set()
+        training = {name for index, name in self._state.open_tasks if self._goes_on(index, alive)}
         return {
             name: _state_of(done, name in training)
             for name, done in self.progress.items()
@@ -97,8 +99,7 @@ class RunView:
         states: Mapping[str, str],
         start: float,
         live_metrics: Mapping[str, LiveMetrics],
-        *,
-        under_way: bool,
+        alive: Set[int],
     ) -> DisplayedMembers:
         """Return the lines of members, with their tasks by round, and in a round by start.
 
@@ -110,8 +111,10 @@ class RunView:
             Time from which seconds count, in seconds since the epoch.
         live_metrics : mapping of str to LiveMetrics
             Live metrics of members in training.
+        alive : set of int
+            Same as in `states`.
         """
-        spans = {name: self._spans_of(name, start, under_way) for name in states}
+        spans = {name: self._spans_of(name, start, alive) for name in states}
         return DisplayedMembers(
             members=tuple(
                 self._line(name, state, spans[name], live_metrics.get(name)) for name, state in states.items()
@@ -122,9 +125,12 @@ class RunView:
             history={name: self.progress[name].epochs for name in states},
         )
 
-    def rounds(self, start: float) -> tuple[RoundSpan, ...]:
-        """Return the rounds that have begun."""
-        return tuple(_round_span(index, self.facts.rounds[index], start) for index in self._begun)
+    def rounds(self, start: float, alive: Set[int]) -> tuple[RoundSpan, ...]:
+        """Return the rounds that have begun; `alive` is the same as in `states`."""
+        return tuple(
+            _round_span(index, self.facts.rounds[index], start, self._lost_at(index, alive))
+            for index in self._begun
+        )
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -150,21 +156,40 @@ class RunView:
         """Return the arguments of `rates_of` and `wrong_rates`."""
         return self._members[name], self._profiles.get(name), self.progress[name], self.spec.site
 
-    def _spans_of(self, name: str, start: float, under_way: bool) -> list[TaskSpan]:
+    def _spans_of(self, name: str, start: float, alive: Set[int]) -> list[TaskSpan]:
         return [
             span
             for index, tasks in sorted(self._state.tasks_of(name).items())
             for task in tasks
-            for span in task_spans(task, index, name, start, self._open_until(index, name, under_way))
+            for span in task_spans(task, index, name, start, self._open_until(index, name, alive))
         ]
 
-    def _open_until(self, index: int, name: str, under_way: bool) -> float | None:
+    def _goes_on(self, index: int, alive: Set[int]) -> bool:
+        """Return true if a round without an end goes on: its job does, and was not requeued since."""
+        begun = self.facts.rounds.get(index, {}).get("round_started")
+        starts = [event for event in self.facts.jobs if event.kind == "job_started"]
+        last = max(
+            (event.round for event in starts if begun and event.data["job"] == begun.data["job"]), default=0
+        )
+        return begun is not None and begun.data["job"] in alive and index >= last
+
+    def _open_until(self, index: int, name: str, alive: Set[int]) -> float | None:
         """Return the end of a task without one, by its or its driver's last event; None if it is running."""
-        if under_way or (index, name) not in self._state.open_tasks:
+        if (index, name) not in self._state.open_tasks or self._goes_on(index, alive):
             return None
-        reports = self._state.reports
-        heard = (reports[index, source].last_at for source in (name, DRIVER))
-        return max(at for at in heard if at is not None)
+        return self._last_heard(index, (name,))
+
+    def _lost_at(self, index: int, alive: Set[int]) -> float | None:
+        """Return the end of a round without one, by the last events in it; None if it goes on."""
+        if "round_ended" in self.facts.rounds[index] or self._goes_on(index, alive):
+            return None
+        lost = [name for round_index, name in self._state.open_tasks if round_index == index]
+        return max(self.facts.rounds[index]["round_started"].time, self._last_heard(index, lost))
+
+    def _last_heard(self, index: int, members: Iterable[str]) -> float:
+        """Return the time of the last event of a round's driver and of some of its members; 0 without one."""
+        reports = (self._state.reports.get((index, source)) for source in (DRIVER, *members))
+        return max((report.last_at for report in reports if report and report.last_at), default=0.0)
 
     def _line(
         self, name: str, state: str, own: Sequence[TaskSpan], live_metrics: LiveMetrics | None
@@ -289,15 +314,16 @@ def _rate(profile: MemberProfile | None, gpu_type: str, count: int, site: Site) 
     return rate_on(count, profile.rates_by_type.get(gpu_type, profile.rates), site.gpus_per_node)
 
 
-def _round_span(index: int, events: Mapping[str, Event], start: float) -> RoundSpan:
+def _round_span(index: int, events: Mapping[str, Event], start: float, lost_at: float | None) -> RoundSpan:
     begun, ended = events["round_started"], events.get("round_ended")
+    end = ended.time if ended else lost_at
     return RoundSpan(
         index=index,
         job=int(begun.data["job"]),
         start_s=begun.time - start,
-        end_s=ended.time - start if ended else None,
+        end_s=None if end is None else end - start,
         predicted_s=float(begun.data["predicted_s"]),
-        ended_by=str(ended.data["ended_by"]) if ended else None,
+        ended_by=str(ended.data["ended_by"]) if ended else None if lost_at is None else DRIVER_LOST,
     )
 
 

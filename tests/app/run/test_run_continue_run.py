@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +18,9 @@ from hetctl.model.events import DRIVER
 from hetctl.model.job import JobState
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.kept_modules import with_kept_modules
+from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import read_spec
+from hetctl.storage.task_fold import usage_of
 
 RUN = "trio-001"
 SITE = """\
@@ -208,12 +212,21 @@ def kept_text(project):
 def test_a_run_goes_on_with_the_modules_as_submitted(project):
     submitted = (project.path / "nets.py").read_text()
     edit(project, "nets.py", "def model_fn", "def other(): ...\n\n\ndef model_fn")
-    (project.path / "later.py").write_text("")
     error = refused(project, 2)
-    assert "run trio-001 was submitted, which trains with a copy: later.py, nets.py" in error["message"]
+    assert "run trio-001 was submitted, which trains with a copy: nets.py" in error["message"]
     assert "--modules kept" in error["hint"]
     assert changed(project, "--modules", "kept") == []
+    # It was said once, and holds.
+    assert project.here("cancel").code == 0
+    assert changed(project) == []
     assert kept_text(project) == submitted
+
+
+def test_modules_that_no_function_imports_hold_up_nothing(project):
+    before = spec_of(project).modules
+    (project.path / "notes.py").write_text("import nets")
+    assert changed(project) == []
+    assert spec_of(project).modules == before
 
 
 def test_edited_modules_are_taken_over_where_that_is_said(project):
@@ -226,6 +239,39 @@ def test_edited_modules_are_taken_over_where_that_is_said(project):
     assert kept_text(project) == (project.path / "nets.py").read_text()
     assert project.here("cancel").code == 0
     assert changed(project) == []
+
+
+@pytest.mark.parametrize("budget", [["--max-jobs", "1"], ["--max-rounds", "1"], ["--gpu-hours", "0.5"]])
+def test_a_budget_is_granted_anew_to_a_continued_run(project, slurm, budget):
+    driver = EventWriter(project.home.run(RUN).events, DRIVER, 0)
+    placement = [{"node": "n1", "gpus": [0]}]
+    driver.write("job_started", job=0, batch_id="1")
+    driver.write("round_started", job=0, predicted_s=1.0, members=["a"])
+    driver.write("task_started", member="a", gpus=1, placement=placement)
+    hour_ago = str(time.time() - 3600)
+    path = driver.path
+    path.write_text(re.sub(r'"time": [0-9.]+', f'"time": {hour_ago}', path.read_text()))
+    told = {"exit_code": 0, "reason": "told", "description": "", "fault": False}
+    driver.write("task_ended", member="a", **told)
+    driver.write("job_ended", job=0, reason="finished")
+    done = project.here("submit", *budget)
+    assert (done.code, "follow it with" in done.stdout) == (0, True)
+    assert len(scripts(slurm)) == 2
+    # The driver of the job goes by the same.
+    budget, used = spec_of(project).budget, usage_of(events_in(project.home.run(RUN)), time.time())
+    assert (used.rounds, used.gpu_seconds > 3500, budget.exceeded(used)) == (1, True, None)
+
+
+def test_a_removed_folder_is_named_with_what_is_left_to_do(project, slurm):
+    shutil.rmtree(project.home.run(RUN).path)
+    for command in (["status"], ["report"], ["advance"], ["submit"], ["submit", "--dry-run"]):
+        told = project.here(*command)
+        assert (told.code, "of run trio-001 is gone" in told.stderr) == (2, True)
+        assert "`hetctl submit --new` starts another run" in told.stderr
+    assert not project.home.run(RUN).path.exists()
+    assert project.here("cancel").code == 0
+    assert project.here("submit", "--new").code == 0
+    assert len(scripts(slurm)) == 2
 
 
 def test_limits_of_epochs_may_be_raised(project):

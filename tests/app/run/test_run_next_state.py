@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from hetctl.app.run.next_state import IDLE_JOBS, NODE_FAILURES, excluded_nodes, idle_jobs, progressed_at
+from hetctl.app.run.next_state import (
+    IDLE_JOBS,
+    NODE_FAILURES,
+    excluded_nodes,
+    idle_jobs,
+    progressed_at,
+    used_until_now,
+)
 from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState
 
@@ -53,6 +62,15 @@ def test_only_getting_further_than_ever_is_progress():
         saved("a", 5, 1, 2),
     ]
     assert progressed_at(events) == [1, 3, 5]
+
+
+def test_tasks_of_killed_drivers_use_nothing_after_their_last_event():
+    at = time.time() - 3600
+    placement = [{"node": "n", "gpus": [0, 1]}]
+    started = Event("driver", 0, "task_started", at, {"member": "a", "gpus": 2, "placement": placement})
+    events = [started, saved("a", at + 60, 1)]
+    assert used_until_now(events, jobs(JobState.FAILED)).gpu_seconds == pytest.approx(120)
+    assert used_until_now(events, jobs(JobState.RUNNING)).gpu_seconds == pytest.approx(7200, abs=100)
 
 
 def test_a_checkpoint_of_nothing_is_no_progress():

@@ -216,7 +216,7 @@ def test_a_run_stored_as_running_ends_with_its_last_job(finished, silence):
 
 
 def test_a_finished_run_takes_no_longer_while_its_job_ends(finished, monkeypatch):
-    """Until the script has ended, the batch system rightly says that the job runs."""
+    """Until the script has ended, the batch system says that the job runs, although its work is over."""
     before = finished.here("status", "--json").json["measured_s"]
     monkeypatch.setattr(
         looking,
@@ -224,7 +224,7 @@ def test_a_finished_run_takes_no_longer_while_its_job_ends(finished, monkeypatch
         lambda jobs, *_, **__: tuple(replace(j, state=JobState.RUNNING) for j in jobs),
     )
     shown = finished.here("status", "--json").json
-    assert (shown["measured_s"], shown["jobs"][0]["state"]) == (before, "running")
+    assert (shown["measured_s"], shown["jobs"][0]["state"]) == (before, "finished")
 
 
 TIMED_OUT = JobState.TIMEOUT

@@ -39,8 +39,12 @@ JOB = Job(0, "hetctl-trio", "17", JobState.RUNNING, 1, 3600, 0.0)
 class Silent:
     """A batch system that says of each job what the catalog has it for."""
 
-    def statuses(self, ids):
+    @staticmethod
+    def usual(ids):
         return dict.fromkeys(ids, JobStatus(JobState.RUNNING))
+
+    def statuses(self, ids):
+        return self.usual(ids)
 
 
 @pytest.fixture
@@ -128,6 +132,49 @@ def course(project):
     write(2, DRIVER, "job_started", job=1)
     started(2, "a")
     yield
+
+
+def two_rounds(project, *, requeued):
+    """Have a driver be killed in round 0; if the job is `requeued`, another one start round 1 in it."""
+    run = project.home.run(RUN)
+    for index, member in enumerate(("a", "b")[: 1 + requeued]):
+        driver = EventWriter(run.events, DRIVER, index)
+        driver.write("job_started", job=0)
+        driver.write("round_started", job=0, predicted_s=1.0, members=[member])
+        driver.write("task_started", member=member, gpus=1, placement=[{"node": "n", "gpus": [0]}])
+
+
+def test_tasks_and_rounds_of_a_job_that_is_over_have_ended(project, monkeypatch):
+    two_rounds(project, requeued=False)
+    running = RunWatch(project, RUN).poll()
+    assert (running.states["a"], running.tasks[0].end_s, running.rounds[0].ended_by) == (
+        "training",
+        None,
+        None,
+    )
+    failed = {JOB.batch_id: JobStatus(JobState.FAILED, 137)}
+    # Another job waits, with which the run goes on.
+    with Catalog.open(project.home.catalog) as catalog:
+        catalog.save_job(RUN, replace(JOB, number=1, name="hetctl-trio-1", batch_id="18"))
+    monkeypatch.setattr(Silent, "statuses", lambda _, ids: Silent.usual(ids) | failed)
+    over = RunWatch(project, RUN).poll()
+    assert (over.states["a"], over.tasks[0].failed, over.rounds[0].ended_by) == (
+        "waiting",
+        True,
+        "driver-lost",
+    )
+    assert over.tasks[0].end_s == over.rounds[0].end_s
+
+
+def test_tasks_from_before_a_job_was_requeued_have_ended(project):
+    two_rounds(project, requeued=True)
+    status = RunWatch(project, RUN).poll()
+    assert status.states == {"a": "waiting", "b": "training", "c": "waiting"}
+    assert [(task.member, task.failed, task.end_s is None) for task in status.tasks] == [
+        ("a", True, False),
+        ("b", False, True),
+    ]
+    assert [span.ended_by for span in status.rounds] == ["driver-lost", None]
 
 
 def unhurried(status):
