@@ -35,7 +35,7 @@ from hetctl.model.run_states import ENDED, QUEUED, STOPPED, run_after
 from hetctl.model.site import Site
 from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.profile_request import measurements_file
-from hetctl.storage.run_files import CatalogRecord, read_record, read_spec
+from hetctl.storage.run_files import CatalogRecord, read_claim, read_record, read_spec
 
 LOGGER = logging.getLogger(__name__)
 PATIENCE_S = 30.0
@@ -208,21 +208,19 @@ def record_by_files(catalog: Catalog, home: Home, folder: RunFolder, spec: RunSp
 
 def _jobs_of(home: Home, folder: RunFolder, spec: RunSpec) -> Iterator[Job]:
     """Yield the jobs that have a script; which of them the batch system has, the next command finds out."""
-    events = job_events(folder)
     number = 0
     while (files := folder.job(number)).script.exists():
         name = _name_of(home, spec.run, number, files.script.read_text(encoding="utf-8"))
-        started = [event for event in events if event.kind == "job_started" and event.data["job"] == number]
-        # What a local job claims is the number of a process: it is known by its name.
+        claimed = read_claim(files)
+        # Earlier versions wrote the number of a process into the claim of a local job, known by its name.
         is_local = not BATCH_SYSTEMS[spec.site.batch_system].commands
-        own = name if is_local else str(started[-1].data.get("batch_id", "")) if started else ""
         is_last = not files.of_next.script.exists()
-        in_doubt = JobState.SUBMITTING if is_last else JobState.VANISHED
+        unclaimed = JobState.SUBMITTING if is_last else JobState.VANISHED
         yield Job(
             number=number,
             name=name,
-            batch_id=own if started else "",
-            state=JobState.UNKNOWN if started and own else in_doubt,
+            batch_id=name if claimed and is_local else claimed,
+            state=JobState.UNKNOWN if claimed else unclaimed,
             nodes=-(-spec.gpus // spec.site.gpus_per_node),
             wall_s=spec.wall_s,
             submitted_at=files.script.stat().st_mtime,
