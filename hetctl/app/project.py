@@ -81,7 +81,8 @@ class Project:
 
         An UnusableCatalogError says that it has been lost.
         """
-        if self.home.catalog.exists():
+        # An empty file, as a full disk may leave it, would be taken for a new catalog.
+        if self.home.catalog.exists() and self.home.catalog.stat().st_size:
             return
         if runs := self.home.every_run():
             # Imported on use: SQLAlchemy takes a third of a command's time.

@@ -6,6 +6,7 @@ What files have goes over what the copy has: they are written before the catalog
 from __future__ import annotations
 
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -181,7 +182,9 @@ def _swap(home: Home, new: Path) -> str:
         journal.replace(kept.with_name(f"{kept.name}-journal"))
     was_there = home.catalog.exists()
     if was_there:
-        home.catalog.replace(kept)
+        # Linked, so that a command that reads finds one of the two at any moment.
+        kept.unlink(missing_ok=True)
+        os.link(home.catalog, kept)
     new.replace(home.catalog)
     return str(kept) if was_there else ""
 

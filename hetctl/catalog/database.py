@@ -154,7 +154,7 @@ def _copied(path: Path) -> Engine:
 
 
 def is_sound(path: Path) -> bool:
-    """Return true for a catalog that can be read and passes SQLite's check."""
+    """Return true for a catalog that passes SQLite's check; other errors than damage as in `open_to_read`."""
     try:
         engine = open_to_read(path)
         try:
@@ -162,7 +162,7 @@ def is_sound(path: Path) -> bool:
                 _check(engine, path)
         finally:
             engine.dispose()
-    except (BadInputError, DatabaseError):
+    except (UnusableCatalogError, DatabaseError):
         return False
     return True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sqlite3
 import sys
 
 import pytest
@@ -9,7 +11,17 @@ from workbench import alive, kill_all, new_project, python_without_training, wai
 
 from hetctl.app.project import Waits
 from hetctl.catalog.catalog import Catalog
+from hetctl.model.serialization import encode
+from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home
+from hetctl.storage.profile_request import (
+    Measurements,
+    ProfileJobs,
+    ProfileTarget,
+    write_jobs,
+    write_measurements,
+)
 
 HELD = "{{epochs: 3, held_after: 2, until: {folder}/released}}"
 ENSEMBLE = f"""\
@@ -102,3 +114,34 @@ def test_a_run_without_a_record_is_rebuilt_from_its_other_files(project):
     assert jobs_of(project) == before
     assert project.here("cancel").code == 0
     wait_for(lambda: not supervisors(project))
+
+
+def test_measured_points_outlive_the_catalog_and_its_backups(tmp_path):
+    project = new_project(tmp_path / "project", environment={"HETCTL_SITE": "local"})
+    assert project.here("profile", "import", "rates.csv").code == 0
+    with Catalog.open_to_read(project.home.catalog) as catalog:
+        ensemble, (point, *_) = catalog.ensemble("trio"), catalog.points("trio", "local")
+        site = catalog.site("local")
+    folder = project.home.profiles / "abc-0"
+    make_private_folder(folder / "events")
+    write_measurements(folder, Measurements(ensemble, site, (ProfileTarget("a", 1),), ()))
+    # Its measurements were in the catalog, so that no command reads them any more.
+    write_jobs(folder, ProfileJobs("abc", "trio", "local", ("abc-0",), 60, 1.0, ("1",), over=True))
+    EventWriter(folder / "events", "a-1").write("point", **encode(point))
+    project.home.catalog.write_bytes(b"")
+    shutil.rmtree(project.home.backups)
+    done = project.here("catalog", "rebuild", "--json").json
+    assert (done["runs"], done["profiles"]) == ([], 1)
+    assert points(project) == [point]
+    assert project.home.catalog.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_catalog_of_a_newer_version_is_not_rebuilt(tmp_path):
+    project = new_project(tmp_path / "project", environment={"HETCTL_SITE": "local"})
+    assert project.here("profile", "import", "rates.csv").code == 0
+    with sqlite3.connect(project.home.catalog) as database:
+        database.execute("UPDATE alembic_version SET version_num = '0099'")
+    before = project.home.catalog.read_bytes()
+    refused = project.here("catalog", "rebuild")
+    assert (refused.code, "upgrade hetctl" in refused.stderr) == (2, True)
+    assert project.home.catalog.read_bytes() == before

@@ -38,7 +38,7 @@ queue: short
 SUBMITTED = ["--gpus", "4", "--time", "1h"]
 FAKES = {
     "sbatch": """\
-test -e {folder}/refuse && echo 'sbatch: error: Invalid account' >&2 && exit 1
+test -e {folder}/refuse && echo 'Invalid account or account/partition combination specified' >&2 && exit 1
 number=$(($(ls {folder}/jobs | wc -l) + 1)); cp "$2" {folder}/jobs/$number; echo $number""",
     "squeue": 'test -e {folder}/pending && echo "$(ls {folder}/jobs | tail -1)|PENDING|0:0|None||x"; exit 0',
     "sacct": 'for n in $(ls {folder}/jobs); do echo "$n|CANCELLED by 0|0:0|n1"; done',
