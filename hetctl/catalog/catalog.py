@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from sqlalchemy import (
@@ -22,12 +23,14 @@ from sqlalchemy import (
     not_,
     or_,
     select,
+    text,
     update,
 )
 from sqlalchemy.dialects import sqlite
 
 from hetctl.catalog.database import back_up, is_backup_due, open_database, open_to_read, translate_db_errors
 from hetctl.catalog.schema import (
+    COLLECTED_FILES,
     ENSEMBLES,
     EPOCHS,
     EVENTS,
@@ -57,6 +60,8 @@ from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.run_files import CatalogRecord, write_record
 
 Row = dict[str, Any]
+Position = tuple[int, int]
+"""Bytes and lines of a file."""
 
 
 @dataclass(frozen=True)
@@ -355,11 +360,23 @@ class Catalog:
         rows = self._rows(select(JOBS).where(JOBS.c.run == run).order_by(JOBS.c.number))
         return [decode(Job, row) for row in rows]
 
-    def ingest(self, run: str, events: Iterable[Event]) -> int:
+    def collected(self, run: str) -> dict[str, Position]:
+        """Return the bytes and lines of each event file of a run whose events are stored, by writer."""
+        rows = self._rows(select(COLLECTED_FILES).where(COLLECTED_FILES.c.run == run))
+        return {row["source"]: (row["bytes"], row["lines"]) for row in rows}
+
+    def ingest(
+        self, run: str, events: Iterable[Event], collected: Mapping[str, Position] = MappingProxyType({})
+    ) -> int:
         """Store the events of a run; repeated events and any division into calls are allowed.
 
         The tables depend only on the set of ingested events, not on time or order. If an epoch was trained
         several times, the last counts, as in `hetctl.storage.progress_fold`; of its reports the earliest.
+
+        Parameters
+        ----------
+        collected : mapping of str to (int, int)
+            Bytes and lines of files, by writer, of which all events are stored then.
 
         Returns
         -------
@@ -374,8 +391,10 @@ class Catalog:
         key = {"run": run}
         with self._write_run(run) as connection:
             fresh = _unseen(connection, key, events)
-            _insert(connection, EVENTS, [{**encode(event), **key} for event in fresh])
+            _insert(connection, EVENTS, [{**key, **vars(event)} for event in fresh])
             _insert(connection, _last_training(), [{**key, **row} for row in _epoch_rows(fresh)])
+            places = [{**key, "source": s, "bytes": b, "lines": n} for s, (b, n) in collected.items()]
+            _insert(connection, _upsert(COLLECTED_FILES), places)
         return len(fresh)
 
     def epochs(self, run: str) -> dict[str, tuple[EpochResult, ...]]:
@@ -482,11 +501,19 @@ def _has_run(connection: Connection, run: str) -> bool:
 
 
 def _unseen(connection: Connection, key: Row, events: Iterable[Event]) -> list[Event]:
-    # One query for all: one for each event would take seconds on a shared file system.
-    rows = connection.execute(select(EVENTS.c.source, EVENTS.c.seq).filter_by(**key))
-    seen = {(source, seq) for source, seq in rows}
     by_identity = {(event.source, event.seq): event for event in events}
+    first: dict[str, int] = {}
+    for source, seq in by_identity:
+        first[source] = min(seq, first.get(source, seq))
+    # One query for all: one for each event would take seconds on a shared file system. Of each file only the
+    # lines from the first one on: a large run has millions of earlier ones.
+    seen = set(map(tuple, connection.execute(_STORED, {**key, "first": json.dumps(first)})))
     return [event for identity, event in by_identity.items() if identity not in seen]
+
+
+_STORED = text(
+    "SELECT source, seq FROM json_each(:first) JOIN events ON run = :run AND source = key AND seq >= value"
+)
 
 
 def _epoch_rows(events: Iterable[Event]) -> list[Row]:

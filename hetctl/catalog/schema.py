@@ -2,7 +2,7 @@
 
 Times are seconds since the epoch, durations seconds. A column `value` (or `spec`, `plan`) holds a whole
 value encoded by `hetctl.model.serialization`; the columns beside it, like the events, are for users' own
-queries (docs/files.md). By the events hetctl itself tells which ones of a run it has stored.
+queries (docs/files.md).
 Measurements and plans (points, plans) refer to their ensemble and site by name, without a foreign key, so
 that they survive changes of those.
 """
@@ -21,7 +21,7 @@ from sqlalchemy import (
     Table,
 )
 
-REVISION = "0006"
+REVISION = "0007"
 """Newest migration; a test checks that it is."""
 
 METADATA = MetaData(
@@ -179,6 +179,15 @@ EVENTS = Table(
     Column("kind", String, nullable=False),
     Column("time", Float, nullable=False),
     Column("data", JSON, nullable=False),
+)
+
+COLLECTED_FILES = Table(
+    "collected_files",
+    METADATA,
+    Column("run", ForeignKey("runs.name"), primary_key=True),
+    Column("source", String, primary_key=True),
+    Column("bytes", Integer, nullable=False),
+    Column("lines", Integer, nullable=False),
 )
 
 EPOCHS = Table(

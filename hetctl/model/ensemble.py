@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from hetctl.model.command_line import CHECKPOINT_DIR, PLACEHOLDER, filled
@@ -61,7 +62,7 @@ class StopRule:
     max_epochs: int = 100
     expected_epochs: int | None = None
 
-    def reason_to_stop(self, history: tuple[float, ...]) -> str | None:
+    def reason_to_stop(self, history: Sequence[float]) -> str | None:
         """Return why a member with this metric per epoch has converged, or None if it has not."""
         if not history:
             return None
@@ -80,7 +81,7 @@ class StopRule:
             return f"{self.max_epochs} epochs done"
         return None
 
-    def still_converged(self, reason: str, history: tuple[float, ...]) -> str | None:
+    def still_converged(self, reason: str, history: Callable[[], Sequence[float]]) -> str | None:
         """Return why a member that had converged under an earlier rule still counts as converged, or None.
 
         A limit that was raised since is no longer a reason; any other reason stays valid.
@@ -89,10 +90,10 @@ class StopRule:
         ----------
         reason : str
             Result of `reason_to_stop` of the earlier rule.
-        history : tuple of float
-            Metric per epoch.
+        history : callable
+            Function that returns the metric per epoch.
         """
-        return self.reason_to_stop(history) if self._raised_since(reason) else reason
+        return self.reason_to_stop(history()) if self._raised_since(reason) else reason
 
     def _raised_since(self, reason: str) -> bool:
         # Only the text of the reason is stored with the event; it tells the limit in force at that time.
@@ -259,9 +260,9 @@ class Member:
             return None
         return max(batch_size // 2, self.min_batch_size)
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        """Return a digest of the network or its command, and its batch sizes."""
+        """Digest of the network or its command, and its batch sizes."""
         return self.digest_with(self.config)
 
     def digest_with(self, config: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -266,7 +266,7 @@ class RunStatus:
         States of all members, in the order of the ensemble.
     members, tasks, history
         Data of all members, or of those to be shown.
-    history : mapping of str to tuple of EpochResult
+    history : mapping of str to sequence of EpochResult
         Finished epochs by member.
     warnings : tuple of str
         Messages about problems of the run.
@@ -298,7 +298,7 @@ class RunStatus:
     rounds: tuple[RoundSpan, ...]
     tasks: tuple[TaskSpan, ...]
     jobs: tuple[Job, ...]
-    history: Mapping[str, tuple[EpochResult, ...]]
+    history: Mapping[str, Sequence[EpochResult]]
     warnings: tuple[str, ...] = ()
     comparison: Comparison | None = None
     balances: tuple[BalanceHistory, ...] = ()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import operator
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, Union
 
 T = TypeVar("T")
@@ -28,7 +29,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, Mapping):
         # JSON has text keys only; `_mapping_of` restores the numbers of GPUs that are keys of rates.
         return {str(key): encode(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return [encode(item) for item in value]
     return value
 
@@ -61,7 +62,7 @@ def _decoder(kind: Any) -> Decoder:
         return lambda data: data
     if origin in (Union, types.UnionType):
         return _first_of(kind, arguments)
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         return _tuple_of(kind, _decoder(arguments[0]))
     if origin is not None and issubclass(origin, Mapping):
         return _mapping_of(kind, arguments[0], _decoder(arguments[1]))
@@ -106,20 +107,22 @@ def _dataclass_of(kind: Any) -> Decoder:
     names = _field_names(kind)
     fields = {name: _decoder(hints[name]) for name in names}
     # For a plain class, __init__ of a frozen dataclass has no further effect and costs half of the time here.
-    plain = not hasattr(kind, "__slots__") and not hasattr(kind, "__post_init__")
+    plain = not hasattr(kind, "__slots__") and not hasattr(kind, "__post_init__") and len(names) > 1
+    all_names, every = frozenset(names), operator.itemgetter(*names) if plain else tuple
     # Fields whose values are not what their hints say yet, by the types of all values.
     unlike: dict[tuple[type, ...], tuple[str, ...]] = {}
 
     def decoded(data: Any) -> Any:
         given = data if type(data) is dict else _expect(dict, data, kind)
-        if plain and tuple(given) == names:
-            kinds = tuple(map(type, given.values()))
+        if plain and given.keys() >= all_names:
+            found = every(given)
+            kinds = tuple(map(type, found))
             if kinds not in unlike:
                 pairs = zip(names, kinds, strict=True)
                 unlike[kinds] = tuple(name for name, one in pairs if not _is_final(hints[name], one))
             made = object.__new__(kind)
             values = made.__dict__
-            values.update(given)
+            values.update(zip(names, found, strict=True))
             for name in unlike[kinds]:
                 values[name] = fields[name](given[name])
             return made

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -65,7 +65,7 @@ class Progress:
     """
 
     member: str
-    epochs: tuple[EpochResult, ...] = ()
+    epochs: Sequence[EpochResult] = ()
     converged: str | None = None
     failed: str | None = None
     failures: int = 0

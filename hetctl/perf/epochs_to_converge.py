@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hetctl.model.ensemble import Member, StopRule
+from hetctl.model.epoch_history import EpochHistory
 from hetctl.model.training_progress import Progress
 from hetctl.perf.convergence import (
     FLOORS,
@@ -146,8 +147,7 @@ def _fits(
 
 def _losses(member: Member, done: Progress) -> tuple[list[float], StopRule] | None:
     metric = member.stop.metric
-    values = [epoch.metrics[metric] for epoch in done.epochs if metric in epoch.metrics]
-    return errors_as_losses(values, member.stop)
+    return errors_as_losses(EpochHistory.of(done.epochs).values(metric), member.stop)
 
 
 class _Logs:

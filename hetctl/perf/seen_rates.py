@@ -8,11 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from hetctl.model.epoch_history import EpochHistory
 from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochResult
 
-RECENT = 3
-"""Number of newest epochs whose median is the rate; it changes with the members that run beside it."""
 NOTEWORTHY = 0.2
 """Relative error of a rate above which it is reported."""
 
@@ -20,9 +19,10 @@ Rates = Mapping[int, float]
 
 
 def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict[int, float]]:
-    """Return the rates of epochs by type and number of GPUs.
+    """Return the rates of epochs by type and number of GPUs: medians of the newest ones.
 
-    The type is "" at a site with one type, and of a group on several types.
+    A rate changes with the members that run beside it. The type is "" at a site with one type, and of a group
+    on several types.
 
     Parameters
     ----------
@@ -31,21 +31,18 @@ def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict
     batch_size : int
         Batch size; epochs with another one are ignored.
     """
-    found: dict[tuple[str, int], list[float]] = defaultdict(list)
-    for epoch in epochs:
-        # A member that ran out of memory trains with smaller batches since then, at another rate.
-        if epoch.rate and epoch.batch_size == batch_size:
-            found[epoch.gpu_type or "", epoch.gpus].append(epoch.rate)
     rates: dict[str, dict[int, float]] = defaultdict(dict)
-    for (gpu_type, gpus), values in found.items():
-        rates[gpu_type][gpus] = statistics.median(values[-RECENT:])
+    for (gpu_type, gpus, size), newest in EpochHistory.of(epochs).rates.items():
+        # A member that ran out of memory trains with smaller batches since then, at another rate.
+        if size == batch_size:
+            rates[gpu_type][gpus] = statistics.median(newest)
     return dict(rates)
 
 
 def seen_overhead_s(epochs: Iterable[EpochResult], batch_size: int) -> float | None:
     """Return the median of the newest epochs' seconds beyond their samples; None if unknown."""
-    found = [e.overhead_s for e in epochs if e.overhead_s is not None and e.batch_size == batch_size]
-    return statistics.median(found[-RECENT:]) if found else None
+    newest = EpochHistory.of(epochs).overheads_s.get(batch_size)
+    return statistics.median(newest) if newest else None
 
 
 def known_rates(
@@ -65,7 +62,7 @@ def known_rates(
         Whether the epochs were trained at the pace of the slowest member of a flotilla. Their rates are then
         lower bounds of the member's own, and count only where they are above those known before.
     """
-    epochs = tuple(epochs)
+    epochs = EpochHistory.of(epochs)
     seen = {gpu_type: dict(rates) for gpu_type, rates in profile.seen_rates.items()}
     now = seen_rates(epochs, batch_size)
     if in_lockstep:

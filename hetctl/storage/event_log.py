@@ -96,22 +96,38 @@ class EventLog:
         self._files: dict[str, EventFile] = {}
         self._in_training: dict[str, None] = {}
         self._lengths: dict[str, int] = {}
+        self._due: dict[str, None] = {}
+        """Writers of the files that are yet to be read."""
+        self._read: list[Event] = []
         self._listed = False
 
     def rows(self) -> list[Any]:
         """Return the argument of `restore`: the position in each file, and the members in training."""
-        files = {DRIVER: self._driver, **self._files}
-        return [{source: [f.offset, f.lines] for source, f in files.items()}, list(self._in_training)]
+        return [self.positions, list(self._in_training)]
+
+    @property
+    def positions(self) -> dict[str, tuple[int, int]]:
+        """Bytes and lines that were read of each file, by its writer."""
+        return {source: (f.offset, f.lines) for source, f in {DRIVER: self._driver, **self._files}.items()}
 
     def restore(self, rows: list[Any]) -> None:
         """Continue from these positions; to be called before the first read."""
         read, in_training = rows
         self._files = {source: self._file(source, *place) for source, place in read.items()}
-        self._driver = self._files.pop(DRIVER)
+        self._driver = self._files.pop(DRIVER, self._driver)
         self._in_training = dict.fromkeys(in_training)
 
     def fresh(self, lengths: Mapping[str, int] | None = None) -> list[Event]:
-        """Read new events, those of drivers first, so that what members wrote before their ends is included.
+        """Read all new events, as `fresh_files`; after an OSError the next call returns all of this one."""
+        for events in self.fresh_files(lengths):
+            self._read += events
+        read, self._read = self._read, []
+        return read
+
+    def fresh_files(self, lengths: Mapping[str, int] | None = None) -> Iterator[list[Event]]:
+        """Read new events file by file, since those of all members together may be many.
+
+        Those of drivers are first, so that what members wrote before their ends is included.
 
         Parameters
         ----------
@@ -124,27 +140,22 @@ class EventLog:
         StaleSnapshotError
             If a file is shorter than the part that was read.
         OSError
-            If a file cannot be read; the next call returns all events of this one.
+            If a file cannot be read; the next call begins with it.
         """
         self._lengths |= lengths or {}
         # Once: listing asks the metadata server of a shared file system for the size of every file.
         sources = [] if self._listed else list(self._grown())
-        place = self._driver.offset, self._driver.lines
         driver_events = self._driver.fresh()
         changed = self._update_in_training(driver_events)
         # Opening the files of 1,000 members takes 20 ms, and as many requests to a metadata server.
         grown = self._in_training if lengths is None else self._expected()
-        growing = dict.fromkeys([*sources, *changed, *grown])
-        files = [self._file_of(source) for source in growing if _may_name_a_file(source)]
-        try:
-            texts = [file.unread() for file in files]
-        except OSError:
-            # All files count as read, or none: an error in between must lose no events.
-            self._driver.offset, self._driver.lines = place
-            raise
+        self._due |= dict.fromkeys(filter(_may_name_a_file, [*sources, *changed, *grown]))
         self._listed = True
-        of_members = (event for file, text in zip(files, texts, strict=True) for event in file.take(text))
-        return [*driver_events, *of_members]
+        yield driver_events
+        for source in list(self._due):
+            events = self._file_of(source).fresh()
+            del self._due[source]
+            yield events
 
     def _expected(self) -> list[str]:
         """Return sources with grown files; one whose new length is not visible yet (NFS) is tried again."""

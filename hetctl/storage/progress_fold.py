@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
+from typing import Any, cast
 
-from hetctl.model.ensemble import Ensemble, Member, StopRule
+from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.epoch_history import EpochHistory
 from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.model.exit_reason import FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
 from hetctl.model.searches import REPORT, TRIAL
@@ -16,36 +18,46 @@ from hetctl.model.serialization import decode
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.snapshot import OrderedFold, Row, from_row, row_of
+from hetctl.storage.snapshot import Lines, OrderedFold, Row, from_row, row_of, with_fields
 
 RECENT_RESTARTS = 3
 """Number of newest restarts that are kept for a member."""
-OF_MEMBERS = frozenset({"started", "first_step", "epoch", "converged", "stopped", "failed"})
+OF_MEMBERS = frozenset({"started", "first_step", "epoch", "checkpoint", "converged", "stopped", "failed"})
 """Kinds of event in a member's file that determine its progress."""
 OF_DRIVERS = frozenset({"task_ended", TRIAL, REPORT})
 """Kinds of event in the drivers' file that determine the progress of the member that they name."""
 
 
 @dataclass(frozen=True)
-class _MemberFold:
+class MemberFold:
     """Progress of a member, and what later events are compared with.
 
     Clocks of nodes differ: only the lines of its file tell whether an epoch was trained before a resumption.
 
     Parameters
     ----------
+    progress : Progress
+        Its progress, whose epochs are a history with their lines.
     error : str
         Error that its trainer reported when it failed.
-    lines : tuple of int
-        Line of each finished epoch.
     resumed : tuple of int
         Line of the last resumption, and the epochs in its checkpoint.
+    reached : tuple of int
+        Furthest report so far: the finished epochs, and samples of the next one.
+    reached_at : float
+        Time of this report in seconds since the epoch; 0 before the first.
     """
 
     progress: Progress
     error: str = ""
-    lines: tuple[int, ...] = ()
     resumed: tuple[int, int] = (-1, 0)
+    reached: tuple[int, int] = (0, 0)
+    reached_at: float = 0.0
+
+    @property
+    def epochs(self) -> EpochHistory:
+        """Its finished epochs."""
+        return cast(EpochHistory, self.progress.epochs)
 
 
 class ProgressFold:
@@ -55,13 +67,19 @@ class ProgressFold:
     ----------
     rows : mapping of str to Row
         Result of `rows` by member, from which it continues.
+    lines : mapping of str to bytes
+        Result of `lines`, likewise.
     """
 
     def __init__(
-        self, ensemble: Ensemble, retries: int, rows: Mapping[str, Row] = MappingProxyType({})
+        self,
+        ensemble: Ensemble,
+        retries: int,
+        rows: Mapping[str, Row] = MappingProxyType({}),
+        lines: Lines = MappingProxyType({}),
     ) -> None:
         self._members, self._retries = {member.name: member for member in ensemble.members}, retries
-        self._folds = {name: self._restored(name, row) for name, row in rows.items()}
+        self._folds = {name: self._restored(name, row, lines[name]) for name, row in rows.items()}
         known = {name: fold.state.progress for name, fold in self._folds.items()}
         self._progress = _before_events(ensemble, known)
 
@@ -70,40 +88,59 @@ class ProgressFold:
         """Progress by member, in the ensemble's order."""
         return self._progress
 
+    @property
+    def reached_at(self) -> float:
+        """Time in seconds since the epoch at which a member last got further than ever before; 0: never."""
+        return max((fold.state.reached_at for fold in self._folds.values()), default=0.0)
+
     def rows(self) -> dict[str, Row]:
         """Return what the fold continues from, by member."""
         return {name: _row(fold) for name, fold in self._folds.items()}
+
+    def lines(self) -> Lines:
+        """Return the histories of members with events, which are only read when they are needed."""
+        return {name: fold.state.epochs.packed() for name, fold in self._folds.items()}
 
     def add(self, events: Iterable[Event]) -> set[str]:
         """Fold more events; return the members that they concern."""
         fresh: dict[str, list[Event]] = defaultdict(list)
         for event in events:
-            if (name := _member_of(event)) in self._members:
+            if (name := member_of(event)) in self._members:
                 fresh[name].append(event)
         for name, new_events in fresh.items():
             if name not in self._folds:
-                self._folds[name] = OrderedFold(_MemberFold(self._progress[name]), self._step(name))
+                self._folds[name] = OrderedFold(_begun(self._progress[name]), self._step(name))
             self._folds[name].add(new_events)
             self._progress[name] = self._folds[name].state.progress
         return set(fresh)
 
-    def _restored(self, name: str, row: Row) -> OrderedFold[_MemberFold]:
-        until, error, lines, resumed, (member, epochs, *others, restarts_s) = row
-        done = tuple([from_row(EpochResult, epoch) for epoch in epochs])
+    def forget(self, name: str) -> None:
+        """Keep no events of a member: an older one is refused from now on."""
+        if name in self._folds:
+            self._folds[name].forget()
+
+    def _restored(self, name: str, row: Row, line: bytes | memoryview) -> OrderedFold[MemberFold]:
+        until, error, resumed, reached, reached_at, history, (member, *others, restarts_s) = row
+        epochs = EpochHistory.from_row(history, line)
         # JSON has no tuples: with a list, this state would differ from one folded from all events.
-        progress = from_row(Progress, (member, done, *others, tuple(restarts_s)))
-        state = _MemberFold(progress, error, tuple(lines), tuple(resumed))
+        progress = from_row(Progress, (member, epochs, *others, tuple(restarts_s)))
+        state = MemberFold(progress, error, tuple(resumed), tuple(reached), reached_at)
         return OrderedFold(state, self._step(name), tuple(until))
 
-    def _step(self, name: str) -> Callable[[_MemberFold, Event], _MemberFold]:
+    def _step(self, name: str) -> Callable[[MemberFold, Event], MemberFold]:
         return partial(_next, self._members[name], self._retries)
 
 
-def _row(fold: OrderedFold[_MemberFold]) -> Row:
+def _row(fold: OrderedFold[MemberFold]) -> Row:
     state = fold.state
-    member, epochs, *others = row_of(state.progress)
-    progress = [member, [row_of(epoch) for epoch in epochs], *others]
-    return [fold.last, state.error, state.lines, state.resumed, progress]
+    member, _, *others = row_of(state.progress)
+    times = [state.error, state.resumed, state.reached, state.reached_at]
+    return [fold.last, *times, state.epochs.row(), [member, *others]]
+
+
+def _begun(progress: Progress) -> MemberFold:
+    """Return the state of a member before its first event."""
+    return MemberFold(with_fields(progress, epochs=EpochHistory()))
 
 
 def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> dict[str, Progress]:
@@ -115,9 +152,9 @@ def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> di
     was raised since continues.
     """
     members = {member.name: member for member in ensemble.members}
-    states = {name: _MemberFold(progress) for name, progress in _before_events(ensemble, {}).items()}
+    states = {name: _begun(progress) for name, progress in _before_events(ensemble, {}).items()}
     for event in events:
-        if (name := _member_of(event)) in states:
+        if (name := member_of(event)) in states:
             states[name] = _next(members[name], retries, states[name], event)
     return {name: state.progress for name, state in states.items()}
 
@@ -141,101 +178,120 @@ def _before_events(ensemble: Ensemble, known: Mapping[str, Progress]) -> dict[st
     }
 
 
-def _member_of(event: Event) -> str:
+def member_of(event: Event) -> str:
     """Return the member whose progress an event may change; empty if it changes none."""
     if event.source == DRIVER:
         return str(event.data.get("member")) if event.kind in OF_DRIVERS else ""
     return event.source if event.kind in OF_MEMBERS else ""
 
 
-def _next(member: Member, retries: int, state: _MemberFold, event: Event) -> _MemberFold:
+def _next(member: Member, retries: int, state: MemberFold, event: Event) -> MemberFold:
+    return _STEPS[event.kind](state, event, member, retries)
+
+
+def _with(state: MemberFold, **changed: Any) -> MemberFold:
+    return with_fields(state, progress=with_fields(state.progress, **changed))
+
+
+def _with_error(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    return with_fields(state, error=str(event.data.get("error", "")))
+
+
+def _after_task(state: MemberFold, event: Event, member: Member, retries: int) -> MemberFold:
+    if not state.progress.active:
+        return state
+    return with_fields(_with(state, **_counted(state, event, member, retries)), error="")
+
+
+def _counted(state: MemberFold, event: Event, member: Member, retries: int) -> dict[str, Any]:
+    """Count the end of a task against the member or not; return the changes of its progress."""
     progress = state.progress
-    if event.kind == "failed":
-        return replace(state, error=str(event.data.get("error", "")))
-    if event.kind == "task_ended":
-        if not progress.active:
-            return state
-        return replace(state, progress=_after_task(progress, member, event, state.error, retries), error="")
-    if event.kind == "started":
-        return _resumed(state, event)
-    if event.kind == "epoch":
-        return _with_epoch(state, event)
-    return replace(state, progress=_AFTER.get(event.kind, _after)(progress, member.stop, event))
-
-
-def _after_request(progress: Progress, _rule: StopRule, event: Event) -> Progress:
-    return replace(progress, asked=int(event.data["epochs"]))
-
-
-def _after_report(progress: Progress, _rule: StopRule, event: Event) -> Progress:
-    return replace(progress, reported=int(event.data["epochs"]))
-
-
-_AFTER = {TRIAL: _after_request, REPORT: _after_report}
-
-
-def _after(progress: Progress, rule: StopRule, event: Event) -> Progress:
-    if event.kind == "first_step":
-        return _with_restart(progress, event.data.get("restart_s"))
-    if event.kind == "converged":
-        history = tuple(done.metrics[rule.metric] for done in progress.epochs if rule.metric in done.metrics)
-        return replace(progress, converged=rule.still_converged(str(event.data["reason"]), history))
-    return replace(progress, part_samples=int(event.data.get("part_samples", 0)))
-
-
-def _resumed(state: _MemberFold, event: Event) -> _MemberFold:
-    """Return to the checkpoint from which a trainer resumes: later epochs are trained again."""
-    last = int(event.data["epochs"])
-    kept = [
-        (done, line)
-        for done, line in zip(state.progress.epochs, state.lines, strict=True)
-        if done.epoch <= last or line > event.seq
-    ]
-    progress = replace(
-        state.progress,
-        epochs=tuple(done for done, _ in kept),
-        part_samples=int(event.data["part_samples"]),
-    )
-    resumed = max(state.resumed, (event.seq, last))
-    return replace(state, progress=progress, lines=tuple(line for _, line in kept), resumed=resumed)
-
-
-def _with_restart(progress: Progress, seconds: float | None) -> Progress:
-    """Record a start on ranks that had trained before."""
-    if seconds is None:
-        return progress
-    return replace(progress, restarts_s=(*progress.restarts_s, float(seconds))[-RECENT_RESTARTS:])
-
-
-def _after_task(progress: Progress, member: Member, event: Event, error: str, retries: int) -> Progress:
-    """Count the end of a task against the member or not; `error` is the report of its trainer."""
     reason, description = ExitReason(event.data["reason"]), str(event.data["description"])
     if reason is ExitReason.OUT_OF_MEMORY:
         smaller = member.smaller_batch(progress.batch_size or member.batch_size)
-        return replace(progress, batch_size=smaller) if smaller else replace(progress, failed=description)
+        return {"batch_size": smaller} if smaller else {"failed": description}
     nodes = progress.node_failures + (reason is ExitReason.NODE_FAILURE)
     counts = reason in MEMBER_FAULTS or nodes > max(progress.node_failures, FREE_NODE_FAILURES)
     failures = progress.failures + counts
-    failed = (error or description) if failures > retries else None
-    return replace(progress, node_failures=nodes, failures=failures, failed=failed)
+    failed = (state.error or description) if failures > retries else None
+    return {"node_failures": nodes, "failures": failures, "failed": failed}
 
 
-def _with_epoch(state: _MemberFold, event: Event) -> _MemberFold:
+def _after_request(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    return _with(state, asked=int(event.data["epochs"]))
+
+
+def _after_report(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    return _with(state, reported=int(event.data["epochs"]))
+
+
+def _stopped(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    return _with(state, part_samples=int(event.data.get("part_samples", 0)))
+
+
+def _converged(state: MemberFold, event: Event, member: Member, _retries: int) -> MemberFold:
+    rule = member.stop
+    reason = rule.still_converged(str(event.data["reason"]), partial(state.epochs.values, rule.metric))
+    return _with(state, converged=reason)
+
+
+def _restarted(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    """Record a start on ranks that had trained before."""
+    seconds = event.data.get("restart_s")
+    if seconds is None:
+        return state
+    return _with(state, restarts_s=(*state.progress.restarts_s, float(seconds))[-RECENT_RESTARTS:])
+
+
+def _resumed(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    """Return to the checkpoint from which a trainer resumes: later epochs are trained again."""
+    last = int(event.data["epochs"])
+    kept = [(done, line) for done, line in state.epochs.after(last) if line > event.seq]
+    epochs = _extended(state.epochs.until(last), kept)
+    state = _with(state, epochs=epochs, part_samples=int(event.data["part_samples"]))
+    return with_fields(state, resumed=max(state.resumed, (event.seq, last)))
+
+
+def _with_checkpoint(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    # A resumed member reports epochs again; only getting further than ever before is progress.
+    reached = int(event.data["epoch"]), int(event.data.get("part_samples", 0))
+    return with_fields(state, reached=reached, reached_at=event.time) if reached > state.reached else state
+
+
+def _with_epoch(state: MemberFold, event: Event, member: Member, retries: int) -> MemberFold:
     """Add an epoch, or replace it by what a trainer that has resumed before it made of it."""
+    state = _with_checkpoint(state, event, member, retries)
     done, (resumed_at, last) = decode(EpochResult, event.data), state.resumed
-    known = {old.epoch: (old, line) for old, line in zip(state.progress.epochs, state.lines, strict=True)}
-    old, line = known.get(done.epoch, (None, -1))
+    later = state.epochs.after(done.epoch - 1)
+    old, line = later[0] if later and later[0][0].epoch == done.epoch else (None, -1)
     is_outdated = event.seq < max(line, resumed_at if done.epoch > last else -1)
     if is_outdated or (old is not None and old.finished_at == done.finished_at):
         return state
-    known[done.epoch] = (done, event.seq)
-    furthest = max(state.progress.furthest, len(known))
-    progress = replace(
-        state.progress,
-        epochs=tuple(known[number][0] for number in sorted(known)),
-        # A member that fails again and again before its next checkpoint gets no further by such epochs.
-        failures=0 if furthest > state.progress.furthest else state.progress.failures,
-        part_samples=0,
-        furthest=furthest,
-    )
-    return replace(state, progress=progress, lines=tuple(known[number][1] for number in sorted(known)))
+    new = [(done, event.seq), *(later if old is None else later[1:])]
+    try:
+        epochs = _extended(state.epochs.until(done.epoch - 1), new)
+    except OverflowError:
+        # The line is corrupt: there are no such numbers.
+        return state
+    furthest = state.progress.furthest
+    # A member that fails again and again before its next checkpoint gets no further by such epochs.
+    further = {"failures": 0, "furthest": len(epochs)} if len(epochs) > furthest else {}
+    return _with(state, epochs=epochs, part_samples=0, **further)
+
+
+def _extended(epochs: EpochHistory, more: list[tuple[EpochResult, int]]) -> EpochHistory:
+    return epochs.plus((done for done, _ in more), (line for _, line in more))
+
+
+_STEPS: Mapping[str, Callable[[MemberFold, Event, Member, int], MemberFold]] = {
+    TRIAL: _after_request,
+    REPORT: _after_report,
+    "task_ended": _after_task,
+    "started": _resumed,
+    "first_step": _restarted,
+    "epoch": _with_epoch,
+    "checkpoint": _with_checkpoint,
+    "converged": _converged,
+    "stopped": _stopped,
+    "failed": _with_error,
+}

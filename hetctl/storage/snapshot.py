@@ -1,7 +1,7 @@
 """Snapshot of a run's state in one file, from which folds of its events continue; only a cache.
 
 Values are stored as rows, which are faster to read than mappings by name. The first line of the file has all
-but one part, of which each member has a line of its own: `status` of a large run needs those of few members.
+but two parts, of which each member has a line of its own: `status` of a large run needs those of few members.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 from zlib import crc32
 
 from hetctl.model.events import Event, Order, in_order
-from hetctl.storage.atomic_io import write_private
-from hetctl.storage.paths import RunFolder
+from hetctl.storage.atomic_io import private_file
 
 T = TypeVar("T")
 Row = list[Any]
+Lines = Mapping[str, bytes | memoryview]
 KEY = "of"
 """Key of the identity of the state; the state of another run or in another format is ignored."""
 MEMBERS, CHECKSUM = "lines", "crc32"
@@ -57,12 +59,18 @@ def from_row(kind: type[T], row: Iterable[Any]) -> T:
     return made
 
 
-def key_of(folder: RunFolder, *kinds: type) -> str:
-    """Return the identity of a run's snapshot: the content of ``run.json``, and the format of the rows."""
-    spec = folder.spec.read_bytes() if folder.spec.exists() else b""
+def with_fields(value: T, **fields: Any) -> T:
+    """Return a frozen dataclass without slots with other fields, faster than `dataclasses.replace`."""
+    made = object.__new__(type(value))
+    made.__dict__.update(value.__dict__, **fields)
+    return made
+
+
+def key_of(of: Any, *kinds: type) -> str:
+    """Return the identity of a snapshot: JSON values on which the state depends, and the format of rows."""
     # Rows have no names: a version with other fields, or in another order, must not read them.
     columns = [_names_of(kind) for kind in kinds]
-    return hashlib.sha256(spec + json.dumps(columns).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([of, columns, sys.byteorder]).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -73,31 +81,46 @@ class Snapshot:
     ----------
     parts : mapping of str to Any
         Parts of the state by name, as JSON values.
-    lines : mapping of str to str
-        One more part: a line of JSON by member, without its end.
+    lines : mapping of str to Lines
+        More parts by name: a line by member, without its end.
     """
 
     parts: Mapping[str, Any]
-    lines: Mapping[str, str]
+    lines: Mapping[str, Lines]
 
 
 def write_snapshot(path: Path, key: str, snapshot: Snapshot) -> None:
     """Replace the snapshot of a run; OSError if the disk is full or read-only."""
-    lines = "".join(f"{line}\n" for line in snapshot.lines.values())
-    of_lines = {MEMBERS: list(snapshot.lines), CHECKSUM: crc32(lines.encode())}
-    write_private(path, f"{compact({KEY: key, **of_lines, **snapshot.parts})}\n{lines}")
+    lines = b"".join(
+        chain.from_iterable((line, b"\n") for of in snapshot.lines.values() for line in of.values())
+    )
+    members = {part: list(of) for part, of in snapshot.lines.items()}
+    head = {KEY: key, MEMBERS: members, CHECKSUM: crc32(lines), **snapshot.parts}
+    with private_file(path) as file:
+        file.writelines((compact(head).encode(), b"\n", lines))
 
 
 def read_snapshot(path: Path, key: str) -> Snapshot | None:
     """Return the snapshot, or None if there is no valid one."""
     try:
-        first, _, lines = path.read_text(encoding="utf-8").partition("\n")
-        parts = json.loads(first)
+        with path.open("rb") as file:
+            parts, lines = json.loads(file.readline()), file.read()
     except (OSError, ValueError):
         return None
-    if not isinstance(parts, dict) or parts.get(KEY) != key or parts.get(CHECKSUM) != crc32(lines.encode()):
+    if not isinstance(parts, dict) or parts.get(KEY) != key or parts.get(CHECKSUM) != crc32(lines):
         return None
-    return Snapshot(parts, dict(zip(parts[MEMBERS], lines.splitlines(), strict=True)))
+    unread = _split(lines)
+    return Snapshot(
+        parts, {part: {name: next(unread) for name in names} for part, names in parts[MEMBERS].items()}
+    )
+
+
+def _split(text: bytes) -> Iterator[memoryview]:
+    """Yield lines without copies of them: all together may be long."""
+    begin = 0
+    while (end := text.find(b"\n", begin)) >= 0:
+        yield memoryview(text)[begin:end]
+        begin = end + 1
 
 
 def compact(value: Any) -> str:
@@ -106,13 +129,15 @@ def compact(value: Any) -> str:
 
 
 S = TypeVar("S")
+RECENT = 64
+"""Least number of newest events that an `OrderedFold` can fold again."""
 
 
 class OrderedFold(Generic[S]):
     """State that results from folding events one after another in order of time.
 
     Files are read one by one, and the clocks of nodes differ: if an event is older than one that was folded
-    before it, all events are folded again, so that the result always equals that of one pass in order.
+    before it, the newest events are folded again, so that the result always equals that of one pass in order.
 
     Parameters
     ----------
@@ -124,11 +149,13 @@ class OrderedFold(Generic[S]):
         Position of the last event included in `start`; None: it includes none.
     """
 
-    __slots__ = ("_events", "_start", "_step", "_until", "state")
+    __slots__ = ("_events", "_middle", "_start", "_step", "_until", "state")
 
     def __init__(self, start: S, step: Callable[[S, Event], S], until: Order | None = None) -> None:
         self._start, self._step, self._until = start, step, until
         self._events: list[Event] = []
+        self._middle: tuple[int, S] = 0, start
+        """Number of events after which the fold had a state, and this state."""
         self.state = start
 
     @property
@@ -142,12 +169,28 @@ class OrderedFold(Generic[S]):
         Raises
         ------
         StaleSnapshotError
-            If an event belongs before the last one included in `start`.
+            If an event belongs before the last one included in `start`, or before the newest `RECENT` ones.
         """
         new = in_order(events)
         if self._until is not None and new[0].order < self._until:
             raise StaleSnapshotError
-        late = bool(self._events) and new[0].order < self._events[-1].order
-        self._events = in_order([*self._events, *new]) if late else [*self._events, *new]
-        todo, start = (self._events, self._start) if late else (new, self.state)
-        self.state = functools.reduce(self._step, todo, start)
+        if self._events and new[0].order < self._events[-1].order:
+            new, self._events = in_order([*self._events, *new]), []
+            self.state, self._middle = self._start, (0, self._start)
+        for begin in range(0, len(new), RECENT):
+            self._fold(new[begin : begin + RECENT])
+
+    def _fold(self, events: list[Event]) -> None:
+        self._events += events
+        self.state = functools.reduce(self._step, events, self.state)
+        count, middle = self._middle
+        if len(self._events) - count >= RECENT:
+            # Those before the middle are needed no more: as many newer ones can be folded again.
+            self._until = self._events[count - 1].order if count else self._until
+            self._start, self._events = middle, self._events[count:]
+            self._middle = len(self._events), self.state
+
+    def forget(self) -> None:
+        """Keep no events: an older one is refused from now on."""
+        self._until, self._events = self.last, []
+        self._start, self._middle = self.state, (0, self.state)

@@ -13,7 +13,7 @@ from typing import Any
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.run import Usage
-from hetctl.storage.snapshot import OrderedFold, compact, row_of
+from hetctl.storage.snapshot import Lines, OrderedFold, compact, row_of
 
 TaskKey = tuple[int, str]
 """Index of the round, and name of the member."""
@@ -54,23 +54,23 @@ class TaskFold:
 
     def __init__(self) -> None:
         self._folds: dict[str, dict[int, OrderedFold[Tasks]]] = {}
-        self._kept: dict[str, str] = {}
+        self._kept: dict[str, bytes | memoryview] = {}
         """Lines of members whose tasks were not needed since `restore`."""
 
     def of(self, member: str) -> Mapping[int, Tasks]:
         """Return the tasks of a member, by round."""
         return {index: fold.state for index, fold in self._folds_of(member).items()}
 
-    def lines(self) -> dict[str, str]:
+    def lines(self) -> Lines:
         """Return the argument of `restore`: a line of JSON by member."""
         return self._kept | {
             name: compact(
                 [[index, fold.last, [row_of(task) for task in fold.state]] for index, fold in rounds.items()]
-            )
+            ).encode()
             for name, rounds in self._folds.items()
         }
 
-    def restore(self, lines: Mapping[str, str]) -> None:
+    def restore(self, lines: Lines) -> None:
         """Continue from an earlier state; to be called before any event is added."""
         self._kept = dict(lines)
 
@@ -88,7 +88,7 @@ class TaskFold:
         if member not in self._folds:
             self._folds[member] = {
                 index: OrderedFold(tuple([TaskRecord(*task) for task in tasks]), _after, tuple(until))
-                for index, until, tasks in json.loads(self._kept.pop(member, "[]"))
+                for index, until, tasks in json.loads(bytes(self._kept.pop(member, b"[]")))
             }
         return self._folds[member]
 

@@ -129,6 +129,7 @@ def test_events_of_earlier_catalogs_get_the_present_kinds(path: Path) -> None:
             "INSERT INTO events (run, source, seq, round, kind, time, data)"
             f" VALUES ('digits-001', 'driver', {seq}, 0, '{kind}', 1.0, '{{}}')",
         )
+    sql(path, "DROP TABLE collected_files")
     sql(path, "UPDATE alembic_version SET version_num = '0005'")
     Catalog.open(path).close()
     assert [kind for (kind,) in sql(path, "SELECT kind FROM events ORDER BY seq")] == [

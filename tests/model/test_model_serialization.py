@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import typing
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -46,7 +47,7 @@ def values_of(kind):
         return plain_values
     if type(None) in arguments:
         return st.none() | values_of(arguments[0])
-    if origin is tuple:
+    if origin in (tuple, Sequence):
         return st.lists(values_of(arguments[0]), max_size=2).map(tuple)
     if origin is not None:
         return st.dictionaries(values_of(arguments[0]), values_of(arguments[1]), max_size=2)

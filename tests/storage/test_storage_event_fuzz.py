@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from hetctl.app.run.next_state import progressed_at, reasons_of_jobs
+from hetctl.app.run.next_state import reasons_of_jobs
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.storage.event_files import read_events
 from hetctl.storage.progress_fold import progress_of
@@ -76,7 +76,6 @@ def test_no_garbled_file_trips_its_readers(lines, tmp_path):
         progress = progress_of(ENSEMBLE, events, retries=2)["a"]
         assert not progress.converged
         usage_of(events, 10.0)
-        progressed_at(events)
         reasons_of_jobs(events)
 
 

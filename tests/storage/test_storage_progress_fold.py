@@ -14,7 +14,7 @@ from hetctl.model.exit_reason import FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReas
 from hetctl.model.run import Usage
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.progress_fold import events_in, progress_in, progress_of
+from hetctl.storage.progress_fold import ProgressFold, events_in, progress_in, progress_of
 from hetctl.storage.task_fold import usage_of
 
 ENSEMBLE = Ensemble("e", "tensorflow", Functions("a:b", "a:c"), (Member("a"), Member("b")), "/x")
@@ -28,7 +28,7 @@ def event(source, kind, time=0.0, **data):
 def epoch(member, number, **later):
     result = {
         "epoch": number,
-        "metrics": {"loss": 1 / number},
+        "metrics": {"loss": 1 / min(number, 2**53)},
         "duration_s": 1.0,
         "gpus": 1,
         "finished_at": 0.0,
@@ -60,6 +60,35 @@ def test_the_newest_restarts_are_kept():
 def test_an_epoch_that_is_reported_twice_counts_once():
     progress = fold(epoch("a", 1), epoch("a", 2), epoch("a", 2, evaluate_s=1.0), epoch("a", 3))["a"]
     assert [done.epoch for done in progress.epochs] == [1, 2, 3]
+
+
+def saved(member, time, epochs, part_samples=0):
+    return event(member, "checkpoint", time, epoch=epochs, part_samples=part_samples)
+
+
+def reached_at(*events):
+    progress = ProgressFold(ENSEMBLE, RETRIES)
+    progress.add(events)
+    return progress.reached_at
+
+
+def test_only_getting_further_than_ever_is_progress():
+    told = [
+        saved("a", 1, 1),
+        saved("a", 2, 1),
+        saved("b", 3, 0, 10),
+        saved("b", 4, 0, 5),
+        saved("a", 5, 1, 2),
+    ]
+    assert [reached_at(*told[: count + 1]) for count in range(len(told))] == [1, 1, 3, 3, 5]
+
+
+def test_a_checkpoint_of_nothing_is_no_progress():
+    assert reached_at(saved("a", 1, 0)) == 0.0
+
+
+def test_an_epoch_with_numbers_beyond_all_floats_is_left_out():
+    assert len(fold(epoch("a", 1), epoch("a", 10**400))["a"].epochs) == 1
 
 
 def in_lines(*events):

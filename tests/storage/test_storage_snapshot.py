@@ -139,7 +139,6 @@ SPOILT = {
     "torn": lambda run: _cut(run.state),
     "a file is shorter": lambda run: _cut(run.events_of("a")),
     "a file is gone": lambda run: run.events_of("b").unlink(),
-    "run.json has changed": lambda run: run.spec.write_text("{}"),
     "of another run": lambda run: _say(run.state, of="another"),
     "garbled tasks": lambda run: _garble_tasks(run.state),
     "no lines": lambda run: _say(run.state, lines=None),

@@ -235,10 +235,10 @@ class RatePoints:
 
     def __init__(self, points: Iterable[ProfilePoint], ensemble: Ensemble) -> None:
         members = {member.name: member for member in ensemble.members}
+        # Once for each member: a table has many points of one.
+        digests = {name: shape_digest(member, ensemble.rate_keys) for name, member in members.items()}
         self._measured = measured_members(ensemble)
-        self._shapes = {
-            name: shape_digest(member, ensemble.rate_keys) for name, member in self._measured.items()
-        }
+        self._shapes = {name: digests[member.name] for name, member in self._measured.items()}
         self._now = set(self._shapes.values())
         self._of_shape: dict[str, list[ProfilePoint]] = defaultdict(list)
         self._of_member: dict[str, list[ProfilePoint]] = defaultdict(list)
@@ -248,7 +248,7 @@ class RatePoints:
             named = members.get(point.member)
             if named is not None and named.fingerprint == point.fingerprint:
                 self._of_member[named.name].append(point)
-                self._of_alike[shape_digest(named, ensemble.rate_keys)].append(point)
+                self._of_alike[digests[named.name]].append(point)
 
     def of(self, member: str) -> list[ProfilePoint]:
         """Return the newest points that hold for a member, by type and number of GPUs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import TextIO
 
@@ -16,7 +17,6 @@ from hetctl.inputs.rate_table import RateRow, read_rates, write_rates
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import Hardware, ProfilePoint
-from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 
 
@@ -49,9 +49,9 @@ def import_rates(project: Project, ensemble: Ensemble, site: Site, path: Path) -
 def import_ensemble(project: Project, name: str, path: Path) -> tuple[Ensemble, int]:
     """Create an ensemble from the members of a rate table; return it, and the number of its rates.
 
-    It can be simulated, but has no networks to train. An earlier import under this name is replaced: a
-    member's rates are part of its configuration, so that no rate of another table applies to it. The
-    ensemble is saved last; until then the earlier one is valid.
+    It can be simulated, but has no networks to train. An earlier import under this name is replaced: a digest
+    of a member's rates is its configuration, so that no rate of another table applies to it. The ensemble is
+    saved last; until then the earlier one is valid.
 
     Raises
     ------
@@ -115,7 +115,9 @@ def _members(rows: Iterable[RateRow]) -> list[Member]:
     tables: dict[str, list[RateRow]] = {}
     for row in rows:
         tables.setdefault(row.member, []).append(row)
-    return [Member(name, {"rates": encode(table)}) for name, table in tables.items()]
+    # A digest in place of the table: configs are read, encoded and compared by every command.
+    digests = {name: sha256(repr(table).encode()).hexdigest() for name, table in tables.items()}
+    return [Member(name, {"rates": digest}) for name, digest in digests.items()]
 
 
 def _refuse_taken(catalog: Catalog, name: str) -> None:

@@ -20,7 +20,7 @@ from hetctl.app.run.changes import (
     refuse_edited_modules,
     refuse_what_is_kept,
 )
-from hetctl.app.run.next_state import search_goes_on, used_until_now
+from hetctl.app.run.next_state import used_until_now
 from hetctl.app.run.replay import replay_now
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
@@ -30,7 +30,7 @@ from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.storage.kept_modules import imported_modules, modules_of
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.progress_fold import events_in, progress_in, progress_of
+from hetctl.storage.run_state import state_in
 
 T = TypeVar("T", Ensemble, Site)
 
@@ -117,7 +117,9 @@ def continued(
         replay=replay_now(spec.replay, requested.replay),
         retries=spec.retries if requested.retries is None else requested.retries,
         chain=spec.chain if requested.chain is None else requested.chain,
-        budget=replace(requested.budget, since=used_until_now(events_in(project.home.run(spec.run)), ())),
+        budget=replace(
+            requested.budget, since=used_until_now(state_in(project.home.run(spec.run), spec), ())
+        ),
         modules=spec.modules if modules == KEPT else modules_of(ensemble),
         given={**spec.given, **requested.given, **({"modules": modules} if modules else {})},
     )
@@ -157,16 +159,13 @@ def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec) -> Plan:
     )
     if request.mode in (AUTO, PIPELINE):
         request = with_measurements(catalog, request)
-    progress = progress_in(project.home.run(spec.run), spec.ensemble, spec.retries)
+    progress = state_in(project.home.run(spec.run), spec).progress
     return plan_from({profile.member: profile for profile in spec.profiles}, request, progress)
 
 
 def is_done(folder: RunFolder, spec: RunSpec) -> bool:
     """Return true if no member needs any more training."""
-    events = events_in(folder)
-    progress = progress_of(spec.ensemble, events, spec.retries)
-    goes_on = search_goes_on(spec.ensemble, events)
-    return not goes_on and not any(member.active for member in progress.values())
+    return not state_in(folder, spec).has_work
 
 
 def _site_now(project: Project, spec: RunSpec, requested: RequestedOptions) -> Site:

@@ -114,7 +114,9 @@ def continue_run(
         If the batch system cannot be reached or refuses; the run is then unchanged.
     """
     with project.writing() as catalog:
-        return _continue(project, catalog, record_of(catalog, run), ensemble, requested)
+        transition = _continue(project, catalog, record_of(catalog, run), ensemble, requested)
+        collect(catalog, project.home.run(run))
+        return transition
 
 
 def advance(
@@ -124,7 +126,7 @@ def advance(
     after_job: int | None = None,
     patience_s: float = JOB_LOCK_PATIENCE_S,
 ) -> RunTransition:
-    """Collect a run's events and submit its next job, if there is work left and no job is queued or running.
+    """Submit a run's next job, if there is work left and no job is queued or running; collect its events.
 
     Parameters
     ----------
@@ -134,7 +136,11 @@ def advance(
         Seconds to wait while another process has the lock.
     """
     with project.writing(patience_s=patience_s) as catalog:
-        return _advance(project, catalog, record_of(catalog, run), after_job)
+        record = record_of(catalog, run)
+        transition = _advance(project, catalog, record, after_job)
+        # Only then: it takes long after many epochs, and the job that calls this is about to be killed.
+        collect(catalog, project.home.run(record.spec.run))
+        return transition
 
 
 def chain(project: Project, run: str, behind: int) -> RunTransition:
@@ -207,7 +213,6 @@ def _continue(
     # Rendered before anything is stored: a template that cannot be rendered leaves all as it is.
     following = end or _next_job(project, catalog, spec, jobs)
     save_jobs(catalog, run, jobs)
-    collect(catalog, folder)
     if isinstance(following, NextJob):
         transition = _submit_next(project, catalog, following, continued_from=record.spec)
         waits = f"{transition.reason}; it starts when job {alive[-1]} has ended" if alive else ""
@@ -281,7 +286,6 @@ def _advance(
     require_folder(project, record, catalog.jobs(spec.run))
     folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
     jobs = refresh_jobs(catalog, batch, folder, after_job)
-    collect(catalog, folder)
     if record.state not in UNDER_WAY:
         return RunTransition(spec.run, record.state, record.reason)
     # Jobs that wait have used nothing of a budget yet, and are not needed if those before them end the run.

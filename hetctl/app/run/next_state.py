@@ -5,17 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
-from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import Event
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.job import GAVE_WAY, Job, JobState
 from hetctl.model.run import RunSpec, Usage
 from hetctl.model.run_states import RunReason
-from hetctl.model.searches import SEARCH_ENDED
 from hetctl.model.training_progress import Progress
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.progress_fold import events_in, progress_of
-from hetctl.storage.task_fold import usage_of
+from hetctl.storage.run_state import RunState, state_in
 
 ALL_CONVERGED = "every member has converged"
 
@@ -30,68 +27,45 @@ FREE = frozenset({JobState.PREEMPTED, JobState.CANCELLED})
 
 def reason_to_end(spec: RunSpec, folder: RunFolder, jobs: Sequence[Job]) -> tuple[RunReason, str] | None:
     """Return why a run ends after its jobs, with a text for the user; None if it needs another job."""
-    events = events_in(folder)
-    progress = progress_of(spec.ensemble, events, spec.retries)
-    goes_on = search_goes_on(spec.ensemble, events)
-    if not goes_on and not any(member.active for member in progress.values()):
-        return _outcome(progress, events)
-    budget, used = spec.budget, used_until_now(events, jobs)
+    state = state_in(folder, spec)
+    if not state.has_work:
+        return _outcome(state.progress, state.facts.search_ended)
+    budget, used = spec.budget, used_until_now(state, jobs)
     if limit := budget.exceeded_by_jobs(len(jobs) - spec.earlier_jobs) or budget.exceeded(used):
         return RunReason.BUDGET, limit
-    trouble = _trouble(folder, [job for job in jobs if job.number >= spec.earlier_jobs], events)
+    trouble = _trouble(folder, [job for job in jobs if job.number >= spec.earlier_jobs], state)
     return (RunReason.NO_PROGRESS, trouble) if trouble else None
 
 
-def used_until_now(events: Sequence[Event], jobs: Iterable[Job]) -> Usage:
-    """Return the resources used by a run; tasks whose driver was killed have ended with its last events.
-
-    Parameters
-    ----------
-    events : sequence of Event
-        All events of the run, in order of time.
-    """
-    goes_on = not events or any(not job.state.over for job in jobs)
-    return usage_of(events, time.time() if goes_on else events[-1].time)
+def used_until_now(state: RunState, jobs: Iterable[Job]) -> Usage:
+    """Return the resources used by a run; tasks whose driver was killed have ended with its last events."""
+    last = state.facts.last
+    goes_on = last is None or any(not job.state.over for job in jobs)
+    return state.used(time.time() if last is None or goes_on else last.time)
 
 
-def _outcome(progress: Mapping[str, Progress], events: Iterable[Event]) -> tuple[RunReason, str]:
+def _outcome(progress: Mapping[str, Progress], search_ended: str | None) -> tuple[RunReason, str]:
     """Return how a run without work has ended; a search goes on without trials that fail."""
     trials = {name for name, member in progress.items() if member.asked}
     lost = {name for name in trials if progress[name].failed}
     failed = [name for name, member in progress.items() if member.failed and name not in trials]
     if failed or (trials and lost == trials):
         return RunReason.MEMBERS_FAILED, f"{len(failed) or len(lost)} of {len(progress)} members failed"
-    ends = [str(event.data["reason"]) for event in events if event.kind == SEARCH_ENDED]
-    return RunReason.CONVERGED, f"the search has ended: {ends[-1]}" if ends else ALL_CONVERGED
+    return RunReason.CONVERGED, f"the search has ended: {search_ended}" if search_ended else ALL_CONVERGED
 
 
-def _trouble(folder: RunFolder, jobs: Sequence[Job], events: Sequence[Event]) -> str:
+def _trouble(folder: RunFolder, jobs: Sequence[Job], state: RunState) -> str:
     """Return why another job would fail as these did; empty if it may succeed."""
     numbers = {job.number for job in jobs}
-    reasons = reasons_of_jobs(event for event in events if event.data.get("job") in numbers)
+    reasons = reasons_of_jobs(event for event in state.facts.jobs if event.data["job"] in numbers)
     # A slice, since there may be no ended job.
     if reasons[-1:] == [ExitReason.DISK_FULL.value]:
         return "the disk is full: free some space"
-    idle = idle_jobs([job for job in jobs if job.state.over], progressed_at(events))
+    idle = idle_jobs([job for job in jobs if job.state.over], state.reached_at)
     if len(idle) < IDLE_JOBS:
         return ""
     # Without their states: the last one still runs this, and the batch system does not know its end yet.
     return f"the last {len(idle)} jobs got nothing done: see {folder.job(idle[-1].number).log}"
-
-
-def progressed_at(events: Iterable[Event]) -> list[float]:
-    """Return the times of members' progress beyond all before, in seconds since the epoch."""
-    furthest: dict[str, tuple[int, int]] = {}
-    times = []
-    # A resumed member reports epochs again; only getting further than ever before is progress.
-    for event in sorted(events, key=lambda event: event.time):
-        if event.kind not in ("epoch", "checkpoint"):
-            continue
-        reached = int(event.data["epoch"]), int(event.data.get("part_samples", 0))
-        if reached > furthest.get(event.source, (0, 0)):
-            furthest[event.source] = reached
-            times.append(event.time)
-    return times
 
 
 def reasons_of_jobs(events: Iterable[Event]) -> list[str]:
@@ -100,19 +74,18 @@ def reasons_of_jobs(events: Iterable[Event]) -> list[str]:
     return [str(event.data["reason"]) for event in sorted(ended, key=lambda event: event.time)]
 
 
-def idle_jobs(jobs: Sequence[Job], progress: Iterable[float]) -> list[Job]:
+def idle_jobs(jobs: Sequence[Job], reached_at: float) -> list[Job]:
     """Return the jobs since the last progress that count as jobs without progress.
 
     Parameters
     ----------
     jobs : sequence of Job
         Jobs of one run, by number; all are over.
-    progress : iterable of float
-        Times as returned by `progressed_at`.
+    reached_at : float
+        Time of the last progress, as in `RunState`.
     """
-    last = max(progress, default=0.0)
     # With --chain a job is submitted before the previous one makes progress, which then clears both.
-    idle = [job for job in jobs if job.submitted_at >= last]
+    idle = [job for job in jobs if job.submitted_at >= reached_at]
     failed = [job for job in idle if job.state is JobState.NODE_FAILED]
     forgiven = FREE if len(failed) > NODE_FAILURES else FREE | {JobState.NODE_FAILED}
     return [job for job in idle if job.state not in forgiven and job.exit_code != GAVE_WAY]
@@ -129,8 +102,3 @@ def excluded_nodes(jobs: Iterable[Job], nodes: int, needed: int) -> tuple[str, .
     failed = sorted({node for job in jobs for node in job.failed_nodes})
     # Excluding too many nodes would keep the job waiting forever.
     return tuple(failed[: max(0, nodes - needed)])
-
-
-def search_goes_on(ensemble: Ensemble, events: Iterable[Event]) -> bool:
-    """Return true if the ensemble has a search that may still ask for trials."""
-    return ensemble.search is not None and not any(event.kind == SEARCH_ENDED for event in events)

@@ -10,7 +10,7 @@ from hetctl.app.plan.member_rules import refuse_without_hops
 from hetctl.app.plan.planning import AUTO, PlanInputs, PlanRequest, plan_inputs, saved_or_new_plan
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.collect import ended_by_files
+from hetctl.app.run.collect import ended_by_files, job_events
 from hetctl.app.run.continue_run import RequestedOptions, continued, is_done, plan_of_rest
 from hetctl.app.run.replay import check_replay
 from hetctl.app.run.select_run import record_of, require_folder
@@ -23,7 +23,6 @@ from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, USUAL_P
 from hetctl.model.run import CACHED, NONE, Budget, RunSpec
 from hetctl.model.run_states import moved
 from hetctl.storage.kept_modules import modules_of
-from hetctl.storage.progress_fold import events_in
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, requested: Requ
                 f"run {run} has nothing left to train", "start another with `hetctl submit --new`"
             )
         spec, changed = continued(project, catalog, record.spec, ensemble, requested)
-        jobs = ended_by_files(catalog.jobs(run), events_in(folder), done=False, silent=True)
+        jobs = ended_by_files(catalog.jobs(run), job_events(folder), done=False, silent=True)
         alive = [job for job in jobs if not job.state.over and job.batch_id]
         behind = f"job {alive[-1].batch_id}, last seen {alive[-1].state.value}," if alive else ""
         next_job = next_job_of(spec, catalog.identity, jobs)

@@ -36,7 +36,7 @@ class DisplayedMembers:
 
     members: tuple[MemberStatus, ...]
     tasks: tuple[TaskSpan, ...]
-    history: Mapping[str, tuple[EpochResult, ...]]
+    history: Mapping[str, Sequence[EpochResult]]
 
 
 class RunView:
@@ -68,8 +68,7 @@ class RunView:
     @property
     def has_work(self) -> bool:
         """True if a member needs training, or the run's search may ask for more."""
-        searches = self.spec.ensemble.search is not None and self.facts.search_ended is None
-        return searches or any(member.active for member in self.progress.values())
+        return self._state.has_work
 
     def refresh(self) -> None:
         """Read new events from the disk."""

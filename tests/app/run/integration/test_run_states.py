@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -507,3 +509,18 @@ def test_a_forgotten_job_that_was_requeued_may_be_alive():
 def test_a_job_that_is_over_is_not_asked_about(before):
     (job,) = current_jobs([a_job(before)], Answer(JobState.RUNNING), [])
     assert job.state is before
+
+
+def test_a_killed_collection_keeps_no_run_from_its_next_job(story, monkeypatch):
+    begun(story)
+    story.job_starts()
+    story.job_ends()
+    story._write("a", "started", epochs=0, part_samples=0)
+    with monkeypatch.context() as killed:
+        killed.setattr(Catalog, "ingest", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+        story.does("advance", code=130)
+    assert [job.state for job in story.jobs_of(RUN)] == [JobState.PREEMPTED, JobState.PENDING]
+    assert story.does("advance") == "running"
+    assert len(story.jobs_of(RUN)) == 2
+    with Catalog.open_to_read(story.project.home.catalog) as catalog:
+        assert catalog.collected(RUN).keys() == {DRIVER, "a"}
