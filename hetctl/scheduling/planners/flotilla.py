@@ -8,7 +8,7 @@ remaining members alone, while all others continue to train.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hetctl.model.plan import Placement
 from hetctl.model.workload import Workload
@@ -26,19 +26,20 @@ from hetctl.scheduling.planners.packing import pack
 def decide(request: Request) -> Decision:
     """Create a flotilla and place it (Algorithm 1, lines 4 and 5).
 
-    A member that does not fit gets fewer GPUs, or waits.
+    A member that does not fit gets fewer GPUs, or waits; the GPUs that it leaves go to others, as the
+    paper's remaining GPUs do.
     """
     free = request.free_gpus
     workloads = _affordable(request)
     if not workloads:
         return Decision()
+    by_name = {workload.name: workload for workload in workloads}
     counts = create_flotilla(workloads, free, request.options)
     share_leftover(workloads, counts, free)
-    by_name = {workload.name: workload for workload in workloads}
-    placements = _placed(counts, by_name, request)
-    return Decision(
-        tuple(allocation_on(by_name[name], placements[name]) for name in counts if name in placements)
-    )
+    counts = _fitting(counts, by_name, request)
+    share_leftover(workloads, counts, free, _has_room(counts, request))
+    placements, _ = _packed(counts, request)
+    return Decision(tuple(allocation_on(by_name[name], placements[name]) for name in counts))
 
 
 def _affordable(request: Request) -> list[Workload]:
@@ -72,11 +73,16 @@ def create_flotilla(workloads: Sequence[Workload], gpus: int, options: Options) 
     return counts
 
 
-def share_leftover(workloads: Sequence[Workload], counts: dict[str, int], gpus: int) -> None:
+def share_leftover(
+    workloads: Sequence[Workload],
+    counts: dict[str, int],
+    gpus: int,
+    has_room: Callable[[str], bool] = lambda _: True,
+) -> None:
     """Give the remaining GPUs to the slowest member, one by one (Algorithm 2, lines 12 to 16).
 
-    A member gets no more at its limit, or if one more would not make it faster; GPUs that make
-    no member faster stay idle.
+    A member gets no more at its limit, if one more would not make it faster, or if there is no room for it;
+    GPUs that make no member faster stay idle.
     """
     rates = {workload.name: workload.rates for workload in workloads if workload.name in counts}
     left = gpus - sum(counts.values())
@@ -85,12 +91,12 @@ def share_leftover(workloads: Sequence[Workload], counts: dict[str, int], gpus: 
     while left and slowest:
         rate, order, name = slowest[0]
         faster = rates[name].get(counts[name] + 1, 0.0)
-        if faster > rate:
+        if faster > rate and has_room(name):
             counts[name] += 1
             left -= 1
             heapq.heapreplace(slowest, (faster, order, name))
         else:
-            # Deviation from Algorithm 2, which gives all GPUs away: these would make the member no faster.
+            # Deviation from Algorithm 2, which gives all GPUs away: the member could not use them.
             heapq.heappop(slowest)
 
 
@@ -108,22 +114,36 @@ def _near(workload: Workload, reference: float, delta: float, limit: int) -> Ite
             yield count, rate
 
 
-def _placed(
-    counts: dict[str, int], workloads: Mapping[str, Workload], request: Request
-) -> dict[str, tuple[Placement, ...]]:
-    """Return placements; while members do not fit without straddling nodes, take a GPU from each of them.
+def _fitting(counts: dict[str, int], workloads: Mapping[str, Workload], request: Request) -> dict[str, int]:
+    """Return counts that fit: while members do not, a GPU is taken from each of them.
 
     A member that is left with fewer than it trains on waits for the next round.
     """
-    while True:
-        placements, unplaced = pack(
-            tuple(counts.items()), request.nodes, request.options.max_permutations, request.all_nodes
-        )
-        if not unplaced:
-            return placements
-        for name in unplaced:
-            counts[name] -= 1
-        counts = {name: count for name, count in counts.items() if count in workloads[name].rates}
+    while unplaced := _packed(counts, request)[1]:
+        fewer = {name: count - (name in unplaced) for name, count in counts.items()}
+        counts = {name: count for name, count in fewer.items() if count in workloads[name].rates}
+    return counts
+
+
+def _has_room(counts: Mapping[str, int], request: Request) -> Callable[[str], bool]:
+    """Return whether a member can have one GPU more than in `counts`, as they are when that is asked."""
+    too_many = set[int]()
+
+    def has_room(name: str) -> bool:
+        more = counts[name] + 1
+        # Members with equally many GPUs are alike, and there is never more room than before.
+        if more not in too_many and _packed({**counts, name: more}, request)[1]:
+            too_many.add(more)
+        return more not in too_many
+
+    return has_room
+
+
+def _packed(
+    counts: Mapping[str, int], request: Request
+) -> tuple[dict[str, tuple[Placement, ...]], tuple[str, ...]]:
+    """Return the placements, and the members that do not fit without straddling nodes."""
+    return pack(tuple(counts.items()), request.nodes, request.options.max_permutations, request.all_nodes)
 
 
 def _local_reasons(request: Request, decision: Decision) -> dict[str, str]:

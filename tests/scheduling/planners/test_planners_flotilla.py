@@ -75,6 +75,17 @@ def test_a_member_without_room_gets_fewer_gpus() -> None:
     assert all(len(allocation.placement) == 1 for allocation in given)
 
 
+def test_gpus_that_a_member_had_to_leave_go_to_others() -> None:
+    # 3, 3 and 2 GPUs do not fit on two nodes of 4 without straddling; c's second one is of use to a.
+    members = tuple(
+        Workload(name, {m: rate * m**0.95 for m in range(1, 9)}, 1000.0)
+        for name, rate in (("a", 40.0), ("b", 40.0), ("c", 100.0))
+    )
+    given = allocations(request(members, 8, delta=20))
+    assert {allocation.member: allocation.gpus for allocation in given} == {"c": 1, "a": 4, "b": 3}
+    assert all(len(allocation.placement) == 1 for allocation in given)
+
+
 def test_without_gpus_or_members_there_is_no_flotilla() -> None:
     assert allocations(request((), 4)) == ()
     assert allocations(Request((linear("a", 1),), (Node("n", ()),), 4, 0, Options())) == ()
