@@ -125,7 +125,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     _refuse_unknown_types(request, profiles.values())
     scenario = _scenario(request, per_node, options.seed)
     refuse_wide_members(request.ensemble.members, scenario.cluster, mix_types=options.mix_types)
-    planned = active_workloads(request.ensemble, profiles, {}, sum(request.gpus.values()), per_node)
+    planned = active_workloads(request.ensemble, profiles, {}, sum(request.gpus.values()))
     members = _as_restarting(planned, request.restart_s)
     arrivals = _arrivals(members, request, options.seed)
     expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals

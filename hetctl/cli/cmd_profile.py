@@ -67,6 +67,12 @@ SCRATCH = (
     type=Seconds(),
     help="Run the command of a member for TIME at most, on each number of GPUs.  [default: 1m]",
 )
+@click.option(
+    "--beyond",
+    is_flag=True,
+    help="Measure also on twice, four times, .. as many GPUs as usual, up to --gpus, where a member may be"
+    " faster than on fewer.",
+)
 @click.option("--force", is_flag=True, help="Measure known points again.")
 @json_option
 @click.pass_context
@@ -78,6 +84,7 @@ def command(
     members: tuple[str, ...],
     links: bool,
     command_s: float | None,
+    beyond: bool,
     force: bool,
     as_json: bool,
     **options: Any,
@@ -104,7 +111,7 @@ def command(
     spread = ArraySpec(jobs, max_concurrent)
     # That of the environment is meant for the jobs of runs, which end with checkpoints.
     wall_s = options["time"] if "time" in command_line_options(context) else None
-    asked = ProfileCommand(ensemble, site, size, spread, force, command_s, wall_s)
+    asked = ProfileCommand(ensemble, site, size, spread, force, command_s, wall_s, beyond)
     if any(member.command and not member.writes_apart for member in ensemble.members):
         click.echo(SCRATCH, err=True)
     outcome: ProfileOutcome | LayerOutcome

@@ -28,6 +28,9 @@ class Workload:
         Name of a family of members with equal rates: observations of one member hold for all.
     rates_by_type : mapping
         Rates of each type of GPU by name, if the types differ.
+    unsure : mapping of int to float
+        Predicted samples/s on still more GPUs, whose gain is not above the error of the prediction. Only a
+        planner that explores rates gives a member so many.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Workload:
     rates_by_type: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     epoch_s: float = 0.0
     save_s: float | None = None
+    unsure: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def overhead_s(self) -> float:

@@ -1,14 +1,20 @@
-"""Training rates on numbers of GPUs without a measurement (FLEET, appendix B.3)."""
+"""Training rates on numbers of GPUs without a measurement, and how far they may be relied on."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from hetctl.model.errors import BadInputError
+from hetctl.perf.allreduce_model import fit_speed
 
-LEAST_SHARE = 1e-9
+ERROR_PER_DOUBLING = 0.1
+"""Standard error of the logarithm of a predicted rate, for each doubling of the largest measured number. That
+of ElasticFlow's curves is 0.08 to 0.10, from 4, 8 and 16 GPUs to up to eight times as many."""
+UNKNOWN = 0.7
+"""The same if one point was measured: more than a doubling can gain, log 2."""
 
 
 def gpus_needed(single_rates: Iterable[float]) -> int:
@@ -19,7 +25,7 @@ def gpus_needed(single_rates: Iterable[float]) -> int:
 
 
 def profiled_gpus(gpus_per_node: int) -> int:
-    """Return M_b of the paper: the number of GPUs at which Equation 5 is anchored."""
+    """Return M_b of the paper: up to which every number of GPUs is measured."""
     return 2 * gpus_per_node
 
 
@@ -33,15 +39,61 @@ def usable_rates(measured: Mapping[int, float]) -> dict[int, float]:
     return {m: measured[m] for m in sorted(measured) if m >= 1 and _usable(measured[m])}
 
 
-def rate_curve(
-    measured: Mapping[int, float], max_gpus: int, gpus_per_node: int, least: int = 1
-) -> tuple[dict[int, float], tuple[str, ...]]:
-    """Return the rate on each of `least` to `max_gpus` GPUs, and notes on deviations from Equation 5.
+@dataclass(frozen=True)
+class RateCurve:
+    """Rates on consecutive numbers of GPUs, of which the last may be predicted.
 
-    Measured rates are kept, rates between them are interpolated. Beyond the last one, Equation 5 is used,
-    anchored at M_b. If M_b or M_b - 1 was not measured, the two largest measured numbers of GPUs replace
-    them, with the loss of efficiency between them spread evenly over the GPUs in between; for two
-    consecutive numbers this is Equation 5 itself.
+    Parameters
+    ----------
+    rates : mapping of int to float
+        Samples/s by number of GPUs.
+    measured : int
+        Largest number of GPUs with a measured rate; rates above it are predicted.
+    error : float
+        Standard error of the logarithm of a predicted rate, for each doubling of `measured`.
+    notes : tuple of str
+        Origin of rates that were not measured.
+    """
+
+    rates: Mapping[int, float]
+    measured: int
+    error: float
+    notes: tuple[str, ...] = ()
+
+    def spread(self, gpus: int) -> float:
+        """Return the standard error of a rate, relative to it; 0 up to the measured numbers."""
+        return math.exp(self.error * math.log2(max(gpus / self.measured, 1))) - 1
+
+    @property
+    def useful(self) -> dict[int, float]:
+        """Rates up to the last number of GPUs that is faster than all smaller ones by more than the error."""
+        # max() returns the first of equal rates, which is the one with the fewest GPUs.
+        peak = max(self.rates, key=lambda gpus: self.rates[gpus] / (1 + self.spread(gpus)))
+        return {gpus: rate for gpus, rate in self.rates.items() if gpus <= peak}
+
+    @property
+    def unsure(self) -> dict[int, float]:
+        """Rates on more GPUs than the useful ones."""
+        useful = self.useful
+        return {gpus: rate for gpus, rate in self.rates.items() if gpus not in useful}
+
+    @property
+    def to_measure(self) -> tuple[int, ...]:
+        """Numbers of GPUs to measure before plans can rely on more, as far as they may be faster."""
+        fastest = max((rate for gpus, rate in self.rates.items() if gpus <= self.measured), default=0.0)
+        found, gpus = [], 2 * self.measured
+        while self.rates.get(gpus, 0.0) > fastest:
+            found.append(gpus)
+            gpus *= 2
+        return tuple(found)
+
+
+def rate_curve(measured: Mapping[int, float], max_gpus: int, least: int = 1) -> RateCurve:
+    """Return the rates on `least` to `max_gpus` GPUs.
+
+    Measured rates are kept, rates between them are interpolated, and below the first one they are in
+    proportion. Beyond the last one they are those of `fit_speed` (Capes et al., Equation 3), scaled to the
+    last one, and never better than in proportion to it. FLEET has its own Equation 5 there (appendix B.3).
 
     Raises
     ------
@@ -61,16 +113,48 @@ def rate_curve(
         rates |= {m: _between(points, low, high, m) for m in range(low + 1, high)}
         if high > low + 1:
             notes.append(f"interpolated between {low} and {_gpus(high)}")
+    error = 0.0
     if max_gpus > last:
-        rates |= _beyond(points, max_gpus, gpus_per_node, notes)
-    return {m: rates[m] for m in range(least, max_gpus + 1)}, tuple(notes)
+        predicted, error = _predicted(points, range(last + 1, max_gpus + 1)), _error(points)
+        rates |= predicted
+        notes.append(
+            f"proportional above {_gpus(last)}: one point was measured"
+            if len(points) == 1
+            else f"predicted above {_gpus(last)}, within {math.expm1(error):.0%} for each doubling"
+        )
+    curve = RateCurve({m: rates[m] for m in range(least, max_gpus + 1)}, last, error)
+    if curve.to_measure:
+        notes.append(f"measure on {_gpus(curve.to_measure[0])} first")
+    return replace(curve, notes=tuple(notes))
 
 
-def rate_on(gpus: int, measured: Mapping[int, float], gpus_per_node: int) -> float | None:
+def rate_on(gpus: int, measured: Mapping[int, float]) -> float | None:
     """Return the rate on a number of GPUs, measured or from the curve; None if no rate is usable."""
     if _usable(measured.get(gpus, 0.0)):
         return measured[gpus]
-    return rate_curve(measured, gpus, gpus_per_node)[0][gpus] if usable_rates(measured) else None
+    return rate_curve(measured, gpus).rates[gpus] if usable_rates(measured) else None
+
+
+def _predicted(points: Mapping[int, float], wanted: Iterable[int]) -> dict[int, float]:
+    """Return the rates on more GPUs than were measured."""
+    last = max(points)
+    if len(points) == 1:
+        return {m: points[last] * m / last for m in wanted}
+    model = fit_speed(points)
+    scale = points[last] / model.rate(last)
+    return {m: min(scale * model.rate(m), points[last] * m / last) for m in wanted}
+
+
+def _error(points: Mapping[int, float]) -> float:
+    """Return the standard error of predictions: at least that of the last point from those up to its half."""
+    last = max(points)
+    others = {m: rate for m, rate in points.items() if m <= last / 2} or {
+        m: rate for m, rate in points.items() if m < last
+    }
+    if not others:
+        return UNKNOWN
+    off = abs(math.log(_predicted(others, [last])[last] / points[last]))
+    return max(off / math.log2(last / max(others)), ERROR_PER_DOUBLING)
 
 
 def _usable(rate: float) -> bool:
@@ -84,32 +168,3 @@ def _gpus(count: int) -> str:
 def _between(points: Mapping[int, float], low: int, high: int, m: int) -> float:
     share = (m - low) / (high - low)
     return points[low] * (1 - share) + points[high] * share
-
-
-def _beyond(
-    points: Mapping[int, float], max_gpus: int, gpus_per_node: int, notes: list[str]
-) -> dict[int, float]:
-    """Apply Equation 5 beyond the largest measured number; add deviations from it to `notes`."""
-    last = max(points)
-    wanted = range(last + 1, max_gpus + 1)
-    if len(points) == 1:
-        notes.append(f"proportional above {_gpus(last)}: one point was measured")
-        return {m: points[last] * m / last for m in wanted}
-    m_b = profiled_gpus(gpus_per_node)
-    low, anchor = _anchors(points, m_b)
-    if (low, anchor) != (m_b - 1, m_b):
-        notes.append(f"Equation 5 from {low} and {_gpus(anchor)}, not from M_b")
-    per_gpu = points[anchor] / anchor
-    loss = (per_gpu / (points[low] / low)) ** (1 / (anchor - low))
-    if loss > 1:
-        notes.append(f"proportional above {_gpus(last)}: superlinear up to {anchor}")
-    least = LEAST_SHARE * points[anchor]
-    # Deviation from Equation 5: a bracket above 1 would grow without limit, and a small one underflow to 0.
-    return {m: max(m * per_gpu * min(loss, 1.0) ** (m - anchor), least) for m in wanted}
-
-
-def _anchors(points: Mapping[int, float], anchor: int) -> tuple[int, int]:
-    if anchor in points and anchor - 1 in points:
-        return anchor - 1, anchor
-    low, high = sorted(points)[-2:]
-    return low, high

@@ -30,8 +30,8 @@ class Workloads:
 
     Parameters
     ----------
-    max_gpus, gpus_per_node : int
-        Number of GPUs of the cluster, and of each of its nodes.
+    max_gpus : int
+        Number of GPUs of the cluster.
     in_lockstep : bool
         Whether the members train in lockstep, which tells little of their own rates (`known_rates`).
     """
@@ -41,12 +41,11 @@ class Workloads:
         ensemble: Ensemble,
         profiles: Mapping[str, MemberProfile],
         max_gpus: int,
-        gpus_per_node: int,
         *,
         in_lockstep: bool = False,
     ) -> None:
         self._members = {member.name: member for member in ensemble.members}
-        self._profiles, self._max_gpus, self._gpus_per_node = profiles, max_gpus, gpus_per_node
+        self._profiles, self._max_gpus = profiles, max_gpus
         self._in_lockstep = in_lockstep
         self._rate_keys = ensemble.rate_keys
         self._forecast = ConvergenceForecast(ensemble.members)
@@ -141,9 +140,7 @@ class Workloads:
             known = known_rates(profile, epochs, batch_size, in_lockstep=self._in_lockstep)
             seen = profile.seen_rates or (epochs and not self._in_lockstep)
             guessed = bool(profile.predicted_from) and not seen
-            self._whole[name] = _untrained(
-                member, known, self._max_gpus, self._gpus_per_node, guessed=guessed
-            )
+            self._whole[name] = _untrained(member, known, self._max_gpus, guessed=guessed)
         whole = self._whole[name]
         left, remarks = _samples_left(member, profile, progress, self._forecast.epochs.get(name))
         # For a member that was never restarted, the last restarts of other members are used.
@@ -171,40 +168,37 @@ def active_workloads(
     profiles: Mapping[str, MemberProfile],
     progress: Mapping[str, Progress],
     max_gpus: int,
-    gpus_per_node: int,
     *,
     in_lockstep: bool = False,
 ) -> tuple[Workload, ...]:
     """Return the active members in the ensemble's order, each with its rates and its remaining work.
 
     Rates observed in training take precedence over profiled ones, in lockstep only where they are higher. A
-    rate curve begins at the member's `min_gpus`. It ends at its `max_gpus`, at the size of the cluster, or at
-    its highest rate from there on, whichever is least.
+    rate curve begins at the member's `min_gpus`. It ends at its `max_gpus`, at the size of the cluster, or
+    where more GPUs gain no more than the error of their predicted rate, whichever is least.
 
     Raises
     ------
     BadInputError
         Same as in `Workloads.update`.
     """
-    workloads = Workloads(ensemble, profiles, max_gpus, gpus_per_node, in_lockstep=in_lockstep)
+    workloads = Workloads(ensemble, profiles, max_gpus, in_lockstep=in_lockstep)
     workloads.update({m.name: progress.get(m.name, Progress(m.name)) for m in ensemble.members})
     return tuple(workloads.left.values())
 
 
-def _untrained(
-    member: Member, profile: MemberProfile, max_gpus: int, gpus_per_node: int, *, guessed: bool
-) -> Workload:
+def _untrained(member: Member, profile: MemberProfile, max_gpus: int, *, guessed: bool) -> Workload:
     """Return a member with the rates known so far, before its remaining work is determined."""
     # A job that is too small for a member counts as large enough: planners leave the member out there.
     limit = max(member.most_gpus(max_gpus), member.min_gpus)
-    rates, notes = rate_curve(profile.rates, limit, gpus_per_node, member.min_gpus)
-    if guessed:
-        notes = (f"rates predicted from those of {profile.predicted_from}", *notes)
+    curve = rate_curve(profile.rates, limit, member.min_gpus)
+    origin = (f"rates predicted from those of {profile.predicted_from}",) * guessed
     return Workload(
         name=member.name,
-        rates=_up_to_the_peak(rates),
+        rates=curve.useful,
+        unsure=curve.unsure,
         rates_by_type={
-            gpu_type: _up_to_the_peak(rate_curve(measured, limit, gpus_per_node, member.min_gpus)[0])
+            gpu_type: rate_curve(measured, limit, member.min_gpus).useful
             for gpu_type, measured in profile.rates_by_type.items()
         },
         samples_left=0.0,
@@ -213,8 +207,8 @@ def _untrained(
         evaluate_s=profile.evaluate_s,
         checkpoint_s=profile.checkpoint_s,
         epoch_s=profile.epoch_s,
-        save_s=_save_s(member, profile, rates),
-        notes=notes,
+        save_s=_save_s(member, profile, curve.rates),
+        notes=(*origin, *curve.notes),
     )
 
 
@@ -226,12 +220,6 @@ def _save_s(member: Member, profile: MemberProfile, rates: Mapping[int, float]) 
     save_s = profile.checkpoint_s if profile.save_s is None else profile.save_s
     gpus = min(rates)
     return save_s * interval.saves_of_epoch(samples / member.chunk(gpus), samples / rates[gpus])
-
-
-def _up_to_the_peak(rates: Mapping[int, float]) -> dict[int, float]:
-    # max() returns the first of equal rates, which is the one with the fewest GPUs.
-    peak = max(rates, key=lambda gpus: rates[gpus])
-    return {gpus: rate for gpus, rate in rates.items() if gpus <= peak}
 
 
 def _samples_left(

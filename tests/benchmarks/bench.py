@@ -48,6 +48,7 @@ import predictor_bench
 import replay
 import ring_bench
 import round_bench
+import scaling_bench
 import script_bench
 import search_bench
 import search_variants
@@ -247,7 +248,7 @@ def data_folder() -> Path | None:
 def _over_plain(row: static_bench.Row, folder: Path) -> float:
     """Return the makespan over the better one of the baseline's and of a longest-first list's."""
     size = row.gpus_per_node
-    members = static_bench.instance(static_bench.tables(folder, row.data), row.seed, size)
+    members = static_bench.instance(static_bench.tables(folder, row.data), row.seed)
     alone = static_bench.planned(members, size, row.seed, PLAN_SECONDS, "independent").makespan_s
     sizes = [len(node.gpus) for node in Cluster.of(static_bench.GPUS, size).nodes]
     allotments = tuple(allotments_of(member, placeable(sizes)) for member in members)
@@ -394,6 +395,7 @@ PLANNING: dict[str, Section] = {
     "predicted": predicted,
     "predicted-wide": partial(predicted, epochs=fleet.WIDE_EPOCHS),
     "predicted-curves": curves,
+    "scaling": scaling_bench.table,
     "static": static,
     "doubling": doubling,
     "mean-jct": mean_jct,

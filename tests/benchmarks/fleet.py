@@ -13,8 +13,8 @@ chosen once, from what its tables say together:
   sigma 0.4, half of them DenseNets and half ResNets, which differ in nothing here. So members train for
   10,400 +- 4,300 s on one GPU; in the paper 10,372 +- 4,179 (Table 3, baseline).
 - Scaling: each GPU more costs a constant share of the efficiency, 2 to 6 %, which is the form of Equation
-  5 and of Figure 9; no step between nodes. Profiled on 1 to M_t GPUs, beyond them Equation 5. So planners
-  know all rates exactly: none of these simulations has an error of prediction in a rate.
+  5 and of Figure 9; no step between nodes. Planners know all rates exactly: none of these simulations has an
+  error of prediction in a rate.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import math
 import random
 
 from hetctl.model.workload import Workload
-from hetctl.perf.rate_extrapolation import largest_profile, rate_curve
 
 SIZES = tuple(range(20, 161, 20))
 MEMBERS = 100
@@ -44,26 +43,21 @@ def members(seed: int, gpus: int, epochs: tuple[int, int] = EPOCHS) -> list[Work
     """Return the ensemble; only how far the rate curves go depends on `gpus`."""
     draw = random.Random(seed)
     singles = [SLOWEST, *(_single_rate(draw) for _ in range(MEMBERS - 2)), FASTEST]
-    profiled = largest_profile(singles, GPUS_PER_NODE)
-    return [_member(index, single, profiled, gpus, epochs, draw) for index, single in enumerate(singles)]
+    return [_member(index, single, gpus, epochs, draw) for index, single in enumerate(singles)]
 
 
 def _single_rate(draw: random.Random) -> float:
     return min(max(draw.lognormvariate(math.log(MEDIAN), SIGMA), SLOWEST), FASTEST)
 
 
-def _member(
-    index: int, single: float, profiled: int, gpus: int, epochs: tuple[int, int], draw: random.Random
-) -> Workload:
+def _member(index: int, single: float, gpus: int, epochs: tuple[int, int], draw: random.Random) -> Workload:
     kept = 1 - draw.uniform(*LOSSES)
-    measured = {m: m * single * kept ** (m - 1) for m in range(1, profiled + 1)}
-    rates, notes = rate_curve(measured, gpus, GPUS_PER_NODE)
+    rates = {m: m * single * kept ** (m - 1) for m in range(1, gpus + 1)}
     peak = max(rates, key=lambda m: rates[m])
     return Workload(
         name=f"d{index:03}",
         rates={m: rate for m, rate in rates.items() if m <= peak},
         samples_left=float(draw.randint(*epochs) * SAMPLES_PER_EPOCH),
         samples_per_epoch=SAMPLES_PER_EPOCH,
-        notes=notes,
         restart_s=RESTART_S,
     )

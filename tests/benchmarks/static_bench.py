@@ -81,16 +81,14 @@ def _rows_of(file: Path) -> Iterator[dict[int, float]]:
         yield usable_rates({int(m): float(cell) * batch for m, cell in points if cell.strip()})
 
 
-def instance(
-    rows: list[dict[int, float]], seed: int, gpus_per_node: int, sigma: float = SIGMA
-) -> list[Workload]:
-    """Draw the members; the node size changes predicted rates only."""
+def instance(rows: list[dict[int, float]], seed: int, sigma: float = SIGMA) -> list[Workload]:
+    """Draw the members."""
     draw = random.Random(seed)
     members = []
     for number in range(MEMBERS):
         measured = draw.choice(rows)
         hours = draw.lognormvariate(0.0, sigma)
-        rates, _ = rate_curve(measured, GPUS, gpus_per_node)
+        rates = rate_curve(measured, GPUS).useful
         members.append(Workload(f"m{number:03}", rates, hours * 3600 * rates[1]))
     return members
 
@@ -126,7 +124,7 @@ def rows(seeds: Iterable[int], data_folder: Path, limit_s: float = 2.0, sigma: f
     """Measure every data set, node size and seed."""
     found = {data: tables(data_folder, data) for data in SETS}
     return [
-        measured(data, instance(table, seed, size, sigma), size, seed, limit_s)
+        measured(data, instance(table, seed, sigma), size, seed, limit_s)
         for seed in seeds
         for data, table in found.items()
         for size in NODE_SIZES

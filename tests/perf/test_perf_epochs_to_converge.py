@@ -86,6 +86,6 @@ def test_max_epochs_is_the_most() -> None:
 def test_planners_get_the_predicted_work() -> None:
     whole = Ensemble("e", "tensorflow", Functions("m:i", "m:m"), (member("a"),), "/nowhere")
     profile = MemberProfile("a", {1: 10.0}, samples_per_epoch=100)
-    (workload,) = active_workloads(whole, {"a": profile}, {"a": after("a", 8)}, 4, 4)
+    (workload,) = active_workloads(whole, {"a": profile}, {"a": after("a", 8)}, 4)
     assert workload.samples_left == (WHOLE - 8) * 100
     assert "17 epochs in all" in workload.notes[-1]

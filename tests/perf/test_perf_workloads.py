@@ -34,7 +34,7 @@ def progress(name: str, epochs: int = 0, part: int = 0, **values: str) -> Progre
 
 
 def left(profiled: MemberProfile, done: Progress) -> float:
-    (workload,) = active_workloads(ensemble(member("a")), {"a": profiled}, {"a": done}, 4, 4)
+    (workload,) = active_workloads(ensemble(member("a")), {"a": profiled}, {"a": done}, 4)
     return workload.samples_left
 
 
@@ -44,7 +44,6 @@ def test_active_members_in_the_ensembles_order() -> None:
         whole,
         {name: profile(name) for name in "abd"},
         {"a": progress("a", failed="killed"), "c": progress("c", converged="done")},
-        4,
         4,
     )
     assert [workload.name for workload in found] == ["b", "d"]
@@ -57,7 +56,7 @@ def test_work_left_counts_epochs_and_the_part_of_one() -> None:
 
 def test_a_restart_takes_what_the_last_ones_took() -> None:
     whole = ensemble(member("a"), member("b"))
-    workloads = Workloads(whole, {name: profile(name, startup_s=9.0) for name in "ab"}, 4, 4)
+    workloads = Workloads(whole, {name: profile(name, startup_s=9.0) for name in "ab"}, 4)
     workloads.update({name: progress(name) for name in "ab"})
     assert [c.interruption_s for c in workloads.left.values()] == [9.0, 9.0]
     workloads.update({"a": Progress("a", restarts_s=(0.5, 2.0, 1.0))})
@@ -79,7 +78,7 @@ def test_an_epoch_loses_the_time_of_its_checkpoints(interval, save_s) -> None:
     """An epoch of 100 samples takes 10 s on one GPU, and 2.5 steps of 40 samples."""
     own = replace(member("a"), batch_size=40, checkpoint=interval)
     known = {"a": profile("a", checkpoint_s=5.0, save_s=3.0)}
-    (workload,) = active_workloads(ensemble(own), known, {}, 4, 4)
+    (workload,) = active_workloads(ensemble(own), known, {}, 4)
     assert workload.overhead_s == pytest.approx(save_s)
     assert workload.checkpoint_s == 5.0
 
@@ -92,9 +91,7 @@ def test_known_work_comes_before_expected_epochs() -> None:
 @pytest.mark.parametrize("done", [10, 15])
 def test_a_member_beyond_its_expected_epochs_has_one_more(done: int) -> None:
     whole = ensemble(member("a"))
-    (workload,) = active_workloads(
-        whole, {"a": profile("a")}, {"a": progress("a", epochs=done, part=30)}, 4, 4
-    )
+    (workload,) = active_workloads(whole, {"a": profile("a")}, {"a": progress("a", epochs=done, part=30)}, 4)
     assert workload.samples_left == 70
     assert "longer than expected" in workload.notes[-1]
 
@@ -105,29 +102,35 @@ def test_work_left_is_never_below_zero() -> None:
 
 def test_rates_end_at_the_members_limit_the_clusters_or_the_peak() -> None:
     whole = ensemble(member("a", max_gpus=3), member("b"), member("c"))
-    rates = {"a": {1: 10.0}, "b": {1: 10.0}, "c": {1: 10.0, 2: 18.0, 3: 12.0, 4: 11.0}}
-    found = active_workloads(whole, {n: profile(n, rates=r) for n, r in rates.items()}, {}, 6, 2)
+    linear = {1: 10.0, 2: 20.0}
+    rates = {"a": linear, "b": linear, "c": {1: 10.0, 2: 18.0, 3: 12.0, 4: 11.0}}
+    found = active_workloads(whole, {n: profile(n, rates=r) for n, r in rates.items()}, {}, 6)
     assert [workload.max_gpus for workload in found] == [3, 6, 2]
+
+
+def test_uncertain_gains_are_left_to_planners_that_explore() -> None:
+    whole = ensemble(member("a"))
+    (workload,) = active_workloads(whole, {"a": profile("a", rates={1: 10.0, 2: 14.0, 4: 16.0})}, {}, 8)
+    assert (workload.max_gpus, list(workload.unsure)) == (4, [5, 6, 7, 8])
 
 
 def test_rates_begin_at_the_least_number_of_gpus() -> None:
     whole = ensemble(member("a", min_gpus=2), member("b", min_gpus=3), member("c", min_gpus=8), member("d"))
     dips = {1: 20.0, 2: 10.0, 3: 9.0, 4: 11.0}
-    found = active_workloads(whole, {n: profile(n, rates=dips) for n in "abcd"}, {}, 4, 4)
+    found = active_workloads(whole, {n: profile(n, rates=dips) for n in "abcd"}, {}, 4)
     assert [list(workload.rates) for workload in found] == [[2, 3, 4], [3, 4], [8], [1]]
-    # Equation 5 of M_b = 8 GPUs is not needed for what was measured.
     assert found[1].rates == {3: 9.0, 4: 11.0}
 
 
 def test_no_gpu_is_without_a_sample_of_the_global_batch() -> None:
     whole = ensemble(member("a", global_batch_size=3))
-    (workload,) = active_workloads(whole, {"a": profile("a", rates={1: 10.0, 4: 40.0})}, {}, 4, 4)
+    (workload,) = active_workloads(whole, {"a": profile("a", rates={1: 10.0, 4: 40.0})}, {}, 4)
     assert workload.max_gpus == 3
 
 
 def test_a_workload_has_the_overheads_of_its_profile() -> None:
     measured = profile("a", startup_s=3.0, evaluate_s=2.0, checkpoint_s=1.0)
-    (workload,) = active_workloads(ensemble(member("a")), {"a": measured}, {}, 4, 4)
+    (workload,) = active_workloads(ensemble(member("a")), {"a": measured}, {}, 4)
     assert (workload.startup_s, workload.evaluate_s, workload.checkpoint_s) == (3.0, 2.0, 1.0)
     assert workload.samples_per_epoch == 100
 
@@ -135,7 +138,7 @@ def test_a_workload_has_the_overheads_of_its_profile() -> None:
 def test_all_members_without_a_profile_are_named() -> None:
     whole = ensemble(member("a"), member("b"), member("c"))
     with pytest.raises(BadInputError, match="no profile of b, c") as caught:
-        active_workloads(whole, {"a": profile("a"), "c": profile("c", rates={})}, {}, 4, 4)
+        active_workloads(whole, {"a": profile("a"), "c": profile("c", rates={})}, {}, 4)
     assert (
         caught.value.hint == "run `hetctl profile`, or plan and submit with --predict-rates, as similar"
         " members were measured"
@@ -145,27 +148,27 @@ def test_all_members_without_a_profile_are_named() -> None:
 def test_rates_are_predicted_from_similar_members_alone() -> None:
     whole = ensemble(member("a"), replace(member("b"), config={"kind": "other"}))
     with pytest.raises(BadInputError, match="no profile of b") as caught:
-        active_workloads(whole, {"a": profile("a")}, {}, 4, 4)
+        active_workloads(whole, {"a": profile("a")}, {}, 4)
     assert caught.value.hint == "run `hetctl profile`"
 
 
 def test_rates_of_commands_are_imported() -> None:
     command = replace(member("a"), command=("train",))
     with pytest.raises(BadInputError) as caught:
-        active_workloads(ensemble(command), {}, {}, 4, 4)
+        active_workloads(ensemble(command), {}, {}, 4)
     ways = "run `hetctl profile`, or import rates that you know with `hetctl profile import FILE`"
     assert caught.value.hint == ways
 
 
 def test_predicted_rates_are_corrected_by_the_first_epoch() -> None:
     predicted = {"a": profile("a", predicted_from="b")}
-    (workload,) = active_workloads(ensemble(member("a")), predicted, {}, 2, 4)
+    (workload,) = active_workloads(ensemble(member("a")), predicted, {}, 2)
     assert (dict(workload.rates), workload.notes[0]) == (
         {1: 10.0, 2: 18.0},
         "rates predicted from those of b",
     )
     first = Progress("a", (EpochResult(1, {}, 1.0, 1, 0.0, rate=5.0, batch_size=32),))
-    (workload,) = active_workloads(ensemble(member("a")), predicted, {"a": first}, 2, 4)
+    (workload,) = active_workloads(ensemble(member("a")), predicted, {"a": first}, 2)
     assert (dict(workload.rates), workload.notes) == ({1: 5.0, 2: 9.0}, ())
 
 
@@ -173,14 +176,14 @@ def test_an_epoch_corrects_predicted_rates_of_the_whole_shape() -> None:
     alike = [Member(name, {"units": 1}) for name in "ab"]
     whole = ensemble(*alike, Member("c", {"units": 2}), Member("d", {"units": 3}))
     profiles = {name: profile(name, predicted_from="d" * (name != "d")) for name in "abcd"}
-    workloads = Workloads(whole, profiles, 2, 4)
+    workloads = Workloads(whole, profiles, 2)
     now = {name: Progress(name) for name in "abcd"}
     workloads.update(now)
     now["b"] = Progress("b", (EpochResult(1, {}, 1.0, 1, 0.0, rate=5.0, batch_size=32),))
     workloads.update({"b": now["b"]})
     assert [workload.rates[2] for workload in workloads.left.values()] == [9.0, 9.0, 18.0, 18.0]
     assert [bool(workload.notes) for workload in workloads.left.values()] == [False, False, True, False]
-    assert tuple(workloads.left.values()) == active_workloads(whole, profiles, now, 2, 4)
+    assert tuple(workloads.left.values()) == active_workloads(whole, profiles, now, 2)
     now["a"] = Progress("a", (EpochResult(1, {}, 1.0, 1, 1.0, rate=20.0, batch_size=32),))
     workloads.update({"a": now["a"]})
     assert [workload.rates[1] for workload in workloads.left.values()] == [20.0, 5.0, 10.0, 10.0]
@@ -188,7 +191,7 @@ def test_an_epoch_corrects_predicted_rates_of_the_whole_shape() -> None:
 
 def test_a_profile_that_does_not_tell_the_work_is_refused() -> None:
     with pytest.raises(BadInputError, match="profile of a has neither samples"):
-        active_workloads(ensemble(member("a")), {"a": profile("a", samples_per_epoch=None)}, {}, 4, 4)
+        active_workloads(ensemble(member("a")), {"a": profile("a", samples_per_epoch=None)}, {}, 4)
 
 
 def after(name: str, losses: list[float], **values: str | None) -> Progress:
@@ -208,18 +211,18 @@ def test_workloads_kept_up_to_date_are_those_found_at_once(
     curves = {name: LossCurve(slope, 0.2, 0.5) for name, slope in zip("abcde", slopes, strict=True)}
     profiles = {name: profile(name) for name in "abcde"}
     now = {name: Progress(name) for name in "abcde"}
-    workloads = Workloads(whole, profiles, 4, 4)
+    workloads = Workloads(whole, profiles, 4)
     workloads.update(now)
     for name, end in course:
         epochs = len(now[name].epochs) + 1
         losses = [curves[name].loss(epoch) for epoch in range(1, epochs + 1)]
         now[name] = after(name, losses, **({end: "done"} if end else {}))
         workloads.update({name: now[name]})
-        assert tuple(workloads.left.values()) == active_workloads(whole, profiles, now, 4, 4)
+        assert tuple(workloads.left.values()) == active_workloads(whole, profiles, now, 4)
 
 
 def test_a_member_that_does_not_change_is_not_looked_at_again() -> None:
-    workloads = Workloads(ensemble(member("a"), member("b")), {n: profile(n) for n in "ab"}, 4, 4)
+    workloads = Workloads(ensemble(member("a"), member("b")), {n: profile(n) for n in "ab"}, 4)
     workloads.update({"a": progress("a"), "b": progress("b")})
     before = workloads.left
     workloads.update({"a": progress("a", epochs=1)})

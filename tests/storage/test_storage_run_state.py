@@ -117,7 +117,7 @@ def test_the_order_of_files_does_not_matter(data):
     history = data.draw(histories())
     once = in_order(event for file in history for event in file)
     progress, tasks, usage = ProgressFold(ENSEMBLE, RETRIES), TaskFold(), UsageFold()
-    workloads = Workloads(ENSEMBLE, PROFILES, 4, 4)
+    workloads = Workloads(ENSEMBLE, PROFILES, 4)
     workloads.update(progress.progress)
     for piece in data.draw(pieces(history)):
         changed = progress.add(piece)
@@ -126,7 +126,7 @@ def test_the_order_of_files_does_not_matter(data):
     assert progress.progress == progress_of(ENSEMBLE, once, RETRIES)
     assert list(progress.progress) == NAMES
     assert usage.used(NOW) == usage_of(once, NOW)
-    assert tuple(workloads.left.values()) == active_workloads(ENSEMBLE, PROFILES, progress.progress, 4, 4)
+    assert tuple(workloads.left.values()) == active_workloads(ENSEMBLE, PROFILES, progress.progress, 4)
 
 
 @given(st.data())

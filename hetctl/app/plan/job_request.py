@@ -163,4 +163,4 @@ def _members(project: Project, ensemble: Ensemble, site: Site, *, predict: bool)
     # A size for a part of the members would be too small for all.
     if set(profiles) < {member.name for member in ensemble.members}:
         return ()
-    return active_workloads(ensemble, profiles, {}, site.gpus, site.gpus_per_node)
+    return active_workloads(ensemble, profiles, {}, site.gpus)

@@ -44,7 +44,6 @@ def candidates(context: PlanContext, without: Collection[str] = ()) -> tuple[Wor
         context.profiles,
         context.progress,
         context.gpus,
-        context.site.gpus_per_node,
         in_lockstep=context.scenario.lockstep,
     )
 

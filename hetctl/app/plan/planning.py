@@ -22,7 +22,13 @@ from hetctl.app.plan.member_rules import (
     refuse_without_hops,
 )
 from hetctl.app.plan.plan_context import PlanContext
-from hetctl.app.profile.known import current_layers, member_profiles, predictions_in, warnings_of
+from hetctl.app.profile.known import (
+    beyond_measured,
+    current_layers,
+    member_profiles,
+    predictions_in,
+    warnings_of,
+)
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
@@ -184,7 +190,11 @@ def saved_or_new_plan(catalog: Catalog, inputs: PlanInputs) -> Plan:
 def warnings_about(project: Project, request: PlanRequest) -> list[str]:
     """Return warnings about the profiles that a plan is made from."""
     with project.reading() as catalog:
-        predicted = predictions_in(plan_inputs(catalog, request).profiles)
+        inputs = plan_inputs(catalog, request)
+        saved = catalog.latest_plan(request.ensemble.name, request.site.name)
+    predicted = predictions_in(inputs.profiles)
+    if saved and saved.inputs == inputs.digest:
+        predicted += beyond_measured(saved, inputs.profiles)
     return [*warnings_of(project, request.ensemble, request.site), *predicted]
 
 
@@ -240,7 +250,6 @@ def plan_from(
         profiles,
         progress or {},
         size.gpus,
-        site.gpus_per_node,
         in_lockstep=scenario.lockstep,
     )
     return data_parallel(members, options)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.plan import Plan
 from hetctl.model.profile import LayerPoint, MemberProfile, ProfilePoint
 from hetctl.model.rate_shapes import compared_config, measured_members, shape_digest, shapes_of, some_of
 from hetctl.model.run import LOCKSTEP
@@ -112,6 +113,26 @@ def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
             " the type measured last; if the site has them all, name them as `node_types` in its file"
         )
     return warnings
+
+
+def beyond_measured(plan: Plan, profiles: Iterable[MemberProfile]) -> list[str]:
+    """Return a warning if a plan gives members more GPUs than they were measured on."""
+    measured = {
+        profile.member: max(gpus for rates in (profile.rates, *profile.seen_rates.values()) for gpus in rates)
+        for profile in profiles
+        if profile.rates
+    }
+    given: dict[str, int] = {}
+    for allocation in (a for planned in plan.rounds for a in planned.allocations):
+        if allocation.gpus > measured.get(allocation.member, allocation.gpus):
+            given[allocation.member] = max(allocation.gpus, given.get(allocation.member, 0))
+    if not given:
+        return []
+    most = max(given.values())
+    return [
+        f"{some_of(tuple(given), NAMED)}: on more GPUs than were measured, up to {most}, the rates are"
+        f" predicted; `hetctl profile --beyond --gpus {most}` measures them"
+    ]
 
 
 def predictions_in(profiles: Iterable[MemberProfile]) -> list[str]:

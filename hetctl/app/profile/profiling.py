@@ -17,7 +17,7 @@ from hetctl.model.ensemble import COMMAND
 from hetctl.model.profile import ProfilePoint
 from hetctl.model.rate_shapes import RateShape, shapes_of
 from hetctl.model.site import Cluster
-from hetctl.perf.rate_extrapolation import largest_profile, profiled_gpus
+from hetctl.perf.rate_extrapolation import largest_profile, profiled_gpus, rate_curve, usable_rates
 from hetctl.storage.profile_request import ProfileTarget
 
 
@@ -27,8 +27,9 @@ def profile(
     """Measure the missing points of FLEET's profile (appendix B.3) and store them in the catalog.
 
     One member of each shape is measured for all of them: first on 1 to M_b GPUs; then, if the rates on one
-    GPU differ more than that, up to M_a. Points that a job of an earlier command is measuring are left to
-    that job. All measurements are kept, also if this is interrupted. Errors are those of `profiling`.
+    GPU differ more than that, up to M_a; then, if asked, where plans would rely on predictions. Points that a
+    job of an earlier command is measuring are left to that job. All measurements are kept, also if this is
+    interrupted. Errors are those of `profiling`.
 
     Raises
     ------
@@ -42,6 +43,8 @@ def profile(
         session = ProfileSession(attending, command, rates.known(), rates.missing_cores)
         session.measure(rates.targets(profiled_gpus(command.site.gpus_per_node)))
         session.measure(rates.targets(rates.most_gpus()))
+        if command.beyond:
+            session.measure(rates.beyond())
         ensemble, site = command.ensemble.name, command.site.name
         return ProfileOutcome(
             points=tuple(attending.catalog.points(ensemble, site)),
@@ -86,6 +89,15 @@ class _Rates:
         single = [point.rate / point.gpus for point in fewest]
         return largest_profile(single, self._site.gpus_per_node)
 
+    def beyond(self) -> Iterator[ProfileTarget]:
+        """Yield the first member of each shape on more GPUs than were measured, where it may be faster."""
+        most = min(self._gpus, self._site.gpus_of_one_type)
+        return (
+            ProfileTarget(shape.member, gpus)
+            for shape in self._shapes
+            for gpus in counts_beyond(shape, self._current()[shape.member], most)
+        )
+
     def missing_cores(self, earlier: Sequence[JobGroup]) -> tuple[int, ...]:
         """Return the numbers of cores without a measurement of the preprocessing, finished or in progress."""
         if self._ensemble.framework == COMMAND:
@@ -111,6 +123,12 @@ def measured_counts(shape: RateShape, most: int, available: int) -> range:
     """
     least = min(shape.min_gpus, available)
     return range(least, max(min(most, shape.max_gpus or most), least) + 1)
+
+
+def counts_beyond(shape: RateShape, points: Sequence[ProfilePoint], available: int) -> tuple[int, ...]:
+    """Return the numbers of GPUs on which a shape is measured beyond those that were, to rely on no guess."""
+    rates = usable_rates({point.gpus: point.rate for point in points})
+    return rate_curve(rates, min(available, shape.max_gpus or available)).to_measure if rates else ()
 
 
 def _powers_of_two(limit: int) -> list[int]:

@@ -42,6 +42,8 @@ class ProfileCommand:
         Seconds for which the command of a member runs at most, on each number of GPUs; None: the usual ones.
     wall_s : int or None
         Time limit of each job in seconds, as given by the user; None: what its points need.
+    beyond : bool
+        True to measure also on more GPUs than by the rules of FLEET.
     """
 
     ensemble: Ensemble
@@ -51,6 +53,7 @@ class ProfileCommand:
     force: bool = False
     command_s: float | None = None
     wall_s: int | None = None
+    beyond: bool = False
 
 
 @contextmanager

@@ -70,7 +70,6 @@ def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Workloa
         profiles,
         restarted,
         spec.gpus,
-        spec.site.gpus_per_node,
         in_lockstep=spec.sharing == LOCKSTEP,
     )
     return [

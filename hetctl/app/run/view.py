@@ -14,7 +14,6 @@ from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, TaskSpan
-from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.perf.seen_rates import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
@@ -151,9 +150,9 @@ class RunView:
     def _begun(self) -> list[int]:
         return sorted(index for index, events in self.facts.rounds.items() if "round_started" in events)
 
-    def _rated(self, name: str) -> tuple[Member, MemberProfile | None, Progress, Site]:
+    def _rated(self, name: str) -> tuple[Member, MemberProfile | None, Progress]:
         """Return the arguments of `rates_of` and `wrong_rates`."""
-        return self._members[name], self._profiles.get(name), self.progress[name], self.spec.site
+        return self._members[name], self._profiles.get(name), self.progress[name]
 
     def _spans_of(self, name: str, start: float, alive: Set[int]) -> list[TaskSpan]:
         return [
@@ -242,16 +241,14 @@ def task_spans(
         )
 
 
-def rates_of(
-    member: Member, profile: MemberProfile | None, progress: Progress, site: Site
-) -> tuple[MemberRate, ...]:
+def rates_of(member: Member, profile: MemberProfile | None, progress: Progress) -> tuple[MemberRate, ...]:
     """Return the rates on the least number of GPUs, and on all that the member has trained on."""
     seen = seen_rates_of(member, progress) or {"": {}}
     found = []
     for gpu_type in sorted(seen):
         for count in sorted({member.min_gpus, *seen[gpu_type]}):
-            profiled = _rate(profile, gpu_type, count, site)
-            planned = _rate(planned_by(profile), gpu_type, count, site)
+            profiled = _rate(profile, gpu_type, count)
+            planned = _rate(planned_by(profile), gpu_type, count)
             found.append(MemberRate(count, gpu_type or None, profiled, planned, seen[gpu_type].get(count)))
     return tuple(found)
 
@@ -266,13 +263,13 @@ def planned_by(profile: MemberProfile | None) -> MemberProfile | None:
     return known_rates(profile) if profile and profile.seen_rates else profile
 
 
-def wrong_rates(member: Member, profile: MemberProfile | None, progress: Progress, site: Site) -> list[str]:
+def wrong_rates(member: Member, profile: MemberProfile | None, progress: Progress) -> list[str]:
     """Return texts on a member's planned rates that were wrong by more than `NOTEWORTHY`."""
     return [
         f"{member.name} on {count} planned {planned:,.0f}, seen {rate:,.0f} samples/s"
         for gpu_type, rates in sorted(seen_rates_of(member, progress).items())
         for count, rate in sorted(rates.items())
-        if (planned := _rate(planned_by(profile), gpu_type, count, site)) and is_noteworthy(planned, rate)
+        if (planned := _rate(planned_by(profile), gpu_type, count)) and is_noteworthy(planned, rate)
     ]
 
 
@@ -306,11 +303,11 @@ def blind_warnings(blind: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def _rate(profile: MemberProfile | None, gpu_type: str, count: int, site: Site) -> float | None:
+def _rate(profile: MemberProfile | None, gpu_type: str, count: int) -> float | None:
     """Return a profile's rate on GPUs of one type, measured or predicted; None if they were of several."""
     if profile is None or (profile.rates_by_type and not gpu_type and count > 1):
         return None
-    return rate_on(count, profile.rates_by_type.get(gpu_type, profile.rates), site.gpus_per_node)
+    return rate_on(count, profile.rates_by_type.get(gpu_type, profile.rates))
 
 
 def _round_span(index: int, events: Mapping[str, Event], start: float, lost_at: float | None) -> RoundSpan:

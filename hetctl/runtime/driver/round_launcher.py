@@ -13,7 +13,6 @@ from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
 from hetctl.model.plan import Allocation
-from hetctl.model.profile import MemberProfile
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
@@ -211,13 +210,10 @@ class RoundLauncher:
         # Imported here since batches differ only between types of GPU.
         from hetctl.methods.balance.cpu_manager import first_batches
 
-        found = {t: self._rate_on(allocation.gpus, t, profile) for t in types.values()}
+        found = {t: rate_on(allocation.gpus, profile.rates_by_type.get(t, {})) for t in types.values()}
         # A type that was not measured: the manager finds its speed.
         slowest = min((rate for rate in found.values() if rate), default=1.0)
         return first_batches(allocation, member.chunk(allocation.gpus), types, lambda t: found[t] or slowest)
-
-    def _rate_on(self, gpus: int, gpu_type: str, profile: MemberProfile) -> float | None:
-        return rate_on(gpus, profile.rates_by_type.get(gpu_type, {}), self.spec.site.gpus_per_node)
 
     def _gpu_type_of(self, allocation: Allocation) -> str | None:
         """Return the type of a member's GPUs; None if they are of several types."""

@@ -99,7 +99,6 @@ class RunMembers:
             spec.ensemble,
             self._profiles,
             gpus,
-            spec.site.gpus_per_node,
             in_lockstep=spec.sharing == LOCKSTEP,
         )
         self._refresh()

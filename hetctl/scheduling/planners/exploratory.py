@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
-from hetctl.perf.allreduce_model import fitted_rates
+from hetctl.perf.rate_extrapolation import rate_curve
 from hetctl.scheduling.planners.base import Decision, Held, Planner, Request, allocations_after, gpu_count
 from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.doubling import double, twice
@@ -51,6 +51,7 @@ class Exploration:
 
 def decide(request: Request) -> Decision:
     """Let members explore, and double those with the best gain as far as rates are known."""
+    request = _with_unsure(request)
     known = _known(request)
     exploration = _together(request, known) if _shared(request) else _apart(request, known)
     kept = {
@@ -61,6 +62,19 @@ def decide(request: Request) -> Decision:
         replan_at_s=_stage_ends_s(request, exploration),
         planner_state={"known": known.counts(), "kept": kept},
     )
+
+
+def _with_unsure(request: Request) -> Request:
+    """Return the request with all rates of its members: those that are not sure are to be explored."""
+    return replace(
+        request,
+        workloads=tuple(map(_explorable, request.workloads)),
+        held=tuple(replace(held, workload=_explorable(held.workload)) for held in request.held),
+    )
+
+
+def _explorable(workload: Workload) -> Workload:
+    return replace(workload, rates={**workload.rates, **workload.unsure}) if workload.unsure else workload
 
 
 def _shared(request: Request) -> bool:
@@ -188,6 +202,7 @@ def _most(request: Request) -> int:
 
 def reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Return which members explore, and for the others the known gain."""
+    request = _with_unsure(request)
     known = _known(request)
     words = explain(
         request, decision, [known.candidate(candidate) for candidate in candidates_of(request)], twice
@@ -230,7 +245,7 @@ class Known:
     def rates(self, workload: Workload) -> dict[int, float]:
         """Return the rates on powers of two times its least, up to the first that is still to be explored.
 
-        Above `EXPLORED`, Equation 5 of Capes et al., fitted to the known rates, gives the others.
+        Above `EXPLORED` the others are predicted from the known rates, as far as they surely gain.
         """
         known = self._counts[self.key(workload)]
         counts = tuple(doublings(workload.min_gpus, workload.max_gpus))
@@ -239,8 +254,10 @@ class Known:
         for gpus in counts:
             if gpus in tried:
                 rates[gpus] = tried[gpus]
-            elif gpus > EXPLORED and tried:
-                rates[gpus] = _fitted(tuple(tried.items()), workload.max_gpus)[gpus]
+            elif gpus > EXPLORED and gpus in (
+                predicted := _predicted(tuple(tried.items()), workload.max_gpus)
+            ):
+                rates[gpus] = predicted[gpus]
             else:
                 break
         return rates
@@ -255,8 +272,8 @@ class Known:
 
 
 @lru_cache(maxsize=1 << 12)
-def _fitted(tried: tuple[tuple[int, float], ...], max_gpus: int) -> dict[int, float]:
-    return fitted_rates(dict(tried), max_gpus)[0]
+def _predicted(tried: tuple[tuple[int, float], ...], max_gpus: int) -> dict[int, float]:
+    return rate_curve(dict(tried), max_gpus).useful if tried else {}
 
 
 def ready_s(held: Held) -> float:

@@ -14,6 +14,7 @@ from workbench import TINY, new_project
 from hetctl.app.profile.known import (
     OLD_S,
     RatePoints,
+    beyond_measured,
     member_profiles,
     predictions_in,
     profiles_at,
@@ -26,8 +27,8 @@ from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState
-from hetctl.model.plan import Plan
-from hetctl.model.profile import Hardware, ProfilePoint
+from hetctl.model.plan import DATA_PARALLEL, Allocation, Plan, Round
+from hetctl.model.profile import Hardware, MemberProfile, ProfilePoint
 from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.site import NodeType, Queue, Site
@@ -178,6 +179,22 @@ def test_shapes_without_points_are_predicted_if_asked(project: Project) -> None:
     assert [profile.seen_rates for profile in found] == [{"": {1: 60.0}}, {}, {}, {"": {1: 60.0}}]
     (warning,) = predictions_in(found)
     assert warning.startswith("the rates of near, far are predicted from those of b;")
+
+
+def test_a_plan_on_more_gpus_than_were_measured_says_so() -> None:
+    a = MemberProfile("a", {1: 100.0, 2: 190.0}, None, 1000)
+    b = MemberProfile("b", {1: 100.0}, None, 1000, seen_rates={"": {4: 300.0}})
+
+    def plan(**gpus: int) -> Plan:
+        given = tuple(Allocation(name, count, DATA_PARALLEL, 1.0, ()) for name, count in gpus.items())
+        return Plan("fluid", "makespan", 8, 4, 1.0, 1.0, 1.0, (Round(0, 1.0, given),))
+
+    assert beyond_measured(plan(a=2, b=4), [a, b]) == []
+    (warning,) = beyond_measured(plan(a=4, b=4), [a, b])
+    assert warning == (
+        "a: on more GPUs than were measured, up to 4, the rates are predicted;"
+        " `hetctl profile --beyond --gpus 4` measures them"
+    )
 
 
 def test_a_newer_point_counts_more_than_earlier_seen_rates(project: Project) -> None:

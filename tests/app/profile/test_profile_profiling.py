@@ -9,7 +9,7 @@ import pytest
 from profiles import events_below, measured, members, profiling_project
 from workbench import TIMEOUT_S, alive, wait_for
 
-from hetctl.app.profile.profiling import measured_counts
+from hetctl.app.profile.profiling import counts_beyond, measured_counts
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import Ensemble, Functions, Member
@@ -50,6 +50,26 @@ def test_no_number_is_measured_that_a_member_never_has(limits, most, available, 
         Ensemble("e", "pytorch", Functions("m:i", "m:m"), (Member("m", **limits),), "/nowhere")
     )
     assert list(measured_counts(shape, most, available)) == counts
+
+
+@pytest.mark.parametrize(
+    ("rates", "max_gpus", "counts"),
+    [
+        ({1: 100.0, 2: 190.0, 4: 340.0}, None, (8, 16, 32)),
+        ({1: 100.0, 2: 190.0, 4: 340.0}, 16, (8, 16)),
+        ({1: 100.0, 2: 120.0, 4: 110.0}, None, ()),
+        ({1: 0.0}, None, ()),
+        ({}, None, ()),
+    ],
+)
+def test_more_gpus_are_measured_where_they_may_be_faster(rates, max_gpus, counts):
+    (shape,) = shapes_of(
+        Ensemble("e", "pytorch", Functions("m:i", "m:m"), (Member("m", max_gpus=max_gpus),), "/nowhere")
+    )
+    points = [
+        ProfilePoint("m", gpus, rate, "", 32, 1.0, Hardware("gpu", "", "")) for gpus, rate in rates.items()
+    ]
+    assert counts_beyond(shape, points, 32) == counts
 
 
 def test_jobs_of_spread_points_take_turns_on_one_machine(project):

@@ -274,28 +274,28 @@ def test_rates_are_profiled_planned_and_of_the_last_epochs():
         EpochResult(n, {}, 1000 / rate, gpus, float(n), rate, 32) for n, (gpus, rate) in enumerate(rates, 1)
     )
     progress = Progress("a", tuple(epochs))
-    assert rates_of(MEMBERS[0], profile, progress, SITE) == (
+    assert rates_of(MEMBERS[0], profile, progress) == (
         MemberRate(1, None, 100.0, 90.0, 70.0),
         MemberRate(2, None, 150.0, pytest.approx(135.0), 130.0),
     )
-    assert rates_of(MEMBERS[0], None, Progress("a"), SITE) == (MemberRate(1, None, None, None, None),)
+    assert rates_of(MEMBERS[0], None, Progress("a")) == (MemberRate(1, None, None, None, None),)
 
 
 def test_no_profile_has_the_rate_of_several_types_at_once():
     by_type = {"P100": {1: 100.0, 2: 200.0}, "V100": {1: 300.0, 2: 600.0}}
     profile = MemberProfile("a", by_type["P100"], None, 1000, gpu_type="P100", rates_by_type=by_type)
     progress = Progress("a", (EpochResult(1, {}, 2.5, 2, 1.0, 400.0, 32),))
-    rates = rates_of(MEMBERS[0], profile, progress, SITE)
+    rates = rates_of(MEMBERS[0], profile, progress)
     assert rates[-1] == MemberRate(2, None, None, None, 400.0)
-    assert wrong_rates(MEMBERS[0], profile, progress, SITE) == []
+    assert wrong_rates(MEMBERS[0], profile, progress) == []
 
 
 def test_plan_whose_rates_were_off_by_more_than_a_fifth_says_so():
     profile = MemberProfile("a", {1: 118.0, 2: 593.0, 3: 700.0}, None, 1000)
     near, far = (EpochResult(1, {}, 1.0, gpus, 1.0, rate, 32) for gpus, rate in ((1, 100.0), (2, 1300.0)))
-    assert wrong_rates(MEMBERS[0], profile, Progress("a", (near,)), SITE) == []
-    assert wrong_rates(MEMBERS[0], None, Progress("a", (far,)), SITE) == []
-    wrong = wrong_rates(MEMBERS[0], profile, Progress("a", (near, far)), SITE)
+    assert wrong_rates(MEMBERS[0], profile, Progress("a", (near,))) == []
+    assert wrong_rates(MEMBERS[0], None, Progress("a", (far,))) == []
+    wrong = wrong_rates(MEMBERS[0], profile, Progress("a", (near, far)))
     (warning,) = rate_warnings(wrong)
     assert "off by more than 20%: a on 2 planned 593, seen 1,300 samples/s. Planners" in warning
     assert rate_warnings([]) == ()

@@ -75,7 +75,7 @@ class RunCase:
 def simulate(ensemble: Ensemble, run: RunCase, monkeypatch: pytest.MonkeyPatch) -> list[SimulatedTask]:
     known = {p.member: p for p in run.profiles}
     cluster = run.cluster
-    members = active_workloads(ensemble, known, {}, cluster.gpus, cluster.gpus_per_node)
+    members = active_workloads(ensemble, known, {}, cluster.gpus)
     failures = None
     if run.failed_at_s:
         Drawn.times = [run.failed_at_s.get(node.name, 1e12) for node in cluster.nodes]
