@@ -200,7 +200,8 @@ def a_run_out_of_budget(story):
     story.is_stored(story.first)
     story.job_ends()
     assert story.does("advance") == story.does("advance") == story.shown == "stopped"
-    story.does("submit", "--max-jobs", "2")
+    # It is granted anew.
+    story.does("submit", "--max-jobs", "1")
     assert story.shown == "queued"
     story.is_stored(story.first)
     story.job_ends()
