@@ -21,7 +21,8 @@ from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import StaticPool
 
 from hetctl.catalog.schema import ALEMBIC_VERSION, METADATA, PROJECT, REVISION
-from hetctl.model.errors import BadInputError, HetctlError, LockedError
+from hetctl.model.disk_errors import is_transient
+from hetctl.model.errors import BadInputError, DiskError, HetctlError, LockedError
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.paths import Home
 
@@ -68,9 +69,9 @@ TROUBLES: dict[str, tuple[type[HetctlError], str, str]] = {
         "free some space and try again; nothing of this change was stored",
     ),
     "disk I/O": (
-        BadInputError,
+        DiskError,
         "cannot be read or written: disk error, or over quota",
-        "check the disk and your quota, and try again",
+        "try again; if that does not help, check the disk and your quota",
     ),
 }
 
@@ -239,15 +240,28 @@ def translate_db_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except DatabaseError as error:
+        _refuse_silent_disk(path)
         for fragment, (kind, text, hint) in TROUBLES.items():
             if fragment in str(error.orig):
                 raise kind(f"the catalog {path} {text}", hint) from error
         raise
     except OSError as error:
+        if is_transient(error):
+            raise
         raise BadInputError(
             f"the catalog {path} cannot be opened: {error.strerror}",
             "set HETCTL_HOME to a folder that is writable",
         ) from error
+
+
+def _refuse_silent_disk(path: Path) -> None:
+    """Raise OSError if the disk of the catalog does not answer: SQLite does not say why it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            file.read(1)
+    except OSError as error:
+        if is_transient(error):
+            raise
 
 
 def _create_private(path: Path) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
+from hetctl.model.disk_errors import is_transient
 from hetctl.model.errors import BadInputError, LockedError
 from hetctl.model.serialization import decode, encode
 from hetctl.storage.atomic_io import make_private_folder
@@ -106,6 +107,8 @@ class ProjectLock:
                 self._wait(own)
                 self._heartbeat.enter_context(_touching(self._path, self._heartbeat_s))
         except OSError as error:
+            if is_transient(error):
+                raise
             raise BadInputError(
                 f"the project's lock {self._path} cannot be written: {error.strerror}",
                 "set HETCTL_HOME to a folder that is writable and allows hard links",

@@ -13,7 +13,8 @@ import click
 
 from hetctl import __version__
 from hetctl.cli.output import fail, report_interruption, wants_json
-from hetctl.model.errors import HetctlError, InterruptedCommandError
+from hetctl.model.disk_errors import is_transient
+from hetctl.model.errors import DiskError, HetctlError, InterruptedCommandError
 from hetctl.model.garbage import skip_last_collections, without_collections
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ COMMANDS = {
 
 
 FREE_SPACE = "free some space and try again"
+WAIT = "the file system does not answer at present; repeat the command"
 OTHER_FOLDER = "make it accessible; HETCTL_HOME can be set to another folder"
 DISK_TROUBLES = {
     errno.ENOSPC: FREE_SPACE,
@@ -134,12 +136,14 @@ def main(arguments: Sequence[str] | None = None, waits: Waits | None = None) -> 
 
 
 def _disk_trouble(error: OSError, *, as_json: bool) -> int:
-    """Report errors of the disk, such as a full one, as bad input; anything else is a bug."""
+    """Report errors of the disk: of a full one as bad input, and those that pass; anything else is a bug."""
     hint = DISK_TROUBLES.get(error.errno or 0)
-    if hint is None:
-        return _bug(error, as_json=as_json)
-    message = ": ".join(filter(None, (error.filename, error.strerror)))
-    return fail("bad-input", message, hint, 2, as_json=as_json)
+    message = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
+    if hint is not None:
+        return fail("bad-input", message, hint, 2, as_json=as_json)
+    if is_transient(error):
+        return fail(DiskError.kind, message, WAIT, DiskError.exit_code, as_json=as_json)
+    return _bug(error, as_json=as_json)
 
 
 def _bug(error: Exception, *, as_json: bool) -> int:

@@ -65,6 +65,13 @@ class RunStalledError(HetctlError):
     kind = "stalled"
 
 
+class DiskError(HetctlError):
+    """File system that does not answer at present."""
+
+    exit_code = 8
+    kind = "disk"
+
+
 class InterruptedCommandError(HetctlError):
     """End of a command by a signal before its work was done.
 

@@ -42,16 +42,23 @@ def sync_folder(path: Path) -> None:
 
 
 @contextmanager
-def private_file(path: Path) -> Iterator[BinaryIO]:
+def private_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` atomically at the end, readable by the owner alone.
 
     A reader never sees a partial file, and after the end a crash of the node restores no earlier one. After
     an error the old file is still there, or the new one is complete.
+
+    Parameters
+    ----------
+    durable : bool
+        False for a file that is of no use after a crash, or is replaced every few seconds: it may be the
+        earlier one then.
     """
     with unfinished_file(path.with_name(f".{path.name}.{os.getpid()}.tmp")) as file:
         yield file
         give_name(file, path)
-    sync_folder(path.parent)
+    if durable:
+        sync_folder(path.parent)
 
 
 @contextmanager
@@ -75,9 +82,9 @@ def give_name(file: BinaryIO, path: Path) -> None:
     Path(file.name).replace(path)
 
 
-def write_private(path: Path, text: str) -> None:
+def write_private(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace a file as `private_file` does."""
-    with private_file(path) as file:
+    with private_file(path, durable=durable) as file:
         file.write(text.encode())
 
 

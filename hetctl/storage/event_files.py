@@ -10,13 +10,15 @@ import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hetctl.model.disk_errors import is_transient
 from hetctl.model.events import Event, in_order
 from hetctl.storage.atomic_io import sync_folder
-from hetctl.storage.disk_errors import AT_ONCE, Patience
+from hetctl.storage.patience import AT_ONCE, Patience
 
 HEAD = b'{"kind": '
 """Beginning of every line of an event file."""
@@ -63,7 +65,9 @@ class EventWriter:
             If the disk is full, then nothing is written; or if it does not answer for longer than `patience`.
         """
         event = {"kind": kind, "time": time.time(), **self._common, **data}
-        append = _Append(self.path, (json.dumps(event, allow_nan=False) + "\n").encode())
+        self._hand_over(_Append(self.path, (json.dumps(event, allow_nan=False) + "\n").encode()))
+
+    def _hand_over(self, append: _Append) -> None:
         with self._lock:
             self._on_written(self.patience.call(append))
 
@@ -120,27 +124,78 @@ class _Append:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
 
 
-class BestEffortEventWriter(EventWriter):
-    """Writer that reports an event that it cannot write, instead of raising the error.
+class EventQueue:
+    """Events of one thread on their way into files, in order; they wait while the disk does not answer.
 
     Parameters
     ----------
     on_failure : callable
-        Function called with the error of each lost event.
+        Function called with the error if events have to wait, or if one is lost on a full disk.
+
+    Attributes
+    ----------
+    error : OSError or None
+        Error by which the last event was not written; None: it was.
     """
 
-    def __init__(
-        self, folder: Path, source: str, round_index: int, on_failure: Callable[[OSError], None]
-    ) -> None:
-        super().__init__(folder, source, round_index)
-        self._on_failure = on_failure
+    def __init__(self, folder: Path, on_failure: Callable[[OSError], None]) -> None:
+        self._folder, self._on_failure = folder, on_failure
+        self._waiting: deque[tuple[_Append, Callable[[int], None]]] = deque()
+        self.error: OSError | None = None
 
-    def write(self, kind: str, **data: Any) -> None:
-        """Append one event; call `on_failure` if that is impossible."""
+    def writer(
+        self, source: str, round_index: int, on_written: Callable[[int], None] = lambda _: None
+    ) -> QueuedEventWriter:
+        """Return a writer of events of one file, as in `EventWriter`."""
+        return QueuedEventWriter(self, self._folder, source, round_index, on_written)
+
+    def add(self, append: _Append, on_written: Callable[[int], None]) -> None:
+        """Add an event; write it now if possible."""
+        self._waiting.append((append, on_written))
+        self.error = None
         try:
-            super().write(kind, **data)
+            self.flush()
         except OSError as error:
+            self.error = error
             self._on_failure(error)
+
+    def flush(self) -> None:
+        """Write the events that wait.
+
+        Raises
+        ------
+        OSError
+            If one cannot be written. It waits with those behind it if the error may pass by itself; else it
+            is lost.
+        """
+        while self._waiting:
+            append, on_written = self._waiting[0]
+            try:
+                length = append()
+            except OSError as error:
+                if not is_transient(error):
+                    self._waiting.popleft()
+                raise
+            self._waiting.popleft()
+            on_written(length)
+
+
+class QueuedEventWriter(EventWriter):
+    """Writer that adds its events to a queue."""
+
+    def __init__(
+        self,
+        events: EventQueue,
+        folder: Path,
+        source: str,
+        round_index: int,
+        on_written: Callable[[int], None],
+    ) -> None:
+        super().__init__(folder, source, round_index, on_written)
+        self._queue = events
+
+    def _hand_over(self, append: _Append) -> None:
+        self._queue.add(append, self._on_written)
 
 
 def _ends_incomplete(descriptor: int) -> bool:

@@ -97,7 +97,7 @@ STALE_S = 30.0
 
 def write_live_metrics(path: Path, live_metrics: Mapping[str, LiveMetrics]) -> None:
     """Replace the file of a job's live metrics atomically."""
-    write_private(path, json.dumps(encode(live_metrics)) + "\n")
+    write_private(path, json.dumps(encode(live_metrics)) + "\n", durable=False)
 
 
 def read_live_metrics(path: Path, now: float | None = None) -> dict[str, LiveMetrics]:

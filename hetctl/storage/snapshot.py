@@ -96,7 +96,7 @@ def write_snapshot(path: Path, key: str, snapshot: Snapshot) -> None:
     )
     members = {part: list(of) for part, of in snapshot.lines.items()}
     head = {KEY: key, MEMBERS: members, CHECKSUM: crc32(lines), **snapshot.parts}
-    with private_file(path) as file:
+    with private_file(path, durable=False) as file:
         file.writelines((compact(head).encode(), b"\n", lines))
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.storage.disk_errors import Patience
-from hetctl.storage.event_files import EventWriter, read_events, read_folder
+from hetctl.storage.event_files import EventQueue, EventWriter, read_events, read_folder
+from hetctl.storage.patience import Patience
 
 
 def write_many(folder, count):
@@ -188,6 +188,45 @@ def test_a_line_is_written_again_after_a_failed_sync(tmp_path, monkeypatch):
     writer.write("second")
     assert calls == ["write", "sync"]
     assert [event.kind for event in read_events(writer.path)] == ["first", "second"]
+
+
+def test_queued_events_wait_for_the_disk_in_their_order(tmp_path, monkeypatch):
+    errors, told, really = [], [], os.open
+    events = EventQueue(tmp_path, errors.append)
+    first, second = events.writer("driver", 3), events.writer("m", 3, told.append)
+
+    def stale(path, *how):
+        if str(path).endswith("driver.jsonl"):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return really(path, *how)
+
+    monkeypatch.setattr(os, "open", stale)
+    first.write("first")
+    second.write("second")
+    assert [error.errno for error in errors] == [errno.ESTALE] * 2
+    assert events.error is errors[-1]
+    with pytest.raises(OSError, match="Stale"):
+        events.flush()
+    assert (told, read_folder(tmp_path)) == ([], [])
+    monkeypatch.undo()
+    events.flush()
+    assert [(event.kind, event.round) for event in read_folder(tmp_path)] == [("first", 3), ("second", 3)]
+    assert told == [(tmp_path / "m.jsonl").stat().st_size]
+
+
+def test_a_queue_does_not_keep_what_a_full_disk_refuses(tmp_path, monkeypatch):
+    errors = []
+    events = EventQueue(tmp_path, errors.append)
+
+    def full(*_arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    events.writer("driver", 0).write("lost")
+    monkeypatch.undo()
+    events.writer("driver", 0).write("kept")
+    assert [error.errno for error in errors] == [errno.ENOSPC]
+    assert [event.kind for event in read_folder(tmp_path)] == ["kept"]
 
 
 def test_without_patience_the_first_error_is_raised(tmp_path, monkeypatch):

@@ -33,6 +33,7 @@ from hetctl.model.job import Job, JobState
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import CANCELLED, ENDED, UNDER_WAY, RunReason, check_job_removal, run_after
 from hetctl.storage.kept_modules import keep_modules
+from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_files import write_spec
 
 JOB_LOCK_PATIENCE_S = 30.0
@@ -135,16 +136,24 @@ def advance(
     patience_s : float
         Seconds to wait while another process has the lock.
     """
-    with project.writing(patience_s=patience_s) as catalog:
-        record = record_of(catalog, run)
-        transition = _advance(project, catalog, record, after_job)
-        # Only then: it takes long after many epochs, and the job that calls this is about to be killed.
-        collect(catalog, project.home.run(record.spec.run))
-        return transition
+
+    def advance_now() -> RunTransition:
+        with project.writing(patience_s=patience_s) as catalog:
+            record = record_of(catalog, run)
+            transition = _advance(project, catalog, record, after_job)
+            # Only then: it takes long after many epochs, and the job that calls this is about to be killed.
+            collect(catalog, project.home.run(record.spec.run))
+            return transition
+
+    return PATIENT.call(advance_now)
 
 
 def chain(project: Project, run: str, behind: int) -> RunTransition:
     """Queue the next job behind one that has just started, so that it waits while that one runs."""
+    return PATIENT.call(_chain, project, run, behind)
+
+
+def _chain(project: Project, run: str, behind: int) -> RunTransition:
     with project.writing(patience_s=JOB_LOCK_PATIENCE_S) as catalog:
         record = record_of(catalog, run)
         spec = record.spec

@@ -25,6 +25,7 @@ from hetctl.model.run import RunSpec
 from hetctl.model.run_states import ENDED, STALLED, STOPPED, UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.model.searches import SearchStatus
+from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_files import read_live_metrics
 from hetctl.storage.stage_fold import StageLog
 from hetctl.storage.visit_fold import VisitLog
@@ -100,6 +101,9 @@ class RunWatch:
 
     def poll(self, most: int | None = None) -> RunStatus:
         """Return the present status, of at most `most` members or, by default, of all."""
+        return PATIENT.call(self._poll, most)
+
+    def _poll(self, most: int | None) -> RunStatus:
         record, jobs = self._stored()
         view = self._view_of(record)
         view.refresh()

@@ -19,11 +19,13 @@ from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoub
 from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
 from hetctl.cluster.batch.slots import FOLDER_VARIABLE, lock_folder
 from hetctl.cluster.batch.submitit_jobs import setup_lines, write_call
+from hetctl.model.disk_errors import is_transient
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.storage.atomic_io import make_private_folder, write_json, write_private
+from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import HostBoot, Process
 
 ENDED_BY = {"timeout": JobState.TIMEOUT, "cancelled": JobState.CANCELLED}
@@ -137,13 +139,22 @@ class LocalBatch:
     def _wait_for_claim(self, job: str, supervisor: subprocess.Popen[bytes], log: Path) -> None:
         """Return when the job can be found, whichever supervisor has claimed it."""
         limit = time.monotonic() + START_S
-        while not claim_file(self._folder, job).exists():
+        while not self._is_claimed(job):
             # Looked for again: another supervisor may have claimed the job while this one ended.
-            if supervisor.poll() is not None and not claim_file(self._folder, job).exists():
+            if supervisor.poll() is not None and not PATIENT.call(claim_file(self._folder, job).exists):
                 raise BatchSystemError(f"the supervisor of {job} did not start", f"see {log}")
             if time.monotonic() > limit:
                 raise SubmissionInDoubtError(f"the supervisor of {job} did not start in {START_S:g} s")
             time.sleep(0.01)
+
+    def _is_claimed(self, job: str) -> bool:
+        """Return true if a job is known to be claimed: it may be if the disk does not answer."""
+        try:
+            return claim_file(self._folder, job).exists()
+        except OSError as error:
+            if is_transient(error):
+                return False
+            raise
 
 
 def _jobs_of_call(name: str, count: int) -> tuple[str, ...]:
@@ -266,7 +277,8 @@ def claim(folder: Path, job: str, claimed: Claim) -> bool:
     try:
         os.link(temporary, claim_file(folder, job))
     except FileExistsError:
-        return False
+        # On NFS the reply to a successful link can be lost; the repeated call then fails.
+        return read_claim(folder, job) == claimed
     finally:
         temporary.unlink()
     return True

@@ -15,10 +15,12 @@ from pathlib import Path
 
 from hetctl.cluster.batch.local import Claim, End, claim, claim_file, end_file, status_of
 from hetctl.cluster.batch.slots import Slots, lock_folder
+from hetctl.model.disk_errors import is_transient
 from hetctl.model.garbage import skip_last_collections
 from hetctl.model.job import GIVEN_GPUS, JobState
 from hetctl.model.serialization import encode
 from hetctl.storage.atomic_io import write_json
+from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import HostBoot, Process, die_with_parent
 
 CANCEL_GRACE_S = 20.0
@@ -67,7 +69,7 @@ class _Supervisor:
 
     def has_claimed(self) -> bool:
         """Return true if this supervisor has claimed the job."""
-        return claim(self._folder, self._job, self._claim)
+        return PATIENT.call(claim, self._folder, self._job, self._claim)
 
     def wait_for(self, job: str) -> None:
         """Wait until another job is over, or this one is cancelled."""
@@ -82,10 +84,15 @@ class _Supervisor:
     def run(self, script: str, wall_s: float, slots: Slots) -> None:
         """Run the script, unless the job is cancelled; record its result."""
         end = End(None, "cancelled") if self._cancelled else self._supervise(script, wall_s, slots)
-        write_json(end_file(self._folder, self._job), encode(end))
+        PATIENT.call(write_json, end_file(self._folder, self._job), encode(end))
 
     def _is_over(self, job: str) -> bool:
-        return status_of(self._folder, job).state not in (JobState.PENDING, JobState.RUNNING)
+        try:
+            return status_of(self._folder, job).state not in (JobState.PENDING, JobState.RUNNING)
+        except OSError as error:
+            if is_transient(error):
+                return False  # It is looked at again.
+            raise
 
     def _cancel(self, *_: object) -> None:
         self._cancelled = True
@@ -129,7 +136,7 @@ class _Supervisor:
             for number in CANCELLING:
                 signal.signal(number, signal.SIG_DFL)
             claimed = replace(self._claim, script=Process.of(os.getpid()))
-            write_json(claim_file(self._folder, self._job), encode(claimed))
+            PATIENT.call(write_json, claim_file(self._folder, self._job), encode(claimed))
             heed_parent()
 
         return prepare

@@ -15,7 +15,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, DiskError
 from hetctl.model.job import GAVE_WAY
 from hetctl.model.site import Queue, Site, yields
 from hetctl.storage.paths import JobFiles
@@ -179,6 +179,7 @@ def _values(job: JobScript) -> dict[str, Any]:
         "stop": str(job.files.stop),
         "claim": str(job.files.claim),
         "gave_way": GAVE_WAY,
+        "of_disk": DiskError.exit_code,
         "next": str(job.files.of_next.script),
         "site": job.site,
         "queue": job.queue.name,

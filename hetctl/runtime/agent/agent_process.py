@@ -19,6 +19,7 @@ from hetctl.runtime.agent.keeper import KILLED, RETURNS, Keeper
 from hetctl.runtime.frameworks import preload_framework
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.worker.worker import serve
+from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import raise_descriptor_limit
 
 
@@ -33,7 +34,7 @@ def run_agent(driver_file: Path, step: str, frameworks: Sequence[str]) -> int:
         Frameworks that are imported once for all its ranks.
     """
     raise_descriptor_limit()
-    driver = DriverFile(driver_file)
+    driver = PATIENT.call(DriverFile, driver_file)
     if step == AGENTS:
         return Keeper().keep(lambda is_first: _run_once(driver, step, frameworks, is_first=is_first))
     # A member's step ends with its agent, whose exit code gives the cause.

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from hetctl.model.exit_reason import MEMBER_FAULTS, ExitReason
+from hetctl.model.exit_reason import EXIT_CODES, MEMBER_FAULTS, ExitReason
 from hetctl.model.plan import Allocation
-from hetctl.runtime.driver.classify_exit import exit_reason_of, with_peak
+from hetctl.runtime.driver.classify_exit import DESCRIPTIONS, exit_reason_of, with_peak
 from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.scheduling.rounds import DEADLINE
 from hetctl.storage.event_files import EventWriter
@@ -90,7 +90,12 @@ class ActiveRound:
         now = time.time()
         return ((name, now - since) for name, since in self.stopping_since.items() if name in self.active)
 
-    def close(self, task: EndedGroup, profiled_peak: int) -> ExitReason:
+    def report_of(self, name: str) -> TaskReport:
+        """Return the report of a member's trainer; OSError if its events cannot be read."""
+        # A trainer that outlives its driver for a moment may still write events of an earlier round.
+        return report_of(e for e in self._event_files[name].fresh() if e.round == self.index)
+
+    def close(self, task: EndedGroup, report: TaskReport, profiled_peak: int) -> ExitReason:
         """Record the end of a task and its reason; return the reason.
 
         Parameters
@@ -99,26 +104,31 @@ class ActiveRound:
             Known peak of the member's memory in bytes, used if its trainer reported none.
         """
         del self.active[task.name]
-        events = self._event_files[task.name].fresh()
-        # A trainer that outlives its driver for a moment may still write events of an earlier round.
-        report = report_of(event for event in events if event.round == self.index)
         self.reports[task.name] = report
         reason = self._reason_of(task, report)
         description = task.description(reason)
         if reason is ExitReason.OUT_OF_MEMORY and not task.overuse:
             description = with_peak(description, report.peak_memory_bytes or profiled_peak)
-        self.events.write(
-            "task_ended",
-            member=task.name,
-            exit_code=task.exit_code,
-            reason=reason.value,
-            description=description,
-            fault=reason in MEMBER_FAULTS,
-        )
+        self._write_end(task.name, task.exit_code, reason, description)
         # The next visit of a member that hops is a task of the same round and name, and was not told to stop.
         self.stopping_since.pop(task.name, None)
         self.terminated.discard(task.name)
         return reason
+
+    def note_not_launched(self, name: str) -> None:
+        """Record the end of a task whose start was recorded, and which could not be launched."""
+        reason = ExitReason.NOT_LAUNCHED
+        self._write_end(name, EXIT_CODES[ExitReason.PROGRAM_ERROR], reason, DESCRIPTIONS[reason])
+
+    def _write_end(self, name: str, exit_code: int, reason: ExitReason, description: str) -> None:
+        self.events.write(
+            "task_ended",
+            member=name,
+            exit_code=exit_code,
+            reason=reason.value,
+            description=description,
+            fault=reason in MEMBER_FAULTS,
+        )
 
     def _reason_of(self, task: EndedGroup, report: TaskReport) -> ExitReason:
         """Return why a task ended; a member that was told to stop may also be killed while it does."""

@@ -58,6 +58,7 @@ from hetctl.runtime.job_logs import append, length_of, log_line
 from hetctl.runtime.transport import Connection, Listener
 from hetctl.runtime.worker.messages import write_address
 from hetctl.storage.paths import AgentFiles
+from hetctl.storage.patience import PATIENT
 
 STEP_END_S = 1.0
 """Seconds in which a step ends after one of its agents has closed its connection, if it ends with it."""
@@ -158,7 +159,8 @@ class AgentPool:
         self._listener = Listener(secrets.token_hex(32), control_address(site.network.control))
         address = self._listener.address
         cancel = cancel_command(site, os.environ)
-        write_address(
+        PATIENT.call(
+            write_address,
             files.address,
             DriverAddress(**vars(address), orphaned_s=self._timeouts.orphaned_s, cancel=cancel),
         )
@@ -286,7 +288,8 @@ class AgentPool:
             if not step.agents:
                 self._steps.signal(signal.SIGTERM, name)
         # Agents that try to return see that the driver ends.
-        self._files.address.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._files.address.unlink(missing_ok=True)
         self._steps.end(self._shutdown_s)
 
     def _touch(self) -> None:

@@ -6,9 +6,12 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any
 
+from hetctl.model.disk_errors import is_transient
 from hetctl.model.events import DRIVER
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.run import RunSpec
@@ -40,10 +43,12 @@ from hetctl.scheduling.events import (
 )
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import options_from
-from hetctl.storage.event_files import BestEffortEventWriter
+from hetctl.storage.event_files import EventQueue
 from hetctl.storage.kept_modules import with_kept_modules
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.patience import PATIENCE_S, PATIENT
 from hetctl.storage.run_files import read_planner_state, read_spec, write_live_metrics
+from hetctl.storage.task_fold import TaskReport
 
 SIGNAL_DELAY_S = 0.5
 RATES_EVERY_S = 2.0
@@ -52,8 +57,27 @@ LIVE_METRICS_EVERY_S = 2.0
 """Seconds between two versions of the file of live metrics."""
 STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
 """Seconds between two snapshots of the run's state, and largest share of the driver's time spent on them."""
+CALM_S = 10.0
+"""Seconds without an error after which the disk counts as answering again: more than between two launches."""
 TERMINATE_SHARE, KILL_SHARE = 0.6, 0.85
 """Shares of the grace period after which steps that still run are terminated (SIGTERM), and killed."""
+
+
+@dataclass
+class DiskTrouble:
+    """Time in which the disk does not answer.
+
+    Parameters
+    ----------
+    since, last : float
+        First and last error, in seconds of the monotonic clock.
+    is_new : bool
+        True if an operation has failed since this was last looked at.
+    """
+
+    since: float
+    last: float = 0.0
+    is_new: bool = True
 
 
 class Driver:
@@ -86,8 +110,8 @@ class Driver:
         self._files = folder.job(job)
         # Jobs that were killed leave files that are of use only while they run.
         for earlier in range(job):
-            folder.job(earlier).clear()
-        self._spec: RunSpec = with_kept_modules(read_spec(folder), folder)
+            PATIENT.call(folder.job(earlier).clear)
+        self._spec: RunSpec = PATIENT.call(lambda: with_kept_modules(read_spec(folder), folder))
         self._job = job
         self._end_reason: str | None = None
         self._batch_id = batch_id
@@ -101,26 +125,29 @@ class Driver:
             stages=stage_orders(self._spec.ensemble.partitions, self._nodes),
         )
         self._exchanges = Exchanges(self._spec.site, self._files)
+        # On a full disk the driver goes on, since trainers must still be told to stop.
+        self._queue = EventQueue(folder.events, self._note_disk_error)
+        self._trouble: DiskTrouble | None = None
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
         self._open: dict[int, ActiveRound] = {}
         self._members = RunMembers(
-            *(folder, self._spec, self._rank_pool.gpus, self._rank_pool.take_written), trials=self._trials()
+            *(folder, self._spec, self._rank_pool.gpus, self._rank_pool.take_written),
+            *(self._trials(), self._note_disk_error),
         )
         self._began_at = self._members.began_at
         first_round = self._members.next_round
-        # On a full disk the driver goes on, since trainers must still be told to stop.
-        self._events = BestEffortEventWriter(folder.events, DRIVER, first_round, self._end_by_disk)
+        self._events = self._queue.writer(DRIVER, first_round)
         self._deadline = deadline
         self._opened = JobOpened(
             now_s=self._now_s(),
             nodes=self._rank_pool.nodes,
             deadline_s=deadline - self._began_at,
             first_round=first_round,
-            planner_state=read_planner_state(folder),
+            planner_state=PATIENT.call(read_planner_state, folder),
         )
         self._launcher = RoundLauncher(
             *(folder, self._spec, job, deadline, self._opened.max_uninterrupted_s),
-            *(self._rank_pool, self._exchanges, self._end_by_disk),
+            *(self._rank_pool, self._exchanges, self._queue, self._note_disk_error),
         )
         self._modes = modes_of(self._context())
         self._executors: dict[type, Callable[[Any], None]] = {
@@ -132,11 +159,12 @@ class Driver:
         }
         for mode in self._modes:
             self._executors.update(mode.executors)
-        self._core = PhasedCore([mode.core for mode in self._modes])
+        self._core = PhasedCore([partial(PATIENT.call, mode.core) for mode in self._modes])
         self._next_rates = 0.0
         self._next_live_metrics = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._ended_by: str | None = None
+        self._unclosed: list[EndedGroup] = []
 
     def _context(self) -> JobContext:
         """Return the interface of this job to its modes."""
@@ -150,7 +178,8 @@ class Driver:
             launcher=self._launcher,
             rounds=self._open,
             send=self._send,
-            on_failure=self._end_by_disk,
+            events=self._queue,
+            on_failure=self._note_disk_error,
         )
 
     def _trials(self) -> SearchTrials | None:
@@ -160,10 +189,11 @@ class Driver:
         # Not every run has a search, whose methods are imported with it.
         from hetctl.runtime.driver.trial_queue import TrialQueue
 
-        return TrialQueue(
+        return PATIENT.call(
+            TrialQueue,
             *(self._folder, self._spec, self._rank_pool.gpus),
             lambda name: any(name in opened.active for opened in self._open.values()),
-            self._end_by_disk,
+            *(self._queue, self._note_disk_error),
         )
 
     def run(self) -> str:
@@ -186,9 +216,11 @@ class Driver:
             self._schedule()
         self._rank_pool.shutdown()
         self._exchanges.shutdown()
-        # Files that are of use only while a job runs must not count against a quota of files later.
-        self._files.live_metrics.unlink(missing_ok=True)
         self._events.write("job_ended", job=self._job, reason=reason)
+        with suppress(OSError):
+            PATIENT.call(self._queue.flush)
+            # Files that are of use only while a job runs must not count against a quota of files later.
+            self._files.live_metrics.unlink(missing_ok=True)
         self._next_state = 0.0
         self._keep_state()
         return reason
@@ -197,7 +229,15 @@ class Driver:
         """Start no more rounds; the first reason stands. Signal handlers call this at any moment."""
         self._end_reason = self._end_reason or reason
 
-    def _end_by_disk(self, error: OSError) -> None:
+    def _note_disk_error(self, error: OSError) -> None:
+        """End the job for an error of the disk, unless it may pass by itself, and has not lasted for long."""
+        if is_transient(error):
+            if self._trouble is None:
+                log_line(f"nothing is started until the disk answers: {error}")
+                self._trouble = DiskTrouble(time.monotonic())
+            self._trouble.is_new, self._trouble.last = True, time.monotonic()
+            if self._trouble.last - self._trouble.since < PATIENCE_S:
+                return
         reason = disk_error_reason(error)
         if self._end_reason is None:
             log_line(f"the job ends: {reason} ({error})")
@@ -214,14 +254,38 @@ class Driver:
             self._send(event)
 
     def _schedule(self) -> None:
-        try:
-            self._execute(self._core.schedule(self._now_s()))
-        except OSError as error:
-            self._end_by_disk(error)
+        if self._trouble is not None:
+            self._look_at_disk()
+        if self._core.ending or self._has_answered():
+            self._execute_schedule()
         if self._ended_by is None:
             # Messages end the wait: a sleep of 50 ms cost each rank that was
             # done 25 ms on average, this 0.5 to 2 ms.
             self._rank_pool.wait(POLL_S)
+
+    def _look_at_disk(self) -> None:
+        """Write the events that wait, and read: what is scheduled depends on all of them."""
+        try:
+            self._queue.flush()
+            self._members.read()
+        except OSError as error:
+            self._note_disk_error(error)
+
+    def _has_answered(self) -> bool:
+        """Return true if no operation has failed since the last call."""
+        if self._trouble is None:
+            return True
+        was_new, self._trouble.is_new = self._trouble.is_new, False
+        if time.monotonic() - self._trouble.last > CALM_S:
+            log_line("the disk answers again")
+            self._trouble = None
+        return not was_new
+
+    def _execute_schedule(self) -> None:
+        try:
+            self._execute(self._core.schedule(self._now_s()))
+        except OSError as error:
+            self._note_disk_error(error)
 
     def _process_ends(self) -> None:
         """Process ended tasks first, then the end of the job: a task may get the signal before the driver."""
@@ -236,7 +300,8 @@ class Driver:
         self._watch_for_the_end()
         for name in (*self._rank_pool.signalled(), *(task.name for task in ended if task.signalled)):
             self._send(TaskSignalled(self._now_s(), name))
-        for task in ended:
+        unclosed, self._unclosed = self._unclosed, []
+        for task in (*unclosed, *ended):
             self._close_task(task)
         self._report_lost_nodes()
         self._record_returns()
@@ -244,9 +309,13 @@ class Driver:
 
     def _watch_for_the_end(self) -> None:
         """Report the end of the job; its script receives the batch system's signals and writes a file."""
-        # On a full disk the script can create the file, but write nothing into it.
-        if (stop_file := self._files.stop).exists():
-            self.end(stop_file.read_text(encoding="utf-8").strip() or "signal")
+        try:
+            # On a full disk the script can create the file, but write nothing into it.
+            self.end(self._files.stop.read_text(encoding="utf-8").strip() or "signal")
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            self._note_disk_error(error)
         if self._end_reason and not self._core.ending:
             self._send(JobEnding(self._now_s(), self._end_reason))
 
@@ -276,7 +345,16 @@ class Driver:
         """Report the end of a task to the scheduling, and nodes that failed with it."""
         running = self._core.running[task.name]
         open_round = self._open[running.round]
-        reason = open_round.close(task, self._members.peak_memory(task.name))
+        try:
+            report = open_round.report_of(task.name)
+        except OSError as error:
+            self._note_disk_error(error)
+            if not self._end_reason:
+                # Its events say how it has ended: the task counts as running until they can be read.
+                self._unclosed.append(task)
+                return
+            report = TaskReport()
+        reason = open_round.close(task, report, self._members.peak_memory(task.name))
         for mode in self._modes:
             mode.on_task_ended(running, reason.value)
         no_room = task.exit_code == 0 and open_round.had_no_room(task.name)
@@ -347,7 +425,7 @@ class Driver:
             self._open[command.round] = opened
             started = set(opened.active)
         except OSError as error:
-            self._end_by_disk(error)
+            self._note_disk_error(error)
         for task in command.tasks:
             if task.name in started:
                 now_s = self._now_s()

@@ -56,7 +56,7 @@ from hetctl.runtime.driver.rank_pool import StoreReports
 from hetctl.runtime.worker.checkpoint import TrainingState
 from hetctl.runtime.worker.messages import StateSaved, VisitReport, VisitSpec
 from hetctl.scheduling.events import TaskEnded, TaskStarted
-from hetctl.storage.event_files import EventWriter
+from hetctl.storage.patience import PATIENT
 
 TRIALS_EVERY_S = 1.0
 """Seconds between two checks for trials that a search asks for while no visit ends."""
@@ -178,7 +178,8 @@ class HopJob(JobMode):
         asked = job.members.asked()
         new = [name for name, epochs in asked.items() if epochs > self._asked.get(name, 0)]
         for member in job.members.as_they_are(new):
-            yield MemberJoined(job.now_s, progress_of(job.folder, job.spec, member))
+            progress = PATIENT.call(progress_of, job.folder, job.spec, member)
+            yield MemberJoined(job.now_s, progress)
         self._asked.update(asked)
 
     def on_task_ended(self, running: Any, reason: str) -> None:
@@ -195,7 +196,7 @@ class HopJob(JobMode):
         try:
             job.rounds[command.round] = job.launcher.open_visits(command.round, command.members)
             self._round = command.round
-            job.rank_pool.start_agents()
+            PATIENT.call(job.rank_pool.start_agents)
         except OSError as error:
             job.on_failure(error)
 
@@ -280,10 +281,7 @@ class HopJob(JobMode):
             if source != DRIVER:
                 self.job.rank_pool.note_written(source, length)
 
-        try:
-            EventWriter(self.job.folder.events, source, self._round, announce).write(kind, **data)
-        except OSError as error:
-            self.job.on_failure(error)
+        self.job.events.writer(source, self._round, announce).write(kind, **data)
 
 
 def least_to_hop(gpus: int) -> int:

@@ -17,6 +17,7 @@ from hetctl.runtime.driver.round_launcher import RoundLauncher
 from hetctl.runtime.driver.run_members import RunMembers, RunObserver
 from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.planners.base import Options, Planner
+from hetctl.storage.event_files import EventQueue
 from hetctl.storage.paths import RunFolder
 
 
@@ -32,8 +33,11 @@ class JobContext:
         Running rounds by index.
     send : callable
         Function that passes an event to the scheduling, and executes the commands that follow.
+    events : EventQueue
+        Events of the driver.
     on_failure : callable
-        Function called with the error if something cannot be written or launched; the job ends then.
+        Function called with the error if something cannot be written or launched; unless it passes by itself,
+        the job ends then.
     """
 
     folder: RunFolder
@@ -45,6 +49,7 @@ class JobContext:
     launcher: RoundLauncher
     rounds: dict[int, ActiveRound]
     send: Callable[[Any], None]
+    events: EventQueue
     on_failure: Callable[[OSError], None]
 
     @property

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.cluster.launchers import LaunchSpec
+from hetctl.model.disk_errors import is_transient
 from hetctl.runtime.job_logs import end_of, private_log
 
 
@@ -51,9 +52,17 @@ class StepPool:
 
     def reap(self) -> list[EndedStep]:
         """Return the steps that have ended since the last call."""
-        over = [step for step in self._running if step.process.poll() is not None]
-        self._running = [step for step in self._running if step not in over]
-        return [EndedStep(s.name, _exit_code(s.process.returncode), end_of(s.log, s.log_start)) for s in over]
+        ended: list[EndedStep] = []
+        for step in [step for step in self._running if step.process.poll() is not None]:
+            try:
+                output = end_of(step.log, step.log_start)
+            except OSError as error:
+                if not is_transient(error):
+                    raise
+                continue  # Its log says why it has ended: it counts as running until that can be read.
+            self._running.remove(step)
+            ended.append(EndedStep(step.name, _exit_code(step.process.returncode), output))
+        return ended
 
     def end(self, patience_s: float) -> list[EndedStep]:
         """Wait for all steps; send SIGTERM after `patience_s` seconds, and SIGKILL after as long again."""

@@ -32,6 +32,7 @@ from hetctl.scheduling.planners.packing import pack
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import AgentFiles
+from hetctl.storage.patience import PATIENT
 from hetctl.storage.profile_request import (
     LAYERS,
     LINKS,
@@ -151,7 +152,7 @@ class _ProfileDriver:
             self.measured += 1
             return
         path = self._events / f"{ended.name}.jsonl"
-        if any(event.kind == "failed" for event in read_events(path)):
+        if any(event.kind == "failed" for event in PATIENT.call(lambda: list(read_events(path)))):
             return
         if ended.lost_nodes:
             self._fail(ended.name, self._loss(f"lost with {', '.join(ended.lost_nodes)}"))
@@ -162,7 +163,7 @@ class _ProfileDriver:
         return f"{what}: {AgentFiles.within(self._folder).log} says why"
 
     def _fail(self, source: str, error: str) -> None:
-        EventWriter(self._events, source).write("failed", error=error)
+        EventWriter(self._events, source, patience=PATIENT).write("failed", error=error)
 
     def _measure_preprocessing(self) -> None:
         """Measure preprocessing in its own process, after the ranks: it uses every core of this node."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetctl.cluster.launchers.agents import NodeGpu, gpus_of, sets_by_step
+from hetctl.model.disk_errors import is_transient
 from hetctl.model.ensemble import TrainingCode
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.serialization import decode, encode
@@ -192,12 +193,18 @@ class RankPool:
                 self._watch(running)
         if due:
             self._next_watch = time.monotonic() + WATCH_EVERY_S
-        over = [running for running in self._running.values() if self._has_ended(running)]
-        for running in over:
+        ended: list[EndedGroup] = []
+        for running in [running for running in self._running.values() if self._has_ended(running)]:
+            try:
+                ended.append(running.ended())
+            except OSError as error:
+                if not is_transient(error):
+                    raise
+                continue  # Its log says why it has ended: it counts as running until that can be read.
             del self._running[running.task.name]
             for gpu in gpus_of(running.placement):
                 del self._running_on[gpu]
-        return [running.ended() for running in over]
+        return ended
 
     def wait(self, seconds: float) -> None:
         """Wait for `seconds`, or until a message or the end of a rank arrives on which `reap` acts."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetctl.cluster.launchers import LAUNCHERS
+from hetctl.model.disk_errors import is_transient
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
 from hetctl.model.plan import Allocation
@@ -35,7 +36,7 @@ from hetctl.runtime.worker.messages import (
     VisitSpec,
 )
 from hetctl.scheduling.planners.base import options_from
-from hetctl.storage.event_files import BestEffortEventWriter, EventWriter
+from hetctl.storage.event_files import EventQueue
 from hetctl.storage.paths import JobFiles, RunFolder
 from hetctl.storage.run_files import checkpoint_folder, write_planner_state
 
@@ -51,6 +52,8 @@ class RoundLauncher:
     ----------
     deadline, max_uninterrupted_s
         Deadlines of `TrainingSpec`.
+    events : EventQueue
+        Events of the driver.
     on_failure : callable
         Function called with the error if something cannot be written or launched.
     """
@@ -62,6 +65,7 @@ class RoundLauncher:
     max_uninterrupted_s: float
     rank_pool: RankPool
     exchanges: Exchanges
+    events: EventQueue
     on_failure: Callable[[OSError], None]
 
     def open(
@@ -88,11 +92,12 @@ class RoundLauncher:
         """
         names = [allocation.member for allocation in allocations]
         write_planner_state(self.folder, planner_state)
-        EventWriter(self.folder.events, DRIVER, index).write(
-            "round_started", job=self.job, predicted_s=predicted_s, members=names
-        )
-        events = BestEffortEventWriter(self.folder.events, DRIVER, index, self.on_failure)
-        opened = ActiveRound(self.folder, index, events, time.time(), self.rank_pool.stop)
+        opened = self._opened(index, names, predicted_s)
+        if error := self.events.error:
+            if is_transient(error):
+                # Its start will still be written.
+                opened.end("failed")
+            raise error
         lineup = self._lineup(index, allocations, members)
         try:
             self.exchanges.start(lineup)
@@ -104,18 +109,15 @@ class RoundLauncher:
         return opened
 
     def open_visits(self, index: int, names: Sequence[str]) -> ActiveRound:
-        """Begin the round in which all visits of a job take place.
+        """Begin the round in which all visits of a job take place."""
+        return self._opened(index, names, 0.0, visits=True)
 
-        Raises
-        ------
-        OSError
-            If its start cannot be written.
-        """
-        EventWriter(self.folder.events, DRIVER, index).write(
-            "round_started", job=self.job, predicted_s=0.0, members=list(names)
-        )
-        events = BestEffortEventWriter(self.folder.events, DRIVER, index, self.on_failure)
-        return ActiveRound(self.folder, index, events, time.time(), self.rank_pool.stop, visits=True)
+    def _opened(
+        self, index: int, names: Sequence[str], predicted_s: float, *, visits: bool = False
+    ) -> ActiveRound:
+        events = self.events.writer(DRIVER, index)
+        events.write("round_started", job=self.job, predicted_s=predicted_s, members=list(names))
+        return ActiveRound(self.folder, index, events, time.time(), self.rank_pool.stop, visits=visits)
 
     def visit(self, opened: ActiveRound, allocation: Allocation, visit: VisitSpec, member: Member) -> None:
         """Start a visit of a member in the round of all visits."""
@@ -157,9 +159,9 @@ class RoundLauncher:
         training = replace(self._training(opened.index, allocation, member, shares), visit=visit)
         own = RUN_COMMAND if member.command else TRAIN
         kind = VISIT if visit else STAGE if allocation.pipeline else own
-        # Before the ranks start: what the file gets from now on is this round's.
-        opened.expect_events_of(member.name)
         try:
+            # Before the ranks start: what the file gets from now on is this round's.
+            opened.expect_events_of(member.name)
             self.rank_pool.start(
                 TaskMessage(kind, str(self.folder.path), member.name, training),
                 allocation.placement,
@@ -167,6 +169,7 @@ class RoundLauncher:
             )
         except OSError as error:
             self.on_failure(error)
+            opened.note_not_launched(member.name)
         else:
             opened.active[member.name] = allocation
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from hetctl.model.disk_errors import is_transient
 from hetctl.model.ensemble import Member
 from hetctl.model.plan import Allocation
 from hetctl.model.profile import MemberProfile
@@ -20,6 +21,7 @@ from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.scheduling.planners.base import Held
 from hetctl.scheduling.rounds import RunningTask
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_state import RunState
 from hetctl.storage.task_fold import TaskReport
 
@@ -69,7 +71,8 @@ class RunMembers:
     """The members of a run that still need training.
 
     `left`, `asked`, `seen` and `rates_seen` first read the events that trainers have announced up to the
-    call, each event once; all other methods return the state after the last such reading.
+    call, each event once; all other methods return the state after the last such reading. While the disk does
+    not answer, all of them do; `read` tells.
 
     Parameters
     ----------
@@ -79,6 +82,8 @@ class RunMembers:
         Function that returns the lengths of event files announced since its last call (`EventLog.fresh`).
     trials : SearchTrials or None
         Trials of the run's search; None if it has none.
+    on_failure : callable
+        Function called with the error if the disk does not answer.
     """
 
     def __init__(
@@ -88,12 +93,14 @@ class RunMembers:
         gpus: int,
         take_written: Callable[[], Mapping[str, int]],
         trials: SearchTrials | None = None,
+        on_failure: Callable[[OSError], None] = lambda _: None,
     ) -> None:
+        self._on_failure = on_failure
         self._planned = {profile.member: profile for profile in spec.profiles}
         self._trials = trials
         self._profiles = {profile.member: profile for profile in spec.profiles}
         self._members = {member.name: member for member in spec.ensemble.members}
-        self._state = RunState(folder, spec.ensemble, spec.retries)
+        self._state = PATIENT.call(RunState, folder, spec.ensemble, spec.retries)
         self._take_written = take_written
         self._workloads = Workloads(
             spec.ensemble,
@@ -101,7 +108,7 @@ class RunMembers:
             gpus,
             in_lockstep=spec.sharing == LOCKSTEP,
         )
-        self._refresh()
+        PATIENT.call(self.read)
         self._began_at = time.time() if self._state.began_at is None else self._state.began_at
 
     @property
@@ -175,7 +182,16 @@ class RunMembers:
         }
 
     def _refresh(self) -> None:
-        """Read new events from the disk."""
+        """Read new events from the disk, if it answers."""
+        try:
+            self.read()
+        except OSError as error:
+            if not is_transient(error):
+                raise
+            self._on_failure(error)
+
+    def read(self) -> None:
+        """Read new events from the disk; OSError leaves the state as it was."""
         progress = self._state.progress
         changed = self._state.refresh(self._take_written())
         # Requests and reports of the search are read back, so that all goes by what is on the disk.

@@ -17,8 +17,9 @@ from hetctl.model.searches import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.training_progress import Progress
 from hetctl.perf.rate_prediction import nearest_config, predicted_profile
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.storage.event_files import EventWriter, read_events
+from hetctl.storage.event_files import EventQueue, EventWriter, read_events
 from hetctl.storage.paths import RunFolder
+from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_files import checkpoint_folder
 
 
@@ -31,8 +32,11 @@ class TrialQueue:
         Number of GPUs of the job.
     is_busy : callable
         Function that returns true for a member whose task has not ended.
+    queue : EventQueue
+        Events of the driver.
     on_failure : callable
-        Function called with the error if an event cannot be written; nothing is asked for afterwards.
+        Function called with the error if a trial cannot get its parent's files; nothing is asked for
+        afterwards.
     """
 
     def __init__(
@@ -41,12 +45,13 @@ class TrialQueue:
         spec: RunSpec,
         gpus: int,
         is_busy: Callable[[str], bool],
+        queue: EventQueue,
         on_failure: Callable[[OSError], None],
     ) -> None:
         search = spec.ensemble.search
         assert search is not None
         self._folder, self._spec = folder, spec
-        self._is_busy, self._on_failure = is_busy, on_failure
+        self._is_busy, self._queue, self._on_failure = is_busy, queue, on_failure
         self._written: dict[str, int] = {}
         self._slots = {name: spec.ensemble.member(name) for name in search.members}
         self._numbers = {name: number for number, name in enumerate(search.members)}
@@ -55,7 +60,7 @@ class TrialQueue:
         self._search = SearchRun(search, parallel, [(event.kind, event.data) for event in events])
         self._is_over = any(event.kind == SEARCH_ENDED for event in events)
         for trial in self._search.waiting:
-            self._inherit(trial)
+            PATIENT.call(self._inherit, trial)
 
     def member(self, name: str) -> Member:
         """Return a trial as it is to be trained now: with its config, up to the epochs asked for."""
@@ -114,7 +119,7 @@ class TrialQueue:
             return False
         resources = UsedResources(used.gpu_seconds / 3600, run_s)
         try:
-            return self._advance(progress, resources, EventWriter(self._folder.events, DRIVER, used.rounds))
+            return self._advance(progress, resources, self._queue.writer(DRIVER, used.rounds))
         except OSError as error:
             # The history in memory is ahead of the disk's: the next job goes on from the disk's.
             self._is_over = True
@@ -135,7 +140,7 @@ class TrialQueue:
         for request in self._search.requests(resources):
             events.write(TRIAL, **request)
             is_new = True
-            self._inherit(self._search.trials[request["number"]])
+            PATIENT.call(self._inherit, self._search.trials[request["number"]])
         if reason := self._search.reason_to_end(resources):
             events.write(SEARCH_ENDED, reason=reason)
             self._is_over = is_new = True

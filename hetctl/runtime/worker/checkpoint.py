@@ -28,7 +28,7 @@ from hetctl.storage.atomic_io import (
     unfinished_file,
     write_json,
 )
-from hetctl.storage.disk_errors import AT_ONCE, Patience
+from hetctl.storage.patience import AT_ONCE, Patience
 
 if TYPE_CHECKING:
     import numpy.typing as npt

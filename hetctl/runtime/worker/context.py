@@ -31,8 +31,8 @@ from hetctl.runtime.worker.group import (
     join_group,
 )
 from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
-from hetctl.storage.disk_errors import Patience
 from hetctl.storage.event_files import EventWriter
+from hetctl.storage.patience import Patience
 
 if TYPE_CHECKING:
     from hetctl.runtime.worker.messages import StateSaved, VisitReport

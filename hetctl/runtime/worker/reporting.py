@@ -8,14 +8,15 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from hetctl.model.disk_errors import DISK_FULL_ERRORS, SERVER_ERRORS
 from hetctl.model.errors import HetctlError
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.messages import TaskMessage
-from hetctl.storage.disk_errors import AT_ONCE, DISK_FULL_ERRORS, PATIENT, SERVER_ERRORS, Patience
 from hetctl.storage.event_files import EventWriter, read_events
+from hetctl.storage.patience import AT_ONCE, PATIENT, Patience
 
 OUT_OF_MEMORY_ERRORS = frozenset(
     {"MemoryError", *(name for entry in FRAMEWORKS.values() for name in entry.out_of_memory)}

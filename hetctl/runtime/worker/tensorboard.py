@@ -9,8 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from hetctl.model.disk_errors import is_transient
 from hetctl.model.pipelines import StageReport, pipeline_use
 from hetctl.model.training_progress import EpochResult, RankShare
+from hetctl.runtime.job_logs import log_line
 from hetctl.storage.atomic_io import make_private_folder
 
 VERSION = "brain.Event:2"
@@ -67,7 +69,7 @@ class TensorBoardWriter:
         Raises
         ------
         OSError
-            If the disk is full or read-only.
+            If the disk is full.
         """
         try:
             from tensorboard.compat.proto.event_pb2 import Event
@@ -78,10 +80,17 @@ class TensorBoardWriter:
         rate = self._samples / max(result.duration_s, 1e-9)
         values = {**result.metrics, "samples/s": rate, "gpus": result.gpus, **self._figures(result.epoch)}
         summary = Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        records = self._opened(Event)
         event = Event(wall_time=result.finished_at, step=result.epoch, summary=summary)
-        records.write(event.SerializeToString())
-        records.flush()
+        try:
+            records = self._opened(Event)
+            records.write(event.SerializeToString())
+            records.flush()
+        except OSError as error:
+            # The events have the epoch. The file is repaired when it is opened again.
+            self._records = None
+            if not is_transient(error):
+                raise
+            log_line(f"{self._path.name} lacks an epoch: {error}")
 
     def _opened(self, event: Any) -> Any:
         if self._records is None:

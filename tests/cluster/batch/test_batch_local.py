@@ -253,6 +253,14 @@ def test_a_job_is_unknown_elsewhere_and_over_after_a_restart(batch, tmp_path):
     batch.cancel(["elsewhere", "before"])  # does not signal this process
 
 
+def test_a_claim_whose_answer_was_lost_is_repeated(tmp_path):
+    """The link was made, and its answer was an error of the disk: the repeated call finds a claim there."""
+    mine = Claim(HostBoot.this(), Process.of(os.getpid()))
+    assert claim(tmp_path, "job", mine)
+    assert claim(tmp_path, "job", mine)
+    assert not claim(tmp_path, "job", replace(mine, machine=replace(mine.machine, host="elsewhere")))
+
+
 def test_a_job_that_ends_between_two_looks_is_not_taken_for_dead(batch, tmp_path, monkeypatch):
     """Its end is written just after it was looked for, and then its supervisor is gone."""
     folder = tmp_path / "jobs"

@@ -38,7 +38,7 @@ def begin(opened):
 
 
 def end(opened, exit_code):
-    return opened.close(EndedGroup("a", PLACE, exit_code, ""), 0)
+    return opened.close(EndedGroup("a", PLACE, exit_code, ""), opened.report_of("a"), 0)
 
 
 def overdue(opened):

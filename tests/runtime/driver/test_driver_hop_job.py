@@ -15,7 +15,7 @@ from hetctl.runtime.driver.hop_history import drop_leftovers, newest_states, nex
 from hetctl.runtime.driver.hop_job import HopJob
 from hetctl.runtime.driver.job_modes import JobContext
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
-from hetctl.storage.event_files import EventWriter, read_events
+from hetctl.storage.event_files import EventQueue, EventWriter, read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import checkpoint_folder
 
@@ -59,8 +59,16 @@ def job_of(folder, spec):
     """Return a job of which only the files are real."""
     unused = dict.fromkeys(field.name for field in fields(JobContext))
     rank_pool = SimpleNamespace(open_stores=lambda _: None, note_written=lambda *_: None)
+    events = EventQueue(folder.events, pytest.fail)
     return JobContext(
-        **unused | {"folder": folder, "spec": spec, "rank_pool": rank_pool, "on_failure": pytest.fail}
+        **unused
+        | {
+            "folder": folder,
+            "spec": spec,
+            "rank_pool": rank_pool,
+            "events": events,
+            "on_failure": pytest.fail,
+        }
     )
 
 

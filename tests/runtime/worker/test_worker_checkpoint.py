@@ -14,7 +14,7 @@ import pytest
 
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, Loaded, TrainingState
-from hetctl.storage.disk_errors import Patience
+from hetctl.storage.patience import Patience
 
 
 def epoch(number):

@@ -27,6 +27,7 @@ from hetctl.runtime.data.sources import ArraySource, Source, as_sources
 from hetctl.runtime.worker.reporting import report_failure
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.storage.event_files import EventWriter
+from hetctl.storage.patience import PATIENT
 from hetctl.storage.profile_request import Measurements, read_measurements
 
 PREPROCESS = "preprocess"
@@ -40,7 +41,7 @@ def main(folder: Path) -> int:
     try:
         _measure(read_measurements(folder), folder / "events")
     except Exception as error:
-        return report_failure(error, EventWriter(folder / "events", PREPROCESS))
+        return report_failure(error, EventWriter(folder / "events", PREPROCESS, patience=PATIENT))
     return 0
 
 
@@ -48,7 +49,9 @@ def _measure(measurements: Measurements, events: Path) -> None:
     load_functions(measurements.ensemble)
     for cores in measurements.preprocess_cores:
         rate = _preprocessing_rate(measurements.ensemble, cores)
-        EventWriter(events, PREPROCESS).write("preprocess", **encode(PreprocessPoint(cores, rate)))
+        EventWriter(events, PREPROCESS, patience=PATIENT).write(
+            "preprocess", **encode(PreprocessPoint(cores, rate))
+        )
 
 
 def _preprocessing_rate(ensemble: Ensemble, cores: int) -> float:

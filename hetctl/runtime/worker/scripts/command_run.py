@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from hetctl.model.disk_errors import DISK_FULL_ERRORS, SERVER_ERRORS
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
@@ -35,7 +36,6 @@ from hetctl.runtime.worker.scripts.command_environment import (
     visible_devices,
 )
 from hetctl.runtime.worker.scripts.command_process import CLOSED_POLL_S, CommandProcess
-from hetctl.storage.disk_errors import DISK_FULL_ERRORS, SERVER_ERRORS
 
 POLL_S = 0.25
 """Longest wait in seconds for a report: a poll takes time from the command, which has the same cores."""

@@ -31,6 +31,7 @@ from hetctl.runtime.worker.training import stop_signal_of
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import tensorboard_file
+from hetctl.storage.patience import PATIENT
 
 NAMED = "checkpoint_named"
 """Kind of the event of a checkpoint that the command has named."""
@@ -150,7 +151,7 @@ class EpochReports:
 
     def _existing(self, checkpoint: str | None) -> Path | None:
         path = None if checkpoint is None else Path(self.spec.ensemble.folder, checkpoint)
-        if path is not None and not path.exists():
+        if path is not None and not PATIENT.call(path.exists):
             raise WrongReportError("checkpoint must be a file or folder that exists")
         return path
 

@@ -21,6 +21,18 @@ claim=/shared/ann/digits/.hetctl/runs/digits-001/job-0000.claim
 next=/shared/ann/digits/.hetctl/runs/digits-001/job-0001.sh
 batch_id=$LSB_JOBID
 
+# Advance the run, again and again if a file system does not answer, from which Python may not even start.
+advance() {
+    for pause in 5 10 20 40 60 60 0; do
+        "$python" -m hetctl advance "$@" -- "$run" && return
+        failed=$?
+        [[ $failed =~ ^(8|1|126|127|135)$ && $pause != 0 ]] || break
+        sleep "$pause"
+    done
+    echo "hetctl advance failed with exit code $failed; go on with: hetctl advance $run" >&2
+    return "$failed"
+}
+
 # Of several scripts with this number, the first one to make the link is the job (ln is atomic). A requeued
 # job finds its own number.
 echo "$batch_id" >"$claim-$batch_id" || exit 1
@@ -33,7 +45,7 @@ fi
 # The batch system may requeue this job after it has submitted the next one; only one of them may train.
 if [ -e "$next" ]; then
     echo "job $batch_id leaves: job 1 of run $run takes its place" >&2
-    "$python" -m hetctl advance --after-job 0 -- "$run"
+    advance --after-job 0
     exit
 fi
 rm -f "$stop"
@@ -99,8 +111,7 @@ trap - TERM INT
 rm -f "$stop"
 
 # Submit the next job from here, so that the run continues without a login session.
-"$python" -m hetctl advance --after-job 0 -- "$run" ||
-    echo "hetctl advance failed with exit code $?; go on with: hetctl advance $run" >&2
+advance --after-job 0
 exit "$code"
 
 # The driver starts one step: an agent on each node, which forks the ranks there.

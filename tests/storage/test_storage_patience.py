@@ -6,7 +6,8 @@ import errno
 
 import pytest
 
-from hetctl.storage.disk_errors import LONGEST_PAUSE_S, Patience, is_transient
+from hetctl.model.disk_errors import is_transient
+from hetctl.storage.patience import LONGEST_PAUSE_S, Patience
 
 
 class Clock:

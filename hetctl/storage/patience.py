@@ -1,39 +1,21 @@
-"""Errors of file systems: those of a full disk, those that pass by themselves, and waiting for the latter."""
+"""Patience with a file system that does not answer: operations are repeated for minutes."""
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 
+from hetctl.model.disk_errors import is_transient
+
+P = ParamSpec("P")
 T = TypeVar("T")
-
-# EDQUOT: the quota is used up. EFBIG: the limit of a file's size is reached (write(2), RLIMIT_FSIZE).
-DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-
-SERVER_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.ESHUTDOWN})
-"""Errors of an operation on a file while Lustre evicts a client, or a server of Lustre or NFS fails over."""
-
-# Those of sockets, too: a server that does not answer. Then: a node without free descriptors for a moment.
-# EROFS: a file system that was remounted after an error, until it is repaired.
-TRANSIENT_ERRORS = SERVER_ERRORS | {
-    *(errno.ENOTCONN, errno.ETIMEDOUT),
-    *(errno.EMFILE, errno.ENFILE, errno.EAGAIN),
-    errno.EROFS,
-}
-"""Errors of any operation on a file that say nothing about the file: the same operation may succeed later."""
 
 PATIENCE_S = 300.0
 """Seconds for which operations are repeated; a failover of a server takes some of them to a few minutes."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 """Pauses between attempts; each is twice as long as the one before."""
-
-
-def is_transient(error: BaseException) -> bool:
-    """Return true for an error of the file system that may pass by itself."""
-    return isinstance(error, OSError) and error.errno in TRANSIENT_ERRORS
 
 
 @dataclass(frozen=True)
@@ -55,7 +37,7 @@ class Patience:
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
 
-    def call(self, function: Callable[[], T]) -> T:
+    def call(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Call a function until it raises no transient error; return its result.
 
         Parameters
@@ -71,7 +53,7 @@ class Patience:
         pause_s, limit = FIRST_PAUSE_S, None
         while True:
             try:
-                return function()
+                return function(*arguments, **options)
             except OSError as error:
                 now = self.clock()
                 limit = now + self.limit_s if limit is None else limit
