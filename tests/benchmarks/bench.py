@@ -26,6 +26,7 @@ import balanced_bench
 import capes
 import cerebro_bench
 import checkpoint_bench
+import commands_bench
 import coordination_bench
 import demo_bench
 import doubling_exact
@@ -411,6 +412,7 @@ FEEDING: dict[str, Section] = {
     "checkpoint": checkpoint_bench.table,
     "rounds": round_bench.table,
     "state": state_bench.table,
+    "commands": commands_bench.table,
     "hop-state": hop_state_bench.table,
     "agents": agent_bench.start_table,
     "many": agent_bench.many_table,

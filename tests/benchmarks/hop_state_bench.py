@@ -35,7 +35,7 @@ VISIT_S = 80.0
 def sample(folder: Path, visits: int) -> tuple[RunFolder, RunSpec]:
     """Write a run on 16 GPUs that is under way."""
     home = Home(folder / ".hetctl")
-    spec = state_bench._spec(home)
+    spec = state_bench.large_spec(home)
     members = spec.ensemble.members[:CONFIGS]
     ensemble = replace(
         spec.ensemble, members=members, partitions=Partitions(PARTITIONS, "/p/{partition}.npz")
@@ -43,12 +43,12 @@ def sample(folder: Path, visits: int) -> tuple[RunFolder, RunSpec]:
     spec = replace(spec, ensemble=ensemble, phases=(HOPPER,), gpus=len(WORKERS))
     run = home.run(state_bench.RUN).create()
     began_at = time.time() - visits // len(WORKERS) * VISIT_S
-    state_bench._append(run.events_of(DRIVER), 0, _told_by_driver(began_at))
+    state_bench.append_events(run.events_of(DRIVER), 0, _told_by_driver(began_at))
     for number, member in enumerate(members):
         told = _visits(number, member.name, visits // CONFIGS, began_at)
-        state_bench._append(run.events_of(member.name), 0, told)
+        state_bench.append_events(run.events_of(member.name), 0, told)
     write_spec(run, spec)
-    state_bench._enter(home, spec, began_at)
+    state_bench.enter(home, spec, began_at)
     return run, spec
 
 
@@ -74,9 +74,9 @@ def _visits(config: int, name: str, count: int, began_at: float) -> Iterator[dic
             **{"bytes": 104_857_600, "samples": 5000, "loss": 0.5123456},
         }
         if place == 2 * PARTITIONS - 1:
-            saved = state_bench._checkpoint(name, epoch + 1, 0)
+            saved = state_bench.checkpoint(name, epoch + 1, 0)
             yield {"kind": "checkpoint", "time": at + VISIT_S, **saved}
-            yield {**state_bench._epoch(config, epoch + 1, at + VISIT_S), "evaluate_s": 0.0}
+            yield {**state_bench.epoch_done(config, epoch + 1, at + VISIT_S), "evaluate_s": 0.0}
 
 
 def table(quick: bool = False) -> Table:

@@ -107,19 +107,19 @@ class Sample:
 def sample(folder: Path) -> Sample:
     """Write a run of `MEMBERS` members and `ROUNDS` rounds, an epoch in each."""
     home = Home(folder / ".hetctl")
-    project, spec = Project(folder, home), _spec(home)
+    project, spec = Project(folder, home), large_spec(home)
     began_at = time.time() - ROUNDS * ROUND_S
     run = home.run(RUN).create()
     for index in range(ROUNDS):
         at = began_at + index * ROUND_S
         unfinished = IN_TRAINING if index == LAST else 0
-        _append(run.events_of(DRIVER), index, _told_by_driver(spec, index, at, unfinished))
+        append_events(run.events_of(DRIVER), index, _told_by_driver(spec, index, at, unfinished))
         for number, member in enumerate(spec.ensemble.members):
             told = _told_by_trainer(number, index, at, number < unfinished)
-            _append(run.events_of(member.name), index, told)
+            append_events(run.events_of(member.name), index, told)
     write_spec(run, spec)
     _keep_state(run, spec)
-    _enter(home, spec, began_at)
+    enter(home, spec, began_at)
     return Sample(project, spec)
 
 
@@ -129,28 +129,29 @@ def _keep_state(run: RunFolder, spec: RunSpec) -> None:
     state.refresh()
     state.keep()
     for number in range(IN_TRAINING):
-        stopped = {"kind": "checkpoint", "time": time.time(), **_checkpoint(f"net-{number:05d}", ROUNDS, 500)}
-        _append(run.events_of(f"net-{number:05d}"), LAST, [stopped])
+        stopped = {"kind": "checkpoint", "time": time.time(), **checkpoint(f"net-{number:05d}", ROUNDS, 500)}
+        append_events(run.events_of(f"net-{number:05d}"), LAST, [stopped])
 
 
-def _spec(home: Home) -> RunSpec:
+def large_spec(home: Home, count: int = MEMBERS) -> RunSpec:
+    """Return the specification of a run with so many members."""
     rule = StopRule("val_accuracy", "max", max_epochs=100)
     members = tuple(
         Member(
             f"net-{n:05d}", {"units": 16 + n, "dropout": 0.1, "learning_rate": 1e-3}, 32, n, rule, max_gpus=4
         )
-        for n in range(MEMBERS)
+        for n in range(count)
     )
     rates = {1: 100.0, 2: 190.0, 3: 270.0, 4: 350.0}
     return RunSpec(
         run=RUN,
         ensemble=Ensemble("large", "pytorch", Functions("nets:input_fn", "nets:model_fn"), members, "/x"),
         site=Site(
-            *("cluster", "slurm", "srun", MEMBERS // GPUS_PER_NODE, GPUS_PER_NODE, 64, 2**39),
+            *("cluster", "slurm", "srun", -(-count // GPUS_PER_NODE), GPUS_PER_NODE, 64, 2**39),
             (Queue("batch"),),
         ),
         planner="fluid",
-        gpus=MEMBERS,
+        gpus=count,
         queue="batch",
         wall_s=86_400,
         grace_s=300,
@@ -168,7 +169,7 @@ def _allocations(ensemble: Ensemble) -> tuple[Allocation, ...]:
     )
 
 
-def _enter(home: Home, spec: RunSpec, began_at: float) -> None:
+def enter(home: Home, spec: RunSpec, began_at: float) -> None:
     """Have the catalog know the run, planned in as many rounds, and its one job."""
     rounds = tuple(Round(index, ROUND_S, _allocations(spec.ensemble)) for index in range(ROUNDS))
     forecasts = tuple(Forecast(m.name, ROUNDS * ROUND_S, ROUNDS * ROUND_S) for m in spec.ensemble.members)
@@ -213,18 +214,18 @@ def _told_by_trainer(number: int, index: int, at: float, unfinished: bool) -> It
     """Report an epoch, the last one of the round before again, and a checkpoint in the midst of the next."""
     name = f"net-{number:05d}"
     if index:
-        yield _epoch(number, index, at - 200)
+        yield epoch_done(number, index, at - 200)
     yield {"kind": "started", "time": at + 9, "epochs": index, "part_samples": 300 if index else 0}
     yield {"kind": "first_step", "time": at + 10, "startup_s": 9.0, "peak_memory_bytes": 2**31}
-    done = _epoch(number, index + 1, at + 800 + number % 97)
-    yield {"kind": "checkpoint", "time": done["time"], **_checkpoint(name, index + 1, 0)}
+    done = epoch_done(number, index + 1, at + 800 + number % 97)
+    yield {"kind": "checkpoint", "time": done["time"], **checkpoint(name, index + 1, 0)}
     yield {**done, "evaluate_s": 5.25}
     if not unfinished:
-        yield {"kind": "checkpoint", "time": at + 899, **_checkpoint(name, index + 1, 300)}
+        yield {"kind": "checkpoint", "time": at + 899, **checkpoint(name, index + 1, 300)}
         yield {"kind": "stopped", "time": at + 899.5, "reason": "alpha", "part_samples": 300}
 
 
-def _epoch(number: int, epoch: int, at: float) -> dict[str, Any]:
+def epoch_done(number: int, epoch: int, at: float) -> dict[str, Any]:
     """Report an epoch of a member whose error falls as Equation 1 of Capes et al. has it."""
     error = 1 / ((0.3 + number % 50 / 100) * epoch + 1.1) + 0.02
     metrics = {"loss": 2 * error, "val_loss": 2.1 * error, "val_accuracy": 1 - error}
@@ -232,13 +233,13 @@ def _epoch(number: int, epoch: int, at: float) -> dict[str, Any]:
     return {"kind": "epoch", "time": at, **encode(result)}
 
 
-def _checkpoint(name: str, epoch: int, part_samples: int) -> dict[str, Any]:
+def checkpoint(name: str, epoch: int, part_samples: int) -> dict[str, Any]:
     path = f"/shared/project/.hetctl/checkpoints/{RUN}/{name}/epoch-{epoch:05d}-{part_samples:012d}.npz"
     size = {"bytes": 104_857_600, "sha256": "0123456789abcdef" * 4, "duration_s": 0.75}
     return {"epoch": epoch, "part_samples": part_samples, "path": path, **size}
 
 
-def _append(path: Path, index: int, events: Iterable[dict[str, Any]]) -> None:
+def append_events(path: Path, index: int, events: Iterable[dict[str, Any]]) -> None:
     with path.open("a", encoding="utf-8") as file:
         file.writelines(json.dumps({**event, "round": index}) + "\n" for event in events)
 
@@ -247,7 +248,7 @@ def news(run: Sample, events: Mapping[str, EventWriter], epoch: int) -> Iterator
     """Have some members in training finish an epoch, and then others; return who it was."""
     for at in range(0, TIMES * NEWS, NEWS):
         for number in range(at, at + NEWS):
-            events[run.training[number]].write(**_epoch(number, epoch, time.time()), evaluate_s=5.0)
+            events[run.training[number]].write(**epoch_done(number, epoch, time.time()), evaluate_s=5.0)
         yield run.training[at : at + NEWS]
 
 
@@ -263,10 +264,10 @@ def last_to_leave(run: Sample, events: Mapping[str, EventWriter]) -> Iterator[li
 def _end(run: Sample, names: list[str], events: Mapping[str, EventWriter]) -> None:
     end = {"exit_code": 0, "reason": "told", "description": "told to leave", "fault": False}
     for name in names:
-        events[name].write("checkpoint", **_checkpoint(name, ROUNDS, 700))
+        events[name].write("checkpoint", **checkpoint(name, ROUNDS, 700))
         events[name].write("stopped", reason="alpha", part_samples=700)
     ends = ({"kind": "task_ended", "time": time.time(), "member": name, **end} for name in names)
-    _append(run.folder.events_of(DRIVER), LAST, ends)
+    append_events(run.folder.events_of(DRIVER), LAST, ends)
 
 
 def decisions(
