@@ -55,6 +55,7 @@ setup(
     install_requires=[
         "alembic>=1.13",
         "click>=8.1",
+        "cryptography>=42",
         "jinja2>=3.1",
         "matplotlib>=3.8",
         "numpy>=1.26",

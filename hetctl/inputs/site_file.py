@@ -175,7 +175,9 @@ def _site(name: str, model: SiteModel) -> Site:
         memory_per_node=model.memory_per_node,
         node_types=types,
         links=None if model.links is None else links_of(model.links),
-        network=NetworkInterfaces(tuple(model.network.control), tuple(model.network.gloo)),
+        network=NetworkInterfaces(
+            tuple(model.network.control), tuple(model.network.gloo), model.network.encrypt_data
+        ),
         timeouts=_timeouts(model.timeouts),
         **values,
     )

@@ -125,7 +125,7 @@ class NodeTypeModel(Strict):
 
 
 class NetworkModel(Strict):
-    """Network interfaces of the nodes, as names or patterns; the first that a node has is used."""
+    """Network of the nodes: interfaces as names or patterns, of which the first that a node has is used."""
 
     control: list[Interface] = Field(
         default_factory=list,
@@ -134,6 +134,10 @@ class NetworkModel(Strict):
     gloo: list[Interface] = Field(
         default_factory=list,
         description="For Gloo; []: the one by which a rank reaches the other ranks of its group.",
+    )
+    encrypt_data: bool = Field(
+        default=True,
+        description="Encrypt tensors, samples and states that hetctl sends between nodes.",
     )
 
 
@@ -217,7 +221,8 @@ class SiteModel(Strict):
         default=None, description="Bandwidth and latency between GPUs, for pipelines; null: unknown."
     )
     network: NetworkModel = Field(
-        default_factory=NetworkModel, description="Network interfaces for control connections and for Gloo."
+        default_factory=NetworkModel,
+        description="Network interfaces for control connections and for Gloo, and encryption.",
     )
     timeouts: TimeoutsModel = Field(
         default_factory=TimeoutsModel,

@@ -42,19 +42,22 @@ class NodeType:
 
 @dataclass(frozen=True)
 class NetworkInterfaces:
-    """Network interfaces of a site's nodes by name or pattern such as ``hsn*``, the preferred one first.
+    """Network interfaces of a site's nodes by name or pattern such as ``hsn*``, and what is encrypted there.
 
     Parameters
     ----------
     control : tuple of str
         Interfaces for connections between driver and compute nodes and for the rendezvous of a group's
-        ranks; empty: the interface of the host name.
+        ranks, the preferred one first; empty: the interface of the host name.
     gloo : tuple of str
         Interfaces for Gloo; empty: the interface by which a rank reaches the others.
+    encrypt_data : bool
+        Encrypt tensors, samples and states on their way between nodes; all else is always encrypted.
     """
 
     control: tuple[str, ...] = ()
     gloo: tuple[str, ...] = ()
+    encrypt_data: bool = True
 
 
 ANY_INTERFACES = NetworkInterfaces()

@@ -9,27 +9,22 @@ from typing import Any
 MOST_KEY_BYTES = 2**10
 """Longest line from a process that has not shown the key."""
 MOST_NAME_BYTES = 2**16
-ACCEPTED = b"."
-"""Answer to a handshake."""
 
 
-def handshake(key: str, name: Any) -> bytes:
-    """Return what a process sends first: a line with the key, and one with its name as JSON."""
-    return f"{key}\n{json.dumps(name)}\n".encode()
+def read_handshake(data: bytes, key: str) -> Any:
+    """Read what a process sends until it has an answer: two lines of JSON, with the key and with its name.
 
-
-def read_handshake(data: bytes, key: str) -> tuple[Any, bytes] | None:
-    """Read the handshake in the first bytes of a connection; JSON comes from processes with the key alone.
+    The second one is read only if the first one is right.
 
     Returns
     -------
-    tuple or None
-        Name of the other process, and the bytes after its handshake; None if more bytes must come.
+    object or None
+        Name of the process; None if more bytes must come.
 
     Raises
     ------
     ValueError
-        If the first line is not the key, or the second one no name.
+        If the first line is not the key, or the second one no name, or there are more.
     """
     shown, line_end, rest = data.partition(b"\n")
     if len(shown) > MOST_KEY_BYTES:
@@ -37,14 +32,17 @@ def read_handshake(data: bytes, key: str) -> tuple[Any, bytes] | None:
     if not line_end:
         return None
     # Any process that reaches the port may try keys: == would take longer the more of one is right.
-    if not hmac.compare_digest(shown, key.encode()):
+    if not hmac.compare_digest(shown, json.dumps(key).encode()):
         raise ValueError("a wrong key")
-    name, line_end, rest = rest.partition(b"\n")
-    if len(name) > MOST_NAME_BYTES:
+    said, line_end, rest = rest.partition(b"\n")
+    if len(said) > MOST_NAME_BYTES:
         raise ValueError(f"a name of more than {MOST_NAME_BYTES} bytes")
     if not line_end:
         return None
     try:
-        return json.loads(name), rest
+        name = json.loads(said)
     except RecursionError:
         raise ValueError("a name of too many levels") from None
+    if name is None or rest:
+        raise ValueError("no name, or more than a handshake")
+    return name

@@ -1,20 +1,30 @@
-"""Connections between the processes of a job: values as lines of JSON, in both directions, in order."""
+"""Connections between the processes of a job: values as lines of JSON, in both directions, in order.
+
+Within a machine they are Unix sockets, on which the kernel names the user of the other end. Between machines
+they are TLS, on which both ends show the certificate of the job. A key is sent only after that.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import queue
 import resource
+import secrets
 import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hetctl.runtime.handshake import ACCEPTED, handshake, read_handshake
+from hetctl.runtime.handshake import read_handshake
+
+if TYPE_CHECKING:
+    from hetctl.runtime.tls import TlsSession
 
 LOCALHOST = "127.0.0.1"
 HANDSHAKE_S = 10.0
@@ -31,15 +41,43 @@ RETRY_S = 0.2
 ACCEPT_PAUSE_S = 0.02
 """Pause in seconds while no connection can be accepted: for want of room, descriptors or memory."""
 BLOCK_BYTES = 2**16
+BACKLOG = 512
+MOST_UNPROVEN_BYTES = 2**11
+"""Most bytes of a TLS handshake; OpenSSL 3.0 sends about 700."""
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Certificate by which the processes of a job know one another between nodes, and its use.
+
+    Parameters
+    ----------
+    certificate : str
+        With its private key, of `new_certificate`.
+    encrypts_data : bool
+        Encrypt all; false: what `Connection.send_bytes` sends goes in clear text.
+    """
+
+    certificate: str
+    encrypts_data: bool = True
 
 
 @dataclass(frozen=True)
 class Address:
-    """Host and port of a `Listener`, and the key that it requires."""
+    """Place of a `Listener`, and the key that it requires.
+
+    Parameters
+    ----------
+    port : int or None
+        Port for other machines; None: it listens to this one alone.
+    name : str
+        Name of its Unix socket.
+    """
 
     host: str
-    port: int
+    port: int | None
     key: str
+    name: str = ""
 
     @property
     def is_here(self) -> bool:
@@ -52,33 +90,37 @@ class Connection:
 
     Parameters
     ----------
-    buffer : bytes
-        Bytes that have arrived already.
+    tls : TlsSession or None
+        Encryption of what is sent; None: there is none.
     """
 
-    def __init__(self, end: socket.socket, buffer: bytes = b"") -> None:
-        if end.family != socket.AF_UNIX:
+    def __init__(self, end: socket.socket, tls: TlsSession | None = None) -> None:
+        self._is_local = end.family == socket.AF_UNIX
+        if not self._is_local:
             # Nagle's algorithm would hold back a small message until the last one is acknowledged (tcp(7)).
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNANSWERED_MS)
         self._end = end
+        self._tls = tls
+        self._of_data = tls if tls and tls.encrypts_data else None
         # select() takes no descriptor above 1023, which a driver with hundreds of ranks exceeds.
         self._poll = selectors.PollSelector()
         self._poll.register(end, selectors.EVENT_READ)
-        self._buffer = buffer
+        self._buffer = b""
         self._sending = threading.Lock()
+        self._record = memoryview(bytearray(BLOCK_BYTES if tls else 0))
 
     @property
     def local_host(self) -> str:
         """Address of this machine that the other end sees."""
-        return str(self._end.getsockname()[0])
+        return LOCALHOST if self._is_local else str(self._end.getsockname()[0])
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when data have arrived."""
         return self._end.fileno()
 
-    def limit_silence(self, seconds: float) -> None:
-        """Have sends, and reads that have begun, fail with TimeoutError if they take longer.
+    def limit_silence(self, seconds: float | None) -> None:
+        """Have sends, and reads that have begun, fail with TimeoutError if they take longer; None: never.
 
         A node that is switched off breaks no connection on which only it would send.
         """
@@ -86,13 +128,14 @@ class Connection:
 
     def limit_unanswered(self, seconds: float) -> None:
         """Have the connection break after that time without acknowledgement of what was sent."""
-        self._end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
+        if not self._is_local:
+            self._end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
     def send(self, value: Any) -> None:
         """Send a value, from any thread; ConnectionError if the other end has closed."""
         # A rank's heartbeats come from a thread of their own: two messages at once would mix within a line.
         with self._sending, _closed_if_lost():
-            self._end.sendall(json.dumps(value).encode() + b"\n")
+            self._send(memoryview(json.dumps(value).encode() + b"\n"), self._tls)
 
     def receive(self, timeout_s: float | None = None) -> Any:
         """Wait for the next value.
@@ -106,17 +149,24 @@ class Connection:
         """
         limit = None if timeout_s is None else time.monotonic() + timeout_s
         while b"\n" not in self._buffer:
+            if self._tls and (count := self._tls.read_into(self._record)):
+                self._buffer += self._record[:count]
+                continue
             left = None if limit is None else max(0.0, limit - time.monotonic())
             if not self._poll.select(left):
                 raise TimeoutError("no message arrived within the time limit")
-            self._read()
+            data = self._arrived()
+            if self._tls is None:
+                self._buffer += data
+            else:
+                self._tls.feed(data)
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
 
     def send_bytes(self, data: memoryview) -> None:
         """Send bytes that the other end receives with `receive_bytes`."""
         with self._sending, _closed_if_lost():
-            self._end.sendall(data)
+            self._send(data, self._of_data)
 
     def receive_bytes(self, into: memoryview) -> None:
         """Wait for as many bytes as `into` has, and store them there; ConnectionError if too few come."""
@@ -124,10 +174,7 @@ class Connection:
         into[:first], self._buffer = self._buffer[:first], self._buffer[first:]
         while first < len(into):
             with _closed_if_lost():
-                count = self._end.recv_into(into[first:], 0, socket.MSG_WAITALL)
-            if not count:
-                raise ConnectionResetError("the other end has closed the connection")
-            first += count
+                first += self._receive_some(into[first:])
 
     def arrived(self) -> Iterator[Any]:
         """Yield all values that have arrived; ConnectionError after the last if the other end has closed."""
@@ -140,12 +187,33 @@ class Connection:
         self._poll.close()
         self._end.close()
 
-    def _read(self) -> None:
+    def _receive_some(self, into: memoryview) -> int:
+        """Store the next bytes of data; return their number, which is 0 while a record is not complete."""
+        if self._of_data is not None:
+            if not (count := self._of_data.read_into(into)):
+                self._of_data.feed(self._arrived())
+            return count
+        if self._tls is not None and (early := self._tls.take(len(into))):
+            # They came together with the message before them.
+            into[: len(early)] = early
+            return len(early)
+        if not (count := self._end.recv_into(into, 0, socket.MSG_WAITALL)):
+            raise ConnectionResetError("the other end has closed the connection")
+        return count
+
+    def _arrived(self) -> bytes:
         with _closed_if_lost():
             data = self._end.recv(BLOCK_BYTES)
         if not data:
             raise ConnectionResetError("the other end has closed the connection")
-        self._buffer += data
+        return data
+
+    def _send(self, data: memoryview, tls: TlsSession | None) -> None:
+        if tls is None:
+            self._end.sendall(data)
+            return
+        for start in range(0, len(data), BLOCK_BYTES):
+            self._end.sendall(tls.encrypted(data[start : start + BLOCK_BYTES]))
 
 
 @contextmanager
@@ -174,17 +242,51 @@ class _Stranger:
     ----------
     since : float
         Time of its acceptance, by the monotonic clock.
-    data : bytes
-        Bytes that have arrived.
+    tls : TlsSession or None
+        Encryption, for one from another machine.
+    heard : int
+        Number of bytes that have arrived.
+    said : bytes
+        Handshake so far.
     """
 
     end: socket.socket
     since: float
-    data: bytes = b""
+    tls: TlsSession | None
+    heard: int = 0
+    said: bytes = b""
+
+    def listen(self, key: str) -> Any:
+        """Read what has arrived; return its name once the handshake is complete.
+
+        Raises
+        ------
+        OSError, ValueError
+            If it is no process of the job.
+        """
+        most = BLOCK_BYTES
+        if self.tls and not self.tls.is_proven and not (most := MOST_UNPROVEN_BYTES - self.heard):
+            raise ValueError(f"a TLS handshake of more than {MOST_UNPROVEN_BYTES} bytes")
+        data = self.end.recv(most)
+        if not data:
+            raise ConnectionResetError("it has closed the connection")
+        self.heard += len(data)
+        self.said += data if self.tls is None else self._decrypted(data, self.tls)
+        return read_handshake(self.said, key)
+
+    def _decrypted(self, data: bytes, tls: TlsSession) -> bytes:
+        if tls.is_proven:
+            tls.feed(data)
+        elif answer := tls.advance(data):
+            self.end.sendall(answer)
+        record, found = memoryview(bytearray(BLOCK_BYTES)), b""
+        while tls.is_proven and (count := tls.read_into(record)):
+            found += record[:count]
+        return found
 
 
 class Listener:
-    """A port for connections from other processes; connections without the key are rejected.
+    """A place for connections from other processes; those of other users and without the key are rejected.
 
     One thread has all handshakes. What strangers can take is limited: some bytes, some of this process's
     descriptors, and the time of a handshake. If too many connect, the oldest connections make room for new
@@ -195,29 +297,34 @@ class Listener:
     host : str
         The only address of this machine to listen at, IPv4 or IPv6. Empty: all addresses; others then
         connect by the host name.
+    identity : Identity or None
+        Identity of the job, for connections from other machines; None: it listens to this machine alone.
     handshake_s : float
         Seconds within which a new connection must have sent its handshake; it is closed otherwise.
     """
 
-    def __init__(self, key: str, host: str = "", handshake_s: float = HANDSHAKE_S) -> None:
-        self._key = key
+    def __init__(
+        self,
+        key: str,
+        host: str = "",
+        identity: Identity | None = None,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        self._identity = identity
         self._handshake_s = handshake_s
-        self._host = host or socket.gethostname()
-        self._socket = _listen(host)
-        self._socket.setblocking(False)
+        # The kernel frees such a name with the process; a file would stay. Any user may connect to it.
+        name = f"hetctl-{secrets.token_hex(8)}"
+        self._sockets = [_listen_locally(name), *([_listen(host)] if identity else [])]
+        port = self._sockets[-1].getsockname()[1] if identity else None
+        self.address = Address(host or socket.gethostname(), port, key, name)
         self._accepted: queue.Queue[tuple[Any, Connection]] = queue.Queue()
         # The oldest first: all have the same time.
-        self._arrivals: dict[_Stranger, None] = {}
+        self._strangers: dict[_Stranger, None] = {}
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most_arrivals = max(1, min(MOST_PENDING, descriptors // PENDING_SHARE))
+        self._most_strangers = max(1, min(MOST_PENDING, descriptors // PENDING_SHARE))
         self._closed = False
         self._thread = threading.Thread(target=self._answer, name="listener", daemon=True)
         self._thread.start()
-
-    @property
-    def address(self) -> Address:
-        """Address at which others connect."""
-        return Address(self._host, self._socket.getsockname()[1], self._key)
 
     def accepted(self) -> Iterator[tuple[Any, Connection]]:
         """Yield the connections accepted since the last call, each after the peer's name in its handshake."""
@@ -235,92 +342,99 @@ class Listener:
     def close(self) -> None:
         """Accept no more connections."""
         self._closed = True
-        with suppress(OSError):
-            # It wakes the thread, which close(2) does not.
-            self._socket.shutdown(socket.SHUT_RDWR)
+        for each in self._sockets:
+            with suppress(OSError):
+                # It wakes the thread, which close(2) does not.
+                each.shutdown(socket.SHUT_RDWR)
         self._thread.join()
-        self._socket.close()
+        for each in self._sockets:
+            each.close()
 
     def _answer(self) -> None:
         """Accept connections until the listener is closed; an error of one does not end the loop."""
         with selectors.PollSelector() as selector:
-            selector.register(self._socket, selectors.EVENT_READ)
+            for each in self._sockets:
+                selector.register(each, selectors.EVENT_READ)
             while not self._closed:
-                ready = [key.data for key, _ in selector.select(self._time_left())]
-                for arrival in filter(None, ready):
-                    self._advance(arrival, selector)
-                for arrival in self._late():
-                    self._drop(arrival, selector)
-                if None in ready:
-                    self._accept(selector)
-            for arrival in list(self._arrivals):
-                self._drop(arrival, selector)
+                ready = [key for key, _ in selector.select(self._time_left())]
+                for stranger in filter(None, (key.data for key in ready)):
+                    self._advance(stranger, selector)
+                for stranger in self._late():
+                    self._drop(stranger, selector)
+                for each in self._sockets:
+                    if any(key.fileobj is each for key in ready):
+                        self._accept(each, selector)
+            for stranger in list(self._strangers):
+                self._drop(stranger, selector)
 
     def _time_left(self) -> float | None:
         """Return the seconds until the oldest handshake must be complete; None if there is none."""
-        limits = (arrival.since + self._handshake_s for arrival in self._arrivals)
-        return max(0.0, next(limits) - time.monotonic()) if self._arrivals else None
+        limits = (stranger.since + self._handshake_s for stranger in self._strangers)
+        return max(0.0, next(limits) - time.monotonic()) if self._strangers else None
 
     def _late(self) -> list[_Stranger]:
         now = time.monotonic()
-        return [arrival for arrival in self._arrivals if now > arrival.since + self._handshake_s]
+        return [stranger for stranger in self._strangers if now > stranger.since + self._handshake_s]
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
+    def _accept(self, at: socket.socket, selector: selectors.BaseSelector) -> None:
         """Accept a connection, if there is room for it."""
         now = time.monotonic()
-        if len(self._arrivals) >= self._most_arrivals:
-            # Those with a key send it at once; the first of the others are the oldest.
-            idle = (one for one in self._arrivals if not one.data or now > one.since + FAIR_S)
+        if len(self._strangers) >= self._most_strangers:
+            # Those of the job speak at once; the first of the others are the oldest.
+            idle = (one for one in self._strangers if not one.heard or now > one.since + FAIR_S)
             if (last := next(idle, None)) is None:
                 time.sleep(ACCEPT_PAUSE_S)
                 return
             self._drop(last, selector)
         try:
-            end, _ = self._socket.accept()
+            end, _ = at.accept()
         except BlockingIOError:
             return
         except OSError:
             time.sleep(ACCEPT_PAUSE_S)
             return
         end.setblocking(False)
-        arrival = _Stranger(end, now)
-        self._arrivals[arrival] = None
-        selector.register(end, selectors.EVENT_READ, arrival)
+        is_local = at.family == socket.AF_UNIX
+        if is_local and not _is_own(end):
+            end.close()
+            return
+        tls = _tls(self._identity, is_server=True) if self._identity and not is_local else None
+        stranger = _Stranger(end, now, tls)
+        self._strangers[stranger] = None
+        selector.register(end, selectors.EVENT_READ, stranger)
 
-    def _advance(self, arrival: _Stranger, selector: selectors.BaseSelector) -> None:
+    def _advance(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:
         """Read on in a handshake: accept the connection if it is complete, and close it if it is wrong."""
         try:
-            if not (data := arrival.end.recv(BLOCK_BYTES)):
-                raise ConnectionResetError
-            arrival.data += data
-            if (found := read_handshake(arrival.data, self._key)) is None:
+            if (name := stranger.listen(self.address.key)) is None:
                 return
-            arrival.end.sendall(ACCEPTED)
-            arrival.end.setblocking(True)
-            name, rest = found
-            connection = Connection(arrival.end, rest)
+            connection = Connection(stranger.end, stranger.tls)
+            stranger.end.setblocking(True)
+            connection.send(True)
         except BlockingIOError:
             return
         except (OSError, ValueError):
-            self._drop(arrival, selector)
+            self._drop(stranger, selector)
             return
-        selector.unregister(arrival.end)
-        del self._arrivals[arrival]
+        selector.unregister(stranger.end)
+        del self._strangers[stranger]
         self._accepted.put((name, connection))
 
-    def _drop(self, arrival: _Stranger, selector: selectors.BaseSelector) -> None:
-        selector.unregister(arrival.end)
-        del self._arrivals[arrival]
-        arrival.end.close()
+    def _drop(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:
+        selector.unregister(stranger.end)
+        del self._strangers[stranger]
+        stranger.end.close()
 
 
-def connect(address: Address, name: Any, timeout_s: float) -> Connection:
+def connect(address: Address, name: Any, timeout_s: float, identity: Identity | None = None) -> Connection:
     """Connect to a listener under a name; try again until it accepts.
 
     Parameters
     ----------
     timeout_s : float
         Seconds after which no other attempt begins; one takes `HANDSHAKE_S` at most once it is connected.
+    identity : Identity or None
+        Identity of the job, for a listener on another machine.
 
     Raises
     ------
@@ -329,43 +443,114 @@ def connect(address: Address, name: Any, timeout_s: float) -> Connection:
     ConnectionError
         If it cannot be reached in time for another reason.
     """
-    # A node need not be able to resolve its own name.
-    host = LOCALHOST if address.is_here else address.host
     limit = time.monotonic() + timeout_s
     while True:
         try:
-            return _accepted(socket.create_connection((host, address.port), timeout_s), address.key, name)
+            return _accepted(_reached(address, timeout_s, identity), address.key, name)
         except OSError as error:
             if time.monotonic() > limit:
                 refused = isinstance(error, ConnectionRefusedError)
                 kind = ConnectionRefusedError if refused else ConnectionError
-                raise kind(f"{host}:{address.port} cannot be reached: {error}") from None
+                place = address.host if address.port is None else f"{address.host}:{address.port}"
+                raise kind(f"{place} cannot be reached: {error}") from None
             time.sleep(RETRY_S)
 
 
-def _accepted(end: socket.socket, key: str, name: Any) -> Connection:
+def _reached(address: Address, timeout_s: float, identity: Identity | None) -> Connection:
+    """Connect to a process of this user on this machine, or else to one of the job by TLS."""
+    try:
+        return Connection(_connected_locally(address.name))
+    except OSError:
+        if address.port is None or identity is None:
+            raise
+    # A node need not be able to resolve its own name.
+    host = LOCALHOST if address.is_here else address.host
+    end = socket.create_connection((host, address.port), timeout_s)
+    try:
+        tls = _tls(identity, is_server=False)
+        _prove(end, tls)
+        return Connection(end, tls)
+    except BaseException:
+        end.close()
+        raise
+
+
+def _connected_locally(name: str) -> socket.socket:
+    end = socket.socket(socket.AF_UNIX)
+    try:
+        # Where the kernel's queue is full, it answers at once.
+        end.setblocking(False)
+        end.connect(f"\0{name}")
+        if not _is_own(end):
+            raise PermissionError("another user's program listens there")
+    except BaseException:
+        end.close()
+        raise
+    return end
+
+
+def _is_own(end: socket.socket) -> bool:
+    """Return true if the other end of a Unix socket is of this user (unix(7), SO_PEERCRED)."""
+    credentials = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    _, user, _ = struct.unpack("3i", credentials)
+    return bool(user == os.geteuid())
+
+
+def _tls(identity: Identity, *, is_server: bool) -> TlsSession:
+    # Most jobs on one node do without.
+    from hetctl.runtime.tls import TlsSession
+
+    return TlsSession(identity.certificate, is_server=is_server, encrypts_data=identity.encrypts_data)
+
+
+def _prove(end: socket.socket, tls: TlsSession) -> None:
+    """Go through the TLS handshake; OSError if the other end is none of the job, or takes too long."""
+    limit = time.monotonic() + HANDSHAKE_S
+    end.settimeout(HANDSHAKE_S)
+    end.sendall(tls.advance())
+    while not tls.is_proven:
+        data = b""
+        if (left := limit - time.monotonic()) > 0:
+            end.settimeout(left)
+            with suppress(TimeoutError):
+                data = end.recv(BLOCK_BYTES)
+        if not data:
+            raise ConnectionResetError("the process there has shown no certificate")
+        if answer := tls.advance(data):
+            end.sendall(answer)
+
+
+def _accepted(connection: Connection, key: str, name: Any) -> Connection:
     """Send the handshake, and wait for the answer; OSError if it does not come."""
-    connection = Connection(end)
     try:
         connection.limit_silence(HANDSHAKE_S)
-        connection.send_bytes(memoryview(handshake(key, name)))
-        answer = bytearray(len(ACCEPTED))
-        connection.receive_bytes(memoryview(answer))
-        if answer != ACCEPTED:
+        connection.send(key)
+        connection.send(name)
+        if connection.receive(HANDSHAKE_S) is not True:
             raise ConnectionAbortedError("another program listens there")
         # Timeouts stay with the socket, and would end later waits.
-        end.settimeout(None)
-    except BaseException:
+        connection.limit_silence(None)
+    except BaseException as error:
         connection.close()
+        if isinstance(error, ValueError):
+            raise ConnectionAbortedError("another program listens there") from None
         raise
     return connection
 
 
+def _listen_locally(name: str) -> socket.socket:
+    """Listen at a name that only processes of this machine know (unix(7), abstract sockets)."""
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(f"\0{name}")
+    listening.listen(BACKLOG)
+    listening.setblocking(False)
+    return listening
+
+
 def _listen(host: str) -> socket.socket:
     """Listen at an address, or at all if `host` is empty, with IPv6 if the kernel supports it."""
-    if host:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, 0), family=family, backlog=512)
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
-    return socket.create_server(("", 0), family=family, backlog=512, dualstack_ipv6=both)
+    both = not host and socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
+    listening = socket.create_server((host, 0), family=family, backlog=BACKLOG, dualstack_ipv6=both)
+    listening.setblocking(False)
+    return listening

@@ -7,25 +7,39 @@ import errno
 import os
 import re
 import resource
+import select
 import socket
+import ssl
 import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from workbench import wait_for
 
-from hetctl.runtime.handshake import ACCEPTED, handshake
-from hetctl.runtime.transport import MOST_PENDING, Address, Connection, Listener, connect
+from hetctl.runtime.tls import new_certificate
+from hetctl.runtime.transport import MOST_PENDING, Address, Connection, Identity, Listener, connect
 
 PATIENCE_S = 60.0
 
 
-@pytest.fixture
-def pair():
-    listener = Listener("key")
-    near = connect(listener.address, "somebody", PATIENCE_S)
+IDENTITY = Identity(new_certificate())
+IN_CLEAR = replace(IDENTITY, encrypts_data=False)
+
+
+def away(address, identity=IDENTITY):
+    """Return an address as on another machine, where nobody has the name of the socket."""
+    return replace(address, name="nobody") if identity else address
+
+
+@pytest.fixture(params=[None, IDENTITY, IN_CLEAR], ids=["here", "encrypted", "data in clear"])
+def pair(request):
+    """Two ends of a connection on one machine, or between two."""
+    listener = Listener("key", "", request.param)
+    near = connect(away(listener.address, request.param), "somebody", PATIENCE_S, request.param)
     _, far = listener.wait(PATIENCE_S)
     listener.close()
     yield near, far
@@ -136,8 +150,13 @@ def test_connections_are_accepted_with_their_names():
 
 
 def reach(listener):
-    """Connect as a stranger who knows where a listener is."""
-    return socket.create_connection(("127.0.0.1", listener.address.port), PATIENCE_S)
+    """Connect as a process of this user that knows where a listener is, but not the key."""
+    if listener.address.port:
+        return socket.create_connection(("127.0.0.1", listener.address.port), PATIENCE_S)
+    end = socket.socket(socket.AF_UNIX)
+    end.settimeout(PATIENCE_S)
+    end.connect(f"\0{listener.address.name}")
+    return end
 
 
 def ends(stranger):
@@ -149,18 +168,29 @@ def ends(stranger):
     return came
 
 
+@pytest.mark.parametrize("identity", [None, IDENTITY], ids=["here", "from another machine"])
 @pytest.mark.parametrize(
     "said",
-    [b"no key\n1\n", b"no key\n" + b"[" * 10**6, b"x" * 100_000, b"right\nno name\n", b"\n\n", b""],
-    ids=["wrong", "deep", "long", "no JSON", "empty", "nothing"],
+    [
+        b'"no key"\n1\n',
+        b"[" * 10**6,
+        b"x" * 100_000,
+        b'"right"\nno name\n',
+        b'"right"\n' + b"[" * 60_000 + b"\n",
+        b"\n\n",
+        b"\x16\x03\x01\x40\x00" + b"\0" * 100_000,
+        b"",
+    ],
+    ids=["wrong", "deep", "long", "no JSON", "deep name", "empty", "long TLS", "nothing"],
 )
-def test_connections_without_the_key_are_closed_unanswered(said):
-    listener = Listener("right")
+def test_strangers_are_closed_without_an_answer(said, identity):
+    listener = Listener("right", "", identity)
     with reach(listener) as stranger:
-        with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(OSError):
             stranger.sendall(said)
             stranger.shutdown(socket.SHUT_WR)
-        assert ends(stranger) == b""
+        # Nothing but an alert of TLS.
+        assert len(ends(stranger)) < 10
     connect(listener.address, "a friend", PATIENCE_S).close()
     assert listener.wait(PATIENCE_S)[0] == "a friend"
     assert list(listener.accepted()) == []
@@ -169,11 +199,11 @@ def test_connections_without_the_key_are_closed_unanswered(said):
 
 def test_a_listener_has_one_thread_for_all_strangers():
     before = threading.active_count()
-    listener = Listener("key")
+    listener = Listener("key", "", IDENTITY)
     with contextlib.ExitStack() as stack:
         for _ in range(20):
             stack.enter_context(reach(listener)).sendall(b"k")
-        connect(listener.address, "a friend", PATIENCE_S).close()
+        connect(away(listener.address), "a friend", PATIENCE_S, IDENTITY).close()
         assert threading.active_count() == before + 1
     listener.close()
     assert threading.active_count() == before
@@ -191,16 +221,17 @@ def test_a_handshake_by_drops_ends_at_the_limit():
     listener.close()
 
 
-@pytest.mark.parametrize("said", [b"", b"k"], ids=["silent", "slow"])
-def test_friends_get_in_while_strangers_hold_all_places(said):
-    listener = Listener("key", handshake_s=PATIENCE_S)
+@pytest.mark.parametrize("identity", [None, IDENTITY], ids=["here", "from another machine"])
+@pytest.mark.parametrize("said", [b"", b'"'], ids=["silent", "slow"])
+def test_friends_get_in_while_strangers_hold_all_places(said, identity):
+    listener = Listener("key", "", identity, handshake_s=PATIENCE_S)
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(reach(listener)) for _ in range(MOST_PENDING + 20)]
         for stranger in strangers:
             with contextlib.suppress(ConnectionError):
                 stranger.sendall(said)
         for name in range(3):
-            connect(listener.address, name, PATIENCE_S).close()
+            connect(away(listener.address, identity), name, PATIENCE_S, identity).close()
             assert listener.wait(PATIENCE_S)[0] == name
         # The oldest strangers had to leave.
         assert ends(strangers[0]) == b""
@@ -212,7 +243,7 @@ import os, resource, sys
 from hetctl.runtime.transport import Listener
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
 listener = Listener("key")
-print(listener.address.port, flush=True)
+print(listener.address.name, flush=True)
 sys.stdin.readline()
 files = [os.open("/dev/null", os.O_RDONLY) for _ in range(70)]
 print(listener.wait(60)[0])
@@ -223,44 +254,140 @@ def test_strangers_cannot_use_up_the_descriptors():
     program = subprocess.Popen(
         [sys.executable, "-c", IN_NEED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    port = int(program.stdout.readline())
+    address = Address("", None, "key", program.stdout.readline().strip())
     with contextlib.ExitStack() as stack:
         for _ in range(120):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port), PATIENCE_S))
+            stack.enter_context(reach(SimpleNamespace(address=address)))
         program.stdin.write("now\n")
         program.stdin.flush()
-        connect(Address("127.0.0.1", port, "key"), "a friend", PATIENCE_S).close()
+        connect(address, "a friend", PATIENCE_S).close()
         assert program.communicate(timeout=PATIENCE_S)[0] == "a friend\n"
     assert program.returncode == 0
 
 
 @contextlib.contextmanager
-def other_program(*answers):
-    """Give each connection at a port the next answer, and close it; yield an address there."""
+def impostor(answer):
+    """Give all connections at a port an answer, and close them; yield an address there, and what came."""
+    heard = []
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def answer_all():
-            for answer in answers:
-                end, _ = server.accept()
-                with end, contextlib.suppress(ConnectionError):
-                    end.recv(100)
-                    end.sendall(answer)
+            with contextlib.suppress(OSError):
+                while True:
+                    end, _ = server.accept()
+                    with end, contextlib.suppress(ConnectionError):
+                        heard.append(end.recv(10_000))
+                        end.sendall(answer)
 
         program = threading.Thread(target=answer_all)
         program.start()
-        yield Address("127.0.0.1", server.getsockname()[1], "key")
+        yield Address("127.0.0.1", server.getsockname()[1], "secret"), heard
+        server.shutdown(socket.SHUT_RDWR)
         program.join(PATIENCE_S)
 
 
-@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n"])
-def test_another_program_at_the_port_is_no_listener(answer):
-    with other_program(answer) as address, pytest.raises(ConnectionError, match="cannot be reached"):
-        connect(address, "a guest", 0.0)
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request\r\n", b"true\n"])
+def test_an_impostor_at_the_port_gets_no_key(answer):
+    with impostor(answer) as (address, heard), pytest.raises(ConnectionError) as found:
+        connect(address, "a guest", 0.1, IDENTITY)
+    assert f"127.0.0.1:{address.port} cannot be reached: " in str(found.value)
+    assert re.search("certificate|closed|reset", str(found.value))
+    assert not re.search(b"secret|guest", b"".join(heard))
 
 
-def test_a_guest_comes_again_until_it_is_accepted():
-    with other_program(b"", b"who are you?", ACCEPTED) as address:
-        connect(address, "a guest", PATIENCE_S).close()
+@pytest.mark.parametrize("only", ["listener", "guest"])
+def test_another_certificate_is_refused_by_both_sides(only):
+    """Who listens with a certificate of their own gets no key, and who connects with one no answer."""
+    other = Identity(new_certificate())
+    listener = Listener("key", "", other if only == "listener" else IDENTITY)
+    with pytest.raises(ConnectionError, match=r"certificate|closed|reset"):
+        connect(away(listener.address), "a guest", 0.1, IDENTITY if only == "listener" else other)
+    assert list(listener.accepted()) == []
+    listener.close()
+
+
+def test_a_side_without_certificate_is_refused():
+    listener = Listener("key", "", IDENTITY)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with reach(listener) as end, context.wrap_socket(end) as stranger, contextlib.suppress(OSError):
+        stranger.sendall(b'"key"\n1\n')
+        assert stranger.recv(100) == b""
+    assert list(listener.accepted()) == []
+    listener.close()
+
+
+def test_a_program_of_another_user_is_refused(monkeypatch):
+    listener = Listener("key")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(ConnectionError, match="another user"):
+        connect(listener.address, "a guest", 0.1)
+    with reach(listener) as stranger:
+        assert ends(stranger) == b""
+    listener.close()
+
+
+def readable(ends):
+    return select.select(list(ends), [], [], PATIENCE_S)[0]
+
+
+def test_a_guest_comes_again_until_the_listener_is_there():
+    listener = Listener("key", "", IDENTITY)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def pass_on():
+            server.accept()[0].close()
+            end, _ = server.accept()
+            with end, reach(listener) as beyond:
+                others = {end: beyond, beyond: end}
+                while all(others[one].sendall(data := one.recv(10_000)) or data for one in readable(others)):
+                    pass
+
+        between = threading.Thread(target=pass_on)
+        between.start()
+        address = Address("127.0.0.1", server.getsockname()[1], "key")
+        connect(address, "a guest", PATIENCE_S, IDENTITY).close()
+        between.join(PATIENCE_S)
+    listener.close()
+
+
+def test_a_listener_for_this_machine_alone_has_no_port():
+    listener = Listener("key")
+    assert listener.address.port is None
+    with pytest.raises(ConnectionRefusedError, match="cannot be reached"):
+        connect(away(listener.address), "a guest", 0.1, IDENTITY)
+    listener.close()
+
+
+def test_changed_bytes_break_an_encrypted_connection():
+    listener = Listener("key", "", IDENTITY)
+    near = connect(away(listener.address), "somebody", PATIENCE_S, IDENTITY)
+    _, far = listener.wait(PATIENCE_S)
+    near._end.sendall(b"\x17\x03\x03\x00\x20" + b"x" * 32)
+    with pytest.raises(ConnectionError, match="tampered"):
+        far.receive(PATIENCE_S)
+    listener.close()
+
+
+def test_both_directions_are_used_at_once(pair):
+    """A rank's thread of heartbeats sends while another one reads."""
+    data, values = os.urandom(2_000_000), list(range(300))
+
+    def send(end):
+        for value in values:
+            end.send(value)
+        end.send_bytes(memoryview(data))
+
+    senders = [threading.Thread(target=send, args=(end,)) for end in pair]
+    for sender in senders:
+        sender.start()
+    for end in pair:
+        received = bytearray(len(data))
+        assert [end.receive(PATIENCE_S) for _ in values] == values
+        end.receive_bytes(memoryview(received))
+        assert received == data
+    for sender in senders:
+        sender.join()
 
 
 def test_a_closed_listener_accepts_no_connection():
@@ -268,7 +395,7 @@ def test_a_closed_listener_accepts_no_connection():
     address = listener.address
     listener.close()
     with pytest.raises(ConnectionError, match="cannot be reached"):
-        connect(Address("127.0.0.1", address.port, "key"), "late", 0.3)
+        connect(address, "late", 0.3)
 
 
 @contextlib.contextmanager
@@ -284,12 +411,12 @@ def descriptors_up_to(limit):
 
 def test_a_listener_accepts_again_after_descriptors_ran_out():
     listener = Listener("key")
-    callers, came = [socket.socket(), socket.socket()], []
+    callers, came = [socket.socket(socket.AF_UNIX) for _ in range(2)], []
     # Only 0, 1 and 2 are below this limit, and they are open: no thread can free a descriptor that helps.
     with descriptors_up_to(3):
         for who, caller in enumerate(callers):
-            caller.connect(("127.0.0.1", listener.address.port))
-            caller.sendall(handshake("key", who))
+            caller.connect(f"\0{listener.address.name}")
+            caller.sendall(f'"key"\n{who}\n'.encode())
         time.sleep(0.3)
         came += [who for who, _ in listener.accepted()]
     assert came == []
@@ -325,7 +452,7 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="no IPv6 on this machine"
 def opens(listener, host):
     """Return true if a listener accepts connections at an address."""
     try:
-        connect(Address(host, listener.address.port, "key"), host, 0.1).close()
+        connect(Address(host, listener.address.port, "key"), host, 0.1, IDENTITY).close()
     except ConnectionError:
         return False
     return listener.wait(PATIENCE_S)[0] == host
@@ -333,7 +460,7 @@ def opens(listener, host):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
 def test_a_listener_at_an_address_accepts_there_alone(host):
-    listener = Listener("key", host)
+    listener = Listener("key", host, IDENTITY)
     assert listener.address.host == host
     others = {"127.0.0.1", "127.0.0.2", "::1"} - {host}
     assert [opens(listener, address) for address in (host, *others)] == [True, False, False]
@@ -342,7 +469,7 @@ def test_a_listener_at_an_address_accepts_there_alone(host):
 
 @needs_ipv6
 def test_a_listener_without_address_accepts_ipv4_and_ipv6():
-    listener = Listener("key")
+    listener = Listener("key", "", IDENTITY)
     assert listener.address.host == socket.gethostname()
     assert [opens(listener, host) for host in ("127.0.0.1", "127.0.0.2", "::1")] == [True] * 3
     listener.close()

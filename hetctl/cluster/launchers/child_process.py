@@ -37,4 +37,4 @@ def variables_of(site: Site, held: ResourceSet) -> dict[str, str]:
     return {NODE_VARIABLE: held.node, **gpus}
 
 
-LOCAL = Launcher("local", start_agents, most_nodes=1, on_path=False)
+LOCAL = Launcher("local", start_agents, starts_here=True, most_nodes=1, on_path=False)

@@ -62,6 +62,8 @@ class Launcher:
         Function from a step's name, the names of nodes and a leader's command line to the step that starts a
         process on each node beside the ranks, for rounds in lockstep. None: each node prepares its batches
         itself.
+    starts_here : bool
+        True if it starts agents on the machine of the driver alone.
     chooses_nodes : bool
         True if it does not accept the nodes on which to start a step.
     script_nodes : int
@@ -88,6 +90,7 @@ class Launcher:
     name: str
     agents: Callable[[Site, str, Sequence[ResourceSet], tuple[str, ...]], LaunchSpec]
     leaders: Callable[[Site, str, Sequence[str], tuple[str, ...]], LaunchSpec] | None = None
+    starts_here: bool = False
     chooses_nodes: bool = False
     script_nodes: int = 0
     most_nodes: int | None = None

@@ -46,7 +46,7 @@ from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.sharing.node_folder import state_folder
 from hetctl.runtime.data.stage_in import Staging
 from hetctl.runtime.job_logs import log_line
-from hetctl.runtime.transport import Address, Connection
+from hetctl.runtime.transport import Address, Connection, Identity
 from hetctl.storage.processes import Process
 
 END_S = 10.0
@@ -98,6 +98,8 @@ class Agent:
         Function that imports a framework, or none for None, in its template.
     serve : callable
         Function of `Template`.
+    identity : Identity or None
+        Identity of the job, for its store of states; None: the job is on this machine alone.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Agent:
         frameworks: Sequence[str],
         preload: Callable[[str | None], None],
         serve: Serve,
+        identity: Identity | None = None,
     ) -> None:
         # Forked before the GPUs' management library is loaded; they import while the agent connects.
         self._templates = {name: Template(partial(preload, name), serve) for name in frameworks or (None,)}
@@ -127,7 +130,7 @@ class Agent:
         self._bytes_staged = 0
         order = self._assignment.store
         folder = state_folder(order.run_key, self._assignment.node) if order else ""
-        self._store = StateStore(folder, order.control) if order else None
+        self._store = StateStore(folder, order.control, identity) if order else None
         # GPUs of ranks that are forked when partitions are there, with their frameworks; None: they are.
         self._to_start: dict[int, str | None] | None = {} if stage else None
 

@@ -53,6 +53,7 @@ def _run_once(driver: DriverFile, step: str, frameworks: Sequence[str], *, is_fi
             frameworks,
             preload=preload_framework,
             serve=serve,
+            identity=driver.address.identity,
         )
     except OrphanedError as error:
         patience_s = max(0.0, driver.address.orphaned_s - error.silent_s)

@@ -11,7 +11,7 @@ from typing import Any
 
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.messages import REJECTED, SHUTDOWN, AgentAssignment, AgentFacts
-from hetctl.runtime.transport import Address, Connection, connect
+from hetctl.runtime.transport import Address, Connection, Identity, connect
 
 CONNECT_S = 60.0
 ASSIGNMENT_TIMEOUT_S = 60.0
@@ -44,18 +44,21 @@ class OrphanedError(ConnectionError):
         self.silent_s = silent_s
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DriverAddress(Address):
     """Address of a driver, as in its file.
 
     Parameters
     ----------
+    identity : Identity or None
+        Identity of the job; None: it is on one machine.
     orphaned_s : float
         Time of the site's `Timeouts`, in seconds.
     cancel : tuple of str
         Command by which agents end the job when the driver is dead; empty: none.
     """
 
+    identity: Identity | None = None
     orphaned_s: float
     cancel: tuple[str, ...] = ()
 
@@ -83,7 +86,7 @@ class DriverFile:
 
 
 def join(
-    address: Address, facts: AgentFacts, connect_s: float = CONNECT_S
+    address: DriverAddress, facts: AgentFacts, connect_s: float = CONNECT_S
 ) -> tuple[Connection, AgentAssignment]:
     """Connect to the driver, and wait for its assignment.
 
@@ -94,7 +97,7 @@ def join(
     ConnectionError, TimeoutError
         If it cannot be reached, or rejects the agent for now.
     """
-    connection = connect(address, encode(facts), connect_s)
+    connection = connect(address, encode(facts), connect_s, address.identity)
     try:
         answer: Any = connection.receive(ASSIGNMENT_TIMEOUT_S)
         if SHUTDOWN in answer:

@@ -20,7 +20,7 @@ from pathlib import Path
 from hetctl.runtime.agent.messages import Fetched
 from hetctl.runtime.data.sharing.node_folder import LEAST_FREE, USERS, node_folder
 from hetctl.runtime.interfaces import control_address
-from hetctl.runtime.transport import Address, Connection, Listener, connect
+from hetctl.runtime.transport import Address, Connection, Identity, Listener, connect
 
 SILENT_S = 10.0
 """A node that was switched off closes no connection."""
@@ -42,11 +42,20 @@ class StateStore:
         Name of the folder, as for `node_folder`.
     control : sequence of str
         Patterns of the network interfaces for the connections; empty: any.
+    identity : Identity or None
+        Identity of the job; None: all its stores are on one machine.
     silent_s : float
         Seconds without a byte after which a copy fails.
     """
 
-    def __init__(self, name: str, control: Sequence[str] = (), silent_s: float = SILENT_S) -> None:
+    def __init__(
+        self,
+        name: str,
+        control: Sequence[str] = (),
+        identity: Identity | None = None,
+        silent_s: float = SILENT_S,
+    ) -> None:
+        self._identity = identity
         self._silent_s = silent_s
         self._keep = ExitStack()
         self.folder: Path = self._keep.enter_context(node_folder(name))
@@ -55,7 +64,7 @@ class StateStore:
             if left.name != USERS:
                 left.unlink(missing_ok=True)
         self._spare = SpareFile(self.folder)
-        self._listener = Listener(secrets.token_hex(32), control_address(control))
+        self._listener = Listener(secrets.token_hex(32), control_address(control), identity)
         self._under_way: dict[str, threading.Thread] = {}
         self._lock = threading.Lock()
         self._results: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
@@ -149,7 +158,7 @@ class StateStore:
 
     def _copy(self, target: Path, name: str, address: Address) -> int:
         """Copy a state into a file; return its length in bytes."""
-        connection = connect(address, name, self._silent_s)
+        connection = connect(address, name, self._silent_s, self._identity)
         connection.limit_silence(self._silent_s)
         temporary = target.with_name(f".{name}.{secrets.token_hex(4)}")
         try:

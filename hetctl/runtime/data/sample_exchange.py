@@ -8,6 +8,7 @@ from contextlib import suppress
 
 import numpy as np
 
+from hetctl.model.serialization import decode, encode
 from hetctl.model.site import NetworkInterfaces, Timeouts
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.sources import Array, SampleSpec
@@ -42,10 +43,10 @@ class SampleExchange:
         interfaces: NetworkInterfaces,
         timeouts: Timeouts,
     ) -> None:
-        self._listener = Listener(rank_info.key, control_address(interfaces.control))
-        own = self._listener.address
-        addresses = all_gather(group, [own.host, own.port])
-        self._peers = [Address(host, port, rank_info.key) for host, port in addresses]
+        self._identity = rank_info.identity
+        self._listener = Listener(rank_info.key, control_address(interfaces.control), self._identity)
+        addresses = all_gather(group, encode(self._listener.address))
+        self._peers = [decode(Address, address) for address in addresses]
         self._spec = spec
         self._timeouts = timeouts
         self._arrived: dict[int, Samples] = {}
@@ -85,9 +86,8 @@ class SampleExchange:
 
     def _send(self, number: int, target: int, samples: Samples) -> None:
         try:
-            connection = connect(
-                self._peers[target], {"number": number, "samples": len(samples[0])}, self._timeouts.meeting_s
-            )
+            about = {"number": number, "samples": len(samples[0])}
+            connection = connect(self._peers[target], about, self._timeouts.meeting_s, self._identity)
             for array in samples:
                 connection.send_bytes(_bytes_of(np.ascontiguousarray(array)))
             connection.close()

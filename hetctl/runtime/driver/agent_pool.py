@@ -55,7 +55,7 @@ from hetctl.runtime.driver.classify_exit import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.job_logs import append, length_of, log_line
-from hetctl.runtime.transport import Connection, Listener
+from hetctl.runtime.transport import Connection, Identity, Listener
 from hetctl.runtime.worker.messages import write_address
 from hetctl.storage.paths import AgentFiles
 from hetctl.storage.patience import PATIENT
@@ -117,6 +117,8 @@ class AgentPool:
     ----------
     nodes : tuple of Node
         Nodes of the job that are not lost.
+    identity : Identity or None
+        Identity of the job; None: all its agents are on this machine.
     store : StoreOrder or None
         Store of states that the agents that connect from now on open; None: they open none.
 
@@ -156,14 +158,15 @@ class AgentPool:
         self._steps = StepPool()
         self._running: dict[str, AgentStep] = {}
         self._selector = selectors.DefaultSelector()
-        self._listener = Listener(secrets.token_hex(32), control_address(site.network.control))
-        address = self._listener.address
-        cancel = cancel_command(site, os.environ)
-        PATIENT.call(
-            write_address,
-            files.address,
-            DriverAddress(**vars(address), orphaned_s=self._timeouts.orphaned_s, cancel=cancel),
+        self.identity = None if LAUNCHERS[site.launcher].starts_here else _new_identity(site)
+        self._listener = Listener(secrets.token_hex(32), control_address(site.network.control), self.identity)
+        address = DriverAddress(
+            **vars(self._listener.address),
+            identity=self.identity,
+            orphaned_s=self._timeouts.orphaned_s,
+            cancel=cancel_command(site, os.environ),
         )
+        PATIENT.call(write_address, files.address, address)
         self._next_touch = 0.0
 
     def start_step(
@@ -489,6 +492,12 @@ class AgentPool:
                 if agent := step.agents.pop(planned, None):
                     self._close(agent)
                 self._events.on_loss(name, KILLED, planned, step.output, node)
+
+
+def _new_identity(site: Site) -> Identity:
+    from hetctl.runtime.tls import new_certificate
+
+    return Identity(new_certificate(), site.network.encrypt_data)
 
 
 def _reject(connection: Connection, reason: str) -> None:

@@ -363,7 +363,9 @@ class RankPool:
             if rank in running.assigned or not slot.ready or (rank and running.master is None):
                 continue
             master = running.master if rank else None
-            rank_info = RankInfo(rank, len(running.slots), running.key, master)
+            spans_nodes = len({placed.node for placed in running.placement}) > 1
+            identity = self._agents.identity if spans_nodes else None
+            rank_info = RankInfo(rank, len(running.slots), running.key, master, identity)
             running.assigned.add(rank)
             assignment = encode(Assignment(running.task, rank_info, running.started_at, bool(running.steps)))
             self._agents.send(slot.step, slot.gpu, {"task": assignment})

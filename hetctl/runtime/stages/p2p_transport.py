@@ -111,10 +111,10 @@ class P2PTransport:
         self._openers = openers(group, self._nodes, self._memory)
         self._timeouts = timeouts
         self._closed = threading.Event()
-        self._listener = Listener(rank_info.key, control_address(interfaces.control))
-        own = self._listener.address
-        addresses = all_gather(group, [own.host, own.port])
-        self._peers = [Address(host, port, rank_info.key) for host, port in addresses]
+        self._identity = rank_info.identity
+        self._listener = Listener(rank_info.key, control_address(interfaces.control), self._identity)
+        addresses = all_gather(group, encode(self._listener.address))
+        self._peers = [decode(Address, address) for address in addresses]
         self._senders: dict[int, _PeerSender] = {}
         self._connecting = threading.Lock()
         self._acceptor = threading.Thread(target=self._accept, name="p2p-in", daemon=True)
@@ -163,7 +163,7 @@ class P2PTransport:
 
     def _connected(self, target: int) -> Connection:
         try:
-            return connect(self._peers[target], self.rank, self._timeouts.meeting_s)
+            return connect(self._peers[target], self.rank, self._timeouts.meeting_s, self._identity)
         except ConnectionError as error:
             raise LostPeerError(f"lost rank {target} of the group: {error}") from None
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.runtime.interfaces import chosen_interface, control_address, interface_of, plain_address
-from hetctl.runtime.transport import LOCALHOST, Address, Connection, Listener, connect
+from hetctl.runtime.transport import LOCALHOST, Address, Connection, Identity, Listener, connect
 
 PEER_FAILURE_CHECK_S = 1.0
 """Seconds in which a failing rank checks whether another rank failed before it."""
@@ -129,12 +129,15 @@ class RankInfo:
         Secret that only the ranks of this group have.
     master : Address or None
         Address at which rank 0 waits for the others; None for rank 0 itself.
+    identity : Identity or None
+        Identity of the job, for a group on several nodes; None: all its ranks are on one.
     """
 
     rank: int
     size: int
     key: str = ""
     master: Address | None = None
+    identity: Identity | None = None
 
 
 class SingleRank:
@@ -351,7 +354,7 @@ def _lead(
 ) -> ProcessGroup:
     host = socket.gethostname()
     configured = chosen_interface(interfaces.gloo)
-    listener = Listener(rank_info.key, control_address(interfaces.control))
+    listener = Listener(rank_info.key, control_address(interfaces.control), rank_info.identity)
     try:
         publish_address(listener.address)
         peers = [listener.wait(timeouts.meeting_s) for _ in range(rank_info.size - 1)]
@@ -376,7 +379,8 @@ def _follow(
 ) -> ProcessGroup:
     host = socket.gethostname()
     configured = chosen_interface(interfaces.gloo)
-    connection = connect(master, {"rank": rank_info.rank, "host": host}, timeouts.meeting_s)
+    name = {"rank": rank_info.rank, "host": host}
+    connection = connect(master, name, timeouts.meeting_s, rank_info.identity)
     leader = connection.receive(timeouts.meeting_s)
     same_host = leader["host"] == host
     interface = configured or (leader["interface"] if same_host else interface_of(connection.local_host))

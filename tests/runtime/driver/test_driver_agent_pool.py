@@ -43,12 +43,13 @@ nodes = next(a.partition("=")[2] for a in sys.argv if a.startswith("--nodelist="
 running = [subprocess.Popen(sys.argv[start:], env=os.environ | {{"SLURMD_NODENAME": node}}) for node in nodes]
 sys.exit(max(process.wait() for process in running))
 """
-"""Starts the agents of all nodes on this machine."""
+"""Starts the agents of all nodes on this machine; they connect as if each were on one of its own."""
 PYTHON = """\
 #!{python}
 import json, os, sys, time
 from pathlib import Path
 from hetctl.model.serialization import decode
+from hetctl.runtime import transport
 from hetctl.runtime.agent.__main__ import main
 from hetctl.runtime.worker import worker
 from hetctl.runtime.worker.messages import TRAIN, StateSaved, VisitReport
@@ -63,6 +64,10 @@ def work(assignment, context):
         time.sleep(0.05)
     context.send_saved(decode(StateSaved, reports["saved"]))
 
+def elsewhere(name):
+    raise ConnectionRefusedError(f"no {{name}} on this machine")
+
+transport._connected_locally = elsewhere
 worker.WORK = {{TRAIN: work}}
 sys.argv = sys.argv[2:]
 os._exit(main())

@@ -601,7 +601,7 @@ def connect_as(job, step: str, node: str, **facts):
     """Connect as an agent of a step on a node."""
     address = json.loads((AgentFiles.within(job.folder).address).read_text())
     who = {"step": step, "host": node, "variables": {}, "cores": [0], **facts}
-    return connect(Address(address["host"], address["port"], address["key"]), who, PATIENCE_S)
+    return connect(decode(Address, address), who, PATIENCE_S)
 
 
 GPUS_SEEN = [{"uuid": f"GPU-{number}", "name": "A100"} for number in range(2)]
