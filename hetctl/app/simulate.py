@@ -119,9 +119,9 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     """
     options = options_from(request.options)
     with project.reading() as catalog:
-        site = _site_of(catalog, request.ensemble, request.site)
+        site, known = _measured(catalog, request.ensemble, request.site)
         per_node = request.gpus_per_node or _gpus_per_node(catalog, site)
-        profiles = {p.member: p for p in profiles_at(catalog, request.ensemble, site)}
+    profiles = {profile.member: profile for profile in known}
     _refuse_unknown_types(request, profiles.values())
     scenario = _scenario(request, per_node, options.seed)
     refuse_wide_members(request.ensemble.members, scenario.cluster, mix_types=options.mix_types)
@@ -169,8 +169,12 @@ def trace_of(simulation: Simulation) -> str:
     return "".join(json.dumps({name: getattr(one, name) for name in names}) + "\n" for one in intervals)
 
 
-def _site_of(catalog: Catalog, ensemble: Ensemble, wanted: str | None) -> str:
-    known = [s for s in catalog.profiled_sites(ensemble.name) if profiles_at(catalog, ensemble, s)]
+def _measured(
+    catalog: Catalog, ensemble: Ensemble, wanted: str | None
+) -> tuple[str, tuple[MemberProfile, ...]]:
+    """Return the site where an ensemble was measured, and its profiles there."""
+    sites = catalog.profiled_sites(ensemble.name)
+    known = {site: own for site in sites if (own := profiles_at(catalog, ensemble, site))}
     if not known:
         raise BadInputError(
             f"there is no profile of {ensemble.name}",
@@ -187,7 +191,7 @@ def _site_of(catalog: Catalog, ensemble: Ensemble, wanted: str | None) -> str:
         raise BadInputError(
             f"{ensemble.name} was measured at several sites: {', '.join(found)}", "choose one with --rates-of"
         )
-    return found[0]
+    return found[0], known[found[0]]
 
 
 def _refuse_unknown_types(request: SimulateRequest, profiles: Iterable[MemberProfile]) -> None:

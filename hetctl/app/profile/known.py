@@ -206,7 +206,7 @@ def _newer(epochs: Iterable[EpochResult], points: Iterable[ProfilePoint]) -> lis
 
 def _profile(member: Member, points: list[ProfilePoint], trained: Iterable[EpochResult]) -> MemberProfile:
     last = max(points, key=lambda point: point.measured_at)
-    by_type = {p.machine.gpu_type: _newest(points, p.machine.gpu_type) for p in points}
+    by_type = {gpu_type: _newest(points, gpu_type) for gpu_type in _types(points)}
     newest = by_type[last.machine.gpu_type]
     used = list(newest.values())
     rates_by_type = {
@@ -229,6 +229,10 @@ def _profile(member: Member, points: list[ProfilePoint], trained: Iterable[Epoch
         seen_rates=seen_rates(newer, member.batch_size),
         seen_overhead_s=seen_overhead_s(newer, member.batch_size),
     )
+
+
+def _types(points: Iterable[ProfilePoint]) -> Iterable[str]:
+    return dict.fromkeys(point.machine.gpu_type for point in points)
 
 
 def _of_last_type(points: list[ProfilePoint]) -> list[ProfilePoint]:

@@ -319,3 +319,28 @@ def test_a_dozen_members_of_two_shapes_need_two_points(tmp_path) -> None:
     again = project.here("plan", "--explain", "--predict-rates", "--json").json
     (given,) = [a for planned in again["rounds"] for a in planned["allocations"] if a["member"] == "new"]
     assert given["rate"] == seen
+
+
+def test_more_points_of_a_member_need_no_more_digests(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digests: list[str] = []
+    really = Member.digest_with
+
+    def counted(member: Member, config: Any) -> str:
+        digests.append(member.name)
+        return really(member, config)
+
+    monkeypatch.setattr(Member, "digest_with", counted)
+
+    def made(sizes: range) -> int:
+        keep(project, *(point(member, gpus) for member in (A, B) for gpus in sizes))
+        digests.clear()
+        with Catalog.open(project.home.catalog) as catalog:
+            assert [len(profile.rates) for profile in profiles_at(catalog, ENSEMBLE, "here")] == [
+                len(sizes)
+            ] * 2
+        return len(digests)
+
+    few = made(range(1, 3))
+    assert made(range(1, 40)) <= few
