@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+from one_driver import problems
 from workbench import alive, python_without_training, wait_for
 
 from hetctl.model.ensemble import Ensemble, Functions, Member
@@ -110,6 +111,8 @@ class Job:
             elif event.kind == "task_ended":
                 held = {gpu: holder for gpu, holder in held.items() if holder != member}
         assert not held
+        if self.spec.ensemble.search is None:
+            assert problems(events_in(self.run)) == []
 
     def events(self, kind: str, source: str = DRIVER) -> list:
         return [e for e in events_in(self.run) if e.kind == kind and e.source == source]

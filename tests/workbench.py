@@ -381,10 +381,7 @@ def train(task: TaskMessage, events, stop_requested) -> int:
             events.write("stopped", reason=reason, part_samples=0)
             return 0
         done += 1
-        # Replaced at once: a trainer may be killed at any moment, and another one may read it.
-        written = state.with_name(f"epochs.{os.getpid()}")
-        written.write_text(str(done))
-        written.replace(state)
+        _save(task, state, done)
         _report_epoch(task, events, done, evaluate_s=0.0)
         if config.get("disk_full_after") == done and not state.with_name("full").exists():
             state.with_name("full").touch()
@@ -397,6 +394,17 @@ def train(task: TaskMessage, events, stop_requested) -> int:
     )
     del hoard
     return 0
+
+
+def _save(task: TaskMessage, state: Path, done: int) -> None:
+    """Write a checkpoint as a trainer does: under the lease of its driver, and replaced at once."""
+    assert task.training
+    if task.training.lease:
+        task.training.lease.check()
+    # A trainer may be killed at any moment, and another one may read it.
+    written = state.with_name(f"epochs.{os.getpid()}")
+    written.write_text(str(done))
+    written.replace(state)
 
 
 def _reported(task: TaskMessage) -> set[int]:

@@ -193,7 +193,7 @@ def _timeouts_problems(timeouts: Timeouts) -> Iterator[tuple[Location, str]]:
     values = {field.name.removesuffix("_s"): getattr(timeouts, field.name) for field in fields(timeouts)}
     texts = {key: format_duration(seconds) for key, seconds in values.items()}
     least, often = format_duration(LEAST_SILENCE_S), format_duration(HEARTBEAT_EVERY_S)
-    for key in ("hang", "silence"):
+    for key in ("hang", "silence", "lease"):
         if values[key] < LEAST_SILENCE_S:
             rule = f"must be at least {least}, since a heartbeat comes every {often}, got {texts[key]}"
             yield ("timeouts", key), rule

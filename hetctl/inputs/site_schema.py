@@ -163,6 +163,9 @@ class TimeoutsModel(Strict):
     orphaned: Duration = _timeout(
         "orphaned", "Time limit for the script to end a job whose driver has ended; later its agents end it"
     )
+    lease: Duration = _timeout(
+        "lease", "Time without a sign of life of a job's driver after which the next job counts it as dead"
+    )
     samples: Duration = _timeout("samples", "Time limit for preprocessors to prepare a batch")
     lockstep: Duration = _timeout(
         "lockstep", "Time limit for members and leaders that share data in lockstep to start"

@@ -93,6 +93,11 @@ class NodeLinks:
 
 
 HEARTBEAT_EVERY_S = 2.0
+LEASE_SHARE = 0.8
+"""Share of the time after which a silent process counts as dead, at which it ends itself.
+
+All that it has begun has thus ended when others take its place.
+"""
 """Interval in seconds between heartbeats of an agent, and of a rank at work."""
 
 
@@ -115,6 +120,8 @@ class Timeouts:
         Time for the ranks of a failed group to end by themselves before they are killed.
     orphaned_s : float
         Time for a job's script to see that its driver has ended; then the agents end the job.
+    lease_s : float
+        Time without a sign of life of a driver after which the next job's driver counts it as dead.
     samples_s : float
         Time for preprocessors to prepare a batch; leaders of nodes without progress are given up after half
         of it, so that trainers have the rest to continue without them.
@@ -132,6 +139,7 @@ class Timeouts:
     silence_s: float = 30.0
     ending_s: float = 3.0
     orphaned_s: float = 120.0
+    lease_s: float = 420.0
     samples_s: float = 600.0
     lockstep_s: float = 60.0
     leaders_s: float = 300.0

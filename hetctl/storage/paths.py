@@ -122,6 +122,15 @@ class RunFolder:
         return self.path / "state.jsonl"
 
     @property
+    def lease(self) -> Path:
+        """The driver that trains the run, or the last one that did; touched as long as it does."""
+        return self.path / "driver.lease"
+
+    def ticket(self, number: int) -> Path:
+        """Return the file of a driver that waits for the lease, by the number that it drew."""
+        return self.path / f"driver.lease.{number}"
+
+    @property
     def events(self) -> Path:
         """Folder of event files: one of JSON lines for each member, and the drivers'."""
         return self.path / "events"

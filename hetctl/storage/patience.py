@@ -30,12 +30,15 @@ class Patience:
         Function called before each pause, such as a heartbeat.
     clock, sleep : callable
         Clock in seconds, and wait.
+    before : callable
+        Function called before each attempt; its error is raised at once, such as one that forbids to write.
     """
 
     limit_s: float = PATIENCE_S
     meanwhile: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
+    before: Callable[[], None] = lambda: None
 
     def call(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Call a function until it raises no transient error; return its result.
@@ -52,6 +55,7 @@ class Patience:
         """
         pause_s, limit = FIRST_PAUSE_S, None
         while True:
+            self.before()
             try:
                 return function(*arguments, **options)
             except OSError as error:

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 from machine_speed import limit
+from one_driver import problems
 from slurm_cluster import SlurmCluster
 from workbench import ProjectFolder, new_project, python_without_training, ranks_of, wait_for
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.events import DRIVER
 from hetctl.model.job import Job
+from hetctl.storage.progress_fold import events_in
 
 pytestmark = pytest.mark.slurm
 
@@ -39,7 +41,7 @@ memory_per_node: 6000MiB
 queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
 python: {python}
 directives: {directives}
-timeouts: {{orphaned: 5s}}
+timeouts: {{orphaned: 5s, lease: 10s}}
 """
 LATE = """\
 import os, sys, time
@@ -101,11 +103,17 @@ class Run:
     def finish(self):
         """Wait for the end: every member has trained every epoch, and none twice."""
         wait_for(self.project.is_over, seconds=TRAINED_S)
-        assert self.epochs() == {name: list(range(1, EPOCHS + 1)) for name in MEMBERS}
+        self.check()
         started = [e.data["job"] for e in self.project.driver_events(RUN) if e.kind == "job_started"]
         assert started == sorted(set(started)), "a job ran twice"
         wait_for(lambda: not {"running", "pending"} & {*self.states()}, seconds=TRAINED_S)
         return self.states()
+
+    def check(self):
+        """Every member has trained every epoch, once, by one driver at any time."""
+        events = events_in(self.project.home.run(RUN))
+        assert problems(events, epochs=dict.fromkeys(MEMBERS, EPOCHS)) == []
+        assert self.epochs() == {name: list(range(1, EPOCHS + 1)) for name in MEMBERS}
 
     def states(self):
         """How Slurm says that the jobs ended."""
@@ -270,7 +278,7 @@ def test_an_external_requeue_is_refused_or_continues_the_job(run):
     run.cluster.run("scontrol", "requeue", job)
     wait_for(lambda: "Restarts=1" in run.cluster.run("scontrol", "show", "job", job))
     wait_for(run.project.is_over, seconds=TRAINED_S)
-    assert run.epochs() == {name: list(range(1, EPOCHS + 1)) for name in MEMBERS}
+    run.check()
 
 
 def test_a_chain_waits_in_the_queue_while_it_trains(run):
@@ -290,6 +298,19 @@ def shim(folder, name, lines):
     path.write_text(f"#!/bin/bash\nREAL={shutil.which(name)}\n{lines}\n")
     path.chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
+
+
+def test_an_sbatch_that_fails_after_it_has_submitted(slurm_cluster, tmp_path):
+    lost = "sbatch: error: Batch job submission failed: Unable to contact slurm controller (receive failure)"
+    path = shim(tmp_path / "bin", "sbatch", f'"$REAL" "$@" >/dev/null; echo "{lost}" >&2; exit 1')
+    run = Run(slurm_cluster, tmp_path, PATH=path)
+    run.submit()
+    run.cluster.run("scancel", run.in_training())
+    run.finish()
+    jobs = run.jobs()
+    names = run.cluster.run("squeue", "--noheader", "--states=all", "--format=%j").split()
+    assert [names.count(job.name) for job in jobs] == [1] * len(jobs) == [1, 1]
+    clear(slurm_cluster)
 
 
 def test_accounting_that_is_off(slurm_cluster, tmp_path):

@@ -33,6 +33,7 @@ from hetctl.model.job import Job, JobState
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import CANCELLED, ENDED, UNDER_WAY, RunReason, check_job_removal, run_after
 from hetctl.storage.kept_modules import keep_modules
+from hetctl.storage.lease import release_ended
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_files import write_spec
 
@@ -294,6 +295,8 @@ def _advance(
         return submitted
     require_folder(project, record, catalog.jobs(spec.run))
     folder, batch = project.home.run(spec.run), project.batch_system(spec.site)
+    if after_job is not None:
+        release_ended(folder, after_job)
     jobs = refresh_jobs(catalog, batch, folder, after_job)
     if record.state not in UNDER_WAY:
         return RunTransition(spec.run, record.state, record.reason)

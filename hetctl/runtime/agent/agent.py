@@ -17,7 +17,7 @@ from typing import Any
 from hetctl.cluster.launchers.nodes import NODE_VARIABLES, STEP_DEVICES
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
-from hetctl.model.site import HEARTBEAT_EVERY_S
+from hetctl.model.site import HEARTBEAT_EVERY_S, LEASE_SHARE
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES, binding_of
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.agent.messages import (
@@ -120,6 +120,7 @@ class Agent:
         self._pids: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._next_heartbeat = 0.0
+        self._heard_at = time.monotonic()
         self._released = False
         # The counter covers the whole life of the control group, with kills before this agent.
         self._oom_kills = oom_kills()
@@ -171,6 +172,7 @@ class Agent:
         self._receive_from_driver()
         while not self._released:
             self._send_heartbeat()
+            self._heed_silence()
             for key, _ in self._selector.select(self._next_heartbeat - time.monotonic()):
                 key.data()
 
@@ -197,6 +199,12 @@ class Agent:
             self._send_heartbeats_of_waiting()
             self._watch_memory()
 
+    def _heed_silence(self) -> None:
+        """End with the ranks, as after a lost connection, if the driver stands still: another may begin."""
+        silent_s = time.monotonic() - self._heard_at
+        if silent_s > LEASE_SHARE * self._assignment.lease_s:
+            raise ConnectionError(f"no heartbeat of the driver for {silent_s:.0f} s")
+
     def _send_heartbeats_of_waiting(self) -> None:
         """Send heartbeats of ranks that wait for partitions, as long as these come: they do not hang."""
         if self._staging and self._staging.bytes_read > self._bytes_staged:
@@ -216,6 +224,7 @@ class Agent:
 
     def _receive_from_driver(self) -> None:
         for message in self._driver.arrived():
+            self._heard_at = time.monotonic()
             if START in message:
                 self._start(message[START], message["framework"])
             elif SHUTDOWN in message:
@@ -226,7 +235,7 @@ class Agent:
                 self._store.fetch(message[FETCH], decode(Address, message["address"]))
             elif self._store and FORGET in message:
                 self._store.forget(message[FORGET])
-            else:
+            elif TO in message:
                 self._pass_on(message[TO], message["message"])
 
     def _start_staged(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.model.serialization import decode, encode
+from hetctl.model.site import LEASE_SHARE
 from hetctl.runtime.agent.messages import REJECTED, SHUTDOWN, AgentAssignment, AgentFacts
 from hetctl.runtime.transport import Address, Connection, Identity, connect
 
@@ -19,11 +20,6 @@ ATTEMPT_S = 5.0
 """Seconds of one attempt to connect again."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
 """Pauses between attempts; each is twice as long as the one before."""
-LEASE_SHARE = 0.8
-"""Fraction of the driver's silence timeout after which an agent without a connection to it ends its ranks.
-
-The ranks of a disconnected node have thus ended when the driver starts their members on other nodes.
-"""
 
 
 class DismissedError(ConnectionError):
@@ -105,6 +101,7 @@ def join(
         if REJECTED in answer:
             raise ConnectionError(answer[REJECTED])
         assignment = decode(AgentAssignment, answer)
+        # The ranks of a disconnected node have ended when the driver starts their members on other nodes.
         connection.limit_unanswered(LEASE_SHARE * assignment.silence_s)
     except BaseException:
         connection.close()

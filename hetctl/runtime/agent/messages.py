@@ -3,12 +3,14 @@
 The driver sends `AgentAssignment`, or `SHUTDOWN` to an agent that it does not need, or `REJECTED` to one that
 it cannot use, and then dictionaries with one of the keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and
 `SHUTDOWN`. The agent sends its `AgentFacts`, and then dictionaries with `FROM`, `ENDED`, `STAGED`, `STATES`
-or `FETCHED`, or empty ones as heartbeats.
+or `FETCHED`. Empty ones are heartbeats of either.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+
+from hetctl.model.site import USUAL_TIMEOUTS
 
 START = "start"
 """Key with the number of a GPU on which to fork a rank, from the template of ``framework``."""
@@ -180,8 +182,8 @@ class AgentAssignment:
         Number of cores of each rank.
     memory_per_gpu : int
         Each rank's share of the node's memory, in bytes.
-    silence_s : float
-        Time of the site's `Timeouts`, in seconds.
+    silence_s, lease_s : float
+        Times of the site's `Timeouts`, in seconds.
     stage : StageOrder or None
         Partitions to copy first.
     store : StoreOrder or None
@@ -196,6 +198,7 @@ class AgentAssignment:
     silence_s: float
     stage: StageOrder | None = None
     store: StoreOrder | None = None
+    lease_s: float = USUAL_TIMEOUTS.lease_s
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 from hetctl.model.garbage import skip_last_collections
+from hetctl.model.job import GAVE_WAY
 from hetctl.runtime.driver.driver import SIGNAL_DELAY_S, Driver
 from hetctl.runtime.job_logs import log_line
+from hetctl.storage.lease import GaveWayError
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.processes import raise_descriptor_limit
 
@@ -25,7 +27,13 @@ def main(signal_delay_s: float = SIGNAL_DELAY_S) -> int:
     # A thousand agents take as many descriptors as usual limits allow.
     raise_descriptor_limit()
     folder = RunFolder(arguments.run_folder.resolve())
-    driver = Driver(folder, arguments.job, arguments.deadline, arguments.batch_id, signal_delay_s)
+    # While it waits for the lease there is nothing to end in order but that.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        driver = Driver(folder, arguments.job, arguments.deadline, arguments.batch_id, signal_delay_s)
+    except GaveWayError as error:
+        log_line(f"job {arguments.job} of run {folder.name} leaves: {error}")
+        return GAVE_WAY
     signal.signal(signal.SIGTERM, lambda *_: driver.end("signal"))
     log_line(f"job {arguments.job} of run {folder.name} ended: {driver.run()}")
     return 0

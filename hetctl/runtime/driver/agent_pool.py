@@ -14,7 +14,7 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -67,7 +67,7 @@ END_SIGNALS = (None, signal.SIGTERM, signal.SIGKILL)
 """Signals to a step after its release, one for each `shutdown_s`."""
 KILLED = 128 + signal.SIGKILL
 TOUCH_EVERY_S = 2.0
-"""Seconds between two touches of the driver's file, by which unconnected agents detect that it runs."""
+"""Seconds between two touches of the driver's file and two heartbeats, which show agents that it runs."""
 LAST_S = 10.0
 """Seconds in which the agent of the last node, having closed its connection, may return or end its step."""
 NO_STAGES: Mapping[str, StageOrder] = MappingProxyType({})
@@ -132,6 +132,8 @@ class AgentPool:
         Seconds in which steps of released agents end; they are terminated then, and killed after twice that.
     stages : mapping of str to StageOrder
         Partitions that the agent on each node copies before it forks ranks.
+    holds_lease : callable
+        Function that returns true if the driver has just renewed its lease; agents get heartbeats then.
     """
 
     def __init__(
@@ -143,7 +145,9 @@ class AgentPool:
         events: RankEvents,
         shutdown_s: float = SHUTDOWN_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
+        holds_lease: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._holds_lease = holds_lease
         self.nodes = tuple(nodes)
         self.store: StoreOrder | None = None
         self._stages = stages
@@ -301,6 +305,10 @@ class AgentPool:
             self._next_touch = now + TOUCH_EVERY_S
             with suppress(OSError):
                 os.utime(self._files.address)
+            if self._holds_lease():
+                for step in self._running.values():
+                    for agent in step.agents.values():
+                        self._send(agent, {})
 
     def _read(self) -> None:
         for facts, connection in self._listener.accepted():
@@ -455,7 +463,7 @@ class AgentPool:
         site = self.site
         assignment = AgentAssignment(
             *(node, held.gpus, site.device, site.cores_per_gpu, site.memory_per_gpu),
-            *(site.timeouts.silence_s, self._stages.get(node), self.store),
+            *(site.timeouts.silence_s, self._stages.get(node), self.store, site.timeouts.lease_s),
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
         orders = [{START: gpu[1], "framework": step.to_start.pop(gpu)} for gpu in own]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -11,9 +12,11 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.disk_errors import is_transient
 from hetctl.model.events import DRIVER
 from hetctl.model.exit_reason import ExitReason
+from hetctl.model.job import GAVE_WAY
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
@@ -45,7 +48,8 @@ from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import EventQueue
 from hetctl.storage.kept_modules import with_kept_modules
-from hetctl.storage.paths import RunFolder
+from hetctl.storage.lease import Lease
+from hetctl.storage.paths import JobFiles, RunFolder
 from hetctl.storage.patience import PATIENCE_S, PATIENT
 from hetctl.storage.run_files import read_planner_state, read_spec, write_live_metrics
 from hetctl.storage.task_fold import TaskReport
@@ -86,6 +90,8 @@ class Driver:
     One driver runs in each allocation. Members that start together are a round. Times in the scheduling count
     from the start of the run.
 
+    It waits until it has the lease of the run; GaveWayError if it cannot get it.
+
     Parameters
     ----------
     job : int
@@ -108,10 +114,19 @@ class Driver:
     ) -> None:
         self._folder = folder
         self._files = folder.job(job)
+        spec = PATIENT.call(lambda: read_spec(folder))
+        self._lease = Lease(
+            *(folder, job, batch_id, spec.site.timeouts.lease_s),
+            alone=LAUNCHERS[spec.site.launcher].most_nodes == 1,
+            on_lost=_end_at_once,
+            say=log_line,
+        )
+        # Before anything of earlier jobs is read or removed: one of them may still train.
+        self._lease.take(lambda: _reason_to_leave(self._files, deadline))
         # Jobs that were killed leave files that are of use only while they run.
         for earlier in range(job):
             PATIENT.call(folder.job(earlier).clear)
-        self._spec: RunSpec = PATIENT.call(lambda: with_kept_modules(read_spec(folder), folder))
+        self._spec: RunSpec = PATIENT.call(lambda: with_kept_modules(spec, folder))
         self._job = job
         self._end_reason: str | None = None
         self._batch_id = batch_id
@@ -123,6 +138,7 @@ class Driver:
         self._rank_pool = RankPool(
             *(self._spec.site, nodes, self._files.agents, self._spec.ensemble.preloaded),
             stages=stage_orders(self._spec.ensemble.partitions, self._nodes),
+            holds_lease=lambda: self._lease.is_fresh,
         )
         self._exchanges = Exchanges(self._spec.site, self._files)
         # On a full disk the driver goes on, since trainers must still be told to stop.
@@ -147,7 +163,7 @@ class Driver:
         )
         self._launcher = RoundLauncher(
             *(folder, self._spec, job, deadline, self._opened.max_uninterrupted_s),
-            *(self._rank_pool, self._exchanges, self._queue, self._note_disk_error),
+            *(self._rank_pool, self._exchanges, self._queue, self._note_disk_error, self._lease.mark),
         )
         self._modes = modes_of(self._context())
         self._executors: dict[type, Callable[[Any], None]] = {
@@ -207,6 +223,7 @@ class Driver:
         )
         self._send(self._opened)
         while not (reason := self._ended_by):
+            self._lease.check()
             self._process_ends()
             self._report_staged()
             self._enforce_stops()
@@ -223,6 +240,7 @@ class Driver:
             self._files.live_metrics.unlink(missing_ok=True)
         self._next_state = 0.0
         self._keep_state()
+        self._lease.release()
         return reason
 
     def end(self, reason: str) -> None:
@@ -316,6 +334,9 @@ class Driver:
             pass
         except OSError as error:
             self._note_disk_error(error)
+        if self._lease.is_claimed and self._end_reason is None:
+            log_line("the driver of another job waits for the run: this one ends")
+            self.end("signal")
         if self._end_reason and not self._core.ending:
             self._send(JobEnding(self._now_s(), self._end_reason))
 
@@ -461,3 +482,14 @@ class Driver:
                     open_round.terminated.add(name)
                     kill = seconds > KILL_SHARE * self._spec.grace_s
                     self._rank_pool.send_signal(signal.SIGKILL if kill else signal.SIGTERM, name)
+
+
+def _reason_to_leave(files: JobFiles, deadline: float) -> str:
+    """Return why a driver that waits for the lease has to leave; empty if it does not."""
+    return "the job ended" if files.stop.exists() or time.time() > deadline else ""
+
+
+def _end_at_once(reason: str) -> None:
+    """End the driver without a further step: its agents see the end, and end with their ranks."""
+    log_line(f"the driver ends at once: {reason}")
+    os._exit(GAVE_WAY)

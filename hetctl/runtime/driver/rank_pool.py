@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -77,6 +77,8 @@ class RankPool:
         Seconds in which released agents end, as in `AgentPool`.
     stages : mapping of str to StageOrder
         Partitions that nodes copy first, as in `AgentPool`.
+    holds_lease : callable
+        Same as in `AgentPool`.
     """
 
     def __init__(
@@ -87,9 +89,10 @@ class RankPool:
         frameworks: Sequence[str],
         shutdown_s: float = SHUTDOWN_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
+        holds_lease: Callable[[], bool] = lambda: True,
     ) -> None:
         self._timeouts = site.timeouts
-        self._agents = AgentPool(site, nodes, files, frameworks, self, shutdown_s, stages)
+        self._agents = AgentPool(site, nodes, files, frameworks, self, shutdown_s, stages, holds_lease)
         self.stores = StoreReports()
         self._slots: dict[NodeGpu, RankSlot] = {}
         self._running: dict[str, RunningGroup] = {}

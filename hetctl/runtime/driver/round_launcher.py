@@ -37,6 +37,7 @@ from hetctl.runtime.worker.messages import (
 )
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import EventQueue
+from hetctl.storage.lease import LeaseMark
 from hetctl.storage.paths import JobFiles, RunFolder
 from hetctl.storage.run_files import checkpoint_folder, write_planner_state
 
@@ -67,6 +68,7 @@ class RoundLauncher:
     exchanges: Exchanges
     events: EventQueue
     on_failure: Callable[[OSError], None]
+    lease: LeaseMark
 
     def open(
         self,
@@ -197,6 +199,7 @@ class RoundLauncher:
             network=site.network,
             timeouts=site.timeouts,
             grace_s=self.spec.grace_s,
+            lease=self.lease,
         )
 
     def _run_key(self, member: Member) -> str:

@@ -282,6 +282,8 @@ class CheckpointFolder:
     def _finish(self, manifest: Manifest, since: int | None) -> None:
         """Write the manifest of a checkpoint whose files are on the disk, and delete old checkpoints."""
         name = _name_of(manifest.state)
+        # Again, since arrays take long to write.
+        self._patience.before()
         write_json(self.path / f"{name}.json", encode(manifest))
         self._drop_old(name, since)
         self._drop_others(name, manifest)

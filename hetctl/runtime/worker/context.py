@@ -32,6 +32,7 @@ from hetctl.runtime.worker.group import (
 )
 from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
 from hetctl.storage.event_files import EventWriter
+from hetctl.storage.lease import LeaseMark
 from hetctl.storage.patience import Patience
 
 if TYPE_CHECKING:
@@ -153,6 +154,8 @@ class WorkerContext:
 
     Attributes
     ----------
+    lease : LeaseMark or None
+        Lease under which the present task writes; None: it needs none.
     kept : KeptResources or None
         Resources that last from one task of their kind to the next; None as long as no task needs any.
     """
@@ -184,6 +187,7 @@ class WorkerContext:
         self._next_heartbeat = 0.0
         self._code: tuple[Framework, UserFunctions] | None = None
         self._resources: WorkerResources | None = None
+        self.lease: LeaseMark | None = None
         self.kept: KeptResources | None = None
 
     @property
@@ -328,8 +332,11 @@ class WorkerContext:
 
     @property
     def patience(self) -> Patience:
-        """Patience with a file system that does not answer: the rank is known to live meanwhile."""
-        return Patience(meanwhile=self.heartbeat)
+        """Patience with a file system that does not answer: the rank is known to live meanwhile.
+
+        Without the lease of its driver it neither reads nor writes.
+        """
+        return Patience(meanwhile=self.heartbeat, before=self.lease.check if self.lease else lambda: None)
 
     @property
     def has_unsaved(self) -> bool:

@@ -17,6 +17,7 @@ from hetctl.runtime.data.input_share import InputShare
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.storage.atomic_io import write_json
+from hetctl.storage.lease import LeaseMark
 from hetctl.storage.paths import RunFolder
 
 TRAIN, VISIT, STAGE, PROBE, ALL_REDUCE = "train", "visit", "stage", "probe", "all-reduce"
@@ -161,6 +162,8 @@ class TrainingSpec:
         Visit for the kind `VISIT`; else None.
     grace_s : float
         Seconds from a stop to the end of the job; a command that is slow to stop is killed within them.
+    lease : LeaseMark or None
+        Lease of the driver, without which nothing may be written; None: it has none.
     """
 
     run: str
@@ -180,6 +183,7 @@ class TrainingSpec:
     timeouts: Timeouts = USUAL_TIMEOUTS
     visit: VisitSpec | None = None
     grace_s: float = 0.0
+    lease: LeaseMark | None = None
 
 
 @dataclass(frozen=True)

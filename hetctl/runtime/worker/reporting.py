@@ -6,6 +6,7 @@ import contextlib
 import sys
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from hetctl.model.disk_errors import DISK_FULL_ERRORS, SERVER_ERRORS
@@ -16,7 +17,7 @@ from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.storage.event_files import EventWriter, read_events
-from hetctl.storage.patience import AT_ONCE, PATIENT, Patience
+from hetctl.storage.patience import PATIENT, Patience
 
 OUT_OF_MEMORY_ERRORS = frozenset(
     {"MemoryError", *(name for entry in FRAMEWORKS.values() for name in entry.out_of_memory)}
@@ -47,6 +48,8 @@ def writer_of(
         with contextlib.suppress(ConnectionError):
             send_written(length)
 
+    if task.training and task.training.lease:
+        patience = replace(patience, before=task.training.lease.check)
     return EventWriter(task.events, task.name, task.round, announce, patience)
 
 
@@ -71,7 +74,7 @@ def report_failure(error: Exception, events: EventWriter) -> int:
         _print(error)
     if reason is ExitReason.DISK_ERROR:
         # It has been waited for already.
-        events.patience = AT_ONCE
+        events.patience = replace(events.patience, limit_s=0.0)
     with contextlib.suppress(OSError):
         events.write("failed", error=_summary(error), reason=reason.value, peak_memory_bytes=peak_memory())
     return EXIT_CODES[reason]

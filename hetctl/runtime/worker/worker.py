@@ -247,6 +247,7 @@ class Stops:
 
 def work(assignment: Assignment, context: WorkerContext) -> int:
     """Run one task with its output in its log; return the exit code, or 0 to continue."""
+    context.lease = assignment.task.training.lease if assignment.task.training else None
     try:
         log = context.patience.call(lambda: private_log(assignment.task.log))
     except OSError as error:
@@ -263,7 +264,7 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
                     file=sys.stderr,
                 )
                 return LOST_PEER
-            return report_failure(error, writer_of(assignment.task, context.send_written))
+            return report_failure(error, writer_of(assignment.task, context.send_written, context.patience))
         finally:
             # At the end of a job the rank is killed as soon as the driver knows that its task is done.
             context.remove_temporary_files()
