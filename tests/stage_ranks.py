@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import socket
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 from hetctl.methods.pipeline.stage_costs import minibatches_held
 from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
+from hetctl.runtime import transport
 from hetctl.runtime.frameworks.stage_network import NodeMemory, TensorMemory
 from hetctl.runtime.stages.p2p_transport import P2PTransport
 from hetctl.runtime.stages.parameter_server import TO_SERVER, WaveServer
@@ -46,7 +48,7 @@ def layout_of(workers, stages, layers, in_flight, distance=0, held=None):
 
 
 def run_ranks(
-    layout: PipelineLayout, work: Callable[[Rank], Any], nodes=None, ends=(), memory=NodeMemory
+    layout: PipelineLayout, work: Callable[[Rank], Any], nodes=None, ends=(), memory=NodeMemory, identity=None
 ) -> list[Any]:
     """Run a function on every rank, and return the values by rank; the first error is raised.
 
@@ -56,6 +58,8 @@ def run_ranks(
         Function called on each rank for its memory of tensors.
     ends : collection of int
         Ranks that end before the others, which therefore cannot part in order.
+    identity : Identity, optional
+        Identity of ranks that connect as if each were on a machine of its own.
     """
     size = sum(map(len, layout.workers))
     nodes = nodes or ["node1"] * size
@@ -68,19 +72,21 @@ def run_ranks(
     def run(rank):
         try:
             master = addresses[rank].get() if rank else None
-            rank_info = RankInfo(rank, size, "key", master)
+            if identity:
+                transport._connected_locally = _elsewhere
+            rank_info = RankInfo(rank, size, "key", master, identity)
             group = join_group(rank_info, NoCollectives(), publish_address, ANY_INTERFACES, USUAL_TIMEOUTS)
             messages = queue.SimpleQueue()
             queues = dict.fromkeys(TO_SERVER, messages)
             tensors = memory()
-            transport = P2PTransport(group, rank_info, nodes, ANY_INTERFACES, USUAL_TIMEOUTS, queues, tensors)
+            p2p = P2PTransport(group, rank_info, nodes, ANY_INTERFACES, USUAL_TIMEOUTS, queues, tensors)
             layers = [layer for layer, server in enumerate(layout.servers) if server == rank]
-            server = WaveServer(transport, messages, layers, [stages[0].rank for stages in layout.workers])
-            value = work(Rank(group, transport, server, tensors))
+            server = WaveServer(p2p, messages, layers, [stages[0].rank for stages in layout.workers])
+            value = work(Rank(group, p2p, server, tensors))
             if not ends:
                 group.barrier_and_close()
                 server.close()
-                transport.close()
+                p2p.close()
             results.put((rank, value, ""))
         except BaseException:
             results.put((rank, None, traceback.format_exc()))
@@ -94,3 +100,7 @@ def run_ranks(
     for _, _, error in found:
         assert not error, error
     return [value for _, value, _ in sorted(found, key=lambda one: one[0])]
+
+
+def _elsewhere(name: str) -> socket.socket:
+    raise ConnectionRefusedError(f"no {name} on this machine")

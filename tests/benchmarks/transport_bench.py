@@ -1,7 +1,7 @@
 """Seconds in which a tensor reaches another rank of a pipeline, beside ``torch.distributed`` over Gloo.
 
 Both ranks are processes of this machine. "Between nodes" they are told to be on two, so that tensors go over
-TCP, as Gloo's do, here through the loopback interface.
+TCP, as Gloo's do, here through the loopback interface: encrypted by TLS, as is usual, or in clear text.
 
     python tests/benchmarks/transport_bench.py [--quick]
 """
@@ -25,12 +25,17 @@ from tables import Figure, Table
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from stage_ranks import layout_of, run_ranks
 
+from hetctl.runtime.tls import new_certificate
+from hetctl.runtime.transport import Identity
+
 KIB = 1024
 SIZES = (4 * KIB, 64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 64 * 1024 * KIB)
 TURNS, WARM_UPS = 30, 5
 ROUNDS = 3
 """Turns in each process pair, and how often all ways are measured, in changing order."""
 WITHIN, BETWEEN, GLOO = "within a node", "between nodes", "Gloo"
+IN_CLEAR = "between nodes, in clear"
+OWN = (WITHIN, BETWEEN, IN_CLEAR)
 KIND = "forward"
 
 
@@ -47,13 +52,17 @@ def table(quick: bool = False) -> Table:
         (
             f"{size // KIB:,} KiB",
             *(f"{medians[way, size] * 1e3:.2f}" for way in WAYS),
-            *(f"{medians[way, size] / medians[GLOO, size]:.2f}" for way in (WITHIN, BETWEEN)),
+            *(f"{medians[way, size] / medians[GLOO, size]:.2f}" for way in OWN),
         )
         for size in SIZES
     ]
     return Table(
         "Pipelines: a tensor from rank to rank",
-        ("size", *(f"{way}, ms" for way in WAYS), *(f"{way} over Gloo" for way in (WITHIN, BETWEEN))),
+        (
+            "size",
+            *(f"{way}, ms" for way in WAYS),
+            *(f"{way} over Gloo" for way in OWN),
+        ),
         tuple(rows),
         tuple(
             Figure(f"{WITHIN} over Gloo, {shown}", medians[WITHIN, size] / medians[GLOO, size], 1.0)
@@ -69,7 +78,11 @@ def _within() -> list[float]:
 
 
 def _between() -> list[float]:
-    return in_a_process(_by_transport, ["node1", "node2"])
+    return in_a_process(_by_transport, ["node1", "node2"], Identity(new_certificate()))
+
+
+def _in_clear() -> list[float]:
+    return in_a_process(_by_transport, ["node1", "node2"], Identity(new_certificate(), False))
 
 
 def _gloo() -> list[float]:
@@ -78,10 +91,15 @@ def _gloo() -> list[float]:
     return found[0]
 
 
-WAYS: dict[str, Callable[[], list[float]]] = {WITHIN: _within, BETWEEN: _between, GLOO: _gloo}
+WAYS: dict[str, Callable[[], list[float]]] = {
+    WITHIN: _within,
+    BETWEEN: _between,
+    IN_CLEAR: _in_clear,
+    GLOO: _gloo,
+}
 
 
-def _by_transport(nodes: list[str]) -> list[float]:
+def _by_transport(nodes: list[str], identity: Identity | None = None) -> list[float]:
     def work(rank: Any) -> list[float]:
         transport, other = rank.transport, 1 - rank.transport.rank
 
@@ -90,7 +108,7 @@ def _by_transport(nodes: list[str]) -> list[float]:
 
         return _measured(send, lambda _: transport.inbox.get().tensors[0], transport.rank)
 
-    return run_ranks(layout_of(1, 2, 2, 1), work, nodes=nodes)[0]
+    return run_ranks(layout_of(1, 2, 2, 1), work, nodes=nodes, identity=identity)[0]
 
 
 def _by_gloo(rank: int, folder: str) -> list[float]:

@@ -10,14 +10,20 @@ from stage_ranks import layout_of, run_ranks
 
 from hetctl.runtime.stages.p2p_transport import receive
 from hetctl.runtime.stages.shared_slots import SharedSlots, SlotReader
+from hetctl.runtime.tls import new_certificate
+from hetctl.runtime.transport import Identity
 from hetctl.runtime.worker.group import LostPeerError
 
 TWO = layout_of(1, 2, 2, in_flight=1)
 LARGE = np.arange(300_000, dtype=np.float32).reshape(3, -1)
 
 
-@pytest.mark.parametrize("nodes", [["a", "a"], ["a", "b"]], ids=["one node", "two nodes"])
-def test_messages_arrive_whole_and_in_order(nodes):
+@pytest.mark.parametrize(
+    ("nodes", "encrypts_data"),
+    [("aa", None), ("ab", None), ("ab", True), ("ab", False)],
+    ids=["one node", "two on a machine", "two nodes", "two nodes, in clear"],
+)
+def test_messages_arrive_whole_and_in_order(nodes, encrypts_data):
     def work(rank):
         if rank.transport.rank == 0:
             for number in range(20):
@@ -33,7 +39,8 @@ def test_messages_arrive_whole_and_in_order(nodes):
         rank.transport.send(0, "all")
         return None
 
-    traffic, _ = run_ranks(TWO, work, nodes)
+    identity = None if encrypts_data is None else Identity(new_certificate(), encrypts_data)
+    traffic, _ = run_ranks(TWO, work, nodes, identity=identity)
     by_way = {"a": traffic.within_node, "b": traffic.between_nodes}
     assert by_way[nodes[1]]["numbered"] == 10 * (LARGE.nbytes + 8)
     assert not by_way["a" if nodes[1] == "b" else "b"]
