@@ -1,12 +1,14 @@
-"""Real training with a full disk, a damaged checkpoint, and too little memory."""
+"""Real training with a full disk, checkpoints that are damaged or cannot be read, and too little memory."""
 
 from __future__ import annotations
 
+import errno
 import resource
 import threading
 from pathlib import Path
 
 import pytest
+from disk_faults import Faults
 from driven_job import Job
 from tiny_networks import ENSEMBLES, functions_of
 from workbench import wait_for
@@ -33,12 +35,12 @@ def real_job(folder: Path, train_fn: str, config: dict, framework: str = "tensor
     )  # fmt: skip
 
 
-def test_a_full_disk_or_damaged_checkpoint_costs_no_epoch(tmp_path, monkeypatch):
+def test_a_full_silent_or_damaging_disk_costs_no_epoch(tmp_path, monkeypatch):
     job = real_job(tmp_path, "fit_train_fn", {"pause_s": 0.02})
     checkpoints = CheckpointFolder(checkpoint_folder(job.spec, "m"))
 
     def stop_after_two_epochs():
-        wait_for(lambda: len(job.trained("m")) >= 2, 60)
+        wait_for(lambda: len(job.trained("m")) >= 2)
         job.run.job(0).stop.write_text("signal\n")
 
     stopper = threading.Thread(target=stop_after_two_epochs)
@@ -69,7 +71,17 @@ def test_a_full_disk_or_damaged_checkpoint_costs_no_epoch(tmp_path, monkeypatch)
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
+    faults = Faults(tmp_path)
+    for name, value in faults.environment.items():
+        monkeypatch.setenv(name, value)
+    faults.begin(600, (errno.ESTALE, "open", ".npz"))
+    healer = threading.Thread(
+        target=lambda: wait_for(faults.hits) and faults.begin(2.0, (errno.EIO, "read", ".npz"))
+    )
+    healer.start()
     job.drive_by(FLOTILLA, monkeypatch, number=2, real=True)
+    healer.join()
+    assert faults.hits()
     assert [event.data["name"] for event in job.events("checkpoint_invalid", "m")] == [newest.stem]
     assert f"checkpoint {newest.stem} is damaged" in job.run.log_of("m").read_text()
     assert job.progress()["m"].converged == f"{EPOCHS} epochs done"
