@@ -115,18 +115,18 @@ def ratios(planner: str, gpus: int, seeds: Sequence[int], epochs: Epochs = fleet
     return [replay.run(planner, gpus, seed, epochs=epochs).ratio for seed in seeds]
 
 
-def predicted(quick: bool = False, epochs: Epochs = fleet.EPOCHS) -> Table:
+def predicted(quick: bool = False) -> Table:
     """FLEET's set-up, the work left predicted from noisy losses."""
-    seeds = _seeds(quick, 10)
+    seeds = _seeds(quick, 3)
     rows, medians = [], []
     for gpus in fleet.SIZES:
-        runs = [predicted_run(fleet.members(seed, gpus, epochs), gpus, seed) for seed in seeds]
+        runs = [predicted_run(fleet.members(seed, gpus), gpus, seed) for seed in seeds]
         found = [result.ratio for result, _ in runs]
         errors = [f"{statistics.median(error[share] for _, error in runs):.1%}" for share in SHARES]
         medians.append(statistics.median(found))
         rows.append((str(gpus), f"{medians[-1]:.4f}", f"{max(found):.4f}", *errors))
     return Table(
-        f"Makespan over the fluid bound, work predicted, {_range(epochs)} epochs",
+        f"Makespan over the fluid bound, work predicted, {_range(fleet.EPOCHS)} epochs",
         ("GPUs", "fluid", "fluid, worst", *(f"error at {share:.0%}" for share in SHARES)),
         tuple(rows),
         (Figure("fluid, median of the worst size", max(medians), 1.08),),
@@ -394,7 +394,6 @@ PLANNING: dict[str, Section] = {
     "clairvoyant": clairvoyant,
     "clairvoyant-wide": partial(clairvoyant, epochs=fleet.WIDE_EPOCHS),
     "predicted": predicted,
-    "predicted-wide": partial(predicted, epochs=fleet.WIDE_EPOCHS),
     "predicted-curves": curves,
     "scaling": scaling_bench.table,
     "static": static,

@@ -31,7 +31,7 @@ SAMPLES_PER_EPOCH = 30_606
 EPOCHS = (12, 16)
 WIDE_EPOCHS = (10, 40)
 """More unequal than the paper's can have been: harder to plan, and to predict."""
-RESTART_S = 10.0
+RESTART_S = 34.0
 """Table 4: its overheads of checkpointing are whole multiples, 20 at 120 GPUs and 22 at 160, the flotillas of
 6.2. All of it counts as the restart of each member that has trained before."""
 SLOWEST, FASTEST = 21.0, 176.0

@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 TEXT = Path(__file__).with_suffix(".md")
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / TEXT.name
-DRAWN = ("independent", "flotilla", "static", "fluid")
+DRAWN = ("independent", "flotilla", "fluid")
 PLACES: dict[str, Iterable[str]] = {
     "limits": bench.PLANNING,
     "feeding": bench.FEEDING,
