@@ -1,13 +1,19 @@
 """Wheel, sdist and editable installs find the templates and the site files."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
 import zipfile
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ["ddp", "digits", "hugging-face", "hydra", "lightning"]
@@ -103,3 +109,51 @@ def test_the_plain_install_is_light(distributions):
         line for line in needed for heavy in ("tensorflow", "torch", "horovod", "mpi4py") if heavy in line
     ]
     assert "License-Expression: Apache-2.0" in lines or "License: Apache-2.0" in lines
+
+
+PINNED = re.compile(
+    r"(?P<name>[\w.-]+)==(?P<version>\S+)(?: ; (?P<marker>[^#]*?))?"
+    r"(?P<hashes>(?: --hash=sha256:[0-9a-f]{64})*)"
+)
+WITHOUT_HASH = {"torch": "pip would take the build for GPUs in the place of the one for CPUs"}
+
+
+def pins():
+    """Return what .ci/setup installs with hashes, as it is for this Python, and what without."""
+    lines = (ROOT / ".ci/requirements.txt").read_text().splitlines()
+    found = [PINNED.fullmatch(line) for line in lines if not line.startswith("#")]
+    assert all(found)
+    return [one for one in found if one["marker"] is None or Marker(one["marker"]).evaluate()]
+
+
+def test_every_package_that_ci_installs_has_hashes():
+    assert len(pins()) > 100
+    assert {one["name"] for one in pins() if not one["hashes"]} == WITHOUT_HASH.keys()
+    setup = (ROOT / ".ci/setup").read_text()
+    assert "verified=(--require-hashes --no-deps -r)" in setup
+    assert "local_only=(--no-index --no-deps --no-build-isolation)" in setup
+
+
+def test_what_hetctl_needs_is_among_the_pins():
+    versions = {canonicalize_name(one["name"]): one["version"] for one in pins()}
+    needed = [Requirement(text) for text in requires("hetctl")]
+    assert len(needed) > 30
+    wrong = [str(one) for one in needed if versions.get(canonicalize_name(one.name)) not in one.specifier]
+    assert wrong == []
+
+
+def test_actions_are_pinned_and_may_do_as_little_as_possible():
+    workflows = sorted((ROOT / ".github/workflows").glob("*.yml"))
+    assert len(workflows) == 2
+    for path in workflows:
+        text = path.read_text()
+        content = yaml.safe_load(text)
+        assert content["permissions"] == {"contents": "read"}
+        assert all("permissions" not in job for job in content["jobs"].values())
+        uses = re.findall(r"uses: (.*)", text)
+        pinned = [re.fullmatch(r"[\w-]+/[\w/-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one) for one in uses]
+        assert all(pinned), uses
+        steps = [step for job in content["jobs"].values() for step in job["steps"]]
+        checkouts = [step for step in steps if step.get("uses", "").startswith("actions/checkout@")]
+        assert checkouts
+        assert all(step["with"]["persist-credentials"] is False for step in checkouts)
