@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -15,7 +14,7 @@ from hetctl.app.plan.member_rules import refuse_commands
 from hetctl.model.ensemble import Ensemble, Partitions
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.partition_manifest import PARTITION_FILE, PartitionFile
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode, parse
 from hetctl.runtime.data.write_partitions import PartitionAnswer, PartitionRequest
 from hetctl.storage.atomic_io import write_json
 from hetctl.storage.processes import die_with_parent
@@ -112,5 +111,5 @@ def _ask(request: PartitionRequest) -> PartitionAnswer:
             check=False,
         )
         if answer.exists():
-            return decode(PartitionAnswer, json.loads(answer.read_text(encoding="utf-8")))
+            return parse(PartitionAnswer, answer.read_text(encoding="utf-8"))
     raise HetctlError(f"the process that makes the partitions ended with code {done.returncode}", FULL_MEMORY)

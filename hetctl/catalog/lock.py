@@ -17,7 +17,7 @@ from types import TracebackType
 
 from hetctl.model.disk_errors import is_transient
 from hetctl.model.errors import BadInputError, LockedError
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode, parse
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.processes import HostBoot, Process
 
@@ -236,6 +236,6 @@ def _link(own: Path, path: Path) -> bool:
 def _read(text: str) -> Holder | None:
     """Return the holder named in a lock file; None if it names none."""
     try:
-        return decode(Holder, json.loads(text))
+        return parse(Holder, text)
     except ValueError:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import json
 import operator
 import types
 import typing
@@ -47,6 +48,20 @@ def decode(kind: type[T], data: Any) -> T:
     """
     hint: Any = kind
     return typing.cast(T, _decoder(hint)(data))
+
+
+def parse(kind: type[T], text: str | bytes) -> T:
+    """Rebuild a value of type `kind` from the result of `encode` as JSON.
+
+    Raises
+    ------
+    ValueError
+        If the text is not JSON, or does not have the shape of `kind`.
+    """
+    try:
+        return decode(kind, json.loads(text))
+    except RecursionError:
+        raise ValueError("JSON of too many levels") from None
 
 
 @functools.cache

@@ -143,7 +143,7 @@ class Connection:
         Raises
         ------
         ConnectionError
-            If the other end has closed.
+            If the other end has closed, or has sent what is no JSON.
         TimeoutError
             If no value arrives in time.
         """
@@ -161,7 +161,10 @@ class Connection:
             else:
                 self._tls.feed(data)
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            raise ConnectionAbortedError("the other end has sent what is no message") from None
 
     def send_bytes(self, data: memoryview) -> None:
         """Send bytes that the other end receives with `receive_bytes`."""

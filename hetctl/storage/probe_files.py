@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.model.serialization import decode
+from hetctl.model.serialization import parse
 from hetctl.model.site import Site
 
 ORDER_FILE, END_FILE = "order.json", "end.json"
@@ -94,4 +93,4 @@ class ProbeEnd:
 
 def read_order(folder: Path) -> ProbeOrder:
     """Read the order of a test."""
-    return decode(ProbeOrder, json.loads((folder / ORDER_FILE).read_text(encoding="utf-8")))
+    return parse(ProbeOrder, (folder / ORDER_FILE).read_text(encoding="utf-8"))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode, parse
 from hetctl.model.site import Site
 from hetctl.storage.atomic_io import write_json
 
@@ -92,7 +91,7 @@ def write_measurements(folder: Path, measurements: Measurements) -> None:
 
 def read_measurements(folder: Path) -> Measurements:
     """Read ``measurements.json``."""
-    return decode(Measurements, json.loads(measurements_file(folder).read_text(encoding="utf-8")))
+    return parse(Measurements, measurements_file(folder).read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -140,4 +139,4 @@ def write_jobs(folder: Path, jobs: ProfileJobs) -> None:
 
 def read_jobs(folder: Path) -> ProfileJobs:
     """Read ``jobs.json``."""
-    return decode(ProfileJobs, json.loads(jobs_file(folder).read_text(encoding="utf-8")))
+    return parse(ProfileJobs, jobs_file(folder).read_text(encoding="utf-8"))

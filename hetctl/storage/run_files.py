@@ -13,7 +13,7 @@ from typing import Any
 from hetctl.model.job import Job
 from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode, parse
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.storage.atomic_io import write_json, write_private
 from hetctl.storage.paths import JobFiles, RunFolder, member_folder
@@ -26,7 +26,7 @@ def write_spec(folder: RunFolder, spec: RunSpec) -> None:
 
 def read_spec(folder: RunFolder) -> RunSpec:
     """Read ``run.json``."""
-    return decode(RunSpec, json.loads(folder.spec.read_text(encoding="utf-8")))
+    return parse(RunSpec, folder.spec.read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def write_record(folder: RunFolder, record: CatalogRecord) -> None:
 def read_record(folder: RunFolder) -> CatalogRecord | None:
     """Read ``record.json``; None if there is none, or it is damaged."""
     try:
-        return decode(CatalogRecord, json.loads(folder.record.read_text(encoding="utf-8")))
+        return parse(CatalogRecord, folder.record.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
 
@@ -88,7 +88,7 @@ def read_planner_state(folder: RunFolder) -> Any:
     """Return the planner's state at the start of the run's newest round; None if there is none."""
     if not folder.planner_state.exists():
         return None
-    return json.loads(folder.planner_state.read_text(encoding="utf-8"))
+    return parse(Any, folder.planner_state.read_text(encoding="utf-8"))
 
 
 STALE_S = 30.0
@@ -104,9 +104,8 @@ def read_live_metrics(path: Path, now: float | None = None) -> dict[str, LiveMet
     """Return the recent live metrics of a job by member."""
     now = time.time() if now is None else now
     try:
-        written: dict[str, Any] = json.loads(path.read_bytes())
-        found = {member: decode(LiveMetrics, value) for member, value in written.items()}
-    except (OSError, ValueError, AttributeError):
+        found = parse(dict[str, LiveMetrics], path.read_bytes())
+    except (OSError, ValueError):
         return {}
     return {
         member: metrics

@@ -8,12 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from fuzzing import fuzzed, mutations
+from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.inputs.ensemble_file import read_ensemble
+from hetctl.inputs.layer_profile import read_layers
+from hetctl.inputs.pipeline_cluster import read_cluster
+from hetctl.inputs.placed_partitions import read_partition_table
 from hetctl.inputs.rate_table import read_rates
 from hetctl.inputs.site_file import read_site
+from hetctl.inputs.unit_time_table import read_unit_times
+from hetctl.inputs.worker_table import read_workers
 from hetctl.model.errors import BadInputError
 
 ENSEMBLE = b"""\
@@ -40,25 +46,40 @@ setup: [module load x]
 environment: {A: "1"}
 """
 RATES = b"member,gpus,rate,gpu_type,samples\na,1,10.5,V100,100\na,2,20,V100,100\nb,1,3e2,,\n"
+TIMES = b"forward_compute_time=1.5, backward_compute_time=3.0"
+GRAPH = b"""\
+node1 -- Input0 -- %s, activation_size=0.0, parameter_size=0.000
+node2 -- Linear(4, 4) -- %s, activation_size=[4; 8.0], parameter_size=64.0
+node3 -- ReLU(inplace) -- %s, activation_size=16.0, parameter_size=0.000
+\tnode1 -- node2
+\tnode2 -- node3
+""" % (TIMES, TIMES, TIMES)
+LAYERS = b"""\
+layer,gpu_type,forward_s,backward_s,activation_bytes,parameter_bytes
+conv,V100,0.5,1.0,1000,2000
+fc,V100,0.25,0.5,10,4000
+"""
+CLUSTER = b"""\
+gpu_types: {big: {memory: 24GB}, small: {memory: 8GB, time_ratio: 2.5, context_bytes: 500MB}}
+nodes: [{big: 2}, {small: 4}]
+links:
+  intra_node: {bytes_per_s: 10.0e+9, scaling: 0.7}
+  inter_node: {points: [[1000, 0.1], [2000, 0.2]]}
+"""
+WORKERS = b"worker,batch,seconds,max_batch\na,8,0.5,64\na,16,0.9,64\nb,8,1e-1,\n"
+PARTITIONS = b"partition,path,nodes\n0,/data/p0,n1;n2\n1,/data/p1,n3\n"
+UNITS = b"config,partition,worker,seconds\na,0,w1,10\na,1,w2,5\n"
 READERS: dict[str, tuple[Callable[[Path], Any], bytes]] = {
     "ensemble": (read_ensemble, ENSEMBLE),
     "site": (read_site, SITE),
     "rates": (read_rates, RATES),
+    "graph": (read_layers, GRAPH),
+    "layers": (read_layers, LAYERS),
+    "cluster": (read_cluster, CLUSTER),
+    "workers": (read_workers, WORKERS),
+    "partitions": (read_partition_table, PARTITIONS),
+    "units": (read_unit_times, UNITS),
 }
-SCRAPS = st.sampled_from(
-    b"{ } [ ] : - , # & * ! | > ' \" % @ ? ~ \n \t \0 \\ .nan 1e999 -1 0 &a *a !!set !!binary <<: \xff "
-    b'\xc3\xa9 null true grid random extends name: ..:.. 99999999999999999999 "\\ud800"'.split(b" ")
-)
-
-
-@st.composite
-def mutations(draw: st.DrawFn, original: bytes) -> bytes:
-    data = original
-    for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(data)))
-        end = min(len(data), start + draw(st.integers(0, 12)))
-        data = data[:start] + draw(SCRAPS | st.binary(max_size=3)) + data[end:]
-    return data
 
 
 @pytest.fixture
@@ -75,7 +96,7 @@ def test_the_originals_are_read(folder: Path, kind: str):
 
 
 @pytest.mark.parametrize("kind", READERS)
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@fuzzed(80)
 @given(data=st.data())
 def test_mutations_are_read_or_refused(folder: Path, kind: str, data: st.DataObject):
     reader, original = READERS[kind]

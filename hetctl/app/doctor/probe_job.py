@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import shutil
 import sys
@@ -24,7 +23,7 @@ from hetctl.cluster.render import JobScript, render_job
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.frameworks import FRAMEWORKS
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode, parse
 from hetctl.model.site import Site
 from hetctl.runtime.driver.probe import LEADERS_LOG, all_reduce_task, log_file
 from hetctl.runtime.frameworks import NCCL
@@ -138,7 +137,7 @@ def _read(site: Site, job: str, folder: Path) -> Probe:
         fix = f"the nodes must see {folder.parent}, and Python there must import hetctl: {_tail(log)}"
         found = f"job {job} left nothing behind"
         return Probe((CheckResult("job", CheckStatus.FAILED, found, fix, FaultDomain.BATCH_SYSTEM),))
-    end = decode(ProbeEnd, json.loads((folder / END_FILE).read_text(encoding="utf-8")))
+    end = parse(ProbeEnd, (folder / END_FILE).read_text(encoding="utf-8"))
     ran = CheckResult(
         "job", CheckStatus.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}"
     )
@@ -155,7 +154,7 @@ def _read(site: Site, job: str, folder: Path) -> Probe:
 
 
 def _decoded(kind: type[T], paths: Iterable[Path]) -> list[T]:
-    return [decode(kind, json.loads(path.read_text(encoding="utf-8"))) for path in sorted(paths)]
+    return [parse(kind, path.read_text(encoding="utf-8")) for path in sorted(paths)]
 
 
 def job_checks(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from hetctl.methods.pipeline.wsp import Bounds, staleness, violations
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER
 from hetctl.model.pipelines import PipelineLayout, WaveCheck, WaveRecord
-from hetctl.model.serialization import decode
+from hetctl.model.serialization import decode, parse
 from hetctl.storage.event_schema import TaskStartedRecord
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
@@ -109,6 +108,6 @@ def _records_of(log: Path) -> Iterator[WaveRecord]:
         for line in lines:
             # A rank that was killed may leave half a line.
             with suppress(ValueError, RecursionError):
-                record = decode(WaveRecord, json.loads(line))
+                record = parse(WaveRecord, line)
                 if len(record.completed) == len(record.pulled):
                     yield record

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -22,7 +21,7 @@ from hetctl.cluster.batch.submitit_jobs import setup_lines, write_call
 from hetctl.model.disk_errors import is_transient
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode, parse
 from hetctl.model.site import Site
 from hetctl.storage.atomic_io import make_private_folder, write_json, write_private
 from hetctl.storage.patience import PATIENT
@@ -306,6 +305,6 @@ def read_end(folder: Path, job: str) -> End | None:
 
 def _read(path: Path, kind: type[T]) -> T | None:
     try:
-        return decode(kind, json.loads(path.read_text(encoding="utf-8")))
+        return parse(kind, path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import decode, encode, parse
 from hetctl.model.site import LEASE_SHARE
 from hetctl.runtime.agent.messages import REJECTED, SHUTDOWN, AgentAssignment, AgentFacts
 from hetctl.runtime.transport import Address, Connection, Identity, connect
@@ -65,7 +64,7 @@ class DriverFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._text = path.read_text(encoding="utf-8")
-        self.address: DriverAddress = decode(DriverAddress, json.loads(self._text))
+        self.address: DriverAddress = parse(DriverAddress, self._text)
         self._touched = path.stat().st_mtime_ns
 
     def touched(self) -> int | None:

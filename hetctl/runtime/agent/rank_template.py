@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import decode, encode, parse
 from hetctl.runtime.agent.binding import Binding
 from hetctl.storage.processes import die_with_parent
 
@@ -142,7 +142,7 @@ def _serve_forks(control: socket.socket, preload: Callable[[], None], serve: Ser
             message, descriptors, _, _ = socket.recv_fds(control, LONGEST_MESSAGE, 1)
             if not message:
                 return 0
-            binding = decode(Binding, json.loads(message))
+            binding = parse(Binding, message)
             channel = socket.socket(fileno=descriptors[0])
             pid = _fork_rank(binding, channel, serve, (control.fileno(), woken, wake))
             children[pid] = binding.gpu

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import IO
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.partition_manifest import MANIFEST_FILE, PARTITION_FILE, PartitionFile, PartitionManifest
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode, parse
 from hetctl.storage.atomic_io import write_json
 
 BLOCK_BYTES = 1 << 20
@@ -51,7 +50,7 @@ def read_manifest(folder: Path) -> PartitionManifest | None:
     """
     path = folder / MANIFEST_FILE
     try:
-        return decode(PartitionManifest, json.loads(path.read_text(encoding="utf-8")))
+        return parse(PartitionManifest, path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode, parse
 from hetctl.runtime.worker.checkpoint import Arrays, TrainingState
 
 MAGIC = b"hetctl state 1\n\0"
@@ -130,7 +130,7 @@ def _unpacked(content: npt.NDArray[np.uint8], name: str) -> tuple[StateHeader, i
     if content[: len(MAGIC)].tobytes() != MAGIC or len(content) < begin:
         raise ValueError(f"{name} is no state of a member")
     (length,) = LENGTH.unpack(content[len(MAGIC) : begin].tobytes())
-    header = decode(StateHeader, json.loads(content[begin : begin + length].tobytes()))
+    header = parse(StateHeader, content[begin : begin + length].tobytes())
     return header, _aligned(begin + length)
 
 

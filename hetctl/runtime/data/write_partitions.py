@@ -7,7 +7,6 @@ before anything is written, then those to be written.
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 import traceback
@@ -23,7 +22,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.garbage import skip_last_collections
 from hetctl.model.partition_manifest import PartitionManifest
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode, parse
 from hetctl.runtime.data.collated import CollatedSource
 from hetctl.runtime.data.partition_files import described, write_partition
 from hetctl.runtime.data.partition_folder import lacking_partitions, write_manifest
@@ -216,7 +215,7 @@ def main(request: Path, answer: Path) -> int:
     """Answer a request; signals end the process as an exception, so that temporary files are removed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
-    found = answer_to(decode(PartitionRequest, json.loads(request.read_text(encoding="utf-8"))))
+    found = answer_to(parse(PartitionRequest, request.read_text(encoding="utf-8")))
     write_json(answer, encode(found))
     return 0
 

@@ -19,7 +19,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode, parse
 from hetctl.model.training_progress import EpochResult
 from hetctl.storage.atomic_io import (
     give_name,
@@ -482,7 +482,7 @@ def _names_in(manifest: Manifest) -> set[str]:
 
 
 def _manifest_in(path: Path) -> Manifest:
-    return decode(Manifest, json.loads(path.read_text(encoding="utf-8")))
+    return parse(Manifest, path.read_text(encoding="utf-8"))
 
 
 def _copy_durably(source: str, target: str) -> None:
