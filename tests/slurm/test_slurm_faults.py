@@ -313,6 +313,25 @@ def test_an_sbatch_that_fails_after_it_has_submitted(slurm_cluster, tmp_path):
     clear(slurm_cluster)
 
 
+def test_a_squeue_that_calls_a_living_job_over(slurm_cluster, tmp_path):
+    """The next job starts beside it, and trains when its driver has ended."""
+    lie = tmp_path / "lie"
+    over = f'echo "$(cat {lie})|FAILED|256|None||"; exit 0'
+    path = shim(tmp_path / "bin", "squeue", f'if [ -e {lie} ]; then {over}; fi; exec "$REAL" "$@"')
+    run = Run(slurm_cluster, tmp_path, PATH=path)
+    run.train_for(1.0)
+    run.submit()
+    lie.write_text(run.in_training())
+    answer = run.project.here("advance", "--json")
+    lie.unlink()
+    assert answer.json["job"]["number"] == 1, answer
+    wait_for(run.project.is_over, seconds=TRAINED_S)
+    run.check()
+    started = [e.data["job"] for e in run.project.driver_events(RUN) if e.kind == "job_started"]
+    assert started == [0, 1]
+    clear(slurm_cluster)
+
+
 def test_accounting_that_is_off(slurm_cluster, tmp_path):
     path = shim(tmp_path / "bin", "sacct", 'echo "Slurm accounting storage is disabled" >&2; exit 1')
     run = Run(slurm_cluster, tmp_path, PATH=path)
