@@ -194,13 +194,6 @@ class SlurmCluster:
         _kill_until_gone(lambda: _processes_of_node(self.folder, name))
         self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=crashed")
 
-    def cut_off_node(self, name: str) -> None:
-        """End the slurmd of a node alone: Slurm counts the node as down, and its processes go on."""
-        daemon = self._daemons[f"slurmd.{name}"]
-        daemon.kill()
-        daemon.wait()
-        self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=cut off")
-
     def boot_node(self, name: str) -> None:
         """Start a crashed node again; Slurm takes it back within seconds."""
         if name not in self.nodes or f"slurmd.{name}" in self._daemons:

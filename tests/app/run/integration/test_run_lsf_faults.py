@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+from one_driver import problems
 from workbench import new_project, python_without_training, wait_for
 
 from hetctl.catalog.catalog import Catalog
@@ -81,6 +82,8 @@ class Run:
     def finish(self):
         wait_for(self.project.is_over, 240)
         assert self.project.epochs() == {name: list(range(1, EPOCHS + 1)) for name in "abc"}
+        events = events_in(self.project.home.run("trio-001"))
+        assert problems(events, epochs=dict.fromkeys("abc", EPOCHS)) == []
         return [job.state for job in self.jobs()]
 
 
