@@ -84,7 +84,6 @@ REFUSALS = (
     "More processors requested than permitted",
     "Requested account has breached requested QOS usage threshold",
     "Job dependency problem",
-    "Unspecified error",
 )
 """Parts of messages of sbatch after which no job exists (slurm_errno.c); any other failure leaves a doubt."""
 
