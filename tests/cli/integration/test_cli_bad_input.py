@@ -227,7 +227,7 @@ def test_an_unreachable_scheduler_begins_no_run(project):
     assert project.hetctl("profile", "import", "rates.csv", **nowhere).code == 0
     done = project.hetctl("submit", "--json", **nowhere)
     assert (done.code, done.error["kind"]) == (4, "batch-system")
-    assert "sbatch is not on the PATH" in done.error["message"]
+    assert "squeue is not on the PATH" in done.error["message"]
     assert list(project.home.runs.glob("*")) == []
     with Catalog.open(project.home.catalog) as catalog:
         assert catalog.runs() == []
@@ -239,7 +239,7 @@ def test_a_site_whose_commands_are_not_here(planned):
     arguments = ("--site", "summit", "--gpus", "6", "--time", "1h", "--account", "ABC123")
     done = planned.hetctl("submit", *arguments, "--json")
     assert (done.code, done.error["kind"]) == (4, "batch-system")
-    assert "bsub is not on the PATH" in done.error["message"]
+    assert "bjobs is not on the PATH" in done.error["message"]
     assert list(planned.home.runs.glob("*")) == []
 
 

@@ -233,7 +233,7 @@ def test_the_driver_is_told_where_it_is(tmp_path: Path, local_job: JobScript) ->
     *words, deadline, option, batch_id = (records / "driver").read_text().splitlines()
     assert words == [str(tmp_path / "runs" / "r"), "--job", "2", "--deadline"]
     assert before <= int(deadline) - (local_job.wall_s - local_job.grace_s) <= time.time()
-    assert (option, batch_id) == ("--batch-id", str(os.getpid()))
+    assert (option, batch_id) == ("--batch-id", local_job.name)
 
 
 def test_the_drivers_exit_code_is_the_scripts(tmp_path: Path, local_job: JobScript) -> None:
