@@ -49,6 +49,15 @@ RATES = "member,gpus,rate,samples\na,1,100,400\nb,1,100,400\nc,1,100,400\n"
 MODULE = "def input_fn(path): ...\ndef model_fn(config): ...\n"
 
 
+def greedy_slurm(folder: Path) -> str:
+    """Write the commands of a Slurm that takes every job and knows of none; return a path with them."""
+    folder.mkdir()
+    for name, text in {"sbatch": "echo 17", "squeue": "exit 0", "sacct": "exit 0"}.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    return f"{folder}:/usr/bin:/bin"
+
+
 def python_without_training(folder: Path) -> Path:
     """Write an executable that stands for Python, in this process and those it starts: see `trainless`."""
     path = folder / "python"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from pipelined_run import task_started
-from workbench import new_project
+from workbench import greedy_slurm, new_project
 
 from hetctl.app.plan import planning
 from hetctl.catalog.catalog import Catalog
@@ -188,10 +188,7 @@ def test_a_group_on_several_gpu_types_has_balanced_batches(tmp_path):
 
 
 def test_submit_mixes_types_where_the_plan_balances(tmp_path, monkeypatch):
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 17\n")
-    (tmp_path / "bin" / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", greedy_slurm(tmp_path / "bin"))
     project = Mini(tmp_path, small(1), scaling=1.0).project
     for name, mode, mixed in (("trio-001", "auto", True), ("trio-002", "data-parallel", False)):
         done = project.here("submit", *ON_8_GPUS, "--mode", mode, "--new", "--json")
@@ -203,10 +200,7 @@ def test_submit_mixes_types_where_the_plan_balances(tmp_path, monkeypatch):
 @pytest.fixture
 def queued(tmp_path, monkeypatch):
     """Submit commands of a batch system that takes every job."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 17\n")
-    (tmp_path / "bin" / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", greedy_slurm(tmp_path / "bin"))
 
 
 READ = "partitions: {count: 4, path: '/p/{partition}.npz'}\n"

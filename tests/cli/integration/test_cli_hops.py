@@ -6,7 +6,7 @@ import json
 
 import pytest
 from hopping_run import trace_of, write_events, write_run
-from workbench import new_project
+from workbench import greedy_slurm, new_project
 
 ENSEMBLE = """\
 name: hopping
@@ -29,10 +29,7 @@ TRACE = trace_of(("m0", "m1", "m2"), lost=True)
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     """A run that was submitted with --mode hopper, before its first job."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 17\n")
-    (tmp_path / "bin" / "sbatch").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", greedy_slurm(tmp_path / "bin"))
     project = new_project(tmp_path / "project", ENSEMBLE)
     (project.path / "site-configs").mkdir()
     (project.path / "site-configs" / "mini.yaml").write_text(SITE)
