@@ -61,7 +61,7 @@ cores_per_node: {gpus}
 memory_per_node: 6000MiB
 queues: [{{name: main, max_nodes: {nodes}, max_wall: 1h}}]
 python: {python}
-timeouts: {{orphaned: 5s, silence: {silence}}}
+timeouts: {{orphaned: 5s, silence: {silence}, lease: 30s}}
 """
 
 

@@ -40,7 +40,7 @@ links:
   inter_node: {{latency_s: 1.0e-4, bytes_per_s: 1.0e9}}
 queues: [{{name: main, max_nodes: 2, max_wall: 1h}}]
 python: {python}
-timeouts: {{silence: 10s, orphaned: 5s}}
+timeouts: {{silence: 10s, orphaned: 5s, lease: 30s}}
 """
 
 

@@ -37,6 +37,7 @@ gpus_per_node: 2
 cores_per_node: 8
 memory_per_node: 6000MiB
 queues: [{{name: main, max_nodes: 4, max_wall: 1h}}]
+timeouts: {{lease: 30s}}
 environment: {environment}
 """
 

@@ -35,6 +35,7 @@ gpu_type: null
 queues: [{name: normal, max_nodes: 2, max_wall: 1h}]
 queue: normal
 directives: []
+timeouts: {lease: 15s}
 """
 
 
