@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 from one_driver import problems
+from whole_folds import progress_in
 from workbench import alive, python_without_training, wait_for
 
 from hetctl.model.ensemble import Ensemble, Functions, Member
@@ -19,7 +20,7 @@ from hetctl.model.site import Queue, Site
 from hetctl.runtime.driver.driver import Driver
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.progress_fold import events_in, progress_in
+from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import write_spec
 
 FUNCTIONS = Functions("nets:input_fn", "nets:model_fn")

@@ -28,6 +28,7 @@ COPIED = (
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
+    "SECURITY.md",
 )
 FOLDERS = ("hetctl", "tests", "docs", "templates", "site-configs", ".ci")
 PATH = re.compile(r"(?<![\w./-])[\w.-]+(?:/[\w.-]+)+")

@@ -58,7 +58,7 @@ VERBS = (
     "Allow Assume Balance Cancel Charge Check Collect Compare Compute Continue Copy Create Explore Follow "
     "Forgive Form Give Go Have Import Keep Let Limit List Make Measure Minimise Name Plan Predict Print "
     "Queue Read Repeat Request Run Schedule Seed Serve Set Share Show Shuffle Simulate Spread Start Stop "
-    "Take Tell Train Try Update Use Vary Write"
+    "Submit Take Tell Train Try Update Use Vary Write"
 )
 
 

@@ -45,7 +45,7 @@ class TlsSession:
     certificate : str
         Certificate of the job, with its private key.
     encrypts_data : bool
-        Value of the `Identity`.
+        Value of the `JobIdentity`.
 
     Attributes
     ----------

@@ -47,7 +47,7 @@ MOST_UNPROVEN_BYTES = 2**11
 
 
 @dataclass(frozen=True)
-class Identity:
+class JobIdentity:
     """Certificate by which the processes of a job know one another between nodes, and its use.
 
     Parameters
@@ -300,8 +300,8 @@ class Listener:
     host : str
         The only address of this machine to listen at, IPv4 or IPv6. Empty: all addresses; others then
         connect by the host name.
-    identity : Identity or None
-        Identity of the job, for connections from other machines; None: it listens to this machine alone.
+    identity : JobIdentity or None
+        JobIdentity of the job, for connections from other machines; None: it listens to this machine alone.
     handshake_s : float
         Seconds within which a new connection must have sent its handshake; it is closed otherwise.
     """
@@ -310,7 +310,7 @@ class Listener:
         self,
         key: str,
         host: str = "",
-        identity: Identity | None = None,
+        identity: JobIdentity | None = None,
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
         self._identity = identity
@@ -429,15 +429,15 @@ class Listener:
         stranger.end.close()
 
 
-def connect(address: Address, name: Any, timeout_s: float, identity: Identity | None = None) -> Connection:
+def connect(address: Address, name: Any, timeout_s: float, identity: JobIdentity | None = None) -> Connection:
     """Connect to a listener under a name; try again until it accepts.
 
     Parameters
     ----------
     timeout_s : float
         Seconds after which no other attempt begins; one takes `HANDSHAKE_S` at most once it is connected.
-    identity : Identity or None
-        Identity of the job, for a listener on another machine.
+    identity : JobIdentity or None
+        JobIdentity of the job, for a listener on another machine.
 
     Raises
     ------
@@ -459,7 +459,7 @@ def connect(address: Address, name: Any, timeout_s: float, identity: Identity | 
             time.sleep(RETRY_S)
 
 
-def _reached(address: Address, timeout_s: float, identity: Identity | None) -> Connection:
+def _reached(address: Address, timeout_s: float, identity: JobIdentity | None) -> Connection:
     """Connect to a process of this user on this machine, or else to one of the job by TLS."""
     try:
         return Connection(_connected_locally(address.name))
@@ -499,7 +499,7 @@ def _is_own(end: socket.socket) -> bool:
     return bool(user == os.geteuid())
 
 
-def _tls(identity: Identity, *, is_server: bool) -> TlsSession:
+def _tls(identity: JobIdentity, *, is_server: bool) -> TlsSession:
     # Most jobs on one node do without.
     from hetctl.runtime.tls import TlsSession
 

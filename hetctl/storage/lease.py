@@ -44,7 +44,7 @@ class LeaseLostError(OSError):
 
 
 @dataclass(frozen=True)
-class Holder:
+class LeaseHolder:
     """A driver that holds the lease, or waits for it.
 
     Parameters
@@ -112,7 +112,7 @@ class Lease:
     lease_s : float
         Seconds without a sign of life after which a driver counts as dead.
     alone : bool
-        Same as in `Holder`.
+        Same as in `LeaseHolder`.
     on_lost : callable
         Function called, in any thread, with the reason why the driver must end at once.
     say : callable
@@ -133,7 +133,7 @@ class Lease:
     ) -> None:
         self._folder, self._lease_s, self._clock, self._on_lost = folder, lease_s, clock, on_lost
         self._say = say
-        self._holder = Holder(0, job, batch_id, HostBoot.this(), Process.of(os.getpid()), alone)
+        self._holder = LeaseHolder(0, job, batch_id, HostBoot.this(), Process.of(os.getpid()), alone)
         self.is_claimed = False
         self._seen: dict[int, tuple[int, float]] = {}
         self._ended = threading.Event()
@@ -166,7 +166,7 @@ class Lease:
             If the driver of a later job is there, or the job has to end.
         """
         try:
-            told: Holder | None = None
+            told: LeaseHolder | None = None
             while (waits := PATIENT.call(self._earlier)) != []:
                 for holder in waits or ():
                     if holder.job > self._holder.job:
@@ -205,7 +205,7 @@ class Lease:
         began = self._clock()
         with self._moving, suppress(OSError):
             with self._path.open("rb") as file:
-                owner = decode(Holder, json.loads(file.read()))
+                owner = decode(LeaseHolder, json.loads(file.read()))
                 if owner.number != self._holder.number:
                     self._on_lost(f"{owner} has taken over")
                 os.utime(file.fileno())
@@ -247,7 +247,7 @@ class Lease:
         seen = _read(self._folder.lease)
         return seen[0].number if seen else 0
 
-    def _earlier(self) -> list[Holder] | None:
+    def _earlier(self) -> list[LeaseHolder] | None:
         """Return the earlier drivers that may still be alive; None if that cannot be seen now."""
         began, holds = self._clock(), _read(self._folder.lease)
         numbers = range(holds[0].number + 1 if holds else 1, self._holder.number)
@@ -258,13 +258,13 @@ class Lease:
         found = [seen for seen in (holds, *tickets) if seen and not seen[0].over]
         return [holder for holder, touched in found if not self._is_silent(holder, touched, began)]
 
-    def _later(self) -> Iterator[Holder]:
+    def _later(self) -> Iterator[LeaseHolder]:
         number = self._holder.number + 1
         while seen := _read(self._folder.ticket(number)):
             yield seen[0]
             number += 1
 
-    def _is_silent(self, holder: Holder, touched: int, now: float) -> bool:
+    def _is_silent(self, holder: LeaseHolder, touched: int, now: float) -> bool:
         before, since = self._seen.get(holder.number, (None, 0.0))
         if touched != before:
             self._seen[holder.number] = touched, self._clock()
@@ -298,8 +298,8 @@ def release_ended(folder: RunFolder, job: int) -> None:
     write_json(folder.lease, encode(replace(seen[0], over=True)))
 
 
-def _read(path: Path) -> tuple[Holder, int] | None:
+def _read(path: Path) -> tuple[LeaseHolder, int] | None:
     """Return the driver in a file, and the time of the last touch in nanoseconds; None without the file."""
     with suppress(FileNotFoundError), path.open("rb") as file:
-        return decode(Holder, json.loads(file.read())), os.fstat(file.fileno()).st_mtime_ns
+        return decode(LeaseHolder, json.loads(file.read())), os.fstat(file.fileno()).st_mtime_ns
     return None

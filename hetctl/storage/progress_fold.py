@@ -143,30 +143,9 @@ def _begun(progress: Progress) -> MemberFold:
     return MemberFold(with_fields(progress, epochs=EpochHistory()))
 
 
-def progress_of(ensemble: Ensemble, events: Iterable[Event], retries: int) -> dict[str, Progress]:
-    """Fold a run's events, in order of time, into the progress of every member.
-
-    An epoch counts once, however often it is reported: a trainer that was killed between its checkpoint and
-    its event reports the epoch again when it resumes. One that resumes from an earlier checkpoint trains the
-    later epochs again: their first reports count no more. A member that converged by a limit of epochs that
-    was raised since continues.
-    """
-    members = {member.name: member for member in ensemble.members}
-    states = {name: _begun(progress) for name, progress in _before_events(ensemble, {}).items()}
-    for event in events:
-        if (name := member_of(event)) in states:
-            states[name] = _next(members[name], retries, states[name], event)
-    return {name: state.progress for name, state in states.items()}
-
-
 def events_in(folder: RunFolder) -> list[Event]:
     """Read all event files of a run, sorted by time."""
     return in_order(EventLog(folder).fresh())
-
-
-def progress_in(folder: RunFolder, ensemble: Ensemble, retries: int) -> dict[str, Progress]:
-    """Fold all events of a run."""
-    return progress_of(ensemble, events_in(folder), retries)
 
 
 def _before_events(ensemble: Ensemble, known: Mapping[str, Progress]) -> dict[str, Progress]:

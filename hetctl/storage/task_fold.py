@@ -239,10 +239,3 @@ class UsageFold:
         if event.source == DRIVER and event.kind == "round_started":
             self._rounds += 1
             self.next_round = max(self.next_round, event.round + 1)
-
-
-def usage_of(events: Iterable[Event], now: float) -> Usage:
-    """Return the resources used according to a run's events."""
-    events, fold = list(events), UsageFold()
-    fold.add(events, TaskFold().add(events))
-    return fold.used(now)

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from stage_ranks import layout_of, run_ranks
 
 from hetctl.runtime.tls import new_certificate
-from hetctl.runtime.transport import Identity
+from hetctl.runtime.transport import JobIdentity
 
 KIB = 1024
 SIZES = (4 * KIB, 64 * KIB, 1024 * KIB, 16 * 1024 * KIB, 64 * 1024 * KIB)
@@ -78,11 +78,11 @@ def _within() -> list[float]:
 
 
 def _between() -> list[float]:
-    return in_a_process(_by_transport, ["node1", "node2"], Identity(new_certificate()))
+    return in_a_process(_by_transport, ["node1", "node2"], JobIdentity(new_certificate()))
 
 
 def _in_clear() -> list[float]:
-    return in_a_process(_by_transport, ["node1", "node2"], Identity(new_certificate(), False))
+    return in_a_process(_by_transport, ["node1", "node2"], JobIdentity(new_certificate(), False))
 
 
 def _gloo() -> list[float]:
@@ -99,7 +99,7 @@ WAYS: dict[str, Callable[[], list[float]]] = {
 }
 
 
-def _by_transport(nodes: list[str], identity: Identity | None = None) -> list[float]:
+def _by_transport(nodes: list[str], identity: JobIdentity | None = None) -> list[float]:
     def work(rank: Any) -> list[float]:
         transport, other = rank.transport, 1 - rank.transport.rank
 

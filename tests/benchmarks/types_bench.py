@@ -19,13 +19,13 @@ from pathlib import Path
 
 from paced_bench import hetctl
 from tables import Figure, Table
+from whole_folds import progress_in
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from slurm_cluster import SlurmCluster, missing_programs
 
 from hetctl.app.run.method_status import balance_histories
 from hetctl.storage.paths import Home, RunFolder
-from hetctl.storage.progress_fold import progress_in
 from hetctl.storage.run_files import read_spec
 
 TYPES = {"fast": ("n1", "n2"), "slow": ("n3", "n4")}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from whole_folds import progress_of
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Functions, Member
@@ -21,7 +22,6 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult
-from hetctl.storage.progress_fold import progress_of
 
 ENSEMBLE = Ensemble("e", "tensorflow", Functions("m:i", "m:m"), (Member("a"), Member("b")), "/project")
 SITE = Site("local", "local", "local", 1, 2, 2, 2**33, (Queue("local"),))

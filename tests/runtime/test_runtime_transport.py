@@ -21,12 +21,12 @@ import pytest
 from workbench import wait_for
 
 from hetctl.runtime.tls import new_certificate
-from hetctl.runtime.transport import MOST_PENDING, Address, Connection, Identity, Listener, connect
+from hetctl.runtime.transport import MOST_PENDING, Address, Connection, JobIdentity, Listener, connect
 
 PATIENCE_S = 60.0
 
 
-IDENTITY = Identity(new_certificate())
+IDENTITY = JobIdentity(new_certificate())
 IN_CLEAR = replace(IDENTITY, encrypts_data=False)
 
 
@@ -298,7 +298,7 @@ def test_an_impostor_at_the_port_gets_no_key(answer):
 @pytest.mark.parametrize("only", ["listener", "guest"])
 def test_another_certificate_is_refused_by_both_sides(only):
     """Who listens with a certificate of their own gets no key, and who connects with one no answer."""
-    other = Identity(new_certificate())
+    other = JobIdentity(new_certificate())
     listener = Listener("key", "", other if only == "listener" else IDENTITY)
     with pytest.raises(ConnectionError, match=r"certificate|closed|reset"):
         connect(away(listener.address), "a guest", 0.1, IDENTITY if only == "listener" else other)

@@ -6,12 +6,11 @@ import json
 import random
 
 import pytest
+from whole_folds import progress_of, usage_of
 
 from hetctl.app.run.next_state import reasons_of_jobs
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.storage.event_files import read_events
-from hetctl.storage.progress_fold import progress_of
-from hetctl.storage.task_fold import usage_of
 
 INPUTS = 10_000
 ENSEMBLE = Ensemble("e", "tensorflow", Functions("nets:f", "nets:g"), (Member("a"),), "/project")

@@ -128,7 +128,7 @@ def test_a_holder_ends_before_others_count_it_as_dead(draw, clock):
         holder.renew()
 
 
-def test_a_driver_that_stood_still_while_it_waited_does_not_begin(draw, clock):
+def test_a_driver_that_stood_still_as_it_waited_does_not_begin(draw, clock):
     take(draw(0), clock).release()
     late = draw(1)
     clock.now = 2 * LEASE_S

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from whole_folds import progress_in, progress_of, usage_of
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER, Event
@@ -14,8 +15,7 @@ from hetctl.model.exit_reason import FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReas
 from hetctl.model.run import Usage
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.progress_fold import ProgressFold, events_in, progress_in, progress_of
-from hetctl.storage.task_fold import usage_of
+from hetctl.storage.progress_fold import ProgressFold, events_in
 
 ENSEMBLE = Ensemble("e", "tensorflow", Functions("a:b", "a:c"), (Member("a"), Member("b")), "/x")
 RETRIES = 2

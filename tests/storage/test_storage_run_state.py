@@ -7,6 +7,7 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from whole_folds import progress_in, progress_of, usage_of
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER, Event, in_order
@@ -16,9 +17,9 @@ from hetctl.model.run import Usage
 from hetctl.perf.workloads import Workloads, active_workloads
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.progress_fold import ProgressFold, progress_in, progress_of
+from hetctl.storage.progress_fold import ProgressFold
 from hetctl.storage.run_state import RunState
-from hetctl.storage.task_fold import TaskFold, TaskReport, UsageFold, report_of, usage_of
+from hetctl.storage.task_fold import TaskFold, TaskReport, UsageFold, report_of
 
 RULE = StopRule("loss", max_epochs=6, patience=3)
 MEMBERS = (

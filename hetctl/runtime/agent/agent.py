@@ -46,7 +46,7 @@ from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.sharing.node_folder import state_folder
 from hetctl.runtime.data.stage_in import Staging
 from hetctl.runtime.job_logs import log_line
-from hetctl.runtime.transport import Address, Connection, Identity
+from hetctl.runtime.transport import Address, Connection, JobIdentity
 from hetctl.storage.processes import Process
 
 END_S = 10.0
@@ -98,8 +98,8 @@ class Agent:
         Function that imports a framework, or none for None, in its template.
     serve : callable
         Function of `Template`.
-    identity : Identity or None
-        Identity of the job, for its store of states; None: the job is on this machine alone.
+    identity : JobIdentity or None
+        JobIdentity of the job, for its store of states; None: the job is on this machine alone.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Agent:
         frameworks: Sequence[str],
         preload: Callable[[str | None], None],
         serve: Serve,
-        identity: Identity | None = None,
+        identity: JobIdentity | None = None,
     ) -> None:
         # Forked before the GPUs' management library is loaded; they import while the agent connects.
         self._templates = {name: Template(partial(preload, name), serve) for name in frameworks or (None,)}

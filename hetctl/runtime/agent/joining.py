@@ -11,7 +11,7 @@ from typing import Any
 from hetctl.model.serialization import decode, encode, parse
 from hetctl.model.site import LEASE_SHARE
 from hetctl.runtime.agent.messages import REJECTED, SHUTDOWN, AgentAssignment, AgentFacts
-from hetctl.runtime.transport import Address, Connection, Identity, connect
+from hetctl.runtime.transport import Address, Connection, JobIdentity, connect
 
 CONNECT_S = 60.0
 ASSIGNMENT_TIMEOUT_S = 60.0
@@ -45,15 +45,15 @@ class DriverAddress(Address):
 
     Parameters
     ----------
-    identity : Identity or None
-        Identity of the job; None: it is on one machine.
+    identity : JobIdentity or None
+        JobIdentity of the job; None: it is on one machine.
     orphaned_s : float
         Time of the site's `Timeouts`, in seconds.
     cancel : tuple of str
         Command by which agents end the job when the driver is dead; empty: none.
     """
 
-    identity: Identity | None = None
+    identity: JobIdentity | None = None
     orphaned_s: float
     cancel: tuple[str, ...] = ()
 

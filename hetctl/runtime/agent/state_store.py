@@ -20,7 +20,7 @@ from pathlib import Path
 from hetctl.runtime.agent.messages import Fetched
 from hetctl.runtime.data.sharing.node_folder import LEAST_FREE, USERS, node_folder
 from hetctl.runtime.interfaces import control_address
-from hetctl.runtime.transport import Address, Connection, Identity, Listener, connect
+from hetctl.runtime.transport import Address, Connection, JobIdentity, Listener, connect
 
 SILENT_S = 10.0
 """A node that was switched off closes no connection."""
@@ -42,8 +42,8 @@ class StateStore:
         Name of the folder, as for `node_folder`.
     control : sequence of str
         Patterns of the network interfaces for the connections; empty: any.
-    identity : Identity or None
-        Identity of the job; None: all its stores are on one machine.
+    identity : JobIdentity or None
+        JobIdentity of the job; None: all its stores are on one machine.
     silent_s : float
         Seconds without a byte after which a copy fails.
     """
@@ -52,7 +52,7 @@ class StateStore:
         self,
         name: str,
         control: Sequence[str] = (),
-        identity: Identity | None = None,
+        identity: JobIdentity | None = None,
         silent_s: float = SILENT_S,
     ) -> None:
         self._identity = identity

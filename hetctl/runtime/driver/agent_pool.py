@@ -55,7 +55,7 @@ from hetctl.runtime.driver.classify_exit import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.job_logs import append, length_of, log_line
-from hetctl.runtime.transport import Connection, Identity, Listener
+from hetctl.runtime.transport import Connection, JobIdentity, Listener
 from hetctl.runtime.worker.messages import write_address
 from hetctl.storage.paths import AgentFiles
 from hetctl.storage.patience import PATIENT
@@ -117,8 +117,8 @@ class AgentPool:
     ----------
     nodes : tuple of Node
         Nodes of the job that are not lost.
-    identity : Identity or None
-        Identity of the job; None: all its agents are on this machine.
+    identity : JobIdentity or None
+        JobIdentity of the job; None: all its agents are on this machine.
     store : StoreOrder or None
         Store of states that the agents that connect from now on open; None: they open none.
 
@@ -502,10 +502,10 @@ class AgentPool:
                 self._events.on_loss(name, KILLED, planned, step.output, node)
 
 
-def _new_identity(site: Site) -> Identity:
+def _new_identity(site: Site) -> JobIdentity:
     from hetctl.runtime.tls import new_certificate
 
-    return Identity(new_certificate(), site.network.encrypt_data)
+    return JobIdentity(new_certificate(), site.network.encrypt_data)
 
 
 def _reject(connection: Connection, reason: str) -> None:

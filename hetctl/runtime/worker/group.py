@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.runtime.interfaces import chosen_interface, control_address, interface_of, plain_address
-from hetctl.runtime.transport import LOCALHOST, Address, Connection, Identity, Listener, connect
+from hetctl.runtime.transport import LOCALHOST, Address, Connection, JobIdentity, Listener, connect
 
 PEER_FAILURE_CHECK_S = 1.0
 """Seconds in which a failing rank checks whether another rank failed before it."""
@@ -129,15 +129,15 @@ class RankInfo:
         Secret that only the ranks of this group have.
     master : Address or None
         Address at which rank 0 waits for the others; None for rank 0 itself.
-    identity : Identity or None
-        Identity of the job, for a group on several nodes; None: all its ranks are on one.
+    identity : JobIdentity or None
+        JobIdentity of the job, for a group on several nodes; None: all its ranks are on one.
     """
 
     rank: int
     size: int
     key: str = ""
     master: Address | None = None
-    identity: Identity | None = None
+    identity: JobIdentity | None = None
 
 
 class SingleRank:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from whole_folds import usage_of
 from workbench import RATES, new_project, python_without_training
 
 from hetctl.app.project import Waits
@@ -20,7 +21,6 @@ from hetctl.storage.event_files import EventWriter
 from hetctl.storage.kept_modules import with_kept_modules
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import read_spec
-from hetctl.storage.task_fold import usage_of
 
 RUN = "trio-001"
 SITE = """\

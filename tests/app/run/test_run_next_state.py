@@ -45,7 +45,7 @@ def test_progress_after_submission_clears_a_job_and_earlier_ones():
     assert idle_jobs(ended, 220.0) == []
 
 
-def test_tasks_of_killed_drivers_use_nothing_after_their_last_event(tmp_path):
+def test_tasks_of_killed_drivers_end_with_their_last_event(tmp_path):
     at, run = time.time() - 3600, RunFolder(tmp_path).create()
     placement = [{"node": "n", "gpus": [0, 1]}]
     task = {"kind": "task_started", "time": at, "member": "a", "gpus": 2, "placement": placement}

@@ -8,6 +8,7 @@ import time
 import pytest
 from driven_job import Job
 from tiny_networks import ENSEMBLES, MODULES, functions_of
+from whole_folds import usage_of
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
@@ -17,7 +18,6 @@ from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Decision, Planner
 from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import read_planner_state
-from hetctl.storage.task_fold import usage_of
 
 AGAIN_S = 0.1
 STEPS = ("task_started", "task_ended")

@@ -11,7 +11,7 @@ from stage_ranks import layout_of, run_ranks
 from hetctl.runtime.stages.p2p_transport import receive
 from hetctl.runtime.stages.shared_slots import SharedSlots, SlotReader
 from hetctl.runtime.tls import new_certificate
-from hetctl.runtime.transport import Identity
+from hetctl.runtime.transport import JobIdentity
 from hetctl.runtime.worker.group import LostPeerError
 
 TWO = layout_of(1, 2, 2, in_flight=1)
@@ -39,7 +39,7 @@ def test_messages_arrive_whole_and_in_order(nodes, encrypts_data):
         rank.transport.send(0, "all")
         return None
 
-    identity = None if encrypts_data is None else Identity(new_certificate(), encrypts_data)
+    identity = None if encrypts_data is None else JobIdentity(new_certificate(), encrypts_data)
     traffic, _ = run_ranks(TWO, work, nodes, identity=identity)
     by_way = {"a": traffic.within_node, "b": traffic.between_nodes}
     assert by_way[nodes[1]]["numbered"] == 10 * (LARGE.nbytes + 8)

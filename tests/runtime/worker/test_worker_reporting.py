@@ -11,6 +11,7 @@ import pytest
 from hetctl.model.errors import BadInputError
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.runtime.worker.reporting import report_failure
+from hetctl.storage.patience import Patience
 
 
 class FullLog:
@@ -24,6 +25,8 @@ class FullLog:
 
 
 class Events(list):
+    patience = Patience()
+
     def write(self, kind, **data):
         self.append((kind, data["reason"]))
 

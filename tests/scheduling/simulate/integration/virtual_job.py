@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from whole_folds import progress_in
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, TrainingCode
 from hetctl.model.events import DRIVER
@@ -35,7 +36,7 @@ from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.planners.base import Decision, Planner, Request
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
-from hetctl.storage.progress_fold import events_in, progress_in
+from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import write_spec
 
 Parts = tuple[Placement, ...]
