@@ -257,12 +257,13 @@ def test_a_released_rank_writes_what_it_has_not_saved(tmp_path, path, ranks):
     assert CheckpointFolder(tasks.checkpoints(DROPPING)).newest_state().visited == (0, 1, 2, 3)
 
 
-def test_an_idle_rank_ends_if_a_checkpoint_fails(tmp_path, path, ranks):
+def test_a_rank_ends_if_a_checkpoint_cannot_be_read(tmp_path, path, ranks):
     tasks = Visits(tmp_path, ensemble_of("pytorch", path))
     tasks.checkpoints(DROPPING).parent.mkdir()
     tasks.checkpoints(DROPPING).write_text("no folder")
     rank = ranks(tasks)
-    assert rank.visit(DROPPING, VisitSpec(0, 1, 0, False))
+    with pytest.raises(AssertionError, match="the rank has ended"):
+        rank.visit(DROPPING, VisitSpec(0, 1, 0, False))
     assert rank.end() == EXIT_CODES[ExitReason.PROGRAM_ERROR]
     (event,) = read_folder(tmp_path / "run/events")
     assert (event.kind, event.source) == ("failed", "adam")
