@@ -17,7 +17,7 @@ NEWEST = 3
 
 
 Kind = tuple[str | None, bool, bool, bool, tuple[str, ...]]
-"""What a row has: type of GPU; whether there are a rate, a batch size, an overhead; names of metrics."""
+"""Contents of a row: type of GPU; whether there are a rate, a batch size, an overhead; names of metrics."""
 LINE, EPOCH, FIRST_METRIC = 1, 2, 9
 """Columns. Column 0 is the number of the kind; the others follow as in `_numbers`."""
 

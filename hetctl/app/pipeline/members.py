@@ -109,7 +109,7 @@ WAYS_TO_GIVE = {
         "  gpu_memory: 40GB  # of each GPU"
     ),
 }
-"""What gives a site the keys that pipelines depend on."""
+"""Ways to give a site the keys that pipelines depend on."""
 
 
 def pipeline_cluster(site: Site, cluster: Cluster, context_bytes: Mapping[str, int]) -> PipelineCluster:
