@@ -304,8 +304,8 @@ SUITES = {"contract", "fuzz", "golden"}
 """Last words of the names of suites that run over all modules, or entries, of a room."""
 
 
-APART = {"slurm", "slurm-docker"}
-"""Folders of tests on real clusters, which run all packages; CONTRIBUTING names them."""
+APART = {"replays", "slurm", "slurm-docker"}
+"""Folders of tests of what only replays use, and of those on real clusters; CONTRIBUTING names them."""
 
 
 def test_tests_lie_as_the_package_does():

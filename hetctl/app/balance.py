@@ -47,7 +47,7 @@ class BalanceRequest:
     batch: int
     iterations: int
     algorithm: str = "curve"
-    predictor: str = "ema"
+    predictor: str = "narx"
     changes: Sequence[tuple[int, Path]] = ()
     jitter: float = 0.0
     seed: int = 0

@@ -72,7 +72,7 @@ def command() -> None:
 @click.option(
     "--predictor",
     type=click.Choice(PREDICTORS),
-    default="ema",
+    default="narx",
     show_default=True,
     help="Predict speeds with this predictor, for --algorithm cpu.",
 )

@@ -39,7 +39,7 @@ AUTO, ON, OFF = "auto", "on", "off"
 BALANCE_MODES = (AUTO, ON, OFF)
 MANAGERS = ("cpu", "gpu", "curve")
 """Managers of batch sizes: Algorithm 1 and Algorithm 2 of LB-BSP, and time curves learnt online."""
-PREDICTORS = ("memoryless", "ema", "arima", "rnn", "lstm", "narx")
+PREDICTORS = ("memoryless", "narx")
 """Predictors of speeds, for the manager ``cpu``."""
 
 

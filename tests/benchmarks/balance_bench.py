@@ -23,7 +23,7 @@ from hetctl.methods.balance.cpu_manager import CpuManager
 from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import BatchSizeManager, Observation, equal_batches
-from hetctl.methods.balance.predictors import PREDICTORS
+from hetctl.methods.balance.predictors.averages import Ema
 from hetctl.methods.balance.simulate import Conditions, ConditionSpan, Iteration, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
 
@@ -123,7 +123,7 @@ def _drawn_worker(draw: random.Random, accelerated: bool) -> Worker:
 
 Maker = Callable[[Sequence[int], Sequence[int | None]], BatchSizeManager]
 ALGORITHMS: dict[str, Maker] = {
-    "cpu, ema": lambda batches, caps: CpuManager(batches, PREDICTORS["ema"](len(caps), 0), caps),
+    "cpu, ema": lambda batches, caps: CpuManager(batches, Ema(len(caps)), caps),
     "gpu": GpuManager,
     "curve": CurveManager,
 }

@@ -178,8 +178,7 @@ def table(quick: bool = False) -> Table:
     steps = 80 if quick else 160
     cases = [Case("equal", "{mode: off}", PER_SAMPLE_S, 3 * CHUNKS, END)]
     cases += [
-        Case(name, f"{{mode: on, manager: {name}, predictor: ema}}", PER_SAMPLE_S, steps, steps // 2)
-        for name in MANAGERS
+        Case(name, f"{{mode: on, manager: {name}}}", PER_SAMPLE_S, steps, steps // 2) for name in MANAGERS
     ]
     even = (statistics.harmonic_mean(PER_SAMPLE_S),) * NODES
     cases += [
@@ -237,10 +236,7 @@ def hog(quick: bool = False) -> Table:
     epochs = 15 if quick else 40
     with tempfile.TemporaryDirectory(prefix="hetctl-hog-", dir="/tmp") as name:
         equal_s, _ = _hogged(Path(name) / "off", "off", epochs // 2)
-        found = {
-            m: _hogged(Path(name) / m, f"{{mode: on, manager: {m}, predictor: ema}}", epochs)
-            for m in MANAGERS
-        }
+        found = {m: _hogged(Path(name) / m, f"{{mode: on, manager: {m}}}", epochs) for m in MANAGERS}
     rows = [("off", f"{equal_s:.3f} s", "", "")]
     figures = []
     for manager, (seconds, bound) in found.items():

@@ -22,9 +22,11 @@ from pathlib import Path
 import numpy as np
 from tables import Figure, Table
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from replays.speed_predictors import PREDICTORS
+
 from hetctl.methods.balance.cpu_manager import CpuManager
 from hetctl.methods.balance.manager import Observation
-from hetctl.methods.balance.predictors import PREDICTORS
 from hetctl.methods.balance.predictors.base import Predictor, Values
 from hetctl.methods.balance.predictors.learner import Learner
 

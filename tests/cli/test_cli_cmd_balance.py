@@ -58,7 +58,7 @@ def test_the_result_has_the_keys_that_were_promised(folder, algorithm):
     result = done.json
     assert (done.code, set(result), set(result["phases"][0])) == (0, KEYS, PHASE)
     assert (result["algorithm"], result["workers"]) == (algorithm, ["v100", "k80"])
-    assert result["predictor"] == ("ema" if algorithm == "cpu" else None)
+    assert result["predictor"] == ("narx" if algorithm == "cpu" else None)
     assert len(result["iterations"]) == 60
     assert result["iterations"][0]["batches"] == [32, 32]
     assert {sum(one["batches"]) for one in result["iterations"]} == {64}
@@ -129,7 +129,7 @@ def test_the_same_seed_gives_the_same_result(folder):
         (["--change", "5:slower.csv", "--change", "5:slower.csv"], 2, "--change 5: is given twice"),
         (["--change", "slower.csv"], 2, "slower.csv is not ITERATION:FILE"),
         (["--jitter", "nan"], 2, "--jitter nan: must be from 0 to 1"),
-        (["--predictor", "ema"], 2, "--predictor requires --algorithm cpu"),
+        (["--predictor", "narx"], 2, "--predictor requires --algorithm cpu"),
         (["--algorithm", "best"], 2, "'best' is not one of 'cpu', 'gpu', 'curve'"),
     ],
 )
@@ -164,7 +164,7 @@ def test_wrong_files_are_refused_by_file_line_and_rule(folder, name, text, said)
 
 
 def test_the_names_on_the_command_line_are_those_that_there_are():
-    assert all(manager_of(BalanceSettings(ON, name, "ema"), (2, 2)) for name in MANAGERS)
+    assert all(manager_of(BalanceSettings(ON, name, "memoryless"), (2, 2)) for name in MANAGERS)
     assert set(PREDICTORS) == set(predictors.PREDICTORS)
 
 

@@ -151,7 +151,7 @@ def test_wrong_partitions_are_refused(tmp_path: Path, written: str, message: str
         ("balance: off\n", ("off", "curve", "narx")),
         ("balance: on\n", ("on", "curve", "narx")),
         ("balance: auto\n", ("auto", "curve", "narx")),
-        ("balance: {mode: on, manager: cpu, predictor: ema}\n", ("on", "cpu", "ema")),
+        ("balance: {mode: on, manager: cpu, predictor: memoryless}\n", ("on", "cpu", "memoryless")),
     ],
 )
 def test_balance_is_a_mode_or_a_mapping(tmp_path: Path, written: str, settings: tuple[str, ...]):

@@ -13,16 +13,8 @@ import numpy as np
 from hetctl.methods.balance import curve_manager
 from hetctl.methods.balance.cpu_manager import CpuManager
 from hetctl.methods.balance.gpu_manager import GpuManager
-from hetctl.methods.balance.predictors import (
-    arima,
-    averages,
-    base,
-    learner,
-    lstm,
-    narx,
-    network_training,
-    rnn,
-)
+from hetctl.methods.balance.predictors import averages, base, learner, network_training
+from hetctl.methods.balance.predictors.narx import FeedForward
 
 CLASSES: dict[str, type] = {
     kind.__name__: kind
@@ -35,16 +27,13 @@ CLASSES: dict[str, type] = {
         curve_manager.ChangeDetector,
         averages.Memoryless,
         averages.Ema,
-        arima.Arima,
         base.ObservedRange,
         learner.Learner,
         learner.Effort,
         network_training.SpeedHistory,
         network_training.Models,
         network_training.Training,
-        narx.FeedForward,
-        lstm.Lstm,
-        rnn.SimpleRnn,
+        FeedForward,
     )
 }
 """Classes of which managers, and trainings of their networks, consist."""

@@ -96,7 +96,7 @@ def test_jitter_is_drawn_from_the_seed_and_left_out_of_the_ratio():
 
 
 def managers(batches, caps):
-    yield CpuManager(batches, PREDICTORS["ema"](len(caps), 0), caps)
+    yield CpuManager(batches, PREDICTORS["narx"](len(caps), 0), caps)
     yield GpuManager(batches, caps)
     yield CurveManager(batches, caps)
 

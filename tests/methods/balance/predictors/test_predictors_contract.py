@@ -1,11 +1,12 @@
-"""Properties of every predictor."""
+"""Properties of every predictor, those of the replays too."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replays.speed_predictors import PREDICTORS
 
-from hetctl.methods.balance.predictors import PREDICTORS, learner, network_training
+from hetctl.methods.balance.predictors import learner, network_training
 from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.model.errors import BadInputError
 

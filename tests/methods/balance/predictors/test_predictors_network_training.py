@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replays.lstm import Lstm
+from replays.rnn import SimpleRnn
 
-from hetctl.methods.balance.predictors.lstm import Lstm
 from hetctl.methods.balance.predictors.narx import FeedForward
 from hetctl.methods.balance.predictors.network_training import MOST_STEPS, PATIENCE, Fitting, split
-from hetctl.methods.balance.predictors.rnn import SimpleRnn
 
 FEATURES = 3
 NETWORKS = {"narx": FeedForward(FEATURES, 4), "rnn": SimpleRnn(4), "lstm": Lstm(3)}

@@ -5,11 +5,8 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from scipy.optimize import least_squares
-from scipy.signal import lfilter
 
 from hetctl.methods.balance.predictors import learner
-from hetctl.methods.balance.predictors.arima import Arima
 from hetctl.methods.balance.predictors.averages import Ema, Memoryless
 from hetctl.methods.balance.predictors.learner import TRAINS_EVERY, Learner
 from hetctl.methods.balance.predictors.narx import EFFORT, LAGS, narx
@@ -46,32 +43,6 @@ def test_memoryless_is_the_last_speed():
 
 def test_ema_weighs_the_latest_with_a_fifth():
     assert fed(Ema(1), np.array([[5.0], [10.0], [20.0]])).predict() == pytest.approx([0.8 * 6.0 + 0.2 * 20.0])
-
-
-def arma(coefficients, errors):
-    """Return the ARMA(2, 1) series that these errors drive."""
-    a, b, c = coefficients
-    return lfilter([1, c], [1, -a, -b], errors)
-
-
-@pytest.mark.parametrize("truth", [(0.5, -0.3, 0.6), (-0.5, -0.3, 0.4), (0.2, 0.1, -0.9)])
-def test_arima_finds_the_coefficients_of_least_squares(truth):
-    difference = arma(truth, np.random.default_rng(0).normal(0.0, 0.01, 2000))
-
-    def errors(coefficients):
-        a, b, c = coefficients
-        return lfilter([1, -a, -b], [1, c], difference)
-
-    fit = least_squares(errors, np.zeros(3), x_scale=0.1).x
-    found = fed(Arima(1), 1e5 + np.cumsum(np.cumsum(difference))[:, None]).coefficients[0]
-    assert found == pytest.approx(fit, abs=0.05)
-
-
-def test_arima_follows_a_line_within_the_range_seen():
-    line = np.arange(1.0, 30.0)[:, None]
-    down = fed(Arima(1), np.concatenate([line, line[::-1][1:-5]]))
-    assert down.predict() == pytest.approx([5.0], abs=0.2)
-    assert fed(Arima(1), line).predict() == pytest.approx([29.0])
 
 
 def shared(iterations, workers=2, seed=0):

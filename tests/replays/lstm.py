@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from replays.rnn import EFFORT, LAGS
 
 from hetctl.methods.balance.predictors.base import Values
 from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.methods.balance.predictors.network_training import joined, outer, split
-from hetctl.methods.balance.predictors.rnn import EFFORT, LAGS
 
 HIDDEN = 3
 
