@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ from hetctl.runtime.driver.round_launcher import Exchanges, RoundLauncher
 from hetctl.runtime.driver.run_members import RunMembers, SearchTrials
 from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.runtime.job_logs import disk_error_reason, log_line
+from hetctl.runtime.worker.messages import RANK_SIGNALS
 from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.core import POLL_S
 from hetctl.scheduling.events import (
@@ -63,8 +63,6 @@ STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
 """Seconds between two snapshots of the run's state, and largest share of the driver's time spent on them."""
 CALM_S = 10.0
 """Seconds without an error after which the disk counts as answering again: more than between two launches."""
-TERMINATE_SHARE, KILL_SHARE = 0.6, 0.85
-"""Shares of the grace period after which steps that still run are terminated (SIGTERM), and killed."""
 
 
 @dataclass
@@ -478,10 +476,9 @@ class Driver:
         """Signal members that were told to stop and have not done so within the grace period."""
         for open_round in self._open.values():
             for name, seconds in open_round.overdue():
-                if seconds > TERMINATE_SHARE * self._spec.grace_s:
+                if due := [number for share, number in RANK_SIGNALS if seconds > share * self._spec.grace_s]:
                     open_round.terminated.add(name)
-                    kill = seconds > KILL_SHARE * self._spec.grace_s
-                    self._rank_pool.send_signal(signal.SIGKILL if kill else signal.SIGTERM, name)
+                    self._rank_pool.send_signal(due[-1], name)
 
 
 def _reason_to_leave(files: JobFiles, deadline: float) -> str:

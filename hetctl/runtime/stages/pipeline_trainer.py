@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,7 @@ from hetctl.runtime.stages.epoch_part import EpochPart, TrainedPart
 from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, receive
 from hetctl.runtime.stages.parameter_server import LAYER
 from hetctl.runtime.stages.stage_worker import PartHooks, StageWorker
-from hetctl.runtime.worker.async_checkpoint import BackgroundWriter, OnSaved
+from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
 from hetctl.runtime.worker.checkpoint import (
     ArrayFile,
     Arrays,
@@ -55,14 +55,14 @@ class PipelineTrainer(MemberTrainer):
     ----------
     stage : StageWorker
         Part of this rank.
-    saver : PartSaver or NoSaver
+    saver : PartSaver
         Writer of this rank's part of checkpoints.
     worker_names : tuple of str
         Node and GPU of each rank.
     """
 
     stage: StageWorker = field(kw_only=True)
-    saver: PartSaver | NoSaver = field(kw_only=True)
+    saver: PartSaver = field(kw_only=True)
     worker_names: tuple[str, ...] = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class PipelineTrainer(MemberTrainer):
         # From the decision to save a wave until its weights with those of all virtual workers are there.
         self._awaits_wave = False
 
-    def _new_saver(self) -> PartSaver | NoSaver:
+    def _new_saver(self) -> PartSaver:
         return self.saver
 
     def _load(self) -> Loaded:
@@ -239,7 +239,7 @@ class PipelineTrainer(MemberTrainer):
         self.saver.save(arrays, self.state, report)
 
 
-class PartSaver(BackgroundWriter):
+class PartSaver(Saver):
     """Writer of the part of this rank; on rank 0 it completes the checkpoint when all parts exist.
 
     Waiting there raises LostPeerError if the rank of another part has ended.
@@ -248,8 +248,11 @@ class PartSaver(BackgroundWriter):
     ----------
     messages : queue of TensorMessage
         Queue of the messages of the kind `PART`, on rank 0.
-    part, parts : int
-        Number of this rank's part, and of all: stages of the first virtual worker.
+    part : int or None
+        Number of this rank's part: of its stage in the first virtual worker. None: it writes nothing, since
+        the others have the same weights.
+    parts : int
+        Number of all parts.
     """
 
     def __init__(
@@ -257,13 +260,13 @@ class PartSaver(BackgroundWriter):
         folder: CheckpointFolder,
         transport: P2PTransport,
         messages: queue.SimpleQueue[TensorMessage],
-        part: int,
+        part: int | None,
         parts: int,
     ) -> None:
-        super().__init__()
-        self._folder, self._transport, self._messages = folder, transport, messages
+        super().__init__(folder)
+        self._transport, self._messages = transport, messages
         self._part, self._parts = part, parts
-        self._written: dict[tuple[int, ...], dict[int, ArrayFile]] = {}
+        self._files: dict[tuple[int, ...], dict[int, ArrayFile]] = {}
 
     def save(self, arrays: Mapping[str, Tensor], state: TrainingState, report: OnSaved) -> None:
         """Write this rank's arrays, which must not change any more, once the previous ones are written.
@@ -278,47 +281,27 @@ class PartSaver(BackgroundWriter):
         OSError
             If the previous part could not be written.
         """
-        self.wait()
-        self._begin(self._write, dict(arrays), state, report)
+        if self._part is not None:
+            super().save(arrays, state, report)
 
-    def _write(self, arrays: Mapping[str, Tensor], state: TrainingState, report: OnSaved) -> None:
-        began = time.perf_counter()
+    def _copies(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(arrays)
+
+    def _written(self, arrays: Mapping[str, Tensor], state: TrainingState) -> Manifest | None:
+        assert self._part is not None
         file = self._folder.save_part(arrays, state, self._part)
         self._transport.send(0, PART, order=list(state.order), part=self._part, file=encode(file))
         if self._transport.rank != 0:
-            return
-        manifest = self._folder.join_parts(self._all_parts(state.order), state)
-        report(manifest, time.perf_counter() - began)
+            return None
+        return self._folder.join_parts(self._all_parts(state.order), state)
 
     def _all_parts(self, order: tuple[int, ...]) -> list[ArrayFile]:
         """Wait for the parts of a checkpoint; other stages may be ahead by one."""
-        while len(self._written.get(order, ())) < self._parts:
+        while len(self._files.get(order, ())) < self._parts:
             message = receive(self._messages)
             assert message is not None
             fields = message.fields
-            files = self._written.setdefault(tuple(fields["order"]), {})
+            files = self._files.setdefault(tuple(fields["order"]), {})
             files[fields["part"]] = decode(ArrayFile, fields["file"])
-        files = self._written.pop(order)
+        files = self._files.pop(order)
         return [files[part] for part in sorted(files)]
-
-
-class NoSaver:
-    """Saver of the ranks of other virtual workers than the first: they have the same weights."""
-
-    is_busy = False
-
-    def save(self, arrays: Mapping[str, Tensor], state: TrainingState, report: OnSaved) -> None:
-        """Do nothing."""
-
-    def check(self) -> None:
-        """Do nothing."""
-
-    def wait(self) -> None:
-        """Do nothing."""
-
-    def call_after(self, function: Callable[[], None]) -> None:
-        """Call a function now."""
-        function()
-
-    def close(self) -> None:
-        """Do nothing."""

@@ -20,7 +20,7 @@ from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, receive
 from hetctl.runtime.stages.parameter_server import TO_SERVER, WaveServer
-from hetctl.runtime.stages.pipeline_trainer import PART, NoSaver, PartSaver, PipelineTrainer
+from hetctl.runtime.stages.pipeline_trainer import PART, PartSaver, PipelineTrainer
 from hetctl.runtime.stages.stage_worker import StageWorker
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import WholeData, WorkerContext
@@ -74,9 +74,8 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
         checkpoints = CheckpointFolder(Path(spec.checkpoints), context.patience)
         events = reporter(assignment.task, group, context.send_written, context.patience)
         # A checkpoint has the servers' weights of a wave, of which the first virtual worker's copy is enough.
-        saver: PartSaver | NoSaver = NoSaver()
-        if worker == 0:
-            saver = PartSaver(checkpoints, transport, parts, stage, len(layout.workers[0]))
+        part = stage if worker == 0 else None
+        saver = PartSaver(checkpoints, transport, parts, part, len(layout.workers[0]))
         trainer = PipelineTrainer(
             member=member,
             network=network,

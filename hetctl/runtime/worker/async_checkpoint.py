@@ -1,25 +1,49 @@
-"""Writers of checkpoints in a thread, while training goes on."""
+"""Writers of checkpoints: of whole networks in a thread, while training goes on, or of parts by all ranks."""
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
+from hetctl.model.serialization import decode, encode
+from hetctl.runtime.frameworks import TrainableNetwork
+from hetctl.runtime.worker.checkpoint import (
+    ArrayFile,
+    Arrays,
+    CheckpointFolder,
+    Manifest,
+    TrainingState,
+    file_in,
+)
+from hetctl.runtime.worker.group import Group, all_gather
+from hetctl.storage.atomic_io import sync_folder
 
 OnSaved = Callable[[Manifest, float], None]
 """Function called with a checkpoint that is on the disk, and the seconds that writing it took."""
 
 
-class BackgroundWriter:
-    """Thread that writes one checkpoint at a time."""
+CHECKED = "shards/{}"
+"""Name of the files of a rank, which a rank with this number checks when they are read."""
 
-    def __init__(self) -> None:
+
+class Saver:
+    """Thread that writes one checkpoint at a time, from a copy in memory.
+
+    The copy uses the same memory each time: the kernel clears new memory page by page, which takes longer
+    than copying.
+    """
+
+    def __init__(self, folder: CheckpointFolder) -> None:
+        self._folder = folder
+        self._copy: dict[str, npt.NDArray[Any]] = {}
         # Measured with 151 MB and PyTorch: copying takes 14 ms and writing
         # 637 ms, and training loses 60 ms in all.
         self._pool = ThreadPoolExecutor(1, "saver")
@@ -74,23 +98,6 @@ class BackgroundWriter:
         finally:
             self._pool.shutdown()
 
-    def _begin(self, write: Callable[[Arrays, TrainingState, OnSaved], None], *what: Any) -> None:
-        """Call a function in the thread with what is to be written; the previous call has returned."""
-        self._last = self._pool.submit(write, *what)
-
-
-class Saver(BackgroundWriter):
-    """Writer of whole checkpoints, from a copy in memory.
-
-    The copy uses the same memory each time: the kernel clears new memory page by page, which takes longer
-    than copying.
-    """
-
-    def __init__(self, folder: CheckpointFolder) -> None:
-        super().__init__()
-        self._folder = folder
-        self._copy: dict[str, npt.NDArray[Any]] = {}
-
     def save(self, arrays: Arrays, state: TrainingState, report: OnSaved) -> None:
         """Copy a checkpoint once the previous one is written, and start to write it.
 
@@ -107,8 +114,11 @@ class Saver(BackgroundWriter):
             If the previous checkpoint could not be written.
         """
         self.wait()
+        self._last = self._pool.submit(self._write, self._copies(arrays), state, report)
+
+    def _copies(self, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
         self._copy = {name: self._copied(name, array) for name, array in arrays.items()}
-        self._begin(self._write, self._copy, state, report)
+        return self._copy
 
     def _copied(self, name: str, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         place = self._copy.get(name)
@@ -119,5 +129,69 @@ class Saver(BackgroundWriter):
 
     def _write(self, arrays: Arrays, state: TrainingState, report: OnSaved) -> None:
         began = time.perf_counter()
-        manifest = self._folder.save(arrays, state)
-        report(manifest, time.perf_counter() - began)
+        if manifest := self._written(arrays, state):
+            report(manifest, time.perf_counter() - began)
+
+    def _written(self, arrays: Arrays, state: TrainingState) -> Manifest | None:
+        """Write a checkpoint; return None on a rank that does not complete it."""
+        return self._folder.save(arrays, state)
+
+
+class DividedNetwork(TrainableNetwork, Protocol):
+    """A network of which each rank writes and reads its part."""
+
+    def write_shards(self, folder: Path) -> None:
+        """Write this rank's part; all ranks call it. OSError if a disk is full or read-only."""
+
+    def open_shards(self, folder: Path) -> None:
+        """Take the parts of later calls of `restore` and `adopt` from a folder."""
+
+
+class ShardSaver(Saver):
+    """Writer of checkpoints by all ranks; training goes on when they are on the disk.
+
+    The ranks write into a folder with another name, which rank 0 renames; it then writes the other arrays and
+    the manifest, so that a checkpoint without a part of it counts as nonexistent.
+    """
+
+    def __init__(self, folder: CheckpointFolder, network: DividedNetwork, group: Group) -> None:
+        super().__init__(folder)
+        self._network, self._group = network, group
+
+    def save(self, arrays: Arrays, state: TrainingState, report: OnSaved) -> None:
+        """Write a checkpoint; `report` is called on rank 0.
+
+        Raises
+        ------
+        OSError
+            If a disk is full or read-only; the earlier checkpoints stay intact.
+        """
+        self._write(arrays, state, report)
+
+    def _written(self, arrays: Arrays, state: TrainingState) -> Manifest | None:
+        folder = self._folder.new_shards(state)
+        if self._group.rank == 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(mode=0o700, parents=True)
+        # The others write into it only then.
+        self._group.broadcast(True)
+        try:
+            self._network.write_shards(folder)
+        except OSError:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        shards = self._gathered(folder)
+        if self._group.rank != 0:
+            return None
+        final = self._folder.free_shards(state)
+        sync_folder(folder)
+        folder.rename(final)
+        named = [replace(shard, file=f"{final.name}/{shard.file}") for shard in shards]
+        return self._folder.save(arrays, state, shards=named)
+
+    def _gathered(self, folder: Path) -> list[ArrayFile]:
+        """Return the files of all ranks; each computes the checksums of its own."""
+        rank = self._group.rank
+        own = [*folder.glob(f"__{rank}_*"), *(folder.glob(".metadata") if rank == 0 else ())]
+        files = [encode(file_in(folder, path, (CHECKED.format(rank),))) for path in sorted(own)]
+        return [decode(ArrayFile, file) for each in all_gather(self._group, files) for file in each]

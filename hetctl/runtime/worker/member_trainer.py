@@ -18,46 +18,15 @@ from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 from hetctl.runtime.data.loaders import Loader
-from hetctl.runtime.worker.async_checkpoint import OnSaved
+from hetctl.runtime.frameworks import TrainableNetwork
+from hetctl.runtime.frameworks.stage_network import StageNetwork
+from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded, Manifest, TrainingState
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.random_state import set_random_state
 
 Note = Callable[[int, int, Any], None]
-
-
-class RestorableNetwork(Protocol):
-    """A network whose state can be taken over from a checkpoint."""
-
-    def restore(self, arrays: Mapping[str, Any]) -> None:
-        """Restore the state."""
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the learning rate."""
-
-
-class CheckpointSaver(Protocol):
-    """Writer of checkpoints in the background, such as `Saver`."""
-
-    def save(self, arrays: Arrays, state: TrainingState, report: OnSaved) -> None:
-        """Start to write a checkpoint; OSError if the previous one could not be written."""
-
-    @property
-    def is_busy(self) -> bool:
-        """True while a checkpoint is being written."""
-
-    def check(self) -> None:
-        """Raise the error of a checkpoint that could not be written; do not wait for one."""
-
-    def wait(self) -> None:
-        """Wait until the last checkpoint is written and reported."""
-
-    def call_after(self, function: Callable[[], None]) -> None:
-        """Call a function as soon as the checkpoint in progress is written, or now without one."""
-
-    def close(self) -> None:
-        """Wait as `wait` does, and end."""
 
 
 class Reporter(Protocol):
@@ -187,7 +156,7 @@ class MemberTrainer:
     """
 
     member: Member
-    network: RestorableNetwork
+    network: TrainableNetwork | StageNetwork
     training: Loader
     validation: Loader
     checkpoints: CheckpointFolder
@@ -211,8 +180,8 @@ class MemberTrainer:
         self._unsaved = False
         self._trained_at: float | None = None
 
-    def _new_saver(self) -> CheckpointSaver:
-        raise NotImplementedError
+    def _new_saver(self) -> Saver:
+        return Saver(self.checkpoints)
 
     def _train_epoch(self) -> bool:
         """Train the rest of the epoch; return false if told to stop before its end, with a state to save."""

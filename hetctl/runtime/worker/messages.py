@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,13 @@ TRAIN, VISIT, STAGE, PROBE, ALL_REDUCE = "train", "visit", "stage", "probe", "al
 RUN_COMMAND = "run-command"
 MEASURE, MEASURE_LAYERS, MEASURE_LINKS = "measure", "measure-layers", "measure-links"
 MEASURE_COMMAND = "measure-command"
+
+COMMAND_SIGNALS = (0.4, signal.SIGTERM), (0.55, signal.SIGKILL)
+RANK_SIGNALS = (0.6, signal.SIGTERM), (0.85, signal.SIGKILL)
+"""Shares of the grace period after which what was told to stop, and still runs, gets a signal.
+
+A rank signals its command first: the driver then ends the rank.
+"""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -16,9 +16,10 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sample_accesses import SampleAccesses, most_accessed
 from hetctl.runtime.data.sampler import Order, epoch_order
 from hetctl.runtime.frameworks import TrainableNetwork
-from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
-from hetctl.runtime.worker.checkpoint import Arrays
-from hetctl.runtime.worker.member_trainer import CheckpointSaver, MemberTrainer, refuse_early_end
+from hetctl.runtime.worker.async_checkpoint import DividedNetwork, OnSaved, ShardSaver
+from hetctl.runtime.worker.checkpoint import Arrays, Loaded
+from hetctl.runtime.worker.group import Group
+from hetctl.runtime.worker.member_trainer import MemberTrainer, load_together, refuse_early_end
 from hetctl.runtime.worker.random_state import RANKS, gathered_states, random_state, restore_own
 from hetctl.runtime.worker.step_clock import EpochClock
 
@@ -58,9 +59,6 @@ class Trainer(MemberTrainer):
     network: TrainableNetwork
     balancer: TrainingBalancer | None = None
     accesses: SampleAccesses | None = None
-
-    def _new_saver(self) -> CheckpointSaver:
-        return Saver(self.checkpoints)
 
     def _restore_arrays(self, arrays: Arrays) -> None:
         managed = _under(BALANCE, arrays)
@@ -166,7 +164,7 @@ class Trainer(MemberTrainer):
     def _save(self, report: OnSaved) -> None:
         self.state = replace(self.state, random_state=random_state())
         of_ranks = gathered_states(self.network, self.group)
-        if self.group.rank != 0:
+        if self.group.rank != 0 and not self.member.shard:
             # All ranks have the same weights: of GPUs, each would copy them to the node's memory.
             return
         arrays = self.network.save() | of_ranks
@@ -175,6 +173,36 @@ class Trainer(MemberTrainer):
         if self.accesses is not None:
             arrays.update({f"{ACCESSES}{name}": array for name, array in self.accesses.save().items()})
         self._saver.save(arrays, self.state, report)
+
+
+@dataclass
+class ShardedTrainer(Trainer):
+    """The training, as in `Trainer`, of a member that is divided among its ranks."""
+
+    network: DividedNetwork
+
+    def _new_saver(self) -> ShardSaver:
+        return ShardSaver(self.checkpoints, self.network, self.group)
+
+    def _load(self) -> Loaded:
+        """Return the newest checkpoint of which all ranks together have checked all parts."""
+        loaded = load_together(self.checkpoints, self.group, checked_by(self.group))
+        if loaded.arrays is not None:
+            self.network.open_shards(self.checkpoints.path / loaded.shards)
+        return loaded
+
+
+def checked_by(group: Group) -> Callable[[str], bool]:
+    """Return a function that is true for the names of arrays, and of the shards that this rank checks.
+
+    There may be more shards than ranks, or fewer.
+    """
+
+    def needs(name: str) -> bool:
+        kind, _, number = name.partition("/")
+        return kind != "shards" or int(number) % group.size == group.rank
+
+    return needs
 
 
 def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:

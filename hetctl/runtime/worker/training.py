@@ -21,9 +21,8 @@ from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import has_saved, reporter
-from hetctl.runtime.worker.sharded_trainer import ShardedTrainer
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter, figures_of_ranks
-from hetctl.runtime.worker.trainer import Trainer, TrainingBalancer
+from hetctl.runtime.worker.trainer import ShardedTrainer, Trainer, TrainingBalancer
 from hetctl.storage.paths import tensorboard_file
 
 TRAINERS: dict[bool, Callable[..., Trainer]] = {False: Trainer, True: ShardedTrainer}

@@ -10,7 +10,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart
 from hetctl.runtime.stages.p2p_transport import SentBytes
-from hetctl.runtime.stages.pipeline_trainer import NoSaver, PipelineTrainer
+from hetctl.runtime.stages.pipeline_trainer import PartSaver, PipelineTrainer
 from hetctl.runtime.worker.group import SingleRank
 from hetctl.storage.event_schema import well_formed
 
@@ -46,7 +46,7 @@ def trainer():
         expected_epoch_s=1.0,
         launched_at=0.0,
         stage=SimpleNamespace(heads=[0], layout=ALONE, transport=transport),
-        saver=NoSaver(),
+        saver=PartSaver(None, None, None, None, 1),
         worker_names=("n1:0",),
     )
 

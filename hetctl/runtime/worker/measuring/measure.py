@@ -21,14 +21,13 @@ from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.input_share import InputShare
 from hetctl.runtime.data.loaders import Batch, Loader
 from hetctl.runtime.data.sampler import Order
-from hetctl.runtime.worker.async_checkpoint import Saver
+from hetctl.runtime.worker.async_checkpoint import DividedNetwork, Saver, ShardSaver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import BuiltMember, WorkerContext
 from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
 from hetctl.runtime.worker.member_trainer import check_metrics
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
-from hetctl.runtime.worker.sharded_trainer import DividedNetwork, ShardSaver
 from hetctl.runtime.worker.step_clock import SteadyClock
 from hetctl.storage.profile_request import Measurements, ProfileTarget, read_measurements
 

@@ -18,6 +18,7 @@ from typing import Any
 from hetctl.model.command_line import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.agent.rank_memory import private_bytes
+from hetctl.runtime.worker.messages import COMMAND_SIGNALS
 from hetctl.storage.processes import commands_below, die_with_parent, group_cpu_seconds
 
 KEPT_BYTES = 4096
@@ -26,8 +27,6 @@ PIPE_BYTES = 2**16
 """Bytes that a pipe holds, as in pipe(7)."""
 CLOSED_POLL_S = 0.05
 """Longest wait in seconds once the pipe for reports is closed."""
-TERMINATE_SHARE, KILL_SHARE = 0.4, 0.55
-"""Shares of the grace period, before those of the driver, which ends the rank."""
 GUARD = 'trap "" HUP INT TERM USR1; read _; kill -9 "-$1"'
 """Shell program that kills a process group when its standard input is closed."""
 
@@ -91,7 +90,7 @@ class CommandProcess:
         self._lines = ReportLines()
         self._open = True
         self._stopped_at: float | None = None
-        self._to_send = [(TERMINATE_SHARE, signal.SIGTERM), (KILL_SHARE, signal.SIGKILL)]
+        self._to_send = list(COMMAND_SIGNALS)
 
     @property
     def stopping(self) -> bool:
