@@ -137,22 +137,19 @@ class Core:
         self._pool.add([event.node])
         # A group that lost its ranks on a node which is back at once holds the GPUs until it has ended.
         for running in self.running.values():
-            self._pool.take(running.task.allocation)
+            self._pool.take(running.task.allocation.placement)
         self._changed = True
 
     def _on_node_lost(self, event: events.NodeLost) -> None:
         """Continue on the remaining nodes; members of the lost node have ended and are planned again."""
         self._pool.remove(event.node)
-        self._pending = [allocation for allocation in self._pending if self._pool.has(allocation)]
+        self._pending = [allocation for allocation in self._pending if self._pool.has(allocation.placement)]
         self._changed = True
         if not self._pool.nodes:
             self._end(ExitReason.NODE_FAILURE.value)
 
     def _on_member_arrived(self, _event: events.MemberArrived) -> None:
         self._changed = True
-
-    def _on_task_started(self, event: events.TaskStarted) -> None:
-        self.running[event.name].since_s = event.since_s
 
     def _on_task_signalled(self, event: events.TaskSignalled) -> None:
         """Stop the whole group, unless it is already stopping."""
@@ -163,7 +160,7 @@ class Core:
     def _on_task_ended(self, event: events.TaskEnded) -> None:
         ended = self.running.pop(event.name)
         ended_round = self._rounds[ended.round]
-        self._pool.release(ended.task.allocation)
+        self._pool.release(ended.task.allocation.placement)
         ended_round.running.discard(event.name)
         ended_round.released = True
         ended_round.failed |= event.reason not in CLEAN_EXITS
@@ -276,7 +273,7 @@ class Core:
     def _request(self, seen: ObservedMembers, now_s: float) -> Request:
         return Request(
             workloads=seen.waiting,
-            nodes=self._observer.usable(self._pool.free),
+            nodes=self._pool.free,
             gpus=self._pool.gpus,
             round_index=self._next_round,
             options=self._options,
@@ -293,14 +290,16 @@ class Core:
         """
         if self._deadline_s == math.inf:
             return True
-        workload = left[allocation.member]
-        start_s = now_s if self._fresh else now_s + self._job.round_overhead_s
+        workload, start_s = left[allocation.member], self._start_s(now_s)
         # It left by its own clock; on as many GPUs it would start, restore and leave again.
         more = allocation.gpus > self._no_room.get(workload.name, 0)
         if more and has_room(workload, allocation.rate, start_s, self._deadline_s, self._max_uninterrupted_s):
             return True
         self._refused = workload.name, least_task_s(workload, allocation.rate, self._max_uninterrupted_s)
         return False
+
+    def _start_s(self, now_s: float) -> float:
+        return now_s if self._fresh else now_s + self._job.round_overhead_s
 
     def _defer(self, left_out: Iterable[str], now_s: float) -> None:
         """Defer members without room: the planner is not called for them for some time, or in this job.
@@ -350,8 +349,7 @@ class Core:
             self._open_round(starting, left, now_s)
 
     def _is_ready(self, allocation: Allocation) -> bool:
-        free = allocation.member not in self.running and self._pool.can_hold(allocation)
-        return free and self._observer.can_use(allocation)
+        return allocation.member not in self.running and self._pool.can_hold(allocation.placement)
 
     def _open_round(
         self, allocations: Sequence[Allocation], left: Mapping[str, Workload], now_s: float
@@ -361,8 +359,8 @@ class Core:
         self._rounds[number] = OpenRound(sum(held.values()), held, set(held))
         tasks = tuple(Task(allocation) for allocation in allocations)
         for task in tasks:
-            self._pool.take(task.allocation)
-            self.running[task.name] = RunningTask(task, number, task.allocation.rate, now_s)
+            self._pool.take(task.allocation.placement)
+            self.running[task.name] = RunningTask(task, number, task.allocation.rate, self._start_s(now_s))
         ends = [(task_s(left[a.member], a.rate), a.gpus) for a in allocations]
         self._commands.append(Start(number, tasks, round_s(ends, self._alpha), self._planner_state))
         self._fresh = False
@@ -381,7 +379,6 @@ _HANDLERS: Mapping[type, Callable[[Core, Any], None]] = {
     events.NodeJoined: Core._on_node_joined,
     events.NodeLost: Core._on_node_lost,
     events.MemberArrived: Core._on_member_arrived,
-    events.TaskStarted: Core._on_task_started,
     events.TaskSignalled: Core._on_task_signalled,
     events.TaskEnded: Core._on_task_ended,
     events.EpochDone: Core._on_epoch_done,

@@ -64,21 +64,6 @@ class MemberArrived:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskStarted:
-    """Start of a task's group, at once or shortly after the event.
-
-    Parameters
-    ----------
-    since_s : float
-        Start time of the group; later than now by the overhead of a round's start.
-    """
-
-    now_s: float
-    name: str
-    since_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class TaskSignalled:
     """Arrival of SIGTERM at a rank of a task's group: the group has to leave."""
 
@@ -131,7 +116,6 @@ SchedulingEvent = (
     | NodeJoined
     | NodeLost
     | MemberArrived
-    | TaskStarted
     | TaskSignalled
     | TaskEnded
     | EpochDone

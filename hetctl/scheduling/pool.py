@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hetctl.model.plan import Allocation
+from hetctl.model.plan import Placement
 from hetctl.model.site import Node
 
 
 class Pool:
     """GPUs of a job's nodes, in the order in which the nodes joined.
 
-    An operation touches only the nodes of its allocation, which matters on a large cluster. GPUs of a
+    An operation touches only the nodes of its placement, which matters on a large cluster. GPUs of a
     lost node are neither held nor free.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, nodes: Iterable[Node] = ()) -> None:
         self._nodes: dict[str, Node] = {}
         self._free: dict[str, Node] = {}
         self.nodes: tuple[Node, ...] = ()
         self.gpus = 0
         self.free_gpus = 0
+        self.add(nodes)
 
     def add(self, nodes: Iterable[Node]) -> None:
         """Add nodes with all their GPUs free."""
@@ -44,25 +45,25 @@ class Pool:
         """Nodes that have free GPUs, with these GPUs only."""
         return tuple(node for node in self._free.values() if node.gpus)
 
-    def has(self, allocation: Allocation) -> bool:
-        """Return true if all nodes of an allocation are in the job."""
-        return all(part.node in self._nodes for part in allocation.placement)
+    def has(self, placement: tuple[Placement, ...]) -> bool:
+        """Return true if all nodes of a placement are in the job."""
+        return all(part.node in self._nodes for part in placement)
 
-    def can_hold(self, allocation: Allocation) -> bool:
-        """Return true if all GPUs of an allocation are free."""
-        return self.has(allocation) and all(
-            set(part.gpus).issubset(self._free[part.node].gpus) for part in allocation.placement
+    def can_hold(self, placement: tuple[Placement, ...]) -> bool:
+        """Return true if all GPUs of a placement are free."""
+        return self.has(placement) and all(
+            set(part.gpus).issubset(self._free[part.node].gpus) for part in placement
         )
 
-    def take(self, allocation: Allocation) -> None:
-        """Take the GPUs of an allocation; those of lost nodes cannot be taken."""
-        for part in allocation.placement:
+    def take(self, placement: tuple[Placement, ...]) -> None:
+        """Take the GPUs of a placement; those of lost nodes cannot be taken."""
+        for part in placement:
             if part.node in self._free:
                 self._set_free(part.node, set(self._free[part.node].gpus).difference(part.gpus))
 
-    def release(self, allocation: Allocation) -> None:
-        """Release the GPUs of an allocation."""
-        for part in allocation.placement:
+    def release(self, placement: tuple[Placement, ...]) -> None:
+        """Release the GPUs of a placement."""
+        for part in placement:
             if part.node in self._free:
                 self._set_free(part.node, {*self._free[part.node].gpus, *part.gpus})
 

@@ -20,6 +20,8 @@ class RunningTask:
     ----------
     rate : float
         Rate that the planner last knew, in samples/s.
+    since_s : float
+        Start of its group.
     """
 
     task: Task

@@ -38,8 +38,9 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import EpochResult
 from hetctl.reports.status_table import status_table
-from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.run_members import RunMembers
+from hetctl.scheduling.commands import Task
+from hetctl.scheduling.rounds import RunningTask
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.run_files import write_spec
@@ -97,11 +98,8 @@ class Sample:
         """Return what writes the events of those in training; nobody is told."""
         return {name: EventWriter(self.folder.events, name, LAST) for name in self.training}
 
-    def open_round(self) -> ActiveRound:
-        events = EventWriter(self.folder.events, DRIVER, LAST)
-        opened = ActiveRound(self.folder, LAST, events, time.time(), lambda *_: None)
-        opened.active = {a.member: a for a in self.in_training}
-        return opened
+    def running(self) -> dict[str, RunningTask]:
+        return {a.member: RunningTask(Task(a), LAST, a.rate, 0.0) for a in self.in_training}
 
 
 def sample(folder: Path) -> Sample:
@@ -271,22 +269,22 @@ def _end(run: Sample, names: list[str], events: Mapping[str, EventWriter]) -> No
 
 
 def decisions(
-    run: Sample, ranks: ReportingRanks, rounds: list[ActiveRound], happenings: Iterable[list[str]]
+    run: Sample, ranks: ReportingRanks, running: dict[str, RunningTask], happenings: Iterable[list[str]]
 ) -> list[float]:
     """Return the seconds that a decision takes after each happening, all but the planner's part."""
     members = RunMembers(run.folder, run.spec, run.spec.gpus, ranks.pool.take_written)
-    before = dict(members.seen(rounds, time.time()).left)
+    before = dict(members.left())
     seconds = []
     for names in happenings:
         began = time.process_time()
         ranks.pool.reap()
-        seen = members.seen(rounds, time.time())
-        members.left()
-        members.used(time.time())
+        left = members.left()
+        list(members.held(running, time.time()))
+        members.used_up()
         members.as_they_are(names)
         seconds.append(time.process_time() - began)
-        assert all(seen.left[name] != before[name] for name in names), "what was told has not been read"
-        before = dict(seen.left)
+        assert all(left[name] != before[name] for name in names), "what was told has not been read"
+        before = dict(left)
     return seconds
 
 
@@ -323,8 +321,8 @@ def table(quick: bool = False) -> Table:
         statuses = [seconds_of("-m", "hetctl", "status", RUN, folder=folder) for _ in times]
         watched = polls(run)
         with reporting_ranks(run.folder.path, run.spec, LAST, run.in_training) as ranks:
-            training = decisions(run, ranks, [run.open_round()], news(run, ranks.events, ROUNDS + 2))
-            ending = decisions(run, ranks, [], last_to_leave(run, ranks.events))
+            training = decisions(run, ranks, run.running(), news(run, ranks.events, ROUNDS + 2))
+            ending = decisions(run, ranks, {}, last_to_leave(run, ranks.events))
         files = [path.read_bytes() for path in run.folder.events.glob("*.jsonl")]
     found = (
         ("decision at the end of a round, ms", [1000 * seconds for seconds in ending], 10.0),

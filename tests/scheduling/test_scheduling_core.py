@@ -28,9 +28,9 @@ from hetctl.scheduling.events import (
     SchedulingEvent,
     TaskEnded,
     TaskSignalled,
-    TaskStarted,
     Tick,
 )
+from hetctl.scheduling.observer import ObservedMembers
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
 from hetctl.scheduling.rounds import RunningTask
 
@@ -51,13 +51,6 @@ GROUP = Planner("group", "global", one_each, shares=True)
 
 
 @dataclass
-class Seen:
-    left: Mapping[str, Workload]
-    waiting: Sequence[Workload]
-    held: tuple[Held, ...]
-
-
-@dataclass
 class Bench:
     """One job with members whose remaining work is given."""
 
@@ -66,7 +59,6 @@ class Bench:
     nodes: tuple[Node, ...] = Cluster.of(4, 2).nodes
     deadline_s: float = math.inf
     job: JobOptions = field(default_factory=JobOptions)
-    withheld: bool = False
     limit: str | None = None
 
     def __post_init__(self) -> None:
@@ -80,20 +72,16 @@ class Bench:
     def left(self, _now_s: float) -> Mapping[str, Workload]:
         return self.members
 
-    def seen(self, _now_s: float, running: Mapping[str, RunningTask], deferred: AbstractSet[str]) -> Seen:
+    def seen(
+        self, _now_s: float, running: Mapping[str, RunningTask], deferred: AbstractSet[str]
+    ) -> ObservedMembers:
         waiting = [c for name, c in self.members.items() if name not in running and name not in deferred]
         held = (
             Held(self.members[name], step.task.allocation, step.since_s)
             for name, step in running.items()
             if not step.stopping
         )
-        return Seen(self.members, waiting, tuple(held))
-
-    def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        return () if self.withheld else nodes
-
-    def can_use(self, _allocation: Allocation) -> bool:
-        return not self.withheld
+        return ObservedMembers(self.members, waiting, tuple(held))
 
     def used_up(self) -> str | None:
         return self.limit
@@ -220,7 +208,7 @@ def test_the_planner_is_called_at_its_time_but_not_too_often() -> None:
 
     bench = Bench(Planner("p", "elastic", decide), "a")
     assert bench.all_at(0.0)[-1] == ScheduleTick(8.0)
-    assert bench.all_at(8.0, TaskStarted(8.0, "a", 8.0)) == []
+    assert bench.all_at(8.0) == []
     assert bench.all_at(8.01, MemberArrived(8.01, "b")) == [ScheduleTick(8.0 + POLL_S)]
     bench.at(8.0 + POLL_S)
     assert asked == [0.0, 8.0, 8.0 + POLL_S]
@@ -313,13 +301,6 @@ def test_a_used_up_budget_ends_the_job_before_the_next_round() -> None:
     bench.limit = "--max-rounds 1 is reached"
     commands = bench.at(1.0, bench.done(1.0, "a"))
     assert commands == [Stop(5, bench.limit, at_once=True)]
-
-
-def test_ranks_about_to_end_neither_end_the_job_nor_get_work() -> None:
-    bench = Bench(LOCAL, "a", withheld=True)
-    assert bench.all_at(0.0) == [ScheduleTick(POLL_S)]
-    bench.withheld = False
-    assert list(placed(bench.at(POLL_S))) == ["a"]
 
 
 def test_a_job_without_room_ends_with_the_refused_member() -> None:

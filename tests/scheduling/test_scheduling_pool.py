@@ -1,21 +1,15 @@
 from __future__ import annotations
 
-from hetctl.model.plan import Allocation, Placement
+from hetctl.model.plan import Placement
 from hetctl.model.site import Cluster, Node
 from hetctl.scheduling.pool import Pool
 
 CLUSTER = Cluster.of_types({"v100": (4, 2), "p100": (2, 2)})
-BOTH = Allocation("a", 3, "data-parallel", 1.0, (Placement("node-1", (0, 1)), Placement("node-0", (1,))))
-
-
-def pool() -> Pool:
-    made = Pool()
-    made.add(CLUSTER.nodes)
-    return made
+BOTH = (Placement("node-1", (0, 1)), Placement("node-0", (1,)))
 
 
 def test_free_gpus_are_listed_in_the_clusters_order() -> None:
-    gpus = pool()
+    gpus = Pool(CLUSTER.nodes)
     gpus.take(BOTH)
     assert gpus.free == (Node("node-0", (0,), "v100"), Node("node-2", (0, 1), "p100"))
     assert (gpus.free_gpus, gpus.gpus, gpus.can_hold(BOTH)) == (3, 6, False)
@@ -25,7 +19,7 @@ def test_free_gpus_are_listed_in_the_clusters_order() -> None:
 
 
 def test_gpus_of_a_lost_node_are_gone_whoever_holds_them() -> None:
-    gpus = pool()
+    gpus = Pool(CLUSTER.nodes)
     gpus.take(BOTH)
     gpus.remove("node-1")
     gpus.remove("node-1")

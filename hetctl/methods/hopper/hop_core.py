@@ -311,9 +311,6 @@ class HopCore:
         self._members[name] = joined.member
         self._hopper.config_joins(name, 2 * len(self._history[name]))
 
-    def _on_task_started(self, event: events.TaskStarted) -> None:
-        self.running[event.name].since_s = event.since_s
-
     def _on_task_signalled(self, event: events.TaskSignalled) -> None:
         if not self.running[event.name].stopping:
             self._stop(event.name, SIGNAL)
@@ -529,7 +526,6 @@ _HANDLERS: Mapping[type, Callable[[HopCore, Any], None]] = {
     events.NodeJoined: HopCore._on_node_joined,
     events.NodeLost: HopCore._on_node_lost,
     events.MemberArrived: HopCore._on_member_arrived,
-    events.TaskStarted: HopCore._on_task_started,
     events.TaskSignalled: HopCore._on_task_signalled,
     events.TaskEnded: HopCore._on_task_ended,
     events.EpochDone: HopCore._ignore,

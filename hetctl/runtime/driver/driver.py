@@ -41,7 +41,6 @@ from hetctl.scheduling.events import (
     NodeLost,
     TaskEnded,
     TaskSignalled,
-    TaskStarted,
     Tick,
 )
 from hetctl.scheduling.planners import planner_named
@@ -408,7 +407,7 @@ class Driver:
         if self._planner.paradigm != "elastic" or time.monotonic() < self._next_rates:
             return
         self._next_rates = time.monotonic() + RATES_EVERY_S
-        for name, rate in self._members.rates_seen(self._open.values()).items():
+        for name, rate in self._members.rates_seen(self._core.running).items():
             self._send(EpochDone(self._now_s(), name, rate))
 
     def _write_live_metrics(self) -> None:
@@ -446,10 +445,7 @@ class Driver:
         except OSError as error:
             self._note_disk_error(error)
         for task in command.tasks:
-            if task.name in started:
-                now_s = self._now_s()
-                self._send(TaskStarted(now_s, task.name, now_s))
-            else:
+            if task.name not in started:
                 self._send(TaskEnded(self._now_s(), task.name, ExitReason.NOT_LAUNCHED))
 
     def _stop(self, command: Stop) -> None:

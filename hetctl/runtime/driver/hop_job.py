@@ -55,7 +55,7 @@ from hetctl.runtime.driver.job_modes import JobContext, JobMode
 from hetctl.runtime.driver.rank_pool import StoreReports
 from hetctl.runtime.worker.checkpoint import TrainingState
 from hetctl.runtime.worker.messages import StateSaved, VisitReport, VisitSpec
-from hetctl.scheduling.events import TaskEnded, TaskStarted
+from hetctl.scheduling.events import TaskEnded
 from hetctl.storage.patience import PATIENT
 
 TRIALS_EVERY_S = 1.0
@@ -212,11 +212,8 @@ class HopJob(JobMode):
             job.launcher.visit(opened, allocation, spec, member)
         except OSError as error:
             job.on_failure(error)
-        now_s = job.now_s
-        if name in opened.active:
-            job.send(TaskStarted(now_s, name, now_s))
-        else:
-            job.send(TaskEnded(now_s, name, ExitReason.NOT_LAUNCHED))
+        if name not in opened.active:
+            job.send(TaskEnded(job.now_s, name, ExitReason.NOT_LAUNCHED))
 
     def _fetch(self, command: FetchState) -> None:
         self.job.rank_pool.fetch(command.node, command.state, command.source)

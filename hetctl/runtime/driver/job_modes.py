@@ -62,7 +62,7 @@ class JobContext:
         piped = frozenset(self.spec.pipelines)
         others = frozenset(member.name for member in self.spec.ensemble.members) - piped
         return RunObserver(
-            *(self.spec.budget, self.members, self.rank_pool, self.rounds),
+            self.members,
             order=lambda workload: planner.order(workload, self.options),
             only=piped if pipelines else others,
         )

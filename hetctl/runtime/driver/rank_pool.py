@@ -12,13 +12,13 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.cluster.launchers.agents import NodeGpu, gpus_of, sets_by_step
 from hetctl.model.disk_errors import is_transient
 from hetctl.model.ensemble import TrainingCode
-from hetctl.model.plan import Allocation, Placement
+from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import LiveMetrics
@@ -28,6 +28,7 @@ from hetctl.runtime.driver.running_group import EndedGroup, RankSlot, RunningGro
 from hetctl.runtime.job_logs import length_of
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import Assignment, StateSaved, StopMessage, TaskMessage, VisitReport
+from hetctl.scheduling.pool import Pool
 from hetctl.storage.paths import AgentFiles
 
 WATCH_EVERY_S = 0.5
@@ -121,14 +122,10 @@ class RankPool:
 
     def free_nodes(self) -> tuple[Node, ...]:
         """Return the nodes with their free GPUs, without nodes that have none."""
-        held = self._running_on
-        free = (replace(n, gpus=tuple(g for g in n.gpus if (n.name, g) not in held)) for n in self.nodes)
-        return tuple(node for node in free if node.gpus)
-
-    def can_hold(self, allocation: Allocation) -> bool:
-        """Return true if the member is not at work, and no group holds any of these GPUs."""
-        gpus = gpus_of(allocation.placement)
-        return allocation.member not in self._running and self._running_on.keys().isdisjoint(gpus)
+        pool = Pool(self.nodes)
+        for running in self._running.values():
+            pool.take(running.placement)
+        return pool.free
 
     def start(
         self, task: TaskMessage, placement: tuple[Placement, ...], code: TrainingCode | None = None

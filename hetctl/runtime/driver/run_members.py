@@ -1,4 +1,4 @@
-"""Input of the scheduling of a run: work left by profiles and events, free GPUs, and the budget."""
+"""Input of the scheduling of a run: work left by profiles and events, and the budget."""
 
 from __future__ import annotations
 
@@ -9,40 +9,17 @@ from typing import Any, Protocol
 
 from hetctl.model.disk_errors import is_transient
 from hetctl.model.ensemble import Member
-from hetctl.model.plan import Allocation
 from hetctl.model.profile import MemberProfile
-from hetctl.model.run import LOCKSTEP, Budget, RunSpec, Usage
-from hetctl.model.site import Node
+from hetctl.model.run import LOCKSTEP, RunSpec, Usage
 from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
-from hetctl.runtime.driver.active_round import ActiveRound
-from hetctl.runtime.driver.rank_pool import RankPool
+from hetctl.scheduling.observer import ObservedMembers
 from hetctl.scheduling.planners.base import Held
 from hetctl.scheduling.rounds import RunningTask
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_state import RunState
-from hetctl.storage.task_fold import TaskReport
-
-
-@dataclass(frozen=True)
-class RunObservation:
-    """State of the members of a run at one moment.
-
-    Parameters
-    ----------
-    left : mapping of str to Workload
-        All members that still need training, each with the most that it may have left.
-    waiting : tuple of Workload
-        Members without GPUs.
-    held : tuple of Held
-        Members in training that were not told to stop, each with the work that it is likely to have left.
-    """
-
-    left: Mapping[str, Workload]
-    waiting: tuple[Workload, ...]
-    held: tuple[Held, ...]
 
 
 class SearchTrials(Protocol):
@@ -70,7 +47,7 @@ class SearchTrials(Protocol):
 class RunMembers:
     """The members of a run that still need training.
 
-    `left`, `asked`, `seen` and `rates_seen` first read the events that trainers have announced up to the
+    `left`, `asked` and `rates_seen` first read the events that trainers have announced up to the
     call, each event once; all other methods return the state after the last such reading. While the disk does
     not answer, all of them do; `read` tells.
 
@@ -95,7 +72,7 @@ class RunMembers:
         trials: SearchTrials | None = None,
         on_failure: Callable[[OSError], None] = lambda _: None,
     ) -> None:
-        self._on_failure = on_failure
+        self._on_failure, self._budget = on_failure, spec.budget
         self._planned = {profile.member: profile for profile in spec.profiles}
         self._trials = trials
         self._profiles = {profile.member: profile for profile in spec.profiles}
@@ -158,28 +135,32 @@ class RunMembers:
         """Return the member's peak of memory in its profile, in bytes; 0 if it is unknown."""
         return self._profiles[name].peak_memory_bytes
 
-    def used(self, now: float) -> Usage:
-        """Return the run's usage of its budget; `now` is in seconds since the epoch."""
-        return self._state.used(now)
+    def used_up(self) -> str | None:
+        """Return the limit of the run's budget that is reached; None if none is."""
+        return self._budget.exceeded(self._state.used(time.time()))
 
-    def seen(self, rounds: Iterable[ActiveRound], now: float) -> RunObservation:
-        """Return the state of all members; `now` is in seconds since the epoch."""
-        self._refresh()
-        left, rounds = self._workloads.left, tuple(rounds)
-        busy = {name for open_round in rounds for name in open_round.active}
-        waiting = tuple([workload for name, workload in left.items() if name not in busy])
-        in_training = (held for open_round in rounds for held in self._held(open_round, now))
-        return RunObservation(left, waiting, tuple(in_training))
+    def held(self, running: Mapping[str, RunningTask], now: float) -> Iterator[Held]:
+        """Yield the members in training that need more of it and were not told to stop.
 
-    def rates_seen(self, rounds: Iterable[ActiveRound]) -> dict[str, float]:
+        `now` is in seconds since the epoch.
+        """
+        left, progress = self._workloads.left, self._state.progress
+        for name, task in running.items():
+            if name not in left or task.stopping:
+                continue
+            workload, allocation = left[name], task.task.allocation
+            # With several types of GPU, the allocation's rate is that of its own type.
+            rates = {} if workload.rates_by_type else workload.rates
+            rate = rates.get(allocation.gpus, allocation.rate)
+            since = self._state.reports[task.round, name].epoch_since
+            known = as_of_now(workload, progress[name].part_samples, rate, since, now)
+            yield Held(known, allocation, task.since_s)
+
+    def rates_seen(self, running: Mapping[str, RunningTask]) -> dict[str, float]:
         """Return the rates of members in training in their last epochs, in samples/s; some have none yet."""
         self._refresh()
-        return {
-            name: rate
-            for opened in rounds
-            for name, report in self._reports(opened).items()
-            if (rate := report.rate)
-        }
+        rates = {name: self._state.reports[task.round, name].rate for name, task in running.items()}
+        return {name: rate for name, rate in rates.items() if rate}
 
     def _refresh(self) -> None:
         """Read new events from the disk, if it answers."""
@@ -211,73 +192,37 @@ class RunMembers:
         is_trial = self._trials is not None and name in self._trials
         return self._trials.member(name) if self._trials and is_trial else self._members[name]
 
-    def _reports(self, opened: ActiveRound) -> dict[str, TaskReport]:
-        """Return the reports of the trainers of a round's members."""
-        return {name: self._state.reports[opened.index, name] for name in opened.active}
-
-    def _held(self, opened: ActiveRound, now: float) -> Iterator[Held]:
-        """Yield the members of a round in training that were not told to stop."""
-        since = opened.opened_at - self._began_at
-        left, progress = self._workloads.left, self._state.progress
-        for name, report in self._reports(opened).items():
-            workload = left.get(name)
-            if workload is None or name in opened.stopping_since:
-                continue
-            allocation = opened.active[name]
-            # With several types of GPU, the allocation's rate is that of its own type.
-            rates = {} if workload.rates_by_type else workload.rates
-            rate = rates.get(allocation.gpus, allocation.rate)
-            part_samples = progress[name].part_samples
-            yield Held(as_of_now(workload, part_samples, rate, report.epoch_since, now), allocation, since)
-
 
 @dataclass(frozen=True)
 class RunObserver:
-    """State of the run as its events show it (`hetctl.scheduling.observer.Observer`).
+    """State of a phase's members as the run's events show it (`hetctl.scheduling.observer.Observer`).
 
     Parameters
     ----------
-    open_rounds : mapping of int to ActiveRound
-        Running rounds by index; the mapping changes as rounds start and end.
     only : frozenset of str
         Members of the phase.
     order : callable
         Sort key of waiting workloads.
     """
 
-    budget: Budget
     members: RunMembers
-    rank_pool: RankPool
-    open_rounds: Mapping[int, ActiveRound]
     order: Any
     only: frozenset[str]
 
     def left(self, _now_s: float) -> Mapping[str, Workload]:
         """Return all members that need training, by their finished epochs and checkpoints."""
-        return self._of_phase(self.members.left())
+        return {name: workload for name, workload in self.members.left().items() if name in self.only}
 
-    def seen(self, _now_s: float, _running: Mapping[str, RunningTask], deferred: Set[str]) -> RunObservation:
+    def seen(self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]) -> ObservedMembers:
         """Return all members; waiting ones are in the planner's order and exclude `deferred`."""
-        seen = self.members.seen(self.open_rounds.values(), time.time())
-        left = self._of_phase(seen.left)
-        waiting = (each for each in seen.waiting if each.name not in deferred and each.name in left)
-        return replace(seen, left=left, waiting=tuple(sorted(waiting, key=self.order)))
-
-    def _of_phase(self, left: Mapping[str, Workload]) -> Mapping[str, Workload]:
-        return {name: workload for name, workload in left.items() if name in self.only}
-
-    def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Return the nodes with their free GPUs; GPUs of ranks that are about to end are not free."""
-        names = {node.name for node in nodes}
-        return tuple(node for node in self.rank_pool.free_nodes() if node.name in names)
-
-    def can_use(self, allocation: Allocation) -> bool:
-        """Return true if no rank holds any of these GPUs."""
-        return self.rank_pool.can_hold(allocation)
+        left = self.left(now_s)
+        waiting = [w for name, w in left.items() if name not in running and name not in deferred]
+        held = tuple(self.members.held(running, time.time()))
+        return ObservedMembers(left, sorted(waiting, key=self.order), held)
 
     def used_up(self) -> str | None:
         """Return the limit of the run's budget that is reached; None if none is."""
-        return self.budget.exceeded(self.members.used(time.time()))
+        return self.members.used_up()
 
 
 def as_of_now(

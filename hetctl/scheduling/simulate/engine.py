@@ -23,7 +23,6 @@ from hetctl.scheduling.events import (
     NodeLost,
     SchedulingEvent,
     TaskEnded,
-    TaskStarted,
     Tick,
 )
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
@@ -154,7 +153,6 @@ class Engine:
             index = self._members.begin(self._begun(allocation, command.round, start_s, rate))
             self._rounds[command.round].add(index)
             self._expect(index)
-            self._send(TaskStarted(self.now, allocation.member, start_s))
         self._next_round, self._planner_state = command.round + 1, command.planner_state
         self._fresh = False
 

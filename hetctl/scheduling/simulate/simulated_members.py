@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from hetctl.model.plan import Allocation
-from hetctl.model.site import Node
 from hetctl.model.workload import Workload
+from hetctl.scheduling.observer import ObservedMembers
 from hetctl.scheduling.planners.base import Held, Options, Planner
 from hetctl.scheduling.rounds import RunningTask
 from hetctl.scheduling.simulate.scenario import WorkEstimate
 from hetctl.scheduling.simulate.simulated_task import SimulatedTask, kept_at
-
-
-@dataclass(frozen=True)
-class SimulatedObservation:
-    """Members of a run at one moment (`hetctl.scheduling.observer.ObservedMembers`)."""
-
-    left: Mapping[str, Workload]
-    waiting: Sequence[Workload]
-    held: tuple[Held, ...]
 
 
 class SimulatedMembers:
@@ -76,9 +66,7 @@ class SimulatedMembers:
         """Return members that have not converged, with the work left after their finished epochs."""
         return _Left(self, now_s)
 
-    def seen(
-        self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]
-    ) -> SimulatedObservation:
+    def seen(self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]) -> ObservedMembers:
         """Return all members as told to a planner; only an elastic one sees those in training."""
         waiting = self._waiting.without(deferred)
         held = self._held(now_s, running) if self._is_elastic else ()
@@ -86,15 +74,7 @@ class SimulatedMembers:
             known = self._work_estimator([*waiting, *(h.workload for h in held)])
             waiting, in_training = known[: len(waiting)], known[len(waiting) :]
             held = tuple(replace(h, workload=c) for h, c in zip(held, in_training, strict=True))
-        return SimulatedObservation(self.left(now_s), waiting, held)
-
-    def usable(self, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-        """Return all nodes: the failure of a node without a group on it is not noticed."""
-        return nodes
-
-    def can_use(self, _allocation: Allocation) -> bool:
-        """Return true, as for `usable`."""
-        return True
+        return ObservedMembers(self.left(now_s), waiting, held)
 
     def used_up(self) -> str | None:
         """Return None: a simulated run has no budget."""

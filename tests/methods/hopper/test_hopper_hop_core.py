@@ -123,7 +123,6 @@ class Executor:
         saved = f"{visit.config}-{self.checkpoints[visit.config]}"
         assert command.state == newest if command.state else newest in (None, saved)
         assert command.checkpoint == self.checkpoints[visit.config]
-        self.send(events.TaskStarted(self.now, visit.config, self.now))
         seconds = 100.0 / self.rates[len(gpus_in(visit.worker))] if visit.epoch % 2 == 0 else 0.1
         self.at(seconds * self.draw.uniform(0.8, 1.2), self.end_visit, visit, command.state, self.now)
 

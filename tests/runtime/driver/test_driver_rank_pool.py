@@ -21,7 +21,7 @@ from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.ensemble import COMMAND, Functions, TrainingCode
 from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.partition_manifest import PartitionFile, PartitionManifest
-from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import HEARTBEAT_EVERY_S, MEMBERS, NODES, Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import AgentAssignment, PartitionToStage, StageOrder
@@ -149,10 +149,14 @@ class Job:
     def start(self, name: str, *gpus: int, steps: int = 3, code=None, **how) -> None:
         how["steps"] = steps
         (self.folder / f"{name}.json").write_text(json.dumps(how))
-        allocation = Allocation(name, len(gpus), DATA_PARALLEL, 1.0, (Placement("localhost", gpus),))
-        assert self.rank_pool.can_hold(allocation)
-        self.rank_pool.start(TaskMessage(TRAIN, str(self.folder), name), allocation.placement, code)
-        assert not self.rank_pool.can_hold(allocation)
+        free = self.free()
+        placement = (Placement("localhost", gpus),)
+        self.rank_pool.start(TaskMessage(TRAIN, str(self.folder), name), placement, code)
+        assert (free >= set(gpus), self.free()) == (True, free.difference(gpus))
+
+    def free(self) -> set[int]:
+        """Return the free GPUs of this machine."""
+        return {gpu for node in self.rank_pool.free_nodes() if node.name == "localhost" for gpu in node.gpus}
 
     def end_of(self, *names: str):
         """Wait for the ends of these tasks; return them."""

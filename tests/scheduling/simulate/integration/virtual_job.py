@@ -169,20 +169,6 @@ class VirtualPool:
     def gpus(self) -> int:
         return sum(len(node.gpus) for node in self.nodes)
 
-    def free_nodes(self) -> tuple[Node, ...]:
-        held = self._held()
-        free = (
-            Node(n.name, tuple(g for g in n.gpus if (n.name, g) not in held), n.gpu_type) for n in self.nodes
-        )
-        return tuple(node for node in free if node.gpus)
-
-    def can_hold(self, allocation: Allocation) -> bool:
-        at_work = {group.allocation.member for group in self.groups}
-        return allocation.member not in at_work and self._held().isdisjoint(_gpus_of(allocation))
-
-    def _held(self) -> set[tuple[str, int]]:
-        return {gpu for group in self.groups for gpu in _gpus_of(group.allocation)}
-
     def start(
         self, task: TaskMessage, _placement: tuple[Placement, ...], _code: TrainingCode | None = None
     ) -> None:
@@ -308,10 +294,6 @@ class VirtualPool:
         self.trained[group.task.name].samples = samples
         events.write("stopped", reason=reason, part_samples=int(samples))
         return ()
-
-
-def _gpus_of(allocation: Allocation) -> set[tuple[str, int]]:
-    return {(part.node, gpu) for part in allocation.placement for gpu in part.gpus}
 
 
 class VirtualRun:
