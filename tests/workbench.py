@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
+
 from hetctl.cluster.batch.slots import FOLDER_VARIABLE
 from hetctl.model.errors import BadInputError
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
@@ -261,6 +263,16 @@ def ranks_of(folder: Path, node: str | None = None) -> list[int]:
             if name.startswith("hetctl-rank-") and (not node or f"SLURMD_NODENAME={node}" in environment):
                 found[pid] = name
     return sorted(found, key=lambda pid: found[pid])
+
+
+def driver_of(folder: Path) -> psutil.Process:
+    """The driver of the run in a folder, which is no child of this process."""
+    (found,) = [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if {"hetctl.runtime.driver", str(folder)} <= {*(process.info["cmdline"] or ())}
+    ]
+    return found
 
 
 def processes_on(folder: Path, node: str) -> list[int]:

@@ -44,6 +44,7 @@ class JobState(enum.Enum):
 
 
 ALIVE = frozenset({JobState.SUBMITTING, JobState.PENDING, JobState.RUNNING, JobState.UNKNOWN})
+PROCESSES_ENDED = frozenset(JobState) - ALIVE - {JobState.NODE_FAILED, JobState.VANISHED}
 
 
 @dataclass(frozen=True)
@@ -98,6 +99,11 @@ class Job:
         names = (self.state.value, self.state.name.lower())
         says_more = not any(name.startswith(self.reason.lower()) for name in names)
         return ", ".join(self.failed_nodes) or (self.reason if says_more else "")
+
+    @property
+    def left_no_process(self) -> bool:
+        """True if the batch system has ended all processes of the job: on a failed node some may live on."""
+        return self.state in PROCESSES_ENDED and not self.failed_nodes
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,8 @@ No two clocks are compared. A holder touches its file, and a driver that waits c
 long that has not changed. A holder that could not touch its file for a shorter time, by its own clock, ends
 at once: one that stood still finds out before it does anything else. Its ranks read the file before they
 write.
+
+A driver need not be waited for so long if it is known to have ended: on this machine, or by the batch system.
 """
 
 from __future__ import annotations
@@ -28,11 +30,14 @@ from hetctl.storage.atomic_io import write_json
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import HostBoot, Process
+from hetctl.storage.run_files import read_record
 
 RENEW_EVERY_S = 2.0
 POLL_S = 0.2
 HERE_S = 2.0
 """Seconds in which all processes of a job on one machine end after its driver."""
+OVER_S = 15.0
+"""Seconds without a sign of life after which a driver is dead if the batch system says so, which may err."""
 
 
 class GaveWayError(Exception):
@@ -187,7 +192,12 @@ class Lease:
             raise
 
     def check(self) -> None:
-        """End the driver if it has not been able to renew the lease for too long: it may have stood still."""
+        """End the driver if it lost the lease while it stood still, or could not renew it for too long."""
+        self._end_if_late()
+        if self._clock() - self._renewed_at > LEASE_SHARE * OVER_S:
+            self.renew()
+
+    def _end_if_late(self) -> None:
         if self._clock() - self._renewed_at > LEASE_SHARE * self._lease_s:
             self._on_lost("the lease could not be renewed in time")
 
@@ -201,7 +211,7 @@ class Lease:
 
     def renew(self) -> None:
         """Touch the file, unless the lease is lost; an error of the file system is no loss yet."""
-        self.check()
+        self._end_if_late()
         began = self._clock()
         with self._moving, suppress(OSError):
             with self._path.open("rb") as file:
@@ -269,15 +279,24 @@ class Lease:
         if touched != before:
             self._seen[holder.number] = touched, self._clock()
             return False
-        return now - since > (HERE_S if holder.is_dead_here else self._lease_s)
+        silent_s = now - since
+        if silent_s > self._lease_s or (silent_s > HERE_S and holder.is_dead_here):
+            return True
+        return silent_s > OVER_S and self._is_called_over(holder)
+
+    def _is_called_over(self, holder: LeaseHolder) -> bool:
+        """Return true if the batch system had ended the whole job when a command last asked it."""
+        record = read_record(self._folder)
+        jobs = record.jobs if record else ()
+        return any(job.batch_id == holder.batch_id and job.left_no_process for job in jobs)
 
     def _hold(self) -> None:
         with self._moving:
-            self.check()
+            self._end_if_late()
             before = self._current()
             write_json(self._folder.lease, encode(self._holder))
             # It may have stood still between these lines, and others have counted it as dead.
-            self.check()
+            self._end_if_late()
             self._path = self._folder.lease
         for number in range(before + 1, self._holder.number + 1):
             self._folder.ticket(number).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ import pytest
 from machine_speed import limit
 from one_driver import problems
 from slurm_cluster import SlurmCluster
-from workbench import ProjectFolder, new_project, python_without_training, ranks_of, wait_for
+from workbench import ProjectFolder, driver_of, new_project, python_without_training, ranks_of, wait_for
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.events import DRIVER
@@ -156,6 +156,20 @@ def test_scancel_of_the_job(run):
     run.cluster.run("scancel", run.in_training())
     states = run.finish()
     assert states == ["cancelled", "finished"]
+
+
+def test_a_job_killed_with_its_script_is_soon_followed(run):
+    """Without waiting for the lease: that would outlast the test."""
+    site = run.project.path / "site-configs" / "lab.yaml"
+    site.write_text(site.read_text().replace("lease: 10s", "lease: 1h"))
+    run.submit("--chain")
+    run.in_training()
+    driver = driver_of(run.project.home.run(RUN).path)
+    script = driver.parent()
+    script.suspend()
+    driver.kill()
+    script.kill()
+    assert run.finish()[:2] == ["failed", "finished"]
 
 
 def test_a_killed_rank_costs_its_member_alone_a_step(run):

@@ -11,12 +11,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 from hop_reference import digest_of
 from hop_rules import broken_by_visits
 from tiny_networks import ENSEMBLES, MODULES
-from workbench import ProjectFolder, processes_on, ranks_of, wait_for
+from workbench import ProjectFolder, driver_of, processes_on, ranks_of, wait_for
 
 from hetctl.model.hops import DONE
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
@@ -250,7 +249,7 @@ def test_faults_lose_no_visit_and_repeat_none(slow, slurm_cluster):
         slurm_cluster.boot_node("n4")
     unfinished = member_folder(slow.home.checkpoints, RUN, "m0") / f"{OLDEST}.tmp"
     unfinished.write_bytes(b"of a rank that was killed")
-    os.kill(driver_of(slow), signal.SIGKILL)
+    driver_of(slow.home.run(RUN).path).kill()
     wait_for(slow.is_over, 180)
     assert not unfinished.exists()
     events = events_of(slow)
@@ -316,14 +315,3 @@ def rank_at_work(project):
     started = [event for event in project.driver_events(RUN) if event.kind == "task_started"][-1]
     (place,) = started.data["placement"]
     return ranks_of(project.home.run(RUN).path, place["node"])[0]
-
-
-def driver_of(project):
-    """Return the process of the driver, which is no child of this one."""
-    folder = str(project.home.run(RUN).path)
-    (found,) = [
-        process.pid
-        for process in psutil.process_iter(["cmdline"])
-        if "hetctl.runtime.driver" in (process.info["cmdline"] or ()) and folder in process.info["cmdline"]
-    ]
-    return found

@@ -10,13 +10,17 @@ from dataclasses import replace
 import pytest
 from workbench import wait_for
 
+from hetctl.model.job import Job, JobState
+from hetctl.model.plan import Plan
 from hetctl.model.site import LEASE_SHARE
 from hetctl.storage import lease as leases
 from hetctl.storage.lease import GaveWayError, Lease, LeaseLostError, release_ended
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.processes import Process
+from hetctl.storage.run_files import CatalogRecord, write_record
 
 LEASE_S = 100.0
+PLAN = Plan("fluid", "makespan", 2, 2, 1.0, 1.0, 1.0, ())
 
 
 class Clock:
@@ -172,6 +176,64 @@ def test_a_driver_killed_here_is_known_to_be_dead(draw, clock):
     with_process(take(draw(0, alone=True), clock), -1)._hold()
     take(draw(1), clock)
     assert clock.now < LEASE_S / 10
+
+
+def call(folder, state, batch_id="100", failed_nodes=()):
+    """Record what the batch system said of the first job."""
+    job = Job(0, "r-0", batch_id, state, 2, 3600, 0.0, failed_nodes=failed_nodes)
+    write_record(folder, CatalogRecord("i", 0.0, "running", "", PLAN, (job,)))
+
+
+@pytest.mark.parametrize(
+    "state", [JobState.CANCELLED, JobState.TIMEOUT, JobState.FAILED, JobState.OUT_OF_MEMORY]
+)
+def test_a_job_that_was_killed_as_a_whole_is_replaced_soon(draw, clock, folder, state):
+    take(draw(0), clock)
+    call(folder, state)
+    take(draw(1), clock)
+    assert clock.now < LEASE_S / 5
+
+
+@pytest.mark.parametrize(
+    ("state", "known"),
+    [
+        (JobState.RUNNING, {}),
+        (JobState.UNKNOWN, {}),
+        (JobState.VANISHED, {}),
+        (JobState.NODE_FAILED, {}),
+        (JobState.CANCELLED, {"failed_nodes": ("n1",)}),
+        (JobState.CANCELLED, {"batch_id": "99"}),
+    ],
+)
+def test_a_job_that_may_have_left_processes_is_waited_for(draw, clock, folder, state, known):
+    take(draw(0), clock)
+    call(folder, state, **known)
+    take(draw(1), clock)
+    assert clock.now > LEASE_S
+
+
+def test_a_living_driver_whose_job_is_called_over_is_waited_for(draw, clock, folder):
+    holder, steps = take(draw(0), clock), iter(range(20))
+    call(folder, JobState.CANCELLED)
+
+    def touch():
+        time.sleep(0.005)  # by the clock of the file system
+        clock.sleep(LEASE_S / 10)
+        holder.renew()
+        return "the job ended" if next(steps, None) is None else ""
+
+    with pytest.raises(GaveWayError, match="the job ended"):
+        take(draw(1), clock, touch)
+    holder.mark.check()
+
+
+def test_a_replaced_driver_ends_when_it_wakes_soon_after(draw, clock, folder):
+    woken = take(draw(0), clock)
+    call(folder, JobState.CANCELLED)
+    take(draw(1), clock)
+    assert clock.now < LEASE_SHARE * LEASE_S
+    with pytest.raises(LostError, match="job 1"):
+        woken.check()
 
 
 @pytest.mark.parametrize("is_dead", [True, False])

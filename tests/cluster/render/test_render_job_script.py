@@ -168,6 +168,12 @@ def test_bash_reads_nasty_values_as_they_are(tmp_path: Path) -> None:
     assert sorted(p.name for p in result.iterdir()) == ["advance", "advance-ignores", "driver", "nasty"]
 
 
+def test_a_job_queued_behind_another_asks_whether_that_is_over(tmp_path: Path) -> None:
+    asked = "for _ in {1..300}; do [ ! -e advance ] || break; sleep 0.1; done; mv advance asked"
+    records = run_script(tmp_path, job(SITES["local"], after="digits-1-1"), asked)
+    assert (records / "asked").read_text().split() == ["--", "digits-1"]
+
+
 def test_variables_of_communication_libraries_are_not_exported(tmp_path: Path) -> None:
     values = {"NCCL_DEBUG": "WARN", "FI_CXI_RDZV_PROTO": "alt_read", "NOTE": "site"}
     site = dataclasses.replace(SITES["local"], environment=values)
