@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+from one_driver import problems
 
 from hetctl.cluster.batch.slots import FOLDER_VARIABLE
 from hetctl.model.errors import BadInputError
@@ -30,6 +31,7 @@ from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import Home
 from hetctl.storage.profile_request import read_measurements
 from hetctl.storage.progress_fold import events_in
+from hetctl.storage.run_files import read_spec
 
 if TYPE_CHECKING:
     from hetctl.app.project import Waits
@@ -130,7 +132,7 @@ class ProjectFolder:
         stdout, stderr = process.communicate(timeout=self.timeout_s)
         assert "Traceback" not in stdout + stderr, stdout + stderr
         if "--wait" in arguments:
-            self.check_job_logs()
+            self.check_runs()
         return Result(process.returncode, stdout, stderr)
 
     def here(self, *arguments: str, **environment: str) -> Result:
@@ -162,14 +164,21 @@ class ProjectFolder:
             assert self.here("advance").code in (0, 6)
         assert state in ("queued", "in-doubt", "running", "between-jobs", "finished"), status["reason"]
         if state == "finished":
-            self.check_job_logs()
+            self.check_runs()
         return state == "finished"
 
-    def check_job_logs(self) -> None:
-        """Nothing of hetctl may have broken down in a job; what users' functions do is in their own logs."""
+    def check_runs(self) -> None:
+        """Nothing of hetctl may have broken down in a job, and one driver at any time trained each run.
+
+        What users' functions do is in their own logs.
+        """
         for log in self.home.runs.glob("*/job-*.log"):
             text = log.read_text(errors="replace")
             assert "Traceback" not in text, f"{log}: {text[-4000:]}"
+        for run in self.home.every_run():
+            # A trial that goes on with the state of another has its epochs, too.
+            if read_spec(run).ensemble.search is None:
+                assert problems(events_in(run)) == [], run
 
     def tree(self) -> dict[str, bytes | None]:
         """Every file with its content; the lock comes and goes with every command."""

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hop_reference import digest_of
 from hop_rules import broken_by_visits
+from one_driver import problems
 from tiny_networks import ENSEMBLES, MODULES
 from workbench import ProjectFolder, driver_of, processes_on, ranks_of, wait_for
 
@@ -148,6 +149,7 @@ def assert_complete(project, epochs=EPOCHS):
     members = {f"m{number}": epochs for number in range(len(CONFIGS))}
     visits = VisitLog(project.home.run(RUN), members).refresh().visits
     assert broken_by_visits(visits, 4, members) == []
+    assert problems(events_of(project), epochs=members) == []
     assert sum(visit.state == DONE for visit in visits) == len(CONFIGS) * epochs * 2 * 4
 
 

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from one_driver import problems
 from piped_run import LAYERS, FollowedRun, differences, newest
 from tiny_networks import ENSEMBLES
 from workbench import ProjectFolder, ranks_of, wait_for
@@ -77,6 +78,7 @@ def test_a_pipeline_loses_a_stage_and_a_node_but_no_wave(project, slurm_cluster,
         wait_for(lambda: project.here("status", "--json").json["state"] == "finished", 180)
     finally:
         slurm_cluster.boot_node("n2")
+    assert problems(events_in(folder), epochs={"m": 3}) == []
     steps = [e for e in events_in(folder) if e.kind == "task_started"]
     assert [event.data["gpus"] for event in steps] == [4, 4, 2]
     monkeypatch.syspath_prepend(str(project.path))

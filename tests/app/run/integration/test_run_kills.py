@@ -69,6 +69,7 @@ def supervisors(project):
 
 def restore(project, kept):
     end_jobs(project)
+    project.check_runs()
     shutil.rmtree(project.home.path)
     shutil.copytree(kept, project.home.path)
 
@@ -85,6 +86,7 @@ def test_a_submit_killed_at_any_line_leaves_one_job(project, tmp_path):
         (job,) = jobs(project)
         assert job.batch_id
         wait_for(lambda: len(supervisors(project)) == 1)
+        project.check_runs()
     assert reached >= KILLS - 2
 
 
@@ -102,4 +104,5 @@ def test_an_advance_killed_at_any_line_submits_one_job(project, tmp_path):
         assert [job.number for job in jobs(project)] == [0, 1]
         assert jobs(project)[1].batch_id
         wait_for(lambda: len(supervisors(project)) == 1)
+        project.check_runs()
     assert reached >= KILLS - 2

@@ -47,6 +47,7 @@ def start(tmp_path):
     for project in projects:
         project.here("cancel")
         wait_for(lambda project=project: not alive(str(project.path)))
+        project.check_runs()
 
 
 def held(tmp_path, epochs):
