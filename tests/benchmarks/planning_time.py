@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from replays.rival_planners import PLANNERS, planner_named
+
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import Options, Request
 
 SIZES = ((10, 16), (100, 160), (1000, 1600), (1000, 10_000), (10_000, 100_000))

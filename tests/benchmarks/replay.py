@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import statistics
+import sys
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
+from pathlib import Path
 
 import capes
 import fleet
 from tables import Row, Table
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from replays.rival_planners import planner_named
+
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
-from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate

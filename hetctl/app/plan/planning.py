@@ -271,7 +271,7 @@ def refuse_lockstep(planner: Planner, scenario: Scenario) -> None:
     if scenario.lockstep and not planner.shares:
         raise BadInputError(
             f"planner {planner.name} forms no flotillas, which lockstep needs",
-            "choose --planner flotilla, flotilla-local or homogeneous, or --sharing cached",
+            "choose --planner flotilla or flotilla-local, or --sharing cached",
         )
 
 

@@ -12,18 +12,15 @@ from hetctl.scheduling.planners.fixed import fixed
 from hetctl.scheduling.planners.flotilla import FLOTILLA, FLOTILLA_LOCAL
 from hetctl.scheduling.planners.fluid import FLUID
 from hetctl.scheduling.planners.heterogeneous import by_type
-from hetctl.scheduling.planners.independent import HOMOGENEOUS, INDEPENDENT
-from hetctl.scheduling.planners.optimus import OPTIMUS
+from hetctl.scheduling.planners.independent import INDEPENDENT
 from hetctl.scheduling.planners.static import STATIC
 
 PLANNERS: dict[str, Planner] = {
     planner.name: by_type(planner)
     for planner in (
         INDEPENDENT,
-        HOMOGENEOUS,
         FLOTILLA,
         FLOTILLA_LOCAL,
-        OPTIMUS,
         DOUBLING,
         EXPLORATORY,
         FLUID,

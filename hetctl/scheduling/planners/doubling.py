@@ -22,8 +22,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.model.site import Node
+from hetctl.scheduling.planners.base import Decision, Planner, Request
 from hetctl.scheduling.planners.capacity import NodeCapacity
-from hetctl.scheduling.planners.elastic import ResizeCandidate, allot, by_gain
+from hetctl.scheduling.planners.elastic import (
+    ResizeCandidate,
+    allot,
+    candidates_of,
+    explain,
+    give,
+    movable_nodes,
+)
 
 MOST_COMPARED = 8
 """Number of members considered among those that would gain, or lose, equally many GPUs."""
@@ -34,14 +42,9 @@ Change = tuple[int, float]
 """Change of a member's GPUs, and the seconds that it saves; both negative if it gets fewer."""
 
 
-def twice(gpus: int) -> int:
-    """Return the next power of two."""
-    return 2 * gpus
-
-
 def double(candidates: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
     """Return GPUs by member (section 4.2): powers of two times their least, except those of fixed members."""
-    counts = allot(candidates, nodes, twice)
+    counts = allot(candidates, nodes)
     left = sum(len(node.gpus) for node in nodes) - sum(counts.values())
     better = exchange(candidates, counts, left)
     # The exchange counts GPUs only; on nodes its result may not fit, unlike that of `allot`.
@@ -148,4 +151,14 @@ def _undominated(plans: list[_Changes]) -> list[_Changes]:
     return good
 
 
-DOUBLING = by_gain("doubling", twice, double)
+def decide(request: Request) -> Decision:
+    """Give all members that are not fixed the GPUs that `double` chooses."""
+    return give(request, double(candidates_of(request), movable_nodes(request)))
+
+
+def reasons(request: Request, decision: Decision) -> dict[str, str]:
+    """Return the gain of twice as many GPUs, and the members that wait."""
+    return explain(request, decision, candidates_of(request))
+
+
+DOUBLING = Planner("doubling", "elastic", decide, reasons=reasons)

@@ -1,20 +1,17 @@
-"""Resizing by gain: repeated increases for the member that gains most, and their placement on nodes."""
+"""Resizing by gain: the member that gains most is doubled, repeatedly; and the placement on nodes."""
 
 from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Planner, Request, allocations_after, gpu_count
+from hetctl.scheduling.planners.base import Decision, Request, allocations_after, gpu_count
 from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.placement import place_members
-
-NextSize = Callable[[int], int]
-"""Function from a number of GPUs to the next larger one to try."""
 
 
 @dataclass(frozen=True)
@@ -55,10 +52,6 @@ class ResizeCandidate:
         return (self.seconds(before) - self.seconds(after)) / (after - before)
 
 
-Choose = Callable[[Sequence[ResizeCandidate], Sequence[Node]], dict[str, int]]
-"""Function from members, and nodes with the available GPUs, to GPUs by member."""
-
-
 def candidates_of(request: Request) -> list[ResizeCandidate]:
     """Return all members: first those in training, then the waiting ones by arrival."""
     held = [
@@ -79,28 +72,25 @@ def movable_nodes(request: Request) -> list[Node]:
     return [Node(name, tuple(here)) for name, here in gpus.items()]
 
 
-def allot(
-    candidates: Sequence[ResizeCandidate], nodes: Sequence[Node], next_size: NextSize
-) -> dict[str, int]:
-    """Return GPUs by member: the least for each while GPUs are left, then increases for the largest gain.
+def allot(candidates: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
+    """Return GPUs by member: the least for each while GPUs are left, then the doublings of the largest gain.
 
     Members in training first grow to the number that they should keep: none is made smaller for the
     gain of others, but only so that all get their least number. No member overtakes one whose least number
-    is not free. A member stays as it is if its next increase gains nothing, or if the GPUs for it are not
+    is not free. A member stays as it is if twice as many gain nothing, or if the GPUs for that are not
     free on as few nodes as the member then needs. Fixed members are left out.
     """
     capacity = NodeCapacity(nodes)
     growing = _beginning(candidates, capacity)
     counts = {candidate.name: candidate.least for candidate in growing}
-    kept = {candidate.name: _kept(candidate, next_size) for candidate in growing}
+    kept = {candidate.name: _kept(candidate) for candidate in growing}
     _grow(
         [candidate for candidate in growing if kept[candidate.name] > candidate.least],
         counts,
         capacity,
-        next_size,
         kept,
     )
-    _grow(growing, counts, capacity, next_size, {})
+    _grow(growing, counts, capacity, {})
     return counts
 
 
@@ -118,10 +108,10 @@ def _beginning(candidates: Sequence[ResizeCandidate], capacity: NodeCapacity) ->
     return growing
 
 
-def _kept(candidate: ResizeCandidate, next_size: NextSize) -> int:
+def _kept(candidate: ResizeCandidate) -> int:
     """Return the best number of GPUs up to the present one, the time of a restart included."""
     best = gpus = candidate.least
-    while (gpus := next_size(gpus)) <= candidate.holds and gpus in candidate.rates:
+    while (gpus := 2 * gpus) <= candidate.holds and gpus in candidate.rates:
         if candidate.seconds(gpus) <= candidate.seconds(best):
             best = gpus
     return best
@@ -131,15 +121,14 @@ def _grow(
     candidates: Sequence[ResizeCandidate],
     counts: dict[str, int],
     capacity: NodeCapacity,
-    next_size: NextSize,
     kept: Mapping[str, int],
 ) -> None:
-    """Take the increase of the largest gain repeatedly: up to `kept` in any case, beyond it if it gains."""
+    """Take the doubling of the largest gain repeatedly: up to `kept` in any case, beyond it if it gains."""
 
     def following(order: int) -> list[tuple[float, int, int]]:
         candidate = candidates[order]
         before = counts[candidate.name]
-        after = next_size(before)
+        after = 2 * before
         if after not in candidate.rates or after > kept.get(candidate.name, after):
             return []
         gain = candidate.gain(before, after)
@@ -158,8 +147,8 @@ def _grow(
                 heapq.heappush(increases, entry)
 
 
-def give(request: Request, counts: Mapping[str, int], next_size: NextSize) -> Decision:
-    """Place members; one that does not fit goes back by as many increases as needed."""
+def give(request: Request, counts: Mapping[str, int]) -> Decision:
+    """Place members; one that does not fit is halved as often as needed."""
     workloads = [*request.workloads, *(held.workload for held in request.held)]
     least = {workload.name: workload.min_gpus for workload in workloads}
     holds = {held.workload.name: held.allocation.gpus for held in request.held}
@@ -167,7 +156,7 @@ def give(request: Request, counts: Mapping[str, int], next_size: NextSize) -> De
         decision, given = place_members(request, counts)
         # A member for which nothing is left waits: it is not among those given.
         short = {
-            name: _reached(gpus, next_size, least[name])
+            name: least[name] * _power_of_two(gpus // least[name])
             for name, gpus in given.items()
             if gpus < counts.get(name, gpus)
         }
@@ -177,33 +166,16 @@ def give(request: Request, counts: Mapping[str, int], next_size: NextSize) -> De
         counts = {**counts, **short}
 
 
-def _reached(gpus: int, next_size: NextSize, least: int) -> int:
-    """Return the largest number up to `gpus` that increases from `least` reach."""
-    reached = least
-    while next_size(reached) <= gpus:
-        reached = next_size(reached)
-    return reached
+def _power_of_two(most: int) -> int:
+    """Return the largest power of two up to a number, at least 1."""
+    return 1 << max(most.bit_length() - 1, 0)
 
 
-def by_gain(name: str, next_size: NextSize, choose: Choose) -> Planner:
-    """Return the elastic planner that uses `choose`, with increases from the least number of GPUs."""
-
-    def decide(request: Request) -> Decision:
-        return give(request, choose(candidates_of(request), movable_nodes(request)), next_size)
-
-    def reasons(request: Request, decision: Decision) -> dict[str, str]:
-        return explain(request, decision, candidates_of(request), next_size)
-
-    return Planner(name, "elastic", decide, reasons=reasons)
-
-
-def explain(
-    request: Request, decision: Decision, candidates: Sequence[ResizeCandidate], next_size: NextSize
-) -> dict[str, str]:
-    """Return for each member with GPUs the gain of its next increase, and the members that wait."""
+def explain(request: Request, decision: Decision, candidates: Sequence[ResizeCandidate]) -> dict[str, str]:
+    """Return for each member with GPUs the gain of as many more, and the members that wait."""
     given = gpus_after(request, decision)
     words = {
-        candidate.name: _holds(candidate, given[candidate.name], next_size)
+        candidate.name: _holds(candidate, given[candidate.name])
         for candidate in candidates
         if candidate.name in given
     }
@@ -219,13 +191,13 @@ def gpus_after(request: Request, decision: Decision) -> dict[str, int]:
     return {name: given.gpus for name, given in allocations_after(request, decision).items()}
 
 
-def _holds(candidate: ResizeCandidate, gpus: int, next_size: NextSize) -> str:
-    count = gpu_count(gpus)
+def _holds(candidate: ResizeCandidate, gpus: int) -> str:
+    count, more = gpu_count(gpus), 2 * gpus
     if candidate.fixed:
         return f"{count}: it can be neither stopped nor moved"
-    if next_size(gpus) not in candidate.rates:
-        return f"{count}: no rate on {next_size(gpus)} is known"
-    gain_s = candidate.gain(gpus, next_size(gpus))
+    if more not in candidate.rates:
+        return f"{count}: no rate on {more} is known"
+    gain_s = candidate.gain(gpus, more)
     if gain_s <= 0:
-        return f"{count}: {next_size(gpus)} would save no time"
-    return f"{count}: {next_size(gpus)} would save {gain_s:.3g} s for each GPU more"
+        return f"{count}: {more} would save no time"
+    return f"{count}: {more} would save {gain_s:.3g} s for each GPU more"

@@ -22,7 +22,7 @@ from hetctl.model.workload import Workload
 from hetctl.perf.rate_extrapolation import rate_curve
 from hetctl.scheduling.planners.base import Decision, Held, Planner, Request, allocations_after, gpu_count
 from hetctl.scheduling.planners.capacity import NodeCapacity
-from hetctl.scheduling.planners.doubling import double, twice
+from hetctl.scheduling.planners.doubling import double
 from hetctl.scheduling.planners.elastic import (
     ResizeCandidate,
     candidates_of,
@@ -103,7 +103,7 @@ def _together(request: Request, known: Known) -> Exploration:
         for candidate in candidates_of(request)
     ]
     counts = double(candidates, movable_nodes(request))
-    return Exploration(give(request, counts, twice), tuple(stages), {})
+    return Exploration(give(request, counts), tuple(stages), {})
 
 
 def _stages(request: Request, known: Known) -> dict[str, int]:
@@ -145,7 +145,7 @@ def _apart(request: Request, known: Known) -> Exploration:
         [*new.values(), *(candidate for candidate in candidates if candidate.name not in new)],
         movable_nodes(rest),
     )
-    decision = give(rest, counts, twice)
+    decision = give(rest, counts)
     others = [allocation for allocation in decision.start if allocation.member not in new]
     for name, allocation in allocations_after(rest, decision).items():
         if name in new:
@@ -204,9 +204,7 @@ def reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Return which members explore, and for the others the known gain."""
     request = _with_unsure(request)
     known = _known(request)
-    words = explain(
-        request, decision, [known.candidate(candidate) for candidate in candidates_of(request)], twice
-    )
+    words = explain(request, decision, [known.candidate(candidate) for candidate in candidates_of(request)])
     given = gpus_after(request, decision)
     kept = decision.planner_state["kept"]
     explorers = _stages(request, known) if _shared(request) else kept

@@ -1,11 +1,6 @@
-"""Random members, one GPU each: FLEET's Baseline (section 6.1) and homogeneous ensembles.
+"""Random members, one GPU each: FLEET's Baseline (section 6.1), where each free GPU gets a remaining member.
 
 A member that trains on no fewer than k GPUs gets k, and no other overtakes it meanwhile.
-
-`INDEPENDENT` is the Baseline: each free GPU gets a random remaining member. `HOMOGENEOUS` is the training of
-homogeneous ensembles (Pittman et al.) as in FLEET's comparison: a random set of members trains with shared
-data, and the next set begins when all of it are done. Sets follow one another in the order in which
-`INDEPENDENT` draws members.
 """
 
 from __future__ import annotations
@@ -16,7 +11,7 @@ from itertools import islice
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, gpu_count
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.planners.fixed import in_turn
 
 
@@ -48,16 +43,4 @@ def _draw(seed: int, name: str) -> bytes:
     return hashlib.sha256(f"{seed}:{name}".encode()).digest()
 
 
-def _reasons(request: Request, decision: Decision) -> dict[str, str]:
-    """Return the members of the set, and the number of sets before each waiting one."""
-    size = len(decision.start)
-    words = {a.member: f"{gpu_count(a.gpus)}: drawn into this set of {size}" for a in decision.start}
-    waiting = (workload.name for workload in request.workloads if workload.name not in words)
-    return words | {
-        name: f"waits for this set and {place // max(size, 1)} more: {place} drawn before it"
-        for place, name in enumerate(waiting)
-    }
-
-
 INDEPENDENT = Planner("independent", "local", decide, order=drawn)
-HOMOGENEOUS = Planner("homogeneous", "global", decide, shares=True, order=drawn, reasons=_reasons, alpha=0.0)

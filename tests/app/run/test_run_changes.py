@@ -102,8 +102,8 @@ EDITS = "undo the edits, or start another run with `hetctl submit --new`"
     ("now", "words", "hint"),
     [
         (
-            replace(SPEC, planner="optimus"),
-            "run e-001 has planner fluid, and --planner optimus was given: a run keeps its planner,",
+            replace(SPEC, planner="doubling"),
+            "run e-001 has planner fluid, and --planner doubling was given: a run keeps its planner,",
             OPTIONS,
         ),
         (
@@ -159,7 +159,7 @@ def test_what_a_run_keeps_is_refused_by_name(now, words, hint):
 
 
 def test_everything_is_refused_at_once():
-    error = said(replace(of_members(b={"seed": 1}, c={"batch_size": 1}), planner="optimus"))
+    error = said(replace(of_members(b={"seed": 1}, c={"batch_size": 1}), planner="doubling"))
     assert [line.partition(" ")[0] for line in error.message.splitlines()] == ["run", "seed", "batch_size"]
     assert error.hint.startswith("leave the options out and undo the edits, or")
 

@@ -283,7 +283,7 @@ def test_limits_of_epochs_may_be_raised(project):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--planner", "optimus"], "run trio-001 has planner fluid, and --planner optimus was given"),
+        (["--planner", "doubling"], "run trio-001 has planner fluid, and --planner doubling was given"),
         (["--planner", "auto"], "run trio-001 has planner fluid, and --planner auto was given"),
         (["--objective", "mean-jct"], "run trio-001 has objective makespan, and --objective mean-jct was"),
         (["--mode", "auto"], "run trio-001 has mode data-parallel, and --mode auto was given"),
@@ -323,7 +323,7 @@ def test_edits_of_members_are_refused(project, old, new, said):
 def test_edits_of_kept_site_keys_are_refused_beside_all_others(project):
     edit_site(project, "gpus_per_node: 2", "gpus_per_node: 4")
     edit(project, "ensemble.yaml", "name: b, config: {}", "name: b, config: {lr: 0.1}")
-    lines = refused(project, 2, "--planner", "optimus")["message"].splitlines()
+    lines = refused(project, 2, "--planner", "doubling")["message"].splitlines()
     assert [line.split(" differs")[0].split(",")[0] for line in lines] == [
         "run trio-001 has planner fluid",
         "gpus_per_node",

@@ -15,9 +15,8 @@ from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
 from hetctl.scheduling.planners.packing import pack
 
-elastic = pytest.mark.parametrize(
-    "planner", [planner_named(name) for name in ("doubling", "optimus", "doubling-exploratory")]
-)
+DOUBLING = planner_named("doubling")
+elastic = pytest.mark.parametrize("planner", [DOUBLING, planner_named("doubling-exploratory")])
 curves = st.lists(st.floats(1.0, 500.0), min_size=1, max_size=16).map(
     lambda values: dict(enumerate(values, start=1))
 )
@@ -114,11 +113,10 @@ def test_started_members_get_other_gpus_and_fixed_ones_are_kept(planner: Planner
     assert not fixed & {*decision.stop, *(allocation.member for allocation in decision.start)}
 
 
-@pytest.mark.parametrize("planner", [planner_named("doubling"), planner_named("optimus")])
 @some
 @given(requests())
-def test_no_member_waits_while_another_holds_more_than_one_gpu(planner: Planner, request_: Request) -> None:
-    everybody = after(request_, planner.decide(request_))
+def test_no_member_waits_while_another_holds_more_than_one_gpu(request_: Request) -> None:
+    everybody = after(request_, DOUBLING.decide(request_))
     waits = len(request_.workloads) + len(request_.held) - len(everybody)
     larger = [a for h in request_.held if not h.fixed and (a := everybody[h.workload.name]).gpus > 1]
     assert not waits or not larger
@@ -149,8 +147,7 @@ def test_an_immediate_second_call_changes_nothing(planner: Planner, request_: Re
     assert planner.decide(again).start == ()
 
 
-@pytest.mark.parametrize("name", ["doubling", "optimus"])
-def test_a_member_that_finds_no_node_to_grow_on_keeps_its_gpu(name: str) -> None:
+def test_a_member_that_finds_no_node_to_grow_on_keeps_its_gpu() -> None:
     cluster = Cluster.of(4, 2)
     wide = Workload("m", {1: 1.0, 2: 2.0}, 1000.0)
     fixed = Workload("fixed", {1: 1.0}, 1000.0)
@@ -166,12 +163,11 @@ def test_a_member_that_finds_no_node_to_grow_on_keeps_its_gpu(name: str) -> None
     )
     free = (replace(cluster.nodes[1], gpus=(1,)),)
     request = Request((), free, cluster.gpus, 0, Options(), held, cluster.nodes, 0.0)
-    decision = planner_named(name).decide(request)
+    decision = DOUBLING.decide(request)
     assert (decision.start, decision.stop) == ((), ())
 
 
-@pytest.mark.parametrize("name", ["doubling", "optimus"])
-def test_no_member_overtakes_one_that_needs_more_gpus(name: str) -> None:
+def test_no_member_overtakes_one_that_needs_more_gpus() -> None:
     """Four members on 4 GPUs: when one ends, the wide one waits, and the narrow one behind it, too."""
     cluster = Cluster.of(4, 4)
     linear = {gpus: 10.0 * gpus for gpus in range(1, 5)}
@@ -189,7 +185,6 @@ def test_no_member_overtakes_one_that_needs_more_gpus(name: str) -> None:
             (wide, narrow), (replace(cluster.nodes[0], gpus=free),), 4, 0, Options(), held, cluster.nodes
         )
 
-    planner = planner_named(name)
-    assert {a.member for a in planner.decide(asked(training)).start} <= {"h0", "h1", "h2"}
-    fewer = planner.decide(asked(training[:2]))
+    assert {a.member for a in DOUBLING.decide(asked(training)).start} <= {"h0", "h1", "h2"}
+    fewer = DOUBLING.decide(asked(training[:2]))
     assert {a.member: a.gpus for a in fewer.start}["wide"] == 2

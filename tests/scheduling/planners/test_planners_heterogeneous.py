@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from replays.rival_planners import HOMOGENEOUS
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import Cluster, Node
@@ -181,7 +182,7 @@ def test_whole_runs_on_two_types_respect_the_bound(name: str, mix_types: bool) -
 def test_a_lockstep_round_runs_at_the_rate_of_its_slowest_type() -> None:
     members = [member(f"m{i}") for i in range(8)]
     scenario = Scenario(CLUSTER, lockstep=True)
-    result = simulate(planner_named("homogeneous"), [Arrival(m) for m in members], scenario, Options())
+    result = simulate(HOMOGENEOUS, [Arrival(m) for m in members], scenario, Options())
     types = {node.name: node.gpu_type for node in CLUSTER.nodes}
     assert {types[i.allocation.placement[0].node] for i in result.intervals} == {"v100", "p100"}
     assert {i.round_index for i in result.intervals} == {0}

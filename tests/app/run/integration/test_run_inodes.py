@@ -91,7 +91,7 @@ def test_an_elastic_run_of_several_jobs_has_few_files(start):
 def test_a_run_of_many_rounds_has_no_more_files_than_one_of_few(start):
     many, few = (start(name, range(1, len(MEMBERS) + 1), 0.4) for name in ("many", "few"))
     rounds_of_many = len(finish(many, "--planner", "independent")["rounds"])
-    rounds_of_few = len(finish(few, "--planner", "homogeneous")["rounds"])
+    rounds_of_few = len(finish(few, "--planner", "flotilla", "--alpha", "0")["rounds"])
     assert rounds_of_many > rounds_of_few
     a, b = counted(many), counted(few)
     a.pop("run"), b.pop("run")

@@ -151,12 +151,12 @@ def test_a_job_continues_without_a_failed_node(both: Both) -> None:
 
 
 def test_a_failed_node_without_a_task_is_noticed_at_once(both: Both) -> None:
-    """d is on node-0 until 22 s, and a elsewhere until 42 s; then c and b go to node-1, one by one."""
+    """b is on node-1 until 12 s, and a elsewhere until 42 s; then c and d go to node-0, one by one."""
     profiles = [profile(name, epochs, 10.0) for name, epochs in (("a", 4), ("b", 1), ("c", 2), ("d", 2))]
-    driven, simulated = both("homogeneous", profiles, Cluster.of(2, 1), failed_at_s={"node-0": 30.0})
+    driven, simulated = both("flotilla", profiles, Cluster.of(2, 1), alpha=0.0, failed_at_s={"node-1": 30.0})
     assert_same(driven, simulated)
-    assert members_of(simulated) == ["da", "c", "b"]
-    assert simulated[1] == (42.0, {"c": on("node-1")})
+    assert members_of(simulated) == ["ab", "c", "d"]
+    assert simulated[1] == (42.0, {"c": on("node-0")})
 
 
 def test_near_the_deadline_a_member_without_room_cedes_its_gpus(both: Both) -> None:
