@@ -21,7 +21,7 @@ from workbench import ProjectFolder
 
 MOST_VISITS = 3
 TRACED = (
-    *("/hetctl/app/run/submission.py", "/hetctl/app/run/lifecycle.py", "/hetctl/app/run/collect.py"),
+    *("/hetctl/app/run/submission.py", "/hetctl/app/run/lifecycle.py", "/hetctl/app/run/job_states.py"),
     *("/hetctl/app/run/spec.py", "/hetctl/app/run/next_state.py", "/hetctl/app/profile/jobs.py"),
     *("/hetctl/app/project.py", "/hetctl/catalog/catalog.py", "/hetctl/catalog/lock.py"),
     *("/hetctl/storage/paths.py", "/hetctl/storage/profile_request.py"),

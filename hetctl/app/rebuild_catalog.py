@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from hetctl.app.profile.folder import ingest, measurements_in
 from hetctl.app.project import Project
-from hetctl.app.run.collect import collect, ended_by_files, job_events
+from hetctl.app.run.job_states import ended_by_files, job_events
 from hetctl.app.run.next_state import reason_to_end
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.database import (
@@ -119,19 +119,17 @@ def rebuild_catalog(project: Project) -> RebuiltCatalog:
 
 
 def _restore_runs(catalog: Catalog, home: Home) -> None:
-    """Store all runs that have been submitted, with their events."""
+    """Store all runs that have been submitted."""
     found = [(folder, spec) for folder in home.every_run() if (spec := _spec_of(folder))]
     records = {folder.name: read_record(folder) for folder, _ in found}
     known = [record for record in records.values() if record]
     if known:
         catalog.restore_identity(max(known, key=lambda record: record.created_at).identity)
     every = [
-        (records[folder.name] or record_by_files(catalog, home, folder, spec), folder, spec)
-        for folder, spec in found
+        (records[folder.name] or record_by_files(catalog, home, folder, spec), spec) for folder, spec in found
     ]
-    for record, folder, spec in sorted(every, key=lambda one: one[0].created_at):
+    for record, spec in sorted(every, key=lambda one: one[0].created_at):
         catalog.restore_run(spec, record)
-        collect(catalog, folder)
 
 
 def _spec_of(folder: RunFolder) -> RunSpec | None:

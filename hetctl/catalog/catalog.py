@@ -2,38 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from sqlalchemy import (
-    ColumnElement,
     Connection,
     Engine,
     Executable,
     Table,
-    and_,
     delete,
     func,
     insert,
-    not_,
-    or_,
     select,
-    text,
     update,
 )
 from sqlalchemy.dialects import sqlite
 
 from hetctl.catalog.database import back_up, is_backup_due, open_database, open_to_read, translate_db_errors
 from hetctl.catalog.schema import (
-    COLLECTED_FILES,
     ENSEMBLES,
-    EPOCHS,
-    EVENTS,
     JOBS,
     LAYER_POINTS,
     LINK_POINTS,
@@ -46,7 +37,6 @@ from hetctl.catalog.schema import (
 )
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
-from hetctl.model.events import DRIVER, Event
 from hetctl.model.job import Job
 from hetctl.model.plan import Plan
 from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
@@ -54,14 +44,11 @@ from hetctl.model.run import RunSpec
 from hetctl.model.run_states import RunReason, run_after
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
-from hetctl.model.training_progress import EpochResult
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.run_files import CatalogRecord, write_record
 
 Row = dict[str, Any]
-Position = tuple[int, int]
-"""Bytes and lines of a file."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +84,7 @@ class Catalog:
 
     def __init__(self, path: Path, engine: Engine, *, is_protected: bool = False) -> None:
         self._path = path
-        self._home = Home(path.parent)
+        self.home = Home(path.parent)
         self._reader = engine
         self._is_protected = is_protected
         # A transaction that reads first fails at once, without the timeout, if another process has begun to
@@ -166,8 +153,8 @@ class Catalog:
             connection.execute(delete(JOBS).where(JOBS.c.run == spec.run))
             statement = sqlite.insert(RUNS)
             connection.execute(statement.on_conflict_do_update(index_elements=[RUNS.c.name], set_=row), [row])
-            _insert(connection, JOBS, [{"run": spec.run, **encode(job)} for job in record.jobs])
-            _write_record(connection, self._home.run(spec.run))
+            _insert(connection, _upsert(JOBS), [{"run": spec.run, **encode(job)} for job in record.jobs])
+            _write_record(connection, self.home.run(spec.run))
 
     def save_ensemble(self, ensemble: Ensemble) -> None:
         """Store an ensemble, replacing one of the same name."""
@@ -203,7 +190,7 @@ class Catalog:
         """
         with self._write() as connection:
             rows = [{"ensemble": ensemble, "site": site, **_point_row(point)} for point in points]
-            _insert(connection, _newest(PROFILE_POINTS), rows)
+            _insert(connection, _upsert(PROFILE_POINTS), rows)
 
     def points(self, ensemble: str, site: str) -> list[ProfilePoint]:
         """Return all measurements, outdated ones included, sorted by member, GPUs and time."""
@@ -226,7 +213,7 @@ class Catalog:
         """Store measured layers; for each member, fingerprint and GPU type, only the newest are kept."""
         with self._write() as connection:
             rows = [{"ensemble": ensemble, "site": site, **_point_row(point)} for point in points]
-            _insert(connection, _newest(LAYER_POINTS), rows)
+            _insert(connection, _upsert(LAYER_POINTS), rows)
 
     def layers(self, ensemble: str, site: str) -> list[LayerPoint]:
         """Return all measured layers, outdated ones included, sorted by member, GPU type and time."""
@@ -242,7 +229,7 @@ class Catalog:
         """Store measured links; of each kind only the newest are kept."""
         with self._write() as connection:
             rows = [{"site": site, **encode(point)} for point in points]
-            _insert(connection, _newest(LINK_POINTS), rows)
+            _insert(connection, _upsert(LINK_POINTS), rows)
 
     def links(self, site: str) -> list[LinkPoint]:
         """Return the measured links of a site."""
@@ -299,7 +286,7 @@ class Catalog:
             If a run of that name exists.
         """
         row = _run_row(spec, replace(plan, rounds=()), created_at, run_after(None, RunReason.BEGUN), "")
-        make_private_folder(self._home.run(spec.run).path)
+        make_private_folder(self.home.run(spec.run).path)
         with self._write() as connection:
             if _has_run(connection, spec.run):
                 raise BadInputError(
@@ -307,12 +294,12 @@ class Catalog:
                 )
             connection.execute(insert(RUNS), row)
             connection.execute(insert(JOBS), {"run": spec.run, **encode(job)})
-            _write_record(connection, self._home.run(spec.run))
+            _write_record(connection, self.home.run(spec.run))
 
     def remove_run(self, run: str) -> None:
         """Remove a run before any of its jobs has started."""
         with self._write() as connection:
-            self._home.run(run).record.unlink(missing_ok=True)
+            self.home.run(run).record.unlink(missing_ok=True)
             connection.execute(delete(JOBS).where(JOBS.c.run == run))
             connection.execute(delete(RUNS).where(RUNS.c.name == run))
 
@@ -360,52 +347,6 @@ class Catalog:
         rows = self._rows(select(JOBS).where(JOBS.c.run == run).order_by(JOBS.c.number))
         return [decode(Job, row) for row in rows]
 
-    def collected(self, run: str) -> dict[str, Position]:
-        """Return the bytes and lines of each event file of a run whose events are stored, by writer."""
-        rows = self._rows(select(COLLECTED_FILES).where(COLLECTED_FILES.c.run == run))
-        return {row["source"]: (row["bytes"], row["lines"]) for row in rows}
-
-    def ingest(
-        self, run: str, events: Iterable[Event], collected: Mapping[str, Position] = MappingProxyType({})
-    ) -> int:
-        """Store the events of a run; repeated events and any division into calls are allowed.
-
-        The tables depend only on the set of ingested events, not on time or order. If an epoch was trained
-        several times, the last counts, as in `hetctl.storage.progress_fold`; of its reports the earliest.
-
-        Parameters
-        ----------
-        collected : mapping of str to (int, int)
-            Bytes and lines of files, by writer, of which all events are stored then.
-
-        Returns
-        -------
-        int
-            Number of new events.
-
-        Raises
-        ------
-        BadInputError
-            If the run is not in the catalog, or the report of an epoch is corrupt.
-        """
-        key = {"run": run}
-        with self._write_run(run) as connection:
-            fresh = _unseen(connection, key, events)
-            _insert(connection, EVENTS, [{**key, **vars(event)} for event in fresh])
-            _insert(connection, _last_training(), [{**key, **row} for row in _epoch_rows(fresh)])
-            places = [{**key, "source": s, "bytes": b, "lines": n} for s, (b, n) in collected.items()]
-            _insert(connection, _upsert(COLLECTED_FILES), places)
-        return len(fresh)
-
-    def epochs(self, run: str) -> dict[str, tuple[EpochResult, ...]]:
-        """Return the finished epochs of every member with any, in order."""
-        table = EPOCHS.c
-        rows = self._rows(select(EPOCHS).where(table.run == run).order_by(table.member, table.epoch))
-        results: dict[str, tuple[EpochResult, ...]] = {}
-        for row in rows:
-            results[row["member"]] = (*results.get(row["member"], ()), decode(EpochResult, row))
-        return results
-
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         if not self._is_protected and is_backup_due(self._path):
@@ -419,7 +360,7 @@ class Catalog:
         """Change a run, and write it to its folder before the change is stored."""
         with self._write_run(run) as connection:
             yield connection
-            _write_record(connection, self._home.run(run))
+            _write_record(connection, self.home.run(run))
 
     @contextmanager
     def _write_run(self, run: str) -> Iterator[Connection]:
@@ -469,26 +410,21 @@ def _write_record(connection: Connection, folder: RunFolder) -> None:
         ) from error
 
 
-def _upsert(table: Table, replaces: Callable[[Any], ColumnElement[bool]] | None = None) -> sqlite.Insert:
-    """Insert rows, replacing those with the same primary key, or only those that the new row `replaces`."""
+def _upsert(table: Table) -> sqlite.Insert:
+    """Insert rows, replacing those with the same primary key; of measurements only older ones."""
     statement = sqlite.insert(table)
     new = statement.excluded
     return statement.on_conflict_do_update(
         index_elements=table.primary_key.columns,
         set_={column.name: new[column.name] for column in table.columns if not column.primary_key},
-        where=replaces(new) if replaces else None,
+        where=new.measured_at >= table.c.measured_at if "measured_at" in table.c else None,
     )
 
 
-def _newest(table: Table) -> sqlite.Insert:
-    """Insert measurements, replacing older ones with the same primary key."""
-    return _upsert(table, lambda new: new.measured_at >= table.c.measured_at)
-
-
-def _insert(connection: Connection, into: Table | sqlite.Insert, rows: Sequence[Row]) -> None:
+def _insert(connection: Connection, into: sqlite.Insert, rows: Sequence[Row]) -> None:
     """Insert all rows by one statement; SQLAlchemy would insert a row of defaults for none."""
     if rows:
-        connection.execute(insert(into) if isinstance(into, Table) else into, rows)
+        connection.execute(into, rows)
 
 
 def _point_row(point: ProfilePoint | LayerPoint) -> Row:
@@ -498,54 +434,3 @@ def _point_row(point: ProfilePoint | LayerPoint) -> Row:
 
 def _has_run(connection: Connection, run: str) -> bool:
     return connection.execute(select(RUNS.c.id).where(RUNS.c.name == run)).first() is not None
-
-
-def _unseen(connection: Connection, key: Row, events: Iterable[Event]) -> list[Event]:
-    by_identity = {(event.source, event.seq): event for event in events}
-    first: dict[str, int] = {}
-    for source, seq in by_identity:
-        first[source] = min(seq, first.get(source, seq))
-    # One query for all: one for each event would take seconds on a shared file system. Of each file only the
-    # lines from the first one on: a large run has millions of earlier ones.
-    seen = set(map(tuple, connection.execute(_STORED, {**key, "first": json.dumps(first)})))
-    return [event for identity, event in by_identity.items() if identity not in seen]
-
-
-_STORED = text(
-    "SELECT source, seq FROM json_each(:first) JOIN events ON run = :run AND source = key AND seq >= value"
-)
-
-
-def _epoch_rows(events: Iterable[Event]) -> list[Row]:
-    """Return one row per report of an epoch, repeated reports of an epoch included."""
-    return [
-        {
-            "member": event.source,
-            "round": event.round,
-            "reported_at": event.time,
-            "seq": event.seq,
-            **encode(_epoch_result(event)),
-        }
-        for event in events
-        if event.kind == "epoch" and event.source != DRIVER
-    ]
-
-
-def _epoch_result(event: Event) -> EpochResult:
-    try:
-        return decode(EpochResult, dict(event.data))
-    except ValueError as error:
-        raise BadInputError(
-            f"line {event.seq + 1} of the events of {event.source!r} is not an epoch: {error}",
-            "the file was not written by hetctl; remove the line's text, but not the line",
-        ) from None
-
-
-def _last_training() -> sqlite.Insert:
-    old = EPOCHS.c
-
-    def replaces(new: Any) -> ColumnElement[bool]:
-        is_same = new.finished_at == old.finished_at
-        return or_(and_(is_same, new.seq < old.seq), and_(not_(is_same), new.seq > old.seq))
-
-    return _upsert(EPOCHS, replaces)

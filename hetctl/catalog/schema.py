@@ -1,8 +1,8 @@
 """Tables of the catalog.
 
 Times are seconds since the epoch, durations seconds. A column `value` (or `spec`, `plan`) holds a whole
-value encoded by `hetctl.model.serialization`; the columns beside it, like the events, are for users' own
-queries (docs/files.md).
+value encoded by `hetctl.model.serialization`; the columns beside it are for users' own queries
+(docs/files.md).
 Measurements and plans (points, plans) refer to their ensemble and site by name, without a foreign key, so
 that they survive changes of those.
 """
@@ -21,7 +21,7 @@ from sqlalchemy import (
     Table,
 )
 
-REVISION = "0007"
+REVISION = "0008"
 """Newest migration; a test checks that it is."""
 
 METADATA = MetaData(
@@ -167,47 +167,6 @@ JOBS = Table(
     Column("exit_code", Integer),
     Column("reason", String, nullable=False),
     Column("failed_nodes", JSON, nullable=False),
-)
-
-EVENTS = Table(
-    "events",
-    METADATA,
-    Column("run", ForeignKey("runs.name"), primary_key=True),
-    Column("source", String, primary_key=True),
-    Column("seq", Integer, primary_key=True),
-    Column("round", Integer, nullable=False),
-    Column("kind", String, nullable=False),
-    Column("time", Float, nullable=False),
-    Column("data", JSON, nullable=False),
-)
-
-COLLECTED_FILES = Table(
-    "collected_files",
-    METADATA,
-    Column("run", ForeignKey("runs.name"), primary_key=True),
-    Column("source", String, primary_key=True),
-    Column("bytes", Integer, nullable=False),
-    Column("lines", Integer, nullable=False),
-)
-
-EPOCHS = Table(
-    "epochs",
-    METADATA,
-    Column("run", ForeignKey("runs.name"), primary_key=True),
-    Column("member", String, primary_key=True),
-    Column("epoch", Integer, primary_key=True),
-    Column("metrics", JSON, nullable=False),
-    Column("duration_s", Float, nullable=False),
-    Column("gpus", Integer, nullable=False),
-    Column("finished_at", Float, nullable=False),
-    Column("rate", Float),
-    Column("batch_size", Integer),
-    Column("gpu_type", String),
-    Column("overhead_s", Float),
-    # Time of the report that counts, among all reports of the epoch.
-    Column("reported_at", Float, nullable=False),
-    Column("seq", Integer, nullable=False),
-    Column("round", Integer, nullable=False),
 )
 
 ALEMBIC_VERSION = Table(

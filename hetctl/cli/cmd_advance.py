@@ -19,7 +19,7 @@ from hetctl.cli.output import print_json
 )
 @json_option
 def command(run: str | None, after_job: int | None, queue_next_after: int | None, as_json: bool) -> None:
-    """Submit the next job of RUN (default: the newest) if one is needed, and collect its events.
+    """Submit the next job of RUN (default: the newest) if one is needed.
 
     \b
     Example: hetctl advance

@@ -31,7 +31,7 @@ COMMANDS = {
     "pipeline": "Plan, simulate or check networks that are split over GPUs as pipelines.",
     "render": "Print the batch script of a job; no machine is queried.",
     "submit": "Start a run, or continue the unfinished one.",
-    "advance": "Submit a run's next job and collect its events.",
+    "advance": "Submit a run's next job.",
     "status": "Show the progress of a run.",
     "search": "Show or export the trials of a search.",
     "cancel": "Cancel a run's jobs; its checkpoints are kept.",

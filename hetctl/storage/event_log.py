@@ -103,12 +103,8 @@ class EventLog:
 
     def rows(self) -> list[Any]:
         """Return the argument of `restore`: the position in each file, and the members in training."""
-        return [self.positions, list(self._in_training)]
-
-    @property
-    def positions(self) -> dict[str, tuple[int, int]]:
-        """Bytes and lines that were read of each file, by its writer."""
-        return {source: (f.offset, f.lines) for source, f in {DRIVER: self._driver, **self._files}.items()}
+        files = {DRIVER: self._driver, **self._files}
+        return [{source: (f.offset, f.lines) for source, f in files.items()}, list(self._in_training)]
 
     def restore(self, rows: list[Any]) -> None:
         """Continue from these positions; to be called before the first read."""

@@ -21,10 +21,8 @@ from planning_time import ensemble
 from state_bench import RUN, append_events, checkpoint, enter, epoch_done, large_spec
 from tables import Figure, Table
 
-from hetctl.app.run.collect import collect
-from hetctl.catalog.catalog import Catalog
 from hetctl.model.events import DRIVER
-from hetctl.storage.paths import Home, RunFolder
+from hetctl.storage.paths import Home
 from hetctl.storage.run_files import write_spec
 from hetctl.storage.run_state import state_in
 
@@ -80,7 +78,7 @@ def told_by_trainer(number: int, epochs: range, began_at: float) -> Iterator[dic
 
 
 def write_run(folder: Path, members: int, epochs: int) -> None:
-    """Write a run whose job is about to end: its last epochs are in the snapshot, but not in the catalog."""
+    """Write a run whose job is about to end, with its snapshot."""
     home = Home(folder / ".hetctl")
     spec, run = large_spec(home, members), home.run(RUN).create()
     began_at = time.time() - EPOCH_S * (epochs + 10)
@@ -88,17 +86,9 @@ def write_run(folder: Path, members: int, epochs: int) -> None:
     append_events(run.events_of(DRIVER), 0, [start])
     write_spec(run, spec)
     enter(home, spec, began_at)
-    for some in (range(1, epochs), range(epochs, epochs + 1)):
-        for number, member in enumerate(spec.ensemble.members):
-            append_events(run.events_of(member.name), 0, told_by_trainer(number, some, began_at))
-        if some.start == 1:
-            _collect(home, run)
+    for number, member in enumerate(spec.ensemble.members):
+        append_events(run.events_of(member.name), 0, told_by_trainer(number, range(1, epochs + 1), began_at))
     state_in(run, spec).keep()
-
-
-def _collect(home: Home, run: RunFolder) -> None:
-    with Catalog.open(home.catalog) as catalog:
-        collect(catalog, run)
 
 
 def run_costs(members: int, epochs: int) -> dict[str, Cost]:

@@ -102,7 +102,6 @@ def test_a_new_catalog_is_empty(catalog: Catalog) -> None:
     assert catalog.points("digits", "docker") == []
     assert catalog.preprocess("digits", "docker") == []
     assert catalog.jobs("digits-1") == []
-    assert catalog.epochs("digits-1") == {}
 
 
 def test_values_are_equal_in_a_catalog_opened_again(tmp_path: Path) -> None:
@@ -220,7 +219,6 @@ def test_an_unknown_run_is_refused(catalog: Catalog) -> None:
         lambda: catalog.set_run_state("none", "running"),
         lambda: catalog.save_spec(replace(SPEC, run="none")),
         lambda: catalog.save_job("none", JOB),
-        lambda: catalog.ingest("none", []),
     ):
         with pytest.raises(BadInputError, match="no run 'none'"):
             change()

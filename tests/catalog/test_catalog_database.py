@@ -27,7 +27,6 @@ from hetctl.catalog.schema import METADATA, REVISION
 from hetctl.model.errors import BadInputError, LockedError
 from hetctl.model.profile import Hardware, PreprocessPoint, ProfilePoint
 from hetctl.model.serialization import encode
-from hetctl.model.training_progress import EpochResult
 
 
 @pytest.fixture
@@ -120,26 +119,9 @@ def test_an_empty_file_becomes_a_catalog(path: Path) -> None:
         assert catalog.runs() == []
 
 
-def test_events_of_earlier_catalogs_get_the_present_kinds(path: Path) -> None:
-    Catalog.open(path).close()
-    kinds = ("step_started", "epoch", "step_ended", "sample_visits", "parts_staged")
-    for seq, kind in enumerate(kinds):
-        sql(
-            path,
-            "INSERT INTO events (run, source, seq, round, kind, time, data)"
-            f" VALUES ('digits-001', 'driver', {seq}, 0, '{kind}', 1.0, '{{}}')",
-        )
-    sql(path, "DROP TABLE collected_files")
-    sql(path, "UPDATE alembic_version SET version_num = '0005'")
-    Catalog.open(path).close()
-    assert [kind for (kind,) in sql(path, "SELECT kind FROM events ORDER BY seq")] == [
-        *("task_started", "epoch", "task_ended", "sample_accesses", "partitions_staged")
-    ]
-
-
 def test_an_interrupted_migration_is_undone_and_can_be_repeated(path: Path) -> None:
     def break_off(_c: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "CREATE TABLE events" in statement:
+        if "CREATE TABLE jobs" in statement:
             raise KeyboardInterrupt
 
     event.listen(sqlalchemy.Engine, "before_cursor_execute", break_off)
@@ -306,19 +288,25 @@ def test_points_of_the_first_schema_are_kept(path: Path, monkeypatch: pytest.Mon
         assert catalog.points("e", "here") == [point, shaped]
 
 
-def test_epochs_of_an_earlier_schema_keep_their_times(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    create_at(path, "0003", monkeypatch)
-    result = EpochResult(1, {"loss": 0.5}, 4.0, 2, 1000.0)
-    row = {**encode(result), "run": "r", "member": "a", "seconds": result.duration_s}
-    row |= {"metrics": '{"loss": 0.5}', "reported_at": 1000.0, "seq": 0, "round": 0}
-    columns = [row.get(name) for (name,) in sql(path, "SELECT name FROM pragma_table_info('epochs')")]
-    with sqlite3.connect(path) as connection:
-        connection.execute(f"INSERT INTO epochs VALUES ({', '.join('?' * len(columns))})", columns)
-    connection.close()
+@pytest.mark.parametrize("revision", ["0001", "0003", "0007"])
+def test_a_catalog_with_events_loses_what_the_files_of_runs_have(
+    path: Path, revision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_at(path, revision, monkeypatch)
+    columns = {"run": "r", "source": "a", "seq": 0, "round": 0, "kind": "epoch", "time": 1.0, "data": "{}"}
+    rate = {"ensemble": "e", "site": "here", "cores": 2, "rate": 5.0}
+    for table, row in (("events", columns), ("preprocess_points", rate)):
+        sql(path, f"INSERT INTO {table} ({', '.join(row)}) VALUES {tuple(row.values())}")
+    before = path.read_bytes()
     with Catalog.open_to_read(path) as catalog:
-        assert catalog.epochs("r") == {"a": (result,)}
+        assert catalog.preprocess("e", "here") == [PreprocessPoint(2, 5.0)]
+    assert path.read_bytes() == before
     with Catalog.open(path) as catalog:
-        assert catalog.epochs("r") == {"a": (result,)}
+        assert catalog.preprocess("e", "here") == [PreprocessPoint(2, 5.0)]
+    assert (
+        sql(path, "SELECT name FROM sqlite_master WHERE name IN ('events', 'epochs', 'collected_files')")
+        == []
+    )
 
 
 def test_an_empty_catalog_is_read_migrated_but_not_changed(path: Path) -> None:

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -240,18 +239,6 @@ def test_ranks_ran_on_the_nodes_that_the_plan_named(story):
         assert len(placements) == -(-event.data["gpus"] // 2)
         planned |= {f"{place.node}-{gpu}" for place in placements for gpu in place.gpus}
     assert {record["gpu"] for record in story.witnesses_of_the_run()} == planned
-
-
-def test_the_catalog_agrees_with_the_events(story):
-    with sqlite3.connect(f"file:{story.folder}/.hetctl/catalog.db?mode=ro", uri=True) as catalog:
-        epochs = set(catalog.execute("SELECT member, epoch, gpus FROM epochs WHERE run = ?", [RUN]))
-        ended = catalog.execute(
-            "SELECT json_extract(data, '$.member'), json_extract(data, '$.exit_code')"
-            " FROM events WHERE run = ? AND kind = 'task_ended'",
-            [RUN],
-        ).fetchall()
-    assert epochs == {(e.source, e.data["epoch"], e.data["gpus"]) for e in story.of("epoch")}
-    assert sorted(ended) == sorted((e.data["member"], e.data["exit_code"]) for e in story.of("task_ended"))
 
 
 def test_profiling_went_through_one_job_for_many_points(story):

@@ -18,6 +18,7 @@ from hetctl.model.site import Site
 from hetctl.model.training_progress import EpochResult
 from hetctl.perf.rate_prediction import nearest_config, predicted_profile
 from hetctl.perf.seen_rates import seen_overhead_s, seen_rates
+from hetctl.storage.run_state import state_in
 
 NAMED = 3
 """Largest number of members that a warning about predicted rates names."""
@@ -38,26 +39,30 @@ def member_profiles(
     predict : bool
         True to predict the rates of shapes without points from those of similar ones.
     """
-    profiles = profiles_at(catalog, ensemble, site.name, has_types=bool(site.node_types))
+    trained = _trained(catalog, ensemble, site.name)
+    profiles = _profiles(catalog, ensemble, site.name, trained, has_types=bool(site.node_types))
     if not predict:
         return profiles
-    every = [*profiles, *_predictions(ensemble, profiles, _trained(catalog, ensemble, site.name))]
+    every = [*profiles, *_predictions(ensemble, profiles, trained)]
     order = {member.name: position for position, member in enumerate(ensemble.members)}
     return tuple(sorted(every, key=lambda profile: order[profile.member]))
 
 
-def profiles_at(
-    catalog: Catalog, ensemble: Ensemble, site: str, *, has_types: bool = True
-) -> tuple[MemberProfile, ...]:
-    """Return the profiles at the site of that name.
+def profiles_at(catalog: Catalog, ensemble: Ensemble, site: str) -> tuple[MemberProfile, ...]:
+    """Return the profiles at the site of that name, as if its jobs chose between types of GPU."""
+    return _profiles(catalog, ensemble, site, _trained(catalog, ensemble, site), has_types=True)
 
-    Parameters
-    ----------
-    has_types : bool
-        False if jobs there do not choose between types of GPU: only the type measured last counts.
-    """
+
+def _profiles(
+    catalog: Catalog,
+    ensemble: Ensemble,
+    site: str,
+    trained: Mapping[str, Sequence[EpochResult]],
+    *,
+    has_types: bool,
+) -> tuple[MemberProfile, ...]:
+    """Return the profiles; without `has_types` only the type of GPU that was measured last counts."""
     points = RatePoints(catalog.points(ensemble.name, site), ensemble)
-    trained = _trained(catalog, ensemble, site)
     found = (
         _profile(member, own if has_types else _of_last_type(own), trained[member.name])
         for member in ensemble.members
@@ -179,15 +184,15 @@ def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[
     found: dict[str, list[EpochResult]] = {member.name: [] for member in ensemble.members}
     shapes = {member.name: shape_digest(member, ensemble.rate_keys) for member in ensemble.members}
     for record in catalog.runs(ensemble.name):
-        search = record.spec.ensemble.search
+        spec, search = record.spec, record.spec.ensemble.search
         # The configs that a run stores of other searches are those that were planned, not those trained.
-        has_own_rates = record.spec.sharing != LOCKSTEP and (search is None or search.configs_are_known)
-        if record.spec.site.name == site and has_own_rates:
-            epochs = catalog.epochs(record.spec.run)
-            alone = [m for m in record.spec.ensemble.members if m.name not in record.spec.pipelines]
+        has_own_rates = spec.sharing != LOCKSTEP and (search is None or search.configs_are_known)
+        if spec.site.name == site and has_own_rates:
+            progress = state_in(catalog.home.run(spec.run), spec).progress
+            alone = [m for m in spec.ensemble.members if m.name not in spec.pipelines]
             for member in alone:
                 if shapes.get(member.name) == shape_digest(member, ensemble.rate_keys):
-                    found[member.name] += epochs.get(member.name, ())
+                    found[member.name] += progress[member.name].epochs
     return {name: sorted(epochs, key=lambda epoch: epoch.finished_at) for name, epochs in found.items()}
 
 

@@ -1,1 +1,1 @@
-"""Use cases of a run: submit, advance, collect, cancel, status."""
+"""Use cases of a run: submit, advance, cancel, status."""

@@ -10,16 +10,15 @@ from pathlib import Path
 
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.collect import (
+from hetctl.app.run.continue_run import RequestedOptions, continued, is_done
+from hetctl.app.run.job_states import (
     at_work,
     claimant_in,
-    collect,
     current_jobs,
     job_events,
     refresh_jobs,
     save_jobs,
 )
-from hetctl.app.run.continue_run import RequestedOptions, continued, is_done
 from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.replay import keep_replay
 from hetctl.app.run.select_run import record_of, require_folder, unfinished
@@ -116,9 +115,7 @@ def continue_run(
         If the batch system cannot be reached or refuses; the run is then unchanged.
     """
     with project.writing() as catalog:
-        transition = _continue(project, catalog, record_of(catalog, run), ensemble, requested)
-        collect(catalog, project.home.run(run))
-        return transition
+        return _continue(project, catalog, record_of(catalog, run), ensemble, requested)
 
 
 def advance(
@@ -128,7 +125,7 @@ def advance(
     after_job: int | None = None,
     patience_s: float = JOB_LOCK_PATIENCE_S,
 ) -> RunTransition:
-    """Submit a run's next job, if there is work left and no job is queued or running; collect its events.
+    """Submit a run's next job, if there is work left and no job is queued or running.
 
     Parameters
     ----------
@@ -140,11 +137,7 @@ def advance(
 
     def advance_now() -> RunTransition:
         with project.writing(patience_s=patience_s) as catalog:
-            record = record_of(catalog, run)
-            transition = _advance(project, catalog, record, after_job)
-            # Only then: it takes long after many epochs, and the job that calls this is about to be killed.
-            collect(catalog, project.home.run(record.spec.run))
-            return transition
+            return _advance(project, catalog, record_of(catalog, run), after_job)
 
     return PATIENT.call(advance_now)
 
@@ -186,7 +179,6 @@ def cancel(project: Project, run: str | None) -> RunTransition:
         _finish_submission(project, catalog, record_of(catalog, spec.run))
         alive = [job for job in refresh_jobs(catalog, batch, folder) if not job.state.over]
         batch.cancel([job.batch_id for job in alive])
-        collect(catalog, folder)
     jobs = ", ".join(f"job {job.batch_id}" for job in alive) or "no job"
     return replace(cancelled, reason=f"{jobs} cancelled; `hetctl submit` goes on from the checkpoints")
 

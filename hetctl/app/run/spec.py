@@ -10,8 +10,8 @@ from hetctl.app.plan.member_rules import refuse_without_hops
 from hetctl.app.plan.planning import AUTO, PlanInputs, PlanRequest, plan_inputs, saved_or_new_plan
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.collect import ended_by_files, job_events
 from hetctl.app.run.continue_run import RequestedOptions, continued, is_done, plan_of_rest
+from hetctl.app.run.job_states import ended_by_files, job_events
 from hetctl.app.run.replay import check_replay
 from hetctl.app.run.select_run import record_of, require_folder
 from hetctl.app.run.submission import Submission, new_job, next_job_of, rendered

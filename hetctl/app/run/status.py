@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from hetctl.app.project import Project
-from hetctl.app.run.collect import claimant_in, current_jobs, ended_by_files
+from hetctl.app.run.job_states import claimant_in, current_jobs, ended_by_files
 from hetctl.app.run.method_status import balance_histories, hop_spans, hop_status, pipeline_statuses
 from hetctl.app.run.select_run import record_of, require_folder
 from hetctl.app.run.view import RunView

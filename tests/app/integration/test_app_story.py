@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 
 import pytest
 from workbench import TINY, new_project
@@ -54,9 +53,6 @@ def test_from_profile_to_report(tmp_path):
     assert {member["state"] for member in run.json["members"]} == {"converged"}
     assert all(member["best"] > 0.1 for member in run.json["members"])
     assert project.epochs("tiny-001") == {"small": [1, 2, 3], "large": [1, 2, 3]}
-    with sqlite3.connect(project.home.catalog) as database:
-        rows = database.execute("SELECT member, epoch FROM epochs ORDER BY member, epoch").fetchall()
-    assert rows == [(member, epoch) for member in ("large", "small") for epoch in (1, 2, 3)]
 
     shown = project.hetctl("status")
     assert shown.code == 0

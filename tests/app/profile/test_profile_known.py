@@ -25,7 +25,6 @@ from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import Ensemble, Functions, Member
-from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Plan, Round
 from hetctl.model.profile import Hardware, MemberProfile, ProfilePoint
@@ -33,7 +32,9 @@ from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.site import NodeType, Queue, Site
 from hetctl.perf.seen_rates import known_rates
+from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home
+from hetctl.storage.progress_fold import events_in
 from hetctl.storage.run_files import read_spec
 
 SITE = Site("here", "local", "local", 1, 2, 2, 2**30, (Queue("local"),), device="slot")
@@ -109,13 +110,13 @@ PLAN = Plan("fluid", "makespan", 2, 2, 1.0, 1.0, 1.0, (), ())
 def trained(
     catalog: Catalog, run: str, site: Site, member: Member, rate: float, at: float, **of_run: Any
 ) -> None:
-    """Enter a run of one epoch of a member, on one GPU, into the catalog."""
+    """Make a run of one epoch of a member, on one GPU."""
     ensemble = replace(ENSEMBLE, members=(member,))
     spec = RunSpec(run, ensemble, site, "fluid", 2, "local", 600, 10, (), "/checkpoints", **of_run)
     catalog.add_run(spec, PLAN, at, Job(0, f"hetctl-{run}-0", "1", JobState.FINISHED, 1, 600, at))
     epoch = {"epoch": 1, "metrics": {}, "duration_s": 1.0, "gpus": 1, "finished_at": at, "batch_size": 32}
-    report = Event(member.name, 0, "epoch", at, epoch | {"rate": rate, "overhead_s": 0.5})
-    catalog.ingest(run, [report])
+    folder = catalog.home.run(run).create()
+    EventWriter(folder.events, member.name, 0).write("epoch", **epoch, rate=rate, overhead_s=0.5)
 
 
 def test_seen_rates_count_at_a_site_that_names_no_types(project: Project) -> None:
@@ -314,8 +315,11 @@ def test_a_dozen_members_of_two_shapes_need_two_points(tmp_path) -> None:
     spec = read_spec(project.home.run("dozen-001"))
     predicted = {profile.member: profile.predicted_from for profile in spec.profiles}
     assert predicted == {**dict.fromkeys(names, ""), "new": names[6]}
-    with Catalog.open_to_read(project.home.catalog) as catalog:
-        (seen,) = [epoch.rate for epoch in catalog.epochs("dozen-001")["new"]]
+    (seen,) = [
+        event.data["rate"]
+        for event in events_in(project.home.run("dozen-001"))
+        if event.source == "new" and event.kind == "epoch"
+    ]
     again = project.here("plan", "--explain", "--predict-rates", "--json").json
     (given,) = [a for planned in again["rounds"] for a in planned["allocations"] if a["member"] == "new"]
     assert given["rate"] == seen

@@ -11,7 +11,7 @@ from workbench import TIMEOUT_S, alive, new_project, python_without_training, wa
 
 from hetctl.app.project import Project, Waits
 from hetctl.app.run import status as looking
-from hetctl.app.run.collect import ended_by_files
+from hetctl.app.run.job_states import ended_by_files
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.view import task_spans
 from hetctl.catalog.catalog import Catalog

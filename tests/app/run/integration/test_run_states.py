@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +11,7 @@ import pytest
 from workbench import ENSEMBLE, new_project
 
 from hetctl.app.project import Project, Waits
-from hetctl.app.run.collect import START_PATIENCE_S, current_jobs, ended_by_files
+from hetctl.app.run.job_states import START_PATIENCE_S, current_jobs, ended_by_files
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.model import run_states
@@ -510,18 +508,3 @@ def test_a_forgotten_job_that_was_requeued_may_be_alive():
 def test_a_job_that_is_over_is_not_asked_about(before):
     (job,) = current_jobs([a_job(before)], Answer(JobState.RUNNING), [])
     assert job.state is before
-
-
-def test_a_killed_collection_keeps_no_run_from_its_next_job(story, monkeypatch):
-    begun(story)
-    story.job_starts()
-    story.job_ends()
-    story._write("a", "started", epochs=0, part_samples=0)
-    with monkeypatch.context() as killed:
-        killed.setattr(Catalog, "ingest", lambda *_: os.kill(os.getpid(), signal.SIGINT))
-        story.does("advance", code=130)
-    assert [job.state for job in story.jobs_of(RUN)] == [JobState.PREEMPTED, JobState.PENDING]
-    assert story.does("advance") == "running"
-    assert len(story.jobs_of(RUN)) == 2
-    with Catalog.open_to_read(story.project.home.catalog) as catalog:
-        assert catalog.collected(RUN).keys() == {DRIVER, "a"}

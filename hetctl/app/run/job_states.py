@@ -1,4 +1,4 @@
-"""Collection of events from the files of a run into the catalog; this may be repeated."""
+"""States of a run's jobs, by the batch system and by the files of the run."""
 
 from __future__ import annotations
 
@@ -6,53 +6,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from hetctl.catalog.catalog import Catalog, Position
+from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import START_PATIENCE_S, BatchSystem
 from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.model.job import GAVE_WAY, Job, JobState, JobStatus
 from hetctl.model.run_states import moved
 from hetctl.storage.event_files import read_events
-from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_files import read_claim
 from hetctl.storage.run_state import OF_JOBS
-from hetctl.storage.snapshot import StaleSnapshotError
-
-PORTION = 20_000
-"""Events that are stored in one transaction, and the rest of a file."""
-
-
-def collect(catalog: Catalog, folder: RunFolder) -> None:
-    """Store every event of a run that the catalog does not have yet, and how far each file was read.
-
-    In portions: what was stored before a crash need not be stored again.
-    """
-    try:
-        _collect(catalog, folder, catalog.collected(folder.name))
-    except StaleSnapshotError:
-        _collect(catalog, folder, {})
-
-
-def _collect(catalog: Catalog, folder: RunFolder, known: Mapping[str, Position]) -> None:
-    log, events = EventLog(folder), list[Event]()
-    log.restore([known, []])
-    for of_file in log.fresh_files():
-        events += of_file
-        if len(events) >= PORTION:
-            known = _store(catalog, folder, events, log, known)
-            events.clear()
-    _store(catalog, folder, events, log, known)
-
-
-def _store(
-    catalog: Catalog, folder: RunFolder, events: Sequence[Event], log: EventLog, known: Mapping[str, Position]
-) -> Mapping[str, Position]:
-    """Store events, and the positions of the log that differ from the known ones; return all positions."""
-    now = log.positions
-    changed = {source: place for source, place in now.items() if place != known.get(source, (0, 0))}
-    if changed:
-        catalog.ingest(folder.name, events, changed)
-    return now
 
 
 def refresh_jobs(
