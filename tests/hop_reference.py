@@ -15,7 +15,7 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import load_functions
 
 
@@ -49,7 +49,7 @@ def follow(ensemble, visits, path_of, cores):
             training, validation = as_sources(functions.input_fn(ensemble.data, path_of(partition)))
             if network is None:
                 sample = training.x[[0]], training.y[[0]]
-                network = framework.build(member, functions, SingleRank(), sample)
+                network = framework.build(member, functions, Group(), sample)
             if evaluates:
                 stream = Stream(len(validation), member.rows_evaluated, UNSHUFFLED)
                 network.evaluate(held_out_batches(ArrayLoader(validation, stream), epoch, lambda: None))
@@ -57,7 +57,7 @@ def follow(ensemble, visits, path_of, cores):
                 trained += 1
                 loader = ArrayLoader(training, Stream(len(training), member.batch_size, member.seed))
                 is_last = trained % ensemble.partitions.count == 0
-                network.train(Batches(loader, epoch, 0, SingleRank(), lambda: False, is_last=is_last))
+                network.train(Batches(loader, epoch, 0, Group(), lambda: False, is_last=is_last))
         found[member.name] = digest_of(network.save())
         framework.clear()
     return found

@@ -18,7 +18,7 @@ from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
@@ -86,12 +86,12 @@ class FollowedRun:
         """Return the whole network, as a rank builds it that trains without others."""
         self.framework.prepare((0,), None, self.member.seed)
         sample = self.samples[0][:1], self.samples[1][:1]
-        return self.framework.build(self.member, self.functions, SingleRank(), sample)
+        return self.framework.build(self.member, self.functions, Group(), sample)
 
     def all_batches(self, epoch):
         """Return the batches of an epoch of the whole network."""
         loader = self._loader(0, 1)
-        return Batches(loader, epoch, 0, SingleRank(), lambda: False)
+        return Batches(loader, epoch, 0, Group(), lambda: False)
 
     def assert_within_bounds(self):
         for (round_index, *_), records in self.parts:

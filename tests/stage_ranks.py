@@ -14,10 +14,10 @@ from hetctl.methods.pipeline.stage_costs import minibatches_held
 from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
 from hetctl.runtime import transport
-from hetctl.runtime.frameworks.stage_network import NodeMemory, TensorMemory
+from hetctl.runtime.frameworks.stage_network import TensorMemory
 from hetctl.runtime.stages.p2p_transport import P2PTransport
 from hetctl.runtime.stages.parameter_server import TO_SERVER, WaveServer
-from hetctl.runtime.worker.group import NoCollectives, RankInfo, join_group
+from hetctl.runtime.worker.group import CollectiveBackend, RankInfo, join_group
 
 FORK = multiprocessing.get_context("fork")
 
@@ -48,7 +48,12 @@ def layout_of(workers, stages, layers, in_flight, distance=0, held=None):
 
 
 def run_ranks(
-    layout: PipelineLayout, work: Callable[[Rank], Any], nodes=None, ends=(), memory=NodeMemory, identity=None
+    layout: PipelineLayout,
+    work: Callable[[Rank], Any],
+    nodes=None,
+    ends=(),
+    memory=TensorMemory,
+    identity=None,
 ) -> list[Any]:
     """Run a function on every rank, and return the values by rank; the first error is raised.
 
@@ -75,7 +80,9 @@ def run_ranks(
             if identity:
                 transport._connected_locally = _elsewhere
             rank_info = RankInfo(rank, size, "key", master, identity)
-            group = join_group(rank_info, NoCollectives(), publish_address, ANY_INTERFACES, USUAL_TIMEOUTS)
+            group = join_group(
+                rank_info, CollectiveBackend(), publish_address, ANY_INTERFACES, USUAL_TIMEOUTS
+            )
             messages = queue.SimpleQueue()
             queues = dict.fromkeys(TO_SERVER, messages)
             tensors = memory()

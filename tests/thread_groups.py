@@ -6,23 +6,14 @@ import socket
 from concurrent.futures import ThreadPoolExecutor
 
 from hetctl.runtime.transport import Connection
-from hetctl.runtime.worker.group import ProcessGroup
-
-
-class NoCollectives:
-    """Collective backend of ranks that exchange no gradients."""
-
-    needs = "nothing"
-
-    def shutdown(self):
-        pass
+from hetctl.runtime.worker.group import CollectiveBackend, ProcessGroup
 
 
 def groups_of_threads(size):
     """Return the group as each of its ranks sees it."""
     links = [tuple(map(Connection, socket.socketpair())) for _ in range(size - 1)]
     ends = [[own for own, _ in links], *([other] for _, other in links)]
-    return [ProcessGroup(rank, size, ends[rank], "", "", NoCollectives(), 60.0) for rank in range(size)]
+    return [ProcessGroup(rank, size, ends[rank], "", "", CollectiveBackend(), 60.0) for rank in range(size)]
 
 
 def on_each_rank(body, size):

@@ -35,7 +35,7 @@ from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.transport import Address, Connection
 from hetctl.runtime.worker import context
-from hetctl.runtime.worker.group import RankInfo, SingleRank
+from hetctl.runtime.worker.group import Group, RankInfo
 from hetctl.runtime.worker.messages import (
     VISIT,
     Assignment,
@@ -76,7 +76,7 @@ def follow(ensemble, member, parts, visits, out):
     every = tuple(np.concatenate([pair[part] for _, pair in loaded]) for part in (0, 1))
     whole = loader_of(every, member, UNSHUFFLED)
     framework.prepare((0,), None, member.seed)
-    network = framework.build(member, functions, SingleRank(), held_out[0].sample)
+    network = framework.build(member, functions, Group(), held_out[0].sample)
     done, scale, metrics = 0, 1, []
     for epoch, number, evaluates, gpus in visits:
         network.scale_learning_rate(gpus / scale)
@@ -87,7 +87,7 @@ def follow(ensemble, member, parts, visits, out):
         done += 1
         last = done % len(parts) == 0
         training = loader_of(loaded[number][0], member, member.seed, gpus)
-        network.train(Batches(training, epoch, 0, SingleRank(), lambda: False, is_last=last))
+        network.train(Batches(training, epoch, 0, Group(), lambda: False, is_last=last))
         if last:
             metrics.append(network.evaluate(held_out_batches(whole, epoch, lambda: None)))
     np.savez(out, **network.save())

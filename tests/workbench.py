@@ -24,7 +24,7 @@ from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer, ProfilePoi
 from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
-from hetctl.runtime.worker.group import SingleRank, join_group
+from hetctl.runtime.worker.group import Group, join_group
 from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.runtime.worker.reporting import report_failure, reporter
 from hetctl.storage.event_files import read_events
@@ -299,7 +299,7 @@ def on_leader(pretend):
 
     def work(assignment, context):
         task = assignment.task
-        context.group = SingleRank()
+        context.group = Group()
         context.group = join_group(assignment.rank_info, NoBackend(), context.publish_address)
 
         def stop_requested():

@@ -29,7 +29,7 @@ from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import TrainableNetwork, load_framework
 from hetctl.runtime.worker.async_checkpoint import Saver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, Manifest, TrainingState
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 WIDTH, CLASSES, BATCH = 2048, 10, 64
@@ -89,9 +89,7 @@ class Training:
         self._x = rng.normal(size=(BATCH, WIDTH)).astype(np.float32)
         self._y = rng.integers(0, CLASSES, BATCH)
         functions = UserFunctions(lambda _: None, NETWORKS[framework], None)
-        self.network: TrainableNetwork = chosen.build(
-            Member("m", {}), functions, SingleRank(), (self._x, self._y)
-        )
+        self.network: TrainableNetwork = chosen.build(Member("m", {}), functions, Group(), (self._x, self._y))
 
     def steps(self, count: int) -> list[float]:
         """Train; return the seconds of each step."""
@@ -99,9 +97,7 @@ class Training:
         source = ArraySource(self._x[numbers], self._y[numbers], "training")
         loader = ArrayLoader(source, Stream(len(source), BATCH, 0))
         ends = [time.perf_counter()]
-        batches = Batches(
-            loader, 1, 0, SingleRank(), lambda: False, lambda _: ends.append(time.perf_counter())
-        )
+        batches = Batches(loader, 1, 0, Group(), lambda: False, lambda _: ends.append(time.perf_counter()))
         self.network.train(batches)
         return np.diff(ends).tolist()
 

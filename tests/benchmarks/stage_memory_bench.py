@@ -34,7 +34,7 @@ from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.stages.epoch_part import EpochPart
 from hetctl.runtime.stages.stage_worker import StageWorker
 from hetctl.runtime.worker.hardware import peak_of_process, reset_peak_memory
-from hetctl.runtime.worker.measuring.layer_memory import ProcessMemory
+from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.measuring.measure_layers import measured_layers
 from hetctl.runtime.worker.user_functions import UserFunctions
 
@@ -282,7 +282,7 @@ def _peaks(
         chain, (x, y) = _chain(network, framework, optimizer), _samples(network)
         worker, stage_number = layout.place_of(rank.transport.rank)
         plan = layout.workers[worker][stage_number]
-        before = ProcessMemory().used()
+        before = MemoryGauge().used()
         layers = range(plan.first, plan.last + 1)
         built = chain.build(layers, (x[:1], y[:1]), recomputes=plan.recomputes)
         stage = StageWorker(built, layout, rank.transport)

@@ -31,11 +31,13 @@ def waiting(mode: str, folder: Path) -> float:
         source = as_source(images(folder, PIXELS, CROP), "training")
         with fed(source, mode, number, TRAINERS) as feed:
             for epoch in range(1, WARM_UP + EPOCHS + 1):
-                if epoch == WARM_UP + 1:
-                    began, waited_s = time.perf_counter(), feed.waited_s
+                if epoch in (1, WARM_UP + 1):
+                    began, slept_s = time.perf_counter(), 0.0
                 for _ in feed.batches(epoch, 0):
+                    asleep = time.perf_counter()
                     time.sleep(STEP_S)
-            return (feed.waited_s - waited_s) / (time.perf_counter() - began)
+                    slept_s += time.perf_counter() - asleep
+            return 1 - slept_s / (time.perf_counter() - began)
 
     return max(at_once(TRAINERS, train))
 

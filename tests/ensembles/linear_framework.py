@@ -10,13 +10,13 @@ import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.batches import Batches, TrainingData
+from hetctl.runtime.data.batches import TrainingData
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks import GLOO
-from hetctl.runtime.frameworks.stage_network import Chain, NodeMemory
-from hetctl.runtime.worker.group import CollectiveGroup, Group
-from hetctl.runtime.worker.measuring.layer_memory import ProcessMemory
-from hetctl.runtime.worker.user_functions import UserFunctions, loss_of
+from hetctl.runtime.frameworks import GLOO, Framework, TrainableNetwork
+from hetctl.runtime.frameworks.stage_network import Chain
+from hetctl.runtime.worker.group import Group
+from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
+from hetctl.runtime.worker.user_functions import UserFunctions
 
 Array = npt.NDArray[Any]
 
@@ -57,20 +57,14 @@ class Classifier:
         return x.reshape(len(x), -1)[:, : len(self.weights)]
 
 
-class LinearNetwork:
-    """A classifier in training; a `TrainableNetwork`."""
+class LinearNetwork(TrainableNetwork):
+    """A classifier in training."""
 
-    timer = None  # Only ranks of a group report the times of their steps.
-
-    def __init__(self, classifier: Classifier, member: Member, train_fn: Any) -> None:
+    def __init__(
+        self, classifier: Classifier, member: Member, functions: UserFunctions, group: Group
+    ) -> None:
+        super().__init__(classifier, None, member, functions, group, default_train_fn)
         self._classifier = classifier
-        self._member = member
-        self._train_fn = train_fn or default_train_fn
-
-    def train(self, batches: Batches) -> float:
-        """Run ``train_fn``; return the mean loss."""
-        data = TrainingData(batches, self._member.batch_size)
-        return loss_of(self._train_fn(data, self._classifier, None, dict(self._member.config)))
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Return the means over samples of loss and accuracy."""
@@ -80,9 +74,6 @@ class LinearNetwork:
                 hits = self._classifier.shares(x).argmax(axis=1) == y
                 sums += count * np.array([self._classifier.loss(x, y), hits.mean(), 1.0])
         return {"val_loss": float(sums[0] / sums[2]), "val_accuracy": float(sums[1] / sums[2])}
-
-    def end_epoch(self, metrics: Mapping[str, float]) -> None:
-        """Do nothing: the learning rate is constant."""
 
     def save(self) -> dict[str, Array]:
         """Return the weights and the learning rate."""
@@ -105,23 +96,13 @@ class LinearNetwork:
         """Restore the weights of another network."""
         self.restore({**arrays, "learning_rate": np.array(self._classifier.learning_rate)})
 
-    def generators(self) -> Any:
-        """Return nothing: it has no random generators."""
-
-    def set_generators(self, states: Any) -> None:
-        """Do nothing: it has no random generators."""
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the value: it trains on one rank alone."""
-        return [value]
-
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the learning rate."""
         self._classifier.learning_rate *= factor
 
 
-class Linear:
-    """Linear classifiers, which need one rank; a `Framework`."""
+class Linear(Framework):
+    """Linear classifiers, which need one rank."""
 
     needs = "another framework"
 
@@ -141,17 +122,14 @@ class Linear:
         np.random.seed(seed % 2**32)
 
     def build(
-        self, member: Member, functions: UserFunctions, _group: Group, _sample: Samples
+        self, member: Member, functions: UserFunctions, group: Group, _sample: Samples
     ) -> LinearNetwork:
         """Call ``model_fn``."""
-        return LinearNetwork(functions.model_fn(dict(member.config)), member, functions.train_fn)
+        return LinearNetwork(functions.model_fn(dict(member.config)), member, functions, group)
 
     def chain(self, member: Member, _functions: UserFunctions) -> Chain:
         """Refuse to cut the network."""
         raise BadInputError(f"linear classifiers have one layer: {member.name} cannot be cut into stages")
-
-    def remove_temporary_files(self) -> None:
-        """Do nothing: there are none."""
 
     def clear(self) -> None:
         """Do nothing: a network goes with the last reference to it."""
@@ -159,12 +137,6 @@ class Linear:
     def load(self) -> None:
         """Refuse groups of several ranks."""
         raise ImportError("linear classifiers train on one rank")
-
-    def initialize(self, group: CollectiveGroup) -> None:
-        """Do nothing: `load` has refused the group."""
-
-    def shutdown(self) -> None:
-        """Do nothing: there is no group."""
 
     def backend(self) -> str:
         """Return the library of a group, which there is none of."""
@@ -174,10 +146,6 @@ class Linear:
         """Return a function that sums zeros of one rank."""
         values = np.zeros(count, np.float32)
         return lambda: values.__iadd__(0)
-
-    def unreached(self, device: int, devices: int) -> tuple[int, ...]:  # noqa: ARG002
-        """Return no devices: none is used."""
-        return ()
 
     def gpu_memory(self) -> int:
         """Return 0: no GPU is used."""
@@ -190,13 +158,9 @@ class Linear:
     def reset_peak_memory(self) -> None:
         """Do nothing: no GPU is used."""
 
-    def tensor_memory(self) -> NodeMemory:
-        """Return the node's memory."""
-        return NodeMemory()
-
-    def memory_gauge(self, device: int | None) -> ProcessMemory:  # noqa: ARG002
+    def memory_gauge(self, device: int | None) -> MemoryGauge:  # noqa: ARG002
         """Return a gauge of the process."""
-        return ProcessMemory()
+        return MemoryGauge()
 
 
 FRAMEWORK = Linear()

@@ -109,8 +109,6 @@ class Role:
     ----------
     rank : int
         Number within the group; rank 0 is its master, the others are its workers.
-    leader : bool
-        True for the first of all ranks on its node.
     preprocessors : int
         Number of preprocessor processes of the rank.
     """
@@ -118,13 +116,7 @@ class Role:
     member: str
     rank: int
     node: str
-    leader: bool
     preprocessors: int
-
-    @property
-    def master(self) -> bool:
-        """True if the rank decides for its group."""
-        return self.rank == 0
 
 
 def roles_of(
@@ -160,11 +152,7 @@ def roles_of(
         for node, ranks in by_node.items()
         for (allocation, rank), count in zip(ranks, _counts(ranks, sharing, points, cores), strict=True)
     }
-    leaders = {(node, ranks[0][0].member, ranks[0][1]) for node, ranks in by_node.items()}
-    return tuple(
-        Role(a.member, rank, node, (node, a.member, rank) in leaders, forked[node, a.member, rank])
-        for a, rank, node in placed
-    )
+    return tuple(Role(a.member, rank, node, forked[node, a.member, rank]) for a, rank, node in placed)
 
 
 def together(

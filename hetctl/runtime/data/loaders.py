@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -52,10 +51,10 @@ class LoaderWaits:
 USUAL_LOADER_WAITS = LoaderWaits()
 
 
-class Loader(Protocol):
-    """A rank's share of the batches of all epochs.
+class Loader:
+    """A rank's share of the batches of all epochs; of a rank that reads no samples, none.
 
-    Attributes
+    Parameters
     ----------
     samples : int
         Samples of an epoch, for the whole group.
@@ -64,14 +63,10 @@ class Loader(Protocol):
         to take part in the averaging.
     """
 
-    samples: int
-    sample: Samples
+    def __init__(self, samples: int, sample: Samples) -> None:
+        self.samples, self.sample = samples, sample
 
-    @property
-    def waited_s(self) -> float:
-        """Time for which the trainer has waited for batches, in seconds."""
-
-    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:  # noqa: ARG002
         """Yield the batches of an epoch after its first `start` samples.
 
         The memory of a batch may be overwritten as soon as the next batch is requested.
@@ -81,6 +76,7 @@ class Loader(Protocol):
         order : Order or None
             Order in which the first `start` samples were trained; None: the loader's own for that epoch.
         """
+        yield from ()
 
     def split(self, sizes: tuple[int, ...]) -> None:
         """Split the chunks that are requested from now on by these sizes, as in `Stream`.
@@ -92,14 +88,11 @@ class Loader(Protocol):
         """Release the batches; no more are requested."""
 
 
-class ArrayLoader:
-    """Batches from two arrays; they need no preparation, so no time is spent waiting."""
-
-    waited_s = 0.0
+class ArrayLoader(Loader):
+    """Batches from two arrays; they need no preparation."""
 
     def __init__(self, source: ArraySource, stream: Stream) -> None:
-        self.samples = len(source)
-        self.sample = source.x[[0]], source.y[[0]]
+        super().__init__(len(source), (source.x[[0]], source.y[[0]]))
         self._x, self._y = source.x, source.y
         self._stream = stream
         self._instead: dict[Order, Numbers] = {}
@@ -131,9 +124,6 @@ class ArrayLoader:
     def split(self, sizes: tuple[int, ...]) -> None:
         """Use these sizes from the next chunk on."""
         self._stream = replace(self._stream, sizes=sizes)
-
-    def close(self) -> None:
-        """Do nothing: the arrays are shared with others."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +206,7 @@ class PreprocessorPool:
                 raise HetctlError(f"no batch was prepared in {patience_s:g} s", FILE_SYSTEM)
 
 
-class RingLoader:
+class RingLoader(Loader):
     """Batches that this rank's own preprocessors put into a ring that no other process reads.
 
     The preprocessors are ahead of the trainer. When sizes change, the ranks keep what each has prepared, and
@@ -225,9 +215,7 @@ class RingLoader:
     """
 
     def __init__(self, stream: Stream, pool: PreprocessorPool) -> None:
-        self.samples = stream.samples
-        self.sample = pool.sample
-        self.waited_s = 0.0
+        super().__init__(stream.samples, pool.sample)
         self._own = stream
         self._stream = stream
         self._pool = pool
@@ -240,10 +228,8 @@ class RingLoader:
         while start < self.samples:
             ring = self._ring_at(order, start)
             planned = self._stream.at(self._position)
-            began = time.perf_counter()
             samples = self._pool.take(ring, self._position, len(planned.numbers))
             samples, chunk = self._reassigned(samples, planned)
-            self.waited_s += time.perf_counter() - began
             yield samples if len(chunk.numbers) else self.sample, chunk
             ring.release(self._position)
             self._position += 1
@@ -307,7 +293,7 @@ class RingLoader:
         return ring
 
 
-class LockstepLoader:
+class LockstepLoader(Loader):
     """Batches from one ring that all ranks on a node read: the same samples in the same order for all.
 
     The slowest reader limits the others, by the capacity of the ring. The ring is filled by a leader, which
@@ -317,8 +303,7 @@ class LockstepLoader:
     """
 
     def __init__(self, stream: Stream, pool: PreprocessorPool, lockstep: Lockstep) -> None:
-        self.samples = stream.samples
-        self.sample = pool.sample
+        super().__init__(stream.samples, pool.sample)
         # A rank without preprocessors at work needs one where no other process prepares for it.
         self._help_pool = replace(pool, num_workers=1) if pool.num_workers == 0 else pool
         self._own_loader = RingLoader(stream, self._help_pool)
@@ -330,12 +315,6 @@ class LockstepLoader:
         self._position = 0
         self._has_leaders = False
         self._filling = False
-        self._waited_s = 0.0
-
-    @property
-    def waited_s(self) -> float:
-        """Time for which the trainer has waited for batches, in seconds."""
-        return self._waited_s + self._own_loader.waited_s
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield views of the ring, or copies if a batch has parts of several chunks."""
@@ -430,9 +409,7 @@ class LockstepLoader:
     def _take(self, ring: Ring, position: int) -> Samples:
         began = time.perf_counter()
         count = len(self._shared.at(position).numbers)
-        samples = self._pool.take(ring, position, count, partial(self._replace_lost_producers, ring, began))
-        self._waited_s += time.perf_counter() - began
-        return samples
+        return self._pool.take(ring, position, count, partial(self._replace_lost_producers, ring, began))
 
 
 def slots_of(chunk: int, slot_bytes: int) -> int:

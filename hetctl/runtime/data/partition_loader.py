@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Generator
 
 import numpy as np
 
-from hetctl.runtime.data.loaders import Batch, Samples
+from hetctl.runtime.data.loaders import Batch, Loader, Samples
 from hetctl.runtime.data.sample_accesses import Numbers, SampleAccesses, Transfer
 from hetctl.runtime.data.sample_exchange import SampleExchange
 from hetctl.runtime.data.sampler import Chunk, Order, parts_of
@@ -49,7 +48,7 @@ class HeldSamples:
         return x, y
 
 
-class PartitionLoader:
+class PartitionLoader(Loader):
     """A rank's batches from partitioned data; a `Loader`.
 
     An epoch has as many samples as all partitions together. As long as samples have to migrate, a few of them
@@ -66,8 +65,6 @@ class PartitionLoader:
 
     Attributes
     ----------
-    waited_s : float
-        Time for which the trainer has waited for samples of other ranks, in seconds.
     on_landed : callable
         Function called with each transfer whose samples have changed their holder.
     """
@@ -80,10 +77,8 @@ class PartitionLoader:
         sizes: tuple[int, ...],
         exchange: SampleExchange,
     ) -> None:
-        self.samples = len(accesses.home)
-        self.sample = samples[0][[0]], samples[1][[0]]
+        super().__init__(len(accesses.home), (samples[0][[0]], samples[1][[0]]))
         self.accesses = accesses
-        self.waited_s = 0.0
         self.on_landed: Callable[[Transfer], None] = lambda _: None
         self._rank = rank
         self._sizes = sizes
@@ -135,8 +130,5 @@ class PartitionLoader:
         if transfer.source == self._rank:
             self._held.drop(transfer.samples)
         elif transfer.target == self._rank:
-            began = time.perf_counter()
-            samples = self._exchange.receive(transfer.number)
-            self.waited_s += time.perf_counter() - began
-            self._held.add(transfer.samples, samples)
+            self._held.add(transfer.samples, self._exchange.receive(transfer.number))
         self.on_landed(transfer)

@@ -71,11 +71,6 @@ class Chunk:
     stop: int
     numbers: Numbers
 
-    @property
-    def weight(self) -> float:
-        """Share of this rank in the group's samples."""
-        return len(self.numbers) / (self.stop - self.start)
-
 
 @dataclass(frozen=True)
 class Stream:

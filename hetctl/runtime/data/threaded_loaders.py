@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -14,7 +13,7 @@ from typing import Any
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.runtime.data.collated import CollatedSource
-from hetctl.runtime.data.loaders import Batch, Samples
+from hetctl.runtime.data.loaders import Batch, Loader, Samples
 from hetctl.runtime.data.preprocessors import FILE_SYSTEM
 from hetctl.runtime.data.sampler import Chunk, Order, Stream, epoch_order, parts_of
 from hetctl.runtime.data.shards import ShardPlan, ShardReader, ShardSource, Span
@@ -28,7 +27,7 @@ Piece = tuple[int, Span]
 """Lane, and the samples that it reads."""
 
 
-class CollatedLoader:
+class CollatedLoader(Loader):
     """Batches of a `CollatedSource`; a `Loader`.
 
     Until a batch is made it consists of numbers, so that the chunks of an epoch, their order, and the ranks'
@@ -42,19 +41,13 @@ class CollatedLoader:
     """
 
     def __init__(self, source: CollatedSource, stream: Stream, patience_s: float) -> None:
-        self.samples = len(source)
-        self.sample = source.sample
+        super().__init__(len(source), source.sample)
         self._source = source
         self._thread = BatchThread(patience_s)
         self._own = stream
         self._stream = stream
         self._asked = 0
         self._ahead: deque[tuple[Chunk, Future[Samples]]] = deque()
-
-    @property
-    def waited_s(self) -> float:
-        """Time for which the trainer has waited for batches, in seconds."""
-        return self._thread.waited_s
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield batches with memory of their own."""
@@ -111,7 +104,7 @@ class Ahead:
     made: Future[Samples]
 
 
-class ShardLoader:
+class ShardLoader(Loader):
     """Batches of a `ShardSource`; a `Loader`.
 
     The order of a chunk says which shards are begun after it, and what is left of them, so that training
@@ -120,19 +113,13 @@ class ShardLoader:
     """
 
     def __init__(self, source: ShardSource, stream: Stream, patience_s: float) -> None:
-        self.samples = len(source)
-        self.sample = source.sample
+        super().__init__(len(source), source.sample)
         self._source, self._stream = source, stream
         self._thread = BatchThread(patience_s)
         self._readers = ShardReaders(source)
         self._ahead: deque[Ahead] = deque()
         self._place: tuple[Order, int] = (stream.seed, 1), 0
         self._done = self._plan_at(*self._place)
-
-    @property
-    def waited_s(self) -> float:
-        """Time for which the trainer has waited for batches, in seconds."""
-        return self._thread.waited_s
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield batches with memory of their own."""
@@ -259,15 +246,9 @@ class BatchThread:
     ----------
     patience_s : float
         Time limit in seconds for a batch.
-
-    Attributes
-    ----------
-    waited_s : float
-        Time for which batches were awaited, in seconds.
     """
 
     def __init__(self, patience_s: float) -> None:
-        self.waited_s = 0.0
         self._patience_s = patience_s
         self._orders: SimpleQueue[tuple[Make, Future[Samples]] | None] = SimpleQueue()
         self._thread: Thread | None = None
@@ -284,10 +265,7 @@ class BatchThread:
 
     def awaited(self, made: Future[Samples]) -> Samples:
         """Return a batch; HetctlError if it is not made in time, or the error of its function."""
-        began = time.perf_counter()
-        in_time = wait([made], self._patience_s).done
-        self.waited_s += time.perf_counter() - began
-        if not in_time:
+        if not wait([made], self._patience_s).done:
             raise HetctlError(f"no batch was made in {self._patience_s:g} s", FILE_SYSTEM)
         return made.result()
 

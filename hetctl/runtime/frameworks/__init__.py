@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -16,12 +18,14 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.model.frameworks import FRAMEWORKS, FrameworkEntry
 from hetctl.model.garbage import without_collections
-from hetctl.runtime.data.batches import Batches
+from hetctl.runtime.data.batches import Arrays, Batches, TrainingData
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.stage_network import Chain, TensorMemory
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.step_clock import StepTimer
-from hetctl.runtime.worker.user_functions import UserFunctions
+from hetctl.runtime.worker.training_context import TrainingContext
+from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
+from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
 
 if TYPE_CHECKING:
     from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
@@ -30,8 +34,21 @@ NCCL, GLOO = "nccl", "gloo"
 """Libraries that exchange the gradients of groups: between GPUs directly, and through the nodes' memory."""
 
 
-class TrainableNetwork(Protocol):
+class TrainableNetwork(ABC):
     """A built network with its optimizer, on this rank.
+
+    Parameters
+    ----------
+    model, optimizer : Any
+        Those of the framework, as a ``train_fn`` gets them.
+    default_train_fn : callable
+        Training of members without a ``train_fn``.
+    device : Any
+        Device of the model, as the framework names it.
+    convert : callable
+        Function called with the arrays of each batch just before it is trained.
+    of_context : Any
+        Further objects for the context of a ``train_fn``.
 
     Attributes
     ----------
@@ -39,7 +56,29 @@ class TrainableNetwork(Protocol):
         Timer of this rank's steps; None for a group of one rank.
     """
 
-    timer: StepTimer | None
+    timer: StepTimer | None = None
+
+    def __init__(
+        self,
+        model: Any,
+        optimizer: Any,
+        member: Member,
+        functions: UserFunctions,
+        group: Group,
+        default_train_fn: Callable[..., Any],
+        device: Any = None,
+        convert: Callable[[Arrays], Any] = lambda arrays: arrays,
+        *of_context: Any,
+    ) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._member, self._group = member, group
+        self._convert = convert
+        self._train_fn = functions.train_fn or default_train_fn
+        self._whole = functions.evaluate_fn and WholeEvaluation(functions.evaluate_fn, member.config)
+        self._context: TrainingContext | None = None
+        self._accumulation: Any = None
+        if takes_context(self._train_fn):
+            self._context = TrainingContext(group.rank, group.size, device, *of_context)
 
     def train(self, batches: Batches) -> float:
         """Train on the batches; return the mean training loss over them, equal on every rank.
@@ -48,7 +87,28 @@ class TrainableNetwork(Protocol):
         member with a global batch size, a step may have several batches of a rank: their gradients, weighted
         by `batches.weight`, are added up until `batches.ends_step`.
         """
+        if self._accumulation is not None:
+            self._accumulation.begin()
+        rows = self._member.rows_trained(self._group.size)
+        data = TrainingData(batches, rows, self._convert, self._noting(batches))
+        arguments = [data, self._model, self._optimizer, dict(self._member.config)]
+        if self._context is not None:
+            self._context.begin(batches.epoch)
+            arguments.append(self._context)
+        loss = self._agreed(loss_of(self._train_fn(*arguments)), batches)
+        if self._context is not None and batches.ends_epoch:
+            self._context.end_epoch()
+        return loss
 
+    def _noting(self, _batches: Batches) -> Callable[[int], None]:
+        """Return a function to be called before each batch with its number of samples."""
+        return lambda _samples: None
+
+    def _agreed(self, loss: float, _batches: Batches) -> float:
+        """Agree with the other ranks on loss and statistics after training on batches; return the loss."""
+        return loss
+
+    @abstractmethod
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Return ``val_*`` metrics over all ranks' batches, equal on every rank.
 
@@ -58,63 +118,91 @@ class TrainableNetwork(Protocol):
             Batches of this rank, each with its number of samples; batches with 0 do not count.
         """
 
+    def _with_whole(self, found: dict[str, float]) -> dict[str, float]:
+        """Add the metrics that rank 0 computes of the predictions of all ranks, if there are any."""
+        if self._whole is None:
+            return found
+        own = self._whole.taken()
+        shares = [own] if self._group.size == 1 else self.gather(own)
+        of_all = self._whole.metrics(shares, found) if self._group.rank == 0 else None
+        return {**found, **self._group.broadcast(of_all)}
+
+    def metric_sums(self) -> dict[str, npt.NDArray[Any]]:
+        """Return the sums over samples from which the last evaluation's metrics are computed.
+
+        Evaluations of parts of the samples are merged exactly by adding their sums. Empty: the metrics are
+        means over the samples.
+        """
+        return {}
+
+    def metrics_of(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
+        """Return ``val_*`` metrics of sums; the network was evaluated before."""
+        raise NotImplementedError
+
     def end_epoch(self, metrics: Mapping[str, float]) -> None:
         """Take note of the results of an epoch, equal on every rank; called before its state is saved."""
+        if self._context is not None:
+            self._context.metrics = metrics
 
+    @abstractmethod
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state: weights, optimizer, random generators of the layers.
 
         The arrays may be the network's own, which change with the next step.
         """
 
+    def write_shards(self, folder: Path) -> None:  # noqa: B027
+        """Write this rank's part of a divided network, which `save` leaves out; all ranks call it.
+
+        Raises
+        ------
+        OSError
+            If a disk is full or read-only.
+        """
+
+    def open_shards(self, folder: Path) -> None:  # noqa: B027
+        """Take the parts of later calls of `restore` and `adopt` from a folder."""
+
+    @abstractmethod
     def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore the state that `save` returned, also of a network that has trained since.
 
         The arrays may be read-only, and are not used after the return.
         """
 
+    @abstractmethod
     def adopt(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Restore the state of another network, but keep the hyper-parameters of this one's optimizer.
 
         To be called before the network has trained or its learning rate was scaled.
         """
 
-    def generators(self) -> Any:
-        """Return the states of this rank's own random generators, as a JSON value.
+    def generators(self) -> Any:  # noqa: B027
+        """Return the states of this rank's own random generators, as a JSON value; None if it has none.
 
         They are those of the framework and its layers; `save` has those of rank 0, too.
         """
 
-    def set_generators(self, states: Any) -> None:
+    def set_generators(self, states: Any) -> None:  # noqa: B027
         """Set this rank's own generators to states that `generators` returned; called after `restore`."""
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank, on rank 0; all ranks of a group of several call it."""
+        raise NotImplementedError
 
+    @abstractmethod
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the learning rate."""
 
 
-@runtime_checkable
-class SumsMetrics(Protocol):
-    """A network whose metrics are computed from sums over samples, and need not be means over them.
+class Framework(CollectiveBackend, ABC):
+    """Class of the object ``FRAMEWORK`` in a module of this package."""
 
-    Evaluations of parts of the samples are merged exactly by adding their sums.
-    """
-
-    def metric_sums(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the sums of the last evaluation."""
-
-    def metrics_of(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
-        """Return ``val_*`` metrics of sums; the network was evaluated before."""
-
-
-class Framework(CollectiveBackend, Protocol):
-    """Interface of the object ``FRAMEWORK`` in a module of this package."""
-
+    @abstractmethod
     def version(self) -> str:
         """Return name and version, as recorded in profiles."""
 
+    @abstractmethod
     def prepare(
         self, cores: tuple[int, ...], device: int | None, seed: int, *, deterministic: bool = False
     ) -> None:
@@ -130,19 +218,22 @@ class Framework(CollectiveBackend, Protocol):
             Use deterministic algorithms only, until the next call.
         """
 
+    @abstractmethod
     def clear(self) -> None:
         """Release the memory of the last member before the next one is built."""
 
+    @abstractmethod
     def backend(self) -> str:
         """Return the library that exchanges gradients in the group of this rank: `NCCL` or `GLOO`."""
 
+    @abstractmethod
     def all_reduce(self, count: int) -> Callable[[], None]:
         """Return a function that sums `count` 32-bit numbers over all ranks, and waits for the sums.
 
         The numbers are stored where gradients are: on the GPU, if the framework sees one.
         """
 
-    def unreached(self, device: int, devices: int) -> tuple[int, ...]:
+    def unreached(self, device: int, devices: int) -> tuple[int, ...]:  # noqa: ARG002
         """Return the devices of this node to which the rank's GPU has no direct access, as far as known.
 
         Parameters
@@ -152,19 +243,25 @@ class Framework(CollectiveBackend, Protocol):
         devices : int
             Number of devices of the node.
         """
+        return ()
 
+    @abstractmethod
     def gpu_memory(self) -> int:
         """Return the bytes of the rank's GPU; 0 if it uses none."""
 
+    @abstractmethod
     def peak_gpu_memory(self) -> int:
         """Return the peak of the bytes on the rank's GPU since `reset_peak_memory`; 0 without a GPU."""
 
+    @abstractmethod
     def reset_peak_memory(self) -> None:
         """Restart the measurement of that peak."""
 
     def tensor_memory(self) -> TensorMemory:
         """Return the memory of tensors that stages pass to each other, after `prepare`."""
+        return TensorMemory()
 
+    @abstractmethod
     def memory_gauge(self, device: int | None) -> MemoryGauge:
         """Return the gauge of layers' memory on the rank's device.
 
@@ -177,11 +274,13 @@ class Framework(CollectiveBackend, Protocol):
     def remove_temporary_files(self) -> None:
         """Remove files of this process that the framework would remove only when Python ends in order."""
 
+    @abstractmethod
     def build(
         self, member: Member, functions: UserFunctions, group: Group, sample: Samples
     ) -> TrainableNetwork:
         """Build a member's network; `sample` is one batch, for layers that take their shapes from inputs."""
 
+    @abstractmethod
     def chain(self, member: Member, functions: UserFunctions) -> Chain:
         """Return a member's network as a chain that is cut into stages.
 

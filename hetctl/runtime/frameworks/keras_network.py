@@ -13,16 +13,14 @@ import tensorflow as tf
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.batches import Arrays, Batches, TrainingData, pad
+from hetctl.runtime.data.batches import Arrays, Batches, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.named_arrays import fields_of
-from hetctl.runtime.frameworks import packed_state
+from hetctl.runtime.frameworks import TrainableNetwork, packed_state
 from hetctl.runtime.frameworks.keras_model import array_of, compiled_step, first_samples, ignore_padding
 from hetctl.runtime.frameworks.keras_optimizer import KerasAccumulation, KerasRate, with_gradients
 from hetctl.runtime.worker.group import Group
-from hetctl.runtime.worker.training_context import TrainingContext
-from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
-from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
+from hetctl.runtime.worker.user_functions import UserFunctions
 
 CONTEXT = "context/"
 """Prefix of the names of the state of a ``train_fn``."""
@@ -31,27 +29,23 @@ SEED = "seed_generator_state"
 """Name of the variables of Keras' ``SeedGenerator``."""
 
 
-class KerasNetwork:
+class KerasNetwork(TrainableNetwork):
     """A compiled Keras model on this rank."""
 
+    timer: GraphStepTimer | None
+
     def __init__(self, model: Any, member: Member, functions: UserFunctions, group: Group) -> None:
-        self._model = model
-        self._member = member
-        self._optimizer = model.optimizer
-        self._group = group
         self._rate = KerasRate(model.optimizer)
         with tf.device("CPU:0"):
             self._rows = tf.Variable(member.batch_size, trainable=False, dtype=tf.int32)
         ignore_padding(model, self._rows)
-        self._train_fn = functions.train_fn or _default_train_fn(model, self._rows)
-        self._whole = functions.evaluate_fn and WholeEvaluation(functions.evaluate_fn, member.config)
-        self._context: TrainingContext | None = None
-        if takes_context(self._train_fn):
-            self._context = TrainingContext(group.rank, group.size, _device())
+        super().__init__(
+            *(model, model.optimizer, member, functions, group),
+            *(_default_train_fn(model, self._rows), _device(), _fields_of_all),
+        )
         self._test_step = _test_step_of(model)
         self._predict_step = _predict_step_of(model)
         self.timer = GraphStepTimer() if group.size > 1 else None
-        self._accumulation: KerasAccumulation | None = None
         if group.size > 1:
             horovod().broadcast_variables([_raw(v) for _, v in self._variables()], root_rank=0)
         if member.micro_batch_size is not None:
@@ -59,29 +53,12 @@ class KerasNetwork:
         elif group.size > 1:
             self._average_gradients()
 
-    def train(self, batches: Batches) -> float:
-        """Run ``train_fn``; return the loss, averaged over the samples of all ranks."""
-        if self._accumulation is not None:
-            self._accumulation.begin()
-        rows = self._member.rows_trained(self._group.size)
-        data = TrainingData(batches, rows, _fields_of_all, on_batch=self._noting(batches))
-        config = dict(self._member.config)
-        if self._context is not None:
-            self._context.begin(batches.epoch)
-        more = () if self._context is None else (self._context,)
-        loss = loss_of(self._train_fn(data, self._model, self._optimizer, config, *more))
-        if self._group.size > 1:
-            self._agree_on_statistics(batches.share)
-            own = tf.constant(loss * batches.share, tf.float64)
-            loss = float(horovod().allreduce(own, op=horovod().Sum))
-        if self._context is not None and batches.ends_epoch:
-            self._context.end_epoch()
-        return loss
-
-    def end_epoch(self, metrics: Mapping[str, float]) -> None:
-        """Show the results to ``train_fn``."""
-        if self._context is not None:
-            self._context.metrics = metrics
+    def _agreed(self, loss: float, batches: Batches) -> float:
+        if self._group.size == 1:
+            return loss
+        self._agree_on_statistics(batches.share)
+        own = tf.constant(loss * batches.share, tf.float64)
+        return float(horovod().allreduce(own, op=horovod().Sum))
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Evaluate each rank's share; the metrics' variables are summed over the ranks."""
@@ -99,8 +76,7 @@ class KerasNetwork:
                 self._whole.skip()
         if self._group.size > 1:
             self._add_up_metrics(tested, samples)
-        metrics = self._metrics()
-        return metrics if self._whole is None else {**metrics, **self._metrics_of_all(self._whole, metrics)}
+        return self._with_whole(self._metrics())
 
     def metric_sums(self) -> dict[str, npt.NDArray[Any]]:
         """Return the variables of the metrics, by position: they are sums, as in Keras' own."""
@@ -111,14 +87,6 @@ class KerasNetwork:
         for i, variable in enumerate(self._model.metrics_variables):
             variable.assign(sums[str(i)])
         return self._metrics()
-
-    def _metrics_of_all(self, whole: WholeEvaluation, others: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics that rank 0 computes of the predictions of all ranks."""
-        own = whole.taken()
-        shares = [own] if self._group.size == 1 else self.gather(own)
-        is_first = self._group.rank == 0
-        metrics: dict[str, float] = self._group.broadcast(whole.metrics(shares, others) if is_first else None)
-        return metrics
 
     def _metrics(self) -> dict[str, float]:
         results = self._model.get_metrics_result()

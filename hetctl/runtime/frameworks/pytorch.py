@@ -16,8 +16,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.batches import Batches, TrainingData, pad
+from hetctl.runtime.data.batches import Batches, pad
 from hetctl.runtime.data.loaders import Samples
+from hetctl.runtime.frameworks import Framework, TrainableNetwork
 from hetctl.runtime.frameworks.stage_network import TensorMemory
 from hetctl.runtime.frameworks.torch_averaging import Averaging
 from hetctl.runtime.frameworks.torch_batches import (
@@ -43,12 +44,10 @@ from hetctl.runtime.frameworks.torch_state import (
     unpack,
     without_functions,
 )
-from hetctl.runtime.worker.group import CollectiveGroup, Group
+from hetctl.runtime.worker.group import Group, ProcessGroup
 from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.step_clock import StepTimer
-from hetctl.runtime.worker.training_context import TrainingContext
-from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
-from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
+from hetctl.runtime.worker.user_functions import UserFunctions, takes_context
 
 CONTEXT, GRADIENTS = "context", "gradients"
 """Names of the state of a ``train_fn``, and of gradients that await the optimizer's next step."""
@@ -68,7 +67,7 @@ class RankAverage(Protocol):
         """Release memory that only further steps need."""
 
 
-class TorchNetwork:
+class TorchNetwork(TrainableNetwork):
     """A module with its optimizer on this rank.
 
     Attributes
@@ -83,13 +82,14 @@ class TorchNetwork:
         self, parts: Parts, member: Member, functions: UserFunctions, group: Group, device: torch.device
     ) -> None:
         self._parts = parts
-        self._model = parts.model
-        self._optimizer = parts.optimizer
-        self._member = member
-        self._group = group
         self._device = device
         self._tensors = Uploads(device)
         self._compiled = is_compiled(parts.model)
+        super().__init__(
+            *(parts.model, parts.optimizer, member, functions, group),
+            *(_default_train_fn(parts.loss, self._compiled), device, self._tensors),
+            *(parts.scheduler, parts.loss_scale),
+        )
         # With balanced batches a rank may have nearly all samples of the group.
         self._is_sample = torch.ones(member.batch_size * group.size, device=device)
         self._samples = member.batch_size
@@ -97,18 +97,11 @@ class TorchNetwork:
             ignore_padding(parts.model, self._is_sample)
         else:
             accept_lone_samples(parts.model)
-        self._train_fn = functions.train_fn or _default_train_fn(parts.loss, self._compiled)
-        self._whole = functions.evaluate_fn and WholeEvaluation(functions.evaluate_fn, member.config)
-        self._context: TrainingContext | None = None
         self._accumulates = False
-        if takes_context(self._train_fn):
-            place = group.rank, group.size
-            self._context = TrainingContext(*place, device, parts.scheduler, parts.loss_scale)
+        if self._context is not None:
             self._optimizer.register_step_post_hook(self._after_step)
         self._rate = RateFactor(self._optimizer)
         self._averaging: RankAverage | None = None
-        self._accumulation: Accumulation | None = None
-        self.timer: StepTimer | None = None
         if member.micro_batch_size is not None:
             self._accumulation = Accumulation(self._optimizer, averaged=group.size > 1 and not member.shard)
         if group.size > 1:
@@ -118,31 +111,22 @@ class TorchNetwork:
     def train(self, batches: Batches) -> float:
         """Run ``train_fn``; advance the scheduler if the epoch is done."""
         self._model.train()
-        if self._accumulation is not None:
-            self._accumulation.begin()
-        rows = self._member.rows_trained(self._group.size)
-        data = TrainingData(batches, rows, self._tensors, self._noting(batches))
-        config = dict(self._member.config)
-        if self._context is not None:
-            self._context.begin(batches.epoch)
-        more = () if self._context is None else (self._context,)
-        loss = loss_of(self._train_fn(data, self._model, self._optimizer, config, *more))
+        return super().train(batches)
+
+    def _agreed(self, loss: float, batches: Batches) -> float:
         scheduler = None if self._parts.waits_for_metric else self._parts.scheduler
         if scheduler is not None and batches.ends_epoch:
             scheduler.step()
-        if self._averaging is not None:
-            self._averaging.release()
-            loss = self._agree_after(loss, batches.share)
-        if self._context is not None and batches.ends_epoch:
-            self._context.end_epoch()
-        return loss
+        if self._averaging is None:
+            return loss
+        self._averaging.release()
+        return self._agree_after(loss, batches.share)
 
     def end_epoch(self, metrics: Mapping[str, float]) -> None:
         """Advance a scheduler that waits for the stop rule's metric; show the results to ``train_fn``."""
         if self._parts.scheduler is not None and self._parts.waits_for_metric:
             self._parts.scheduler.step(metrics[self._member.stop.metric])
-        if self._context is not None:
-            self._context.metrics = metrics
+        super().end_epoch(metrics)
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Evaluate each rank's share: scores are means over samples, and their sums are added over ranks."""
@@ -164,8 +148,9 @@ class TorchNetwork:
         if self._group.size > 1:
             sums = add_up(sums)
         *totals, count = sums.tolist()
-        found = {f"val_{name}": total / count for name, total in zip(scores, totals, strict=True)}
-        return found if self._whole is None else {**found, **self._metrics_of_all(self._whole, found)}
+        return self._with_whole(
+            {f"val_{name}": total / count for name, total in zip(scores, totals, strict=True)}
+        )
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
         """Return all state, each tensor by its name in the module or the optimizer."""
@@ -286,13 +271,6 @@ class TorchNetwork:
         """Return a number on the device, where it may still have to be computed."""
         return torch.as_tensor(value, dtype=torch.float64, device=self._device).reshape(())
 
-    def _metrics_of_all(self, whole: WholeEvaluation, others: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics that rank 0 computes of the predictions of all ranks."""
-        own = whole.taken()
-        shares = [own] if self._group.size == 1 else gather(own)
-        metrics: dict[str, float] = self._group.broadcast(whole.metrics(shares, others) if shares else None)
-        return metrics
-
     def _holders(self) -> dict[str, Any]:
         """Return the objects with state, by name."""
         parts = {
@@ -318,7 +296,7 @@ class TorchNetwork:
         return float(losses)
 
 
-class PyTorch:
+class PyTorch(Framework):
     """Interface of PyTorch to the trainer."""
 
     needs = "torch.distributed"
@@ -376,10 +354,7 @@ class PyTorch:
         """
         return TorchChain(member, functions)
 
-    def load(self) -> None:
-        """Do nothing: ``torch.distributed`` is part of PyTorch."""
-
-    def initialize(self, group: CollectiveGroup) -> None:
+    def initialize(self, group: ProcessGroup) -> None:
         """Initialize ``torch.distributed``."""
         init_group(group)
 
@@ -431,9 +406,6 @@ class PyTorch:
     def memory_gauge(self, device: int | None) -> MemoryGauge:
         """Return a gauge of its allocator, or of the process."""
         return memory_gauge(device)
-
-    def remove_temporary_files(self) -> None:
-        """Do nothing: compiled kernels are kept for other ranks, and the agent removes shared memory."""
 
     def clear(self) -> None:
         """Release unused memory of the GPU."""

@@ -34,17 +34,23 @@ PassedTensor = Tensor | DeviceTensor
 """Activations or gradients on their way between stages."""
 
 
-class TensorMemory(Protocol):
-    """Memory of the tensors that stages pass to each other: of this rank's GPU, or of the node."""
+class TensorMemory:
+    """Memory of the tensors that stages pass to each other: of this rank's GPU or, by default, of the node.
+
+    The node's is that of slots, and of frameworks whose tensors no other process can open.
+    """
 
     def filled(self, value: float, size: int) -> DeviceTensor | None:
         """Return a tensor of 32-bit numbers on the GPU, `size` times a value; None for a slot."""
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
         """Return an array in the memory from which tensors reach the device fastest."""
+        return np.empty(shape, dtype)
 
     def array(self, tensor: PassedTensor) -> Tensor:
         """Return a tensor in the node's memory; one that is there already without a copy."""
+        assert isinstance(tensor, np.ndarray)
+        return tensor
 
     def exported(self, tensor: PassedTensor) -> str | None:
         """Return a handle by which other processes of the node open a tensor where it is.
@@ -61,35 +67,10 @@ class TensorMemory(Protocol):
         RuntimeError
             If this process cannot open it.
         """
-
-    def received(self, tensor: PassedTensor) -> PassedTensor:
-        """Return a tensor of another rank in this rank's memory, when it is there."""
-
-
-class NodeMemory:
-    """The node's memory, for slots and for frameworks whose tensors no other process can open."""
-
-    def filled(self, value: float, size: int) -> None:
-        """Return None."""
-
-    def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
-        """Return an array in usual memory."""
-        return np.empty(shape, dtype)
-
-    def array(self, tensor: PassedTensor) -> Tensor:
-        """Return the array that it is."""
-        assert isinstance(tensor, np.ndarray)
-        return tensor
-
-    def exported(self, tensor: PassedTensor) -> None:
-        """Return None."""
-
-    def opened(self, handle: str) -> DeviceTensor:
-        """Raise an error: there are no handles."""
         raise RuntimeError(f"no tensor of another process can be opened here, such as {handle[:20]}")
 
     def received(self, tensor: PassedTensor) -> PassedTensor:
-        """Return the array that it is."""
+        """Return a tensor of another rank in this rank's memory, when it is there."""
         return tensor
 
 

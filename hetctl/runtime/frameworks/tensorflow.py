@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 # TensorFlow reads it when it is imported.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -20,15 +21,14 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks import GLOO, NCCL
+from hetctl.runtime.frameworks import GLOO, NCCL, Framework
 from hetctl.runtime.frameworks.keras_chain import KerasChain
 from hetctl.runtime.frameworks.keras_model import compiled_model
 from hetctl.runtime.frameworks.keras_network import KerasNetwork, horovod, make_variables
-from hetctl.runtime.frameworks.stage_network import NodeMemory
 from hetctl.runtime.frameworks.tensorflow_memory import GPU, memory_gauge, unused_gradients_released
 from hetctl.runtime.horovod_rendezvous import horovod_rendezvous
 from hetctl.runtime.interfaces import gloo_over
-from hetctl.runtime.worker.group import CollectiveGroup, Group
+from hetctl.runtime.worker.group import Group, ProcessGroup
 from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.user_functions import UserFunctions
 
@@ -37,7 +37,7 @@ CONVERTED = "__autograph_generated_file"
 """Beginning of the names of modules in which AutoGraph stores what it has made of Python functions."""
 
 
-class TensorFlow:
+class TensorFlow(Framework):
     """Interface of TensorFlow to the trainer."""
 
     needs = "Horovod"
@@ -82,7 +82,7 @@ class TensorFlow:
         make_variables(model, *sample)
         return KerasNetwork(model, member, functions, group)
 
-    def chain(self, member: Member, functions: UserFunctions) -> KerasChain:
+    def chain(self, member: Member, functions: UserFunctions) -> Any:
         """Call ``model_fn`` without memory for weights.
 
         Raises
@@ -96,7 +96,7 @@ class TensorFlow:
         """Import Horovod."""
         horovod()
 
-    def initialize(self, group: CollectiveGroup) -> None:
+    def initialize(self, group: ProcessGroup) -> None:
         """Start Horovod over Gloo: unlike an MPI world, its worlds can be formed repeatedly.
 
         Raises
@@ -140,10 +140,6 @@ class TensorFlow:
 
         return run
 
-    def unreached(self, device: int, devices: int) -> tuple[int, ...]:  # noqa: ARG002
-        """Return no devices: TensorFlow does not report peer access."""
-        return ()
-
     def gpu_memory(self) -> int:
         """Return the bytes of the first visible GPU as the node tells them: TensorFlow does not."""
         if not self.peak_gpu_memory():
@@ -160,10 +156,6 @@ class TensorFlow:
         """Restart the allocator's measurement of the peak."""
         if tf.config.list_physical_devices("GPU"):
             tf.config.experimental.reset_memory_stats(GPU)
-
-    def tensor_memory(self) -> NodeMemory:
-        """Return the node's memory, from and to which TensorFlow copies."""
-        return NodeMemory()
 
     def memory_gauge(self, device: int | None) -> MemoryGauge:
         """Return a gauge of its allocator, or of the process."""
@@ -190,7 +182,7 @@ class TensorFlow:
 FRAMEWORK = TensorFlow()
 
 
-def _gloo_environment(group: CollectiveGroup) -> dict[str, str]:
+def _gloo_environment(group: ProcessGroup) -> dict[str, str]:
     """Return the variables that Horovod's own launcher would set if all ranks were on one host."""
     return {
         "HOROVOD_CONTROLLER": "gloo",

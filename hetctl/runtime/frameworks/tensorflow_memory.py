@@ -12,7 +12,7 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import gradient_registry
 
 from hetctl.runtime.frameworks.stage_network import Tensor
-from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge, ProcessMemory
+from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge
 
 GPU, CPU = "GPU:0", "CPU:0"
 """The only GPU that set_visible_devices() has left, whichever it is on the node, and the CPU."""
@@ -28,7 +28,7 @@ def memory_gauge(device: int | None) -> MemoryGauge:
     """Return the gauge for a rank's device, as in `Framework.memory_gauge`."""
     if tf.config.list_physical_devices("GPU"):
         return _gpu(device or 0)
-    return PoolMemory() if has_pool() else ProcessMemory()
+    return PoolMemory() if has_pool() else MemoryGauge()
 
 
 def _gpu(device: int) -> GpuMemory:
@@ -44,12 +44,12 @@ def _gpu(device: int) -> GpuMemory:
         allocated=allocated,
         # It does not tell what its allocator has taken; before the first layer that is hardly more.
         reserved=allocated,
-        synchronize=tf.test.experimental.sync_devices,
+        wait=tf.test.experimental.sync_devices,
         there_and_back=there_and_back,
     )
 
 
-class PoolMemory(ProcessMemory):
+class PoolMemory(MemoryGauge):
     """Memory of TensorFlow on a slot, by its own count.
 
     The pool of oneDNN keeps what is freed: the resident memory would hide what the next passes need.

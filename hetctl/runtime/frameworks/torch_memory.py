@@ -9,18 +9,18 @@ import torch
 
 from hetctl.runtime.frameworks.stage_network import Tensor
 from hetctl.runtime.frameworks.torch_batches import empty_array, sent_array
-from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge, ProcessMemory
+from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge
 
 
 def memory_gauge(device: int | None) -> MemoryGauge:
     """Return the gauge for a rank's device, as in `Framework.memory_gauge`."""
     if not torch.cuda.is_available():
-        return ProcessMemory(saved_bytes)
+        return MemoryGauge(saved_bytes)
     return GpuMemory(
         device=device or 0,
         allocated=torch.cuda.memory_allocated,
         reserved=torch.cuda.memory_reserved,
-        synchronize=torch.cuda.synchronize,
+        wait=torch.cuda.synchronize,
         there_and_back=lambda array: sent_array(torch.as_tensor(array).to("cuda")),
         as_received=as_received,
         kept=saved_bytes,

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from hetctl.runtime.frameworks.packed_state import from_bytes, to_bytes
 from hetctl.runtime.interfaces import gloo_over
-from hetctl.runtime.worker.group import CollectiveGroup
+from hetctl.runtime.worker.group import ProcessGroup
 
 MS_PER_S = 1000.0
 FLOAT_BYTES = 4
@@ -23,7 +23,7 @@ ERROR_HANDLING, CLEAN_UP_ONLY = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
 """Variable of PyTorch for errors of NCCL; the value has operations fail, where others end the process."""
 
 
-def init_group(group: CollectiveGroup) -> None:
+def init_group(group: ProcessGroup) -> None:
     """Initialize ``torch.distributed``: NCCL with GPUs, else Gloo; rank 0 broadcasts its store's port.
 
     NCCL's operations wait for a rank that has ended: they are aborted when its connection ends.

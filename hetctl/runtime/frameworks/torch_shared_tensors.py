@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
-from hetctl.runtime.frameworks.stage_network import NodeMemory, PassedTensor, Tensor, TensorMemory
+from hetctl.runtime.frameworks.stage_network import PassedTensor, Tensor, TensorMemory
 from hetctl.runtime.frameworks.torch_batches import empty_array, sent_array
 
 Arguments = tuple[Any, ...]
@@ -23,10 +23,10 @@ type, index of the GPU; handles and sizes, of which only PyTorch knows more.
 
 def tensor_memory(device: torch.device) -> TensorMemory:
     """Return the memory for tensors of stages on a device."""
-    return GpuTensors(device) if device.type == "cuda" else NodeMemory()
+    return GpuTensors(device) if device.type == "cuda" else TensorMemory()
 
 
-class GpuTensors:
+class GpuTensors(TensorMemory):
     """Tensors on this rank's GPU.
 
     PyTorch counts who has opened a tensor, and uses its memory again when nobody refers to it.

@@ -17,10 +17,10 @@ from hetctl.model.profile import LinkPoint
 from hetctl.model.serialization import encode
 from hetctl.model.site import Point
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.frameworks.stage_network import NodeMemory, PassedTensor, Tensor, TensorMemory
+from hetctl.runtime.frameworks.stage_network import PassedTensor, Tensor, TensorMemory
 from hetctl.runtime.stages.p2p_transport import P2PTransport, receive
 from hetctl.runtime.worker.context import DATA_SEED, WorkerContext
-from hetctl.runtime.worker.group import NoCollectives, SingleRank, all_gather, join_group
+from hetctl.runtime.worker.group import CollectiveBackend, Group, all_gather, join_group
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.storage.profile_request import Measurements, read_measurements
@@ -39,9 +39,9 @@ def measure_links(assignment: Assignment, context: WorkerContext) -> None:
     folder, rank_info = Path(assignment.task.folder), assignment.rank_info
     measurements = read_measurements(folder)
     kind, site = measurements.target(assignment.task.name).member, measurements.site
-    context.group = SingleRank()
+    context.group = Group()
     context.group = group = join_group(
-        rank_info, NoCollectives(), context.publish_address, site.network, site.timeouts
+        rank_info, CollectiveBackend(), context.publish_address, site.network, site.timeouts
     )
     device = _device(measurements, context)
     nodes = tuple(all_gather(group, context.binding.node))
@@ -119,7 +119,7 @@ def _transfer_s(transport: P2PTransport, memory: TensorMemory, tensor: PassedTen
 def _device(measurements: Measurements, context: WorkerContext) -> Device:
     binding = context.binding
     if binding.device is None:
-        return Device(NodeMemory(), lambda _array: 0.0)
+        return Device(TensorMemory(), lambda _array: 0.0)
     framework = load_framework(measurements.ensemble.framework)
     framework.prepare(binding.cores, binding.device, DATA_SEED)
     return Device(framework.tensor_memory(), framework.memory_gauge(binding.device).copy_s)

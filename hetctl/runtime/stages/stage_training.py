@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import queue
-from collections.abc import Generator
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,9 +12,8 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.pipelines import PipelineLayout, WaveRecord
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.input_pipeline import refuse_own_batches
-from hetctl.runtime.data.loaders import Batch, Loader, Samples
+from hetctl.runtime.data.loaders import Loader
 from hetctl.runtime.data.named_arrays import refuse_named
-from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, receive
@@ -147,7 +145,7 @@ def _loaders(
         while (message := receive(transport.inbox)) is None or message.kind != SAMPLE:
             context.heartbeat()
         x, y = message.tensors
-        nothing = NoBatches((x, y), message.fields["samples"])
+        nothing = Loader(message.fields["samples"], (x, y))
         return nothing, nothing
     (member,) = spec.ensemble.members
     sharing = sharing_of(spec, spec.shares[transport.rank], context.binding.node)
@@ -162,34 +160,6 @@ def _loaders(
     for plan in layout.workers[worker][1:]:
         transport.send(plan.rank, SAMPLE, training.sample, samples=training.samples)
     return training, validation
-
-
-class NoBatches:
-    """Loader of a stage that reads no samples, since its inputs come from the stage before; a `Loader`.
-
-    Parameters
-    ----------
-    sample : tuple of array
-        A batch with one sample.
-    samples : int
-        Samples of an epoch.
-    """
-
-    waited_s = 0.0
-
-    def __init__(self, sample: Samples, samples: int) -> None:
-        self.sample = sample
-        self.samples = samples
-
-    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:  # noqa: ARG002
-        """Yield nothing."""
-        yield from ()
-
-    def split(self, sizes: tuple[int, ...]) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class WaveRecorder:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -137,16 +137,6 @@ class Saver:
         return self._folder.save(arrays, state)
 
 
-class DividedNetwork(TrainableNetwork, Protocol):
-    """A network of which each rank writes and reads its part."""
-
-    def write_shards(self, folder: Path) -> None:
-        """Write this rank's part; all ranks call it. OSError if a disk is full or read-only."""
-
-    def open_shards(self, folder: Path) -> None:
-        """Take the parts of later calls of `restore` and `adopt` from a folder."""
-
-
 class ShardSaver(Saver):
     """Writer of checkpoints by all ranks; training goes on when they are on the disk.
 
@@ -154,7 +144,7 @@ class ShardSaver(Saver):
     the manifest, so that a checkpoint without a part of it counts as nonexistent.
     """
 
-    def __init__(self, folder: CheckpointFolder, network: DividedNetwork, group: Group) -> None:
+    def __init__(self, folder: CheckpointFolder, network: TrainableNetwork, group: Group) -> None:
         super().__init__(folder)
         self._network, self._group = network, group
 

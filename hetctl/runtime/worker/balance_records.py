@@ -35,7 +35,7 @@ def interval(size_bytes: int, whole_bytes: int = WHOLE_BYTES) -> int:
 
 
 class BalanceRecorder:
-    """A `Recorder` that writes events.
+    """Record of a group's balancing, on rank 0, as events and in a log.
 
     Parameters
     ----------

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy.typing as npt
 
 from hetctl.methods.balance.drift import DriftDetector
 from hetctl.methods.balance.manager import BatchSizeManager, Observation
 from hetctl.methods.balance.managers import manager_of
-from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, logged
+from hetctl.methods.balance.observation_log import ManagerStart, logged
 from hetctl.methods.balance.predictors.base import Values
 from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.methods.balance.saved_state import is_alike, made_of, state_of
@@ -51,25 +51,6 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 StepReport = tuple[int, float, float, float]
 """Step, its seconds, the share of available cores, and that of memory in use."""
-
-
-class Recorder(Protocol):
-    """Record of a group's balancing, on rank 0."""
-
-    def started(self, reason: str, ranks: Sequence[RankShare]) -> None:
-        """Record the start of the manager."""
-
-    def log(self, record: ManagerStart | LoggedIteration) -> None:
-        """Add a record to the log from which the balancing can be repeated."""
-
-    def flush(self) -> None:
-        """Write the log as far as it is."""
-
-    def changed(self, ranks: Sequence[RankShare]) -> None:
-        """Record new sizes, with the times of the last iteration."""
-
-    def straggler(self, rank: RankShare, message: str) -> None:
-        """Record a warning of the manager."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +186,7 @@ class BalanceLeader:
     """
 
     def __init__(
-        self, group: Group, balance: Balance, recorder: Recorder, background: BackgroundTraining
+        self, group: Group, balance: Balance, recorder: BalanceRecorder, background: BackgroundTraining
     ) -> None:
         self._group = group
         self._balance = balance

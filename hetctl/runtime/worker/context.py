@@ -25,9 +25,7 @@ from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.group import (
     CollectiveBackend,
     Group,
-    NoCollectives,
     RankInfo,
-    SingleRank,
     join_group,
 )
 from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
@@ -173,7 +171,7 @@ class WorkerContext:
         send_saved: Callable[[StateSaved], None] = lambda _: None,
         on_unsaved: Callable[[], None] = lambda: None,
     ) -> None:
-        self.group: Group = SingleRank()
+        self.group: Group = Group()
         self.binding = binding
         self.keep = keep
         self.publish_address = publish_address
@@ -260,7 +258,7 @@ class WorkerContext:
         """
         self._release_kept()
         framework, functions = self._code or self.load_code(ensemble)
-        group = self.join(rank_info, network, timeouts, NoCollectives())
+        group = self.join(rank_info, network, timeouts, CollectiveBackend())
         self.prepare(member)
         return group, framework.chain(member, functions), framework.tensor_memory()
 
@@ -285,7 +283,7 @@ class WorkerContext:
             Collective operations of the group; None: those of the framework.
         """
         # An error while the group forms must not be blamed on the ranks of the last one.
-        self.group = SingleRank()
+        self.group = Group()
         backend = backend or self._loaded_code()[0]
         self.group = join_group(rank_info, backend, self.publish_address, interfaces, timeouts)
         self.heartbeat()
@@ -310,7 +308,7 @@ class WorkerContext:
             If the network is not a chain.
         """
         framework, functions = self._code or self.load_code(ensemble)
-        self.group = SingleRank()
+        self.group = Group()
         self.prepare(member)
         chain = framework.chain(member, functions)
         self.heartbeat()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
@@ -28,19 +28,20 @@ class LostPeerError(HetctlError):
     """Loss of another rank of the group, which caused this rank's error."""
 
 
-class Group(Protocol):
-    """The ranks of a member; rank 0 decides, reports and writes checkpoints."""
+class Group:
+    """The ranks of a member; rank 0 decides, reports and writes checkpoints. There is one rank by default."""
 
-    size: int
-    rank: int
+    size: int = 1
+    rank: int = 0
 
     def broadcast(self, value: Any) -> Any:
         """Return rank 0's value, which must be a JSON value, on every rank."""
+        return value
 
     def report(self, value: Any) -> None:
         """Send rank 0 a JSON value other than None, without waiting; rank 0 reads it with `reports`."""
 
-    def reports(self, wait: bool = False) -> Iterator[tuple[int, Any]]:
+    def reports(self, wait: bool = False) -> Iterator[tuple[int, Any]]:  # noqa: ARG002
         """Yield, on rank 0, the ranks and the values that have arrived since the last call.
 
         Parameters
@@ -48,43 +49,20 @@ class Group(Protocol):
         wait : bool
             If true, wait until each of the other ranks has sent at least one value.
         """
+        yield from ()
 
     def peer_failed(self) -> bool:
         """Return true if another rank has ended."""
+        return False
 
     def barrier_and_close(self) -> None:
         """Wait for the others, and disconnect."""
 
 
-class CollectiveGroup(Protocol):
-    """A group of several ranks with a collective backend.
-
-    Attributes
-    ----------
-    host : str
-        Address at which all ranks reach rank 0, and the only one at which it should listen for them: that
-        of one interface, which is the loopback for ranks on one node.
-    interface : str
-        Network interface for Gloo.
-    hang_s : float
-        Time limit of collective operations in seconds: a rank that takes longer hangs.
-    """
-
-    size: int
-    rank: int
-    host: str
-    interface: str
-    hang_s: float
-
-    def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value, as in `Group`."""
-
-    def on_peer_loss(self, call: Callable[[], None]) -> None:
-        """Have a function called, in a thread of its own, when another rank has ended."""
-
-
-class CollectiveBackend(Protocol):
+class CollectiveBackend:
     """Collective operations that exchange a group's gradients; each framework has its own.
+
+    There are none by default, as for ranks that only connect, such as the stages of a pipeline.
 
     Attributes
     ----------
@@ -92,31 +70,16 @@ class CollectiveBackend(Protocol):
         Names of the packages that it needs, for messages.
     """
 
-    needs: str
+    needs = "nothing"
 
     def load(self) -> None:
         """Import the packages that it needs; ImportError if one is missing."""
 
-    def initialize(self, group: CollectiveGroup) -> None:
+    def initialize(self, group: ProcessGroup) -> None:
         """Initialize it on the ranks of a group of several."""
 
     def shutdown(self) -> None:
         """Shut it down, so that other groups can be formed."""
-
-
-class NoCollectives:
-    """Empty collective backend for ranks that only connect, such as the stages of a pipeline."""
-
-    needs = "nothing"
-
-    def load(self) -> None:
-        """Do nothing: there is nothing to import."""
-
-    def initialize(self, group: CollectiveGroup) -> None:
-        """Do nothing: there is nothing to initialize."""
-
-    def shutdown(self) -> None:
-        """Do nothing: there is nothing to shut down."""
 
 
 @dataclass(frozen=True)
@@ -140,40 +103,20 @@ class RankInfo:
     identity: JobIdentity | None = None
 
 
-class SingleRank:
-    """A group of one rank."""
-
-    size = 1
-    rank = 0
-
-    def broadcast(self, value: Any) -> Any:
-        """Return the value."""
-        return value
-
-    def report(self, value: Any) -> None:
-        """Do nothing: rank 0 has its own values."""
-
-    def reports(self, wait: bool = False) -> Iterator[tuple[int, Any]]:  # noqa: ARG002
-        """Yield nothing: there is no other rank."""
-        yield from ()
-
-    def peer_failed(self) -> bool:
-        """Return false: there is no other rank."""
-        return False
-
-    def barrier_and_close(self) -> None:
-        """Do nothing: there is no other rank."""
-
-
-class ProcessGroup:
+class ProcessGroup(Group):
     """A group of several ranks: rank 0 has a connection to each of the others.
 
     Parameters
     ----------
     connections : sequence of Connection
         On rank 0 the connections to ranks 1, 2, ..; on any other rank the one to rank 0.
+    host : str
+        Address at which all ranks reach rank 0, and the only one at which it should listen for them: that
+        of one interface, which is the loopback for ranks on one node.
+    interface : str
+        Network interface for Gloo.
     hang_s : float
-        Time limit of collective operations in seconds, as in `CollectiveGroup`.
+        Time limit of collective operations in seconds: a rank that takes longer hangs.
     """
 
     def __init__(
@@ -225,7 +168,7 @@ class ProcessGroup:
             raise LostPeerError(f"lost another rank of the group: {error}") from None
 
     def on_peer_loss(self, call: Callable[[], None]) -> None:
-        """Have a function called, as in `CollectiveGroup`."""
+        """Have a function called, in a thread of its own, when another rank has ended."""
         self._watch = PeerWatch(self._connections, call)
 
     def peer_failed(self, patience_s: float = PEER_FAILURE_CHECK_S) -> bool:
@@ -323,7 +266,7 @@ def join_group(
         If another rank does not connect in time.
     """
     if rank_info.size == 1:
-        return SingleRank()
+        return Group()
     try:
         backend.load()
     except ImportError as error:

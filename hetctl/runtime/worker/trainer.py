@@ -16,7 +16,7 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sample_accesses import SampleAccesses, most_accessed
 from hetctl.runtime.data.sampler import Order, epoch_order
 from hetctl.runtime.frameworks import TrainableNetwork
-from hetctl.runtime.worker.async_checkpoint import DividedNetwork, OnSaved, ShardSaver
+from hetctl.runtime.worker.async_checkpoint import OnSaved, ShardSaver
 from hetctl.runtime.worker.checkpoint import Arrays, Loaded
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.member_trainer import MemberTrainer, load_together, refuse_early_end
@@ -178,8 +178,6 @@ class Trainer(MemberTrainer):
 @dataclass
 class ShardedTrainer(Trainer):
     """The training, as in `Trainer`, of a member that is divided among its ranks."""
-
-    network: DividedNetwork
 
     def _new_saver(self) -> ShardSaver:
         return ShardSaver(self.checkpoints, self.network, self.group)

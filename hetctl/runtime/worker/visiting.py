@@ -21,7 +21,7 @@ from hetctl.runtime.data import state_file
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.loaders import ArrayLoader, Samples
 from hetctl.runtime.data.sampler import streams_of
-from hetctl.runtime.frameworks import SumsMetrics, TrainableNetwork
+from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, all_gather
@@ -336,12 +336,10 @@ class Visitor:
             return None
         check_finite(metrics, "evaluation")
         after = self._merged(state, metrics, validation.samples)
-        sums: Arrays = {}
-        if isinstance(network, SumsMetrics):
-            sums = added(network.metric_sums(), self._sums if state.evaluating else {})
+        sums = added(network.metric_sums(), self._sums if state.evaluating else {})
         if len(after.visited) < self._count:
             return PartitionPass(after, validation.samples, seconds, sums=sums)
-        merged = network.metrics_of(sums) if isinstance(network, SumsMetrics) else _means_in(after)
+        merged = network.metrics_of(sums) if sums else _means_in(after)
         finished = self._finished(after, merged)
         network.end_epoch(finished.epochs[-1].metrics)
         return PartitionPass(finished, validation.samples, seconds)

@@ -36,14 +36,14 @@ ROUND = [
 ]
 
 
-def test_ranks_are_numbered_by_node_and_the_first_of_each_leads():
+def test_ranks_of_a_member_are_numbered_by_node():
     roles = roles_of(ROUND, "none", POINTS, 16)
-    assert [(r.member, r.rank, r.node, r.leader, r.master) for r in roles] == [
-        ("a", 0, "n1", True, True),
-        ("a", 1, "n1", False, False),
-        ("a", 2, "n2", True, False),
-        ("b", 0, "n1", False, True),
-        ("c", 0, "n2", False, True),
+    assert [(r.member, r.rank, r.node) for r in roles] == [
+        ("a", 0, "n1"),
+        ("a", 1, "n1"),
+        ("a", 2, "n2"),
+        ("b", 0, "n1"),
+        ("c", 0, "n2"),
     ]
 
 
@@ -82,7 +82,6 @@ def test_any_layout_gives_each_node_one_leader_and_fair_shares(members, sharing,
     assert [(r.member, r.rank) for r in roles] == [(a.member, r) for a in allocations for r in range(a.gpus)]
     for node in {role.node for role in roles}:
         here = [role for role in roles if role.node == node]
-        assert sum(role.leader for role in here) == 1
         counts = [role.preprocessors for role in here]
         assert max(counts) - min(counts) <= 1
         assert 1 <= sum(counts) <= max(cores, len(here))

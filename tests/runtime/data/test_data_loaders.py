@@ -17,7 +17,7 @@ from hetctl.runtime.data.loaders import ArrayLoader, LoaderWaits, PreprocessorPo
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
 from hetctl.runtime.data.sources import ArraySource, MapSource
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 
 SEED = 7
 
@@ -106,7 +106,6 @@ def test_changing_sizes_give_the_samples_of_one_process(loader_of, changes, samp
             assert sorted(numbers) == sorted(order[start : start + 20])
             if start + 20 <= samples:
                 assert (len(first.numbers), len(second.numbers)) == sizes
-            assert first.weight + second.weight == pytest.approx(1.0)
             # A rank without samples has an example batch.
             held = [(part, len(chunk.numbers)) for part, chunk in ((one, first), (other, second))]
             x_of_both, y_of_both = (np.concatenate([p[i][:count] for p, count in held]) for i in (0, 1))
@@ -161,7 +160,7 @@ def test_a_loader_restarts_at_the_position_of_training(loader_of):
 def test_preprocessors_go_on_from_epoch_to_epoch(loader_of):
     loader, rings = loader_of(Squares()), set()
     for epoch in (1, 2, 3):
-        batches = Batches(loader, epoch, 0, SingleRank(), lambda: False)
+        batches = Batches(loader, epoch, 0, Group(), lambda: False)
         assert [y for _, part in batches for y in part.tolist()] == (
             epoch_order(10, SEED, epoch) ** 2
         ).tolist()
@@ -173,7 +172,7 @@ def test_a_rank_without_a_share_of_a_batch_gets_one_sample(loader_of):
     shares = [copied(loader_of(Squares(9), rank=rank, ranks=3).batches(1, 0)) for rank in range(3)]
     last = [share[-1] for share in shares]
     assert [len(y) for _, y, _ in last] == [1, 1, 1]
-    assert [chunk.weight for *_, chunk in last] == [1, 0, 0]
+    assert [len(chunk.numbers) for *_, chunk in last] == [1, 0, 0]
     whole = copied(loader_of(Squares(9)).batches(1, 0))
     for index, (x, *_) in enumerate(whole[:-1]):
         assert np.concatenate([share[index][0] for share in shares]).tolist() == x.tolist()

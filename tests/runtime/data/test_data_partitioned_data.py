@@ -13,7 +13,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
 from hetctl.runtime.data.partition_loader import HeldSamples, PartitionLoader
 from hetctl.runtime.data.partitioned_data import homes_of, load_partitions, partition_paths
-from hetctl.runtime.worker.group import RankInfo, SingleRank
+from hetctl.runtime.worker.group import Group, RankInfo
 
 MEMBER = Member("m", batch_size=4, seed=7)
 PART = 40
@@ -194,8 +194,8 @@ def test_a_stopped_group_goes_on_with_the_same_samples(tmp_path):
 def test_a_group_needs_all_partitions_unless_it_measures(tmp_path):
     place(tmp_path, [0, 2])
     with pytest.raises(BadInputError, match="partitions 1 of "):
-        opened(SingleRank(), tmp_path, 3)
-    training, validation = opened(SingleRank(), tmp_path, 3, partial=True)
+        opened(Group(), tmp_path, 3)
+    training, validation = opened(Group(), tmp_path, 3, partial=True)
     targets = [y for (_, own), _ in training.batches(1, 0) for y in own.tolist()]
     assert sorted(targets) == [*range(PART), *range(2 * PART, 3 * PART)]
     assert len(drawn_held_out(validation)) == 40

@@ -22,7 +22,7 @@ from hetctl.runtime.data.shards import Shards, ShardSource
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.data.threaded_loaders import BATCHES_AHEAD, CollatedLoader, ShardLoader
 from hetctl.runtime.data.write_partitions import _divisible
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 
 SAMPLES, SEED = 23, 7
 SIZES = (7, 4, 9, 3)
@@ -248,14 +248,14 @@ def test_the_end_of_an_epoch_may_come_first(shard_loader_of):
 
 def test_a_batch_that_was_not_trained_comes_again(shard_loader_of):
     loader = shard_loader_of()
-    stopped = Batches(loader, 1, 0, SingleRank(), lambda: False)
+    stopped = Batches(loader, 1, 0, Group(), lambda: False)
     taken = []
     for _, y in stopped:
         taken.append(y.tolist())
         if len(taken) == 3:
             break
     assert (stopped.position, len(stopped.order)) == (10, 6)
-    resumed = Batches(loader, 1, stopped.position, SingleRank(), lambda: False, order=stopped.order)
+    resumed = Batches(loader, 1, stopped.position, Group(), lambda: False, order=stopped.order)
     rest = [y.tolist() for _, y in resumed]
     assert rest[0] == taken[2]
     assert sorted(number for batch in (*taken[:2], *rest) for number in batch) == list(range(TOTAL))

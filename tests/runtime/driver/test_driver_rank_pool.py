@@ -48,7 +48,7 @@ from pathlib import Path
 from hetctl.runtime.agent import agent_process
 from hetctl.runtime.agent.__main__ import main
 from hetctl.runtime.worker.messages import TRAIN
-from hetctl.runtime.worker.group import SingleRank, join_group
+from hetctl.runtime.worker.group import Group, join_group
 from hetctl.runtime.worker import worker
 from hetctl.runtime.worker.reporting import reporter
 
@@ -62,7 +62,7 @@ def work(assignment, context):
     how = json.loads((Path(assignment.task.folder) / f"{assignment.task.name}.json").read_text())
     if how.get("shares"): Path(f"/dev/shm/torch_{os.getpid()}_1_0").touch()
     if how.get("early") and assignment.rank_info.rank == 0: os.kill(os.getpid(), how["early"])
-    context.group = SingleRank()
+    context.group = Group()
     context.group = join_group(assignment.rank_info, NoBackend(), context.publish_address)
     ranks = context.group
     me = {"pid": os.getpid(), "rank": ranks.rank, "size": ranks.size, "device": context.binding.device}

@@ -14,7 +14,7 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.frameworks.keras_model import deferred_values
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 pytestmark = pytest.mark.training
@@ -38,7 +38,7 @@ def chain(model_fn, optimizer=keras.optimizers.Adam):
 
 def whole(model_fn):
     keras.utils.set_random_seed(3)
-    return load_framework("tensorflow").build(MEMBER, functions(model_fn), SingleRank(), SAMPLE)._model
+    return load_framework("tensorflow").build(MEMBER, functions(model_fn), Group(), SAMPLE)._model
 
 
 def residual():

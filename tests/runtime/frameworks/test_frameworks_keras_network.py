@@ -13,7 +13,7 @@ from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.frameworks.keras_optimizer import KerasRate
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 pytestmark = pytest.mark.training
@@ -56,11 +56,11 @@ def step(model, **sizes):
     """Train one step of hetctl with all samples."""
     functions = UserFunctions(lambda _: None, lambda _: model, None)
     member = Member("m", {}, **({"batch_size": SAMPLES} | sizes))
-    network = load_framework("tensorflow").build(member, functions, SingleRank(), (X[:8], Y[:8]))
+    network = load_framework("tensorflow").build(member, functions, Group(), (X[:8], Y[:8]))
     stream = Stream(SAMPLES, SAMPLES, 5)
     batches = Batches(
         ArrayLoader(ArraySource(X, Y, "training"), stream),
-        *(1, 0, SingleRank(), lambda: False),
+        *(1, 0, Group(), lambda: False),
         most=member.micro_batch_size,
     )
     network.train(batches)

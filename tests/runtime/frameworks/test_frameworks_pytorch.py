@@ -24,7 +24,7 @@ from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework, pytorch
 from hetctl.runtime.frameworks.torch_state import pack, unpack
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 pytestmark = pytest.mark.training
@@ -43,13 +43,13 @@ def parts(model=None, optimizer=torch.optim.SGD, scheduler=None, **more):
 def built(model_fn=parts, train_fn=None):
     seed_all("pytorch", 3)
     functions = UserFunctions(lambda _: None, lambda _: model_fn(), train_fn)
-    return load_framework("pytorch").build(Member("m", {}), functions, SingleRank(), (X[:8], Y[:8]))
+    return load_framework("pytorch").build(Member("m", {}), functions, Group(), (X[:8], Y[:8]))
 
 
 def train(network, epochs=1, samples=SAMPLES, batch=16, start=0, should_stop=lambda: False):
     loader = ArrayLoader(ArraySource(X[:samples], Y[:samples], "training"), Stream(samples, batch, 5))
     for epoch in range(1, epochs + 1):
-        network.train(Batches(loader, epoch, start, SingleRank(), should_stop))
+        network.train(Batches(loader, epoch, start, Group(), should_stop))
 
 
 def test_a_schedule_of_milestones_goes_on_after_a_restore():

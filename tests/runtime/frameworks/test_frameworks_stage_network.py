@@ -13,7 +13,7 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import load_functions
 
 pytestmark = pytest.mark.training
@@ -33,13 +33,13 @@ def loaded(framework):
 def batches(framework, epoch=1, samples=SAMPLES):
     (x, y), _ = loaded(framework).input_fn(None)
     loader = ArrayLoader(ArraySource(x[:samples], y[:samples], "training"), Stream(samples, BATCH, SEED))
-    return Batches(loader, epoch, 0, SingleRank(), lambda: False)
+    return Batches(loader, epoch, 0, Group(), lambda: False)
 
 
 def whole_network(framework, config):
     seed_all(framework, SEED)
     (x, y), _ = loaded(framework).input_fn(None)
-    return load_framework(framework).build(member_of(config), loaded(framework), SingleRank(), (x[:1], y[:1]))
+    return load_framework(framework).build(member_of(config), loaded(framework), Group(), (x[:1], y[:1]))
 
 
 def weights_of(network):

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 pytestmark = pytest.mark.training
@@ -44,7 +44,7 @@ def prepared():
 
 
 def whole(model_fn):
-    return prepared().build(MEMBER, functions(model_fn), SingleRank(), SAMPLE)._model
+    return prepared().build(MEMBER, functions(model_fn), Group(), SAMPLE)._model
 
 
 def custom():

@@ -17,7 +17,7 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 pytestmark = pytest.mark.training
@@ -95,14 +95,14 @@ def network(train_fn, batch, chunk):
     seed_all("pytorch", 3)
     member = Member("m", {}, batch, global_batch_size=chunk)
     functions = UserFunctions(lambda _: None, model_fn, train_fn)
-    return member, load_framework("pytorch").build(member, functions, SingleRank(), (X[:1], Y[:1]))
+    return member, load_framework("pytorch").build(member, functions, Group(), (X[:1], Y[:1]))
 
 
 def trained(train_fn, batch, chunk, epochs=2):
     member, built = network(train_fn, batch, chunk)
     loader = ArrayLoader(ArraySource(X, Y, "training"), Stream(SAMPLES, CHUNK, 5))
     for epoch in range(1, epochs + 1):
-        batches = Batches(loader, epoch, 0, SingleRank(), lambda: False, most=member.micro_batch_size)
+        batches = Batches(loader, epoch, 0, Group(), lambda: False, most=member.micro_batch_size)
         built.train(batches)
     return built
 

@@ -10,7 +10,7 @@ import torch
 from stage_ranks import layout_of, run_ranks
 from workbench import wait_for
 
-from hetctl.runtime.frameworks.stage_network import NodeMemory
+from hetctl.runtime.frameworks.stage_network import TensorMemory
 from hetctl.runtime.frameworks.torch_compute_clock import ComputeClock
 from hetctl.runtime.frameworks.torch_shared_tensors import GpuTensors, arguments_of, handle_of, tensor_memory
 from hetctl.runtime.stages.opened_tensors import LEAST_BYTES
@@ -28,7 +28,7 @@ def on_gpu():
 
 
 def test_tensors_of_a_slot_are_arrays_in_the_nodes_memory():
-    assert isinstance(tensor_memory(torch.device("cpu")), NodeMemory)
+    assert isinstance(tensor_memory(torch.device("cpu")), TensorMemory)
 
 
 def test_a_handle_is_json_of_all_that_opens_a_tensor():

@@ -16,7 +16,7 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 pytestmark = pytest.mark.training
@@ -73,12 +73,12 @@ def prepared():
 
 def batches(epoch):
     loader = ArrayLoader(ArraySource(X, Y, "training"), Stream(len(X), 8, 5))
-    return Batches(loader, epoch, 0, SingleRank(), lambda: False)
+    return Batches(loader, epoch, 0, Group(), lambda: False)
 
 
 @pytest.mark.parametrize("model_fn", [grouped, with_state_from_the_start], ids=lambda one: one.__name__)
 def test_a_stage_has_its_part_of_the_optimizer_and_the_loss(model_fn):
-    whole = prepared().build(MEMBER, functions(model_fn), SingleRank(), (X[:1], Y[:1]))
+    whole = prepared().build(MEMBER, functions(model_fn), Group(), (X[:1], Y[:1]))
     losses = [whole.train(batches(epoch)) for epoch in (1, 2)]
     chain = prepared().chain(MEMBER, functions(model_fn))
     stages = [chain.build(cut, (X[:1], Y[:1])) for cut in (range(1), range(1, 2), range(2, 4), range(4, 5))]

@@ -22,7 +22,7 @@ from hetctl.runtime.data.loaders import LoaderWaits
 from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
 from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.data.sources import MapSource
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 
 SAMPLES, SEED = 50, 99
 QUICK = LoaderWaits(check_s=0.1, help_s=0.2)
@@ -104,7 +104,7 @@ class Crew:
                 if gate is not None and epoch == epochs:
                     assert gate.wait(60)
                 watched = Watched(loader, seen)
-                for _ in Batches(watched, epoch, start, SingleRank(), lambda: False, order=order):
+                for _ in Batches(watched, epoch, start, Group(), lambda: False, order=order):
                     time.sleep(pause_s)
                     if len(seen) == die_after:
                         os.kill(os.getpid(), signal.SIGKILL)
@@ -231,7 +231,7 @@ def test_preprocessors_leave_a_ring_in_use_for_another_one(tmp_path):
         for ring, readers in (("r.ring", 2), ("next.ring", 1)):
             loader = open_loader(stream, 1, Lockstep(ring, SEED, 8, 8, 0, readers))
             seen = []
-            list(Batches(Watched(loader, seen), 1, 0, SingleRank(), lambda: False))
+            list(Batches(Watched(loader, seen), 1, 0, Group(), lambda: False))
             check(seen, (SEED, 1))
             loader.close()
         gate.set()

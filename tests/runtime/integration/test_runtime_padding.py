@@ -12,7 +12,7 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 SAMPLES, HELD_OUT, BATCH = 71, 21, 16
@@ -31,11 +31,11 @@ def built(framework, model_fn, train_fn=None):
     seed_all(framework, 3)
     functions = UserFunctions(lambda _: None, lambda _: model_fn(), train_fn)
     member = Member("m", {}, batch_size=BATCH)
-    return load_framework(framework).build(member, functions, SingleRank(), (X[:1], Y[:1]))
+    return load_framework(framework).build(member, functions, Group(), (X[:1], Y[:1]))
 
 
 def part_of(loader, epoch, start, stop):
-    batches = Batches(loader, epoch, start, SingleRank(), lambda: batches.position >= stop)
+    batches = Batches(loader, epoch, start, Group(), lambda: batches.position >= stop)
     return batches
 
 
@@ -248,7 +248,7 @@ def test_padding_repeats_samples_and_gives_them_no_weight():
 
 def test_padded_batches_have_full_size_and_count_their_samples():
     training, _ = loaders()
-    data = TrainingData(Batches(training, 1, 0, SingleRank(), lambda: False), BATCH)
+    data = TrainingData(Batches(training, 1, 0, Group(), lambda: False), BATCH)
     seen = [(len(x), len(y), len(weights), data.samples) for x, y, weights in data.padded()]
     assert seen == [(BATCH, BATCH, BATCH, 16)] * 4 + [(BATCH, BATCH, BATCH, 7)]
 
@@ -268,7 +268,7 @@ class Moving:
 def test_padded_batches_that_grow_have_weights_for_all_rows():
     stream = Stream(SAMPLES, 2 * BATCH, 5, ranks=2)
     loader = ArrayLoader(ArraySource(X[:SAMPLES], Y[:SAMPLES], "training"), stream)
-    batches = Batches(loader, 1, 0, SingleRank(), lambda: False, balancer=Moving())
+    batches = Batches(loader, 1, 0, Group(), lambda: False, balancer=Moving())
     data = TrainingData(batches, BATCH)
     seen = [(len(x), len(weights), data.samples, weights.mean()) for x, _, weights in data.padded()]
     assert seen == [(16, 16, 16, 1), (20, 20, 20, 1), (16, 16, 4, 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from stage_ranks import layout_of, run_ranks
 
-from hetctl.runtime.frameworks.stage_network import NodeMemory
+from hetctl.runtime.frameworks.stage_network import TensorMemory
 from hetctl.runtime.stages.measure_links import SIZES, Device, measured_points
 
 COPY_S = 10.0
@@ -17,7 +17,7 @@ def test_messages_of_all_sizes_are_timed_with_their_copies(nodes):
         beats = []
         points = {}
         for copy_s in (0.0, COPY_S):
-            device = Device(NodeMemory(), lambda _array, copy_s=copy_s: copy_s)
+            device = Device(TensorMemory(), lambda _array, copy_s=copy_s: copy_s)
             points[copy_s] = list(measured_points(rank.transport, device, lambda: beats.append(1)))
         assert len(beats) == 2 * len(SIZES)
         return points, rank.transport.take_sent()

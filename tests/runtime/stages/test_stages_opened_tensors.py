@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from stage_ranks import layout_of, run_ranks
 
-from hetctl.runtime.frameworks.stage_network import NodeMemory
+from hetctl.runtime.frameworks.stage_network import TensorMemory
 from hetctl.runtime.stages.p2p_transport import receive
 
 THREE = layout_of(1, 3, 3, in_flight=1)
@@ -32,7 +32,7 @@ class FileTensor:
 
 
 @dataclass
-class FileMemory(NodeMemory):
+class FileMemory(TensorMemory):
     """Memory in which tensors are files; a rank opens those of the folders that it reaches.
 
     Parameters

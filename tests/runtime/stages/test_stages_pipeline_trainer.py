@@ -11,7 +11,7 @@ from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart
 from hetctl.runtime.stages.p2p_transport import SentBytes
 from hetctl.runtime.stages.pipeline_trainer import PartSaver, PipelineTrainer
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.storage.event_schema import well_formed
 
 ALONE = PipelineLayout(((StagePlan(0, 0, 3, 1),),), 2)
@@ -39,7 +39,7 @@ def trainer():
         training=SimpleNamespace(samples=80),
         validation=None,
         checkpoints=None,
-        group=SingleRank(),
+        group=Group(),
         events=Events(),
         stop=None,
         gpus=1,

@@ -25,7 +25,7 @@ from hetctl.model.training_settings import AUTO, ON, BalanceSettings
 from hetctl.runtime.frameworks.packed_state import pack, unpack
 from hetctl.runtime.worker.background_training import DUTY, BackgroundTraining
 from hetctl.runtime.worker.balancing import WARM_UP, Balance, BalanceLeader, Balancer
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 
 CHUNK = 64
 SETTINGS = BalanceSettings(ON, "curve", "memoryless")
@@ -308,7 +308,7 @@ def test_a_rank_without_a_timed_step_stops_no_other():
 
 
 def test_a_group_of_one_rank_has_no_reports():
-    assert list(SingleRank().reports(wait=True)) == []
+    assert list(Group().reports(wait=True)) == []
 
 
 @pytest.mark.parametrize("manager", ["curve", "cpu", "gpu"])

@@ -11,7 +11,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.site import ANY_INTERFACES, NetworkInterfaces, Timeouts
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker import group
-from hetctl.runtime.worker.group import LostPeerError, RankInfo, SingleRank, all_gather, join_group
+from hetctl.runtime.worker.group import Group, LostPeerError, RankInfo, all_gather, join_group
 
 
 class BackendOfTests:
@@ -70,7 +70,7 @@ class Ranks:
 
 def test_one_gpu_needs_no_connection():
     group = join_group(RankInfo(0, 1), BackendOfTests(missing="plugs"), unexpected)
-    assert isinstance(group, SingleRank)
+    assert type(group) is Group
     assert (group.rank, group.size, group.broadcast("value"), group.peer_failed()) == (0, 1, "value", False)
     group.barrier_and_close()
 
@@ -102,7 +102,7 @@ def test_every_rank_gets_the_values_of_all():
         return values
 
     assert list(Ranks(body, body, body).results.values()) == 3 * [[[0, "a"], [1, "a"], [2, "a"]]]
-    assert all_gather(SingleRank(), 5) == [5]
+    assert all_gather(Group(), 5) == [5]
 
 
 def let_go(group):

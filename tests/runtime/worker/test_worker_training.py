@@ -20,7 +20,7 @@ from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import as_source, as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.trainer import Trainer
 from hetctl.runtime.worker.user_functions import load_functions
@@ -61,9 +61,9 @@ def trainer(
     training, validation = as_sources(loaded.input_fn(None))
     loader = loader(training, Stream(len(training), 32, seed))
     held_out = ArrayLoader(validation, Stream(len(validation), 32, UNSHUFFLED))
-    network = load_framework(framework).build(member, loaded, SingleRank(), loader.sample)
+    network = load_framework(framework).build(member, loaded, Group(), loader.sample)
     return Trainer(
-        member, network, loader, held_out, CheckpointFolder(folder), SingleRank(),
+        member, network, loader, held_out, CheckpointFolder(folder), Group(),
         Events(), stop or StopAfter(10**9), gpus, 1.0, time.time(),
     )  # fmt: skip
 

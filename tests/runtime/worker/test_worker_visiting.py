@@ -42,7 +42,7 @@ from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hop_resources import open_hops
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.messages import VisitSpec
@@ -375,11 +375,11 @@ def train(member, tasks, *, looks=10**9, epochs=1):
     training, validation = as_sources(functions.input_fn(None))
     loader = ArrayLoader(training, Stream(len(training), 32, member.seed))
     held_out = ArrayLoader(validation, Stream(len(validation), 32, UNSHUFFLED))
-    network = load_framework("pytorch").build(member, functions, SingleRank(), loader.sample)
+    network = load_framework("pytorch").build(member, functions, Group(), loader.sample)
     stop = StopSignal(lambda: None if next(left, None) is not None else "test", float("inf"))
     member = replace(member, stop=replace(STOP, max_epochs=epochs))
     trainer = Trainer(
-        member, network, loader, held_out, CheckpointFolder(tasks.checkpoints(member)), SingleRank(),
+        member, network, loader, held_out, CheckpointFolder(tasks.checkpoints(member)), Group(),
         Silent(), stop, 1, 1.0, time.time(),
     )  # fmt: skip
     trainer.run()

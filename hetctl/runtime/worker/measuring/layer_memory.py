@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -22,36 +22,65 @@ Kept = Callable[[Callable[[], Tensor], Tensor], int]
 """Function that runs a forward pass on inputs and returns the bytes that it keeps; `MemoryGauge.kept_by`."""
 
 
-class MemoryGauge(Protocol):
-    """Memory on the device of this rank."""
+class MemoryGauge:
+    """Memory on the device of this rank: on a slot, the resident memory of the process.
+
+    Parameters
+    ----------
+    kept : callable or None
+        Function that tells what a forward pass keeps; None: the framework does not tell.
+    """
+
+    def __init__(self, kept: Kept | None = None) -> None:
+        self._kept = kept
 
     def context_bytes(self) -> int:
-        """Return the bytes of this rank that belong to no tensor: those of framework and libraries."""
+        """Return the bytes of this rank that belong to no tensor: those of framework and libraries.
+
+        No samples are loaded yet.
+        """
+        return self.used()
 
     def used(self) -> int:
         """Return the bytes in use now."""
+        # Freed memory that stays resident would hide what the next passes need (malloc_trim(3), in glibc).
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+            trim(0)
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
 
     def reset_peak(self) -> None:
         """Restart the measurement of the peak."""
+        reset_peak_memory()
 
     def peak(self) -> int:
         """Return the peak of the bytes in use since `reset_peak`."""
+        return peak_of_process()
 
-    def received_bytes(self, inputs: Tensor) -> int:
+    def received_bytes(self, _inputs: Tensor) -> int:
         """Return the bytes that inputs take on the device in addition to those in the node's memory."""
+        return 0
 
     def kept_by(self, forward: Callable[[], Tensor], inputs: Tensor) -> int:
-        """Run a forward pass; return the bytes that it keeps for the backward pass, without its inputs."""
+        """Run a forward pass; return the bytes that it keeps for the backward pass, without its inputs.
+
+        These are what the framework tells; if it does not, the bytes in use more.
+        """
+        if self._kept is not None:
+            return self._kept(forward, inputs)
+        before = self.used()
+        outputs = forward()
+        return max(outputs.nbytes, self.used() - before - inputs.nbytes)
 
     def synchronize(self) -> None:
         """Wait until the device has done all its work."""
 
-    def copy_s(self, array: Tensor) -> float:
+    def copy_s(self, _array: Tensor) -> float:
         """Return the seconds in which an array is copied to the device or back; 0 on a slot."""
+        return 0.0
 
 
 @dataclass(frozen=True)
-class GpuMemory:
+class GpuMemory(MemoryGauge):
     """Memory of a GPU, by functions of the framework.
 
     Parameters
@@ -60,7 +89,7 @@ class GpuMemory:
         Index among the visible GPUs.
     allocated, reserved : callable
         Functions that return the bytes of tensors, and those that the allocator has taken from the driver.
-    synchronize : callable
+    wait : callable
         Function that waits for the GPU.
     there_and_back : callable
         Function that copies an array to the GPU and back.
@@ -73,7 +102,7 @@ class GpuMemory:
     device: int
     allocated: Callable[[], int]
     reserved: Callable[[], int]
-    synchronize: Callable[[], None]
+    wait: Callable[[], None]
     there_and_back: Callable[[Tensor], Any]
     as_received: Callable[[Tensor], Tensor] = lambda array: array
     kept: Kept | None = None
@@ -89,13 +118,13 @@ class GpuMemory:
         """Return the bytes of all tensors."""
         return self.allocated()
 
-    def reset_peak(self) -> None:
-        """Restart the framework's measurement of the peak."""
-        reset_peak_memory()
-
     def peak(self) -> int:
         """Return the peak of the bytes of all tensors."""
         return peak_gpu_memory()
+
+    def synchronize(self) -> None:
+        """Wait for the GPU."""
+        self.wait()
 
     def received_bytes(self, inputs: Tensor) -> int:
         """Return the bytes of their copy on the GPU."""
@@ -119,54 +148,3 @@ def _seconds(run: Callable[[], Any]) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
-
-
-class ProcessMemory:
-    """Resident memory of the process, for a slot.
-
-    Parameters
-    ----------
-    kept : callable or None
-        Function that tells what a forward pass keeps; None: the framework does not tell.
-    """
-
-    def __init__(self, kept: Kept | None = None) -> None:
-        self._kept = kept
-
-    def context_bytes(self) -> int:
-        """Return the resident memory: no samples are loaded yet."""
-        return self.used()
-
-    def used(self) -> int:
-        """Return the resident memory without what the allocator of the C library keeps unused."""
-        # Freed memory that stays resident would hide what the next passes need (malloc_trim(3), in glibc).
-        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-            trim(0)
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
-
-    def reset_peak(self) -> None:
-        """Restart the kernel's measurement of the peak."""
-        reset_peak_memory()
-
-    def peak(self) -> int:
-        """Return the peak of resident memory."""
-        return peak_of_process()
-
-    def received_bytes(self, _inputs: Tensor) -> int:
-        """Return 0: a slot computes with the node's memory."""
-        return 0
-
-    def kept_by(self, forward: Callable[[], Tensor], inputs: Tensor) -> int:
-        """Return what the framework tells; if it does not, the bytes in use more, without the inputs."""
-        if self._kept is not None:
-            return self._kept(forward, inputs)
-        before = self.used()
-        outputs = forward()
-        return max(outputs.nbytes, self.used() - before - inputs.nbytes)
-
-    def synchronize(self) -> None:
-        """Do nothing: operations end before they return."""
-
-    def copy_s(self, _array: Tensor) -> float:
-        """Return 0: nothing is copied."""
-        return 0.0

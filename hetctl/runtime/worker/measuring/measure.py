@@ -10,7 +10,6 @@ from collections.abc import Generator
 from contextlib import ExitStack, closing
 from itertools import count
 from pathlib import Path
-from typing import cast
 
 from hetctl.model.ensemble import Member
 from hetctl.model.profile import Hardware, ProfilePoint
@@ -21,7 +20,7 @@ from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.input_share import InputShare
 from hetctl.runtime.data.loaders import Batch, Loader
 from hetctl.runtime.data.sampler import Order
-from hetctl.runtime.worker.async_checkpoint import DividedNetwork, Saver, ShardSaver
+from hetctl.runtime.worker.async_checkpoint import Saver, ShardSaver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import BuiltMember, WorkerContext
 from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
@@ -193,34 +192,15 @@ def _save_beside(
     return saved_s + trained_s - steps * step_s
 
 
-class LoaderView:
-    """A loader's batches, presented in another way; its owner closes it."""
+class FullBatches(Loader):
+    """An endless epoch of only a loader's full batches; an epoch smaller than a batch is one batch.
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self.samples = loader.samples
-        self.sample = loader.sample
-
-    @property
-    def waited_s(self) -> float:
-        """Time for which the trainer has waited for batches, in seconds."""
-        return self._loader.waited_s
-
-    def split(self, sizes: tuple[int, ...]) -> None:
-        """Split the loader's chunks by these sizes."""
-        self._loader.split(sizes)
-
-    def close(self) -> None:
-        """Do nothing: the loader's owner closes it."""
-
-
-class FullBatches(LoaderView):
-    """An endless epoch of only a loader's full batches; an epoch smaller than a batch is one batch."""
+    The loader's owner closes it.
+    """
 
     def __init__(self, loader: Loader, chunk: int) -> None:
-        super().__init__(loader)
-        self._chunk = min(chunk, loader.samples)
-        self.samples = NO_END
+        super().__init__(NO_END, loader.sample)
+        self._loader, self._chunk = loader, min(chunk, loader.samples)
 
     def batches(self, _epoch: int, _start: int, _order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield batches without end."""
@@ -230,12 +210,12 @@ class FullBatches(LoaderView):
                     yield batch, chunk
 
 
-class TimedLoader(LoaderView):
-    """A loader that records when it yielded its first batch."""
+class TimedLoader(Loader):
+    """A loader that records when it yielded its first batch; its owner closes it."""
 
     def __init__(self, loader: Loader) -> None:
-        super().__init__(loader)
-        self.given_at = 0.0
+        super().__init__(loader.samples, loader.sample)
+        self._loader, self.given_at = loader, 0.0
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
         """Yield the loader's batches."""
@@ -256,7 +236,7 @@ def _checkpoint_seconds(built: BuiltMember, member: Member, folder: Path) -> flo
     checkpoints = CheckpointFolder(folder)
     began = time.perf_counter()
     if member.shard:
-        saver = ShardSaver(checkpoints, cast("DividedNetwork", built.network), built.group)
+        saver = ShardSaver(checkpoints, built.network, built.group)
         saver.save(built.network.save(), TrainingState(), lambda *_: None)
     elif built.group.rank == 0:
         checkpoints.save(built.network.save(), TrainingState())

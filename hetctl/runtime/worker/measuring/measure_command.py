@@ -16,7 +16,7 @@ from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.serialization import encode
 from hetctl.perf.script_pace import Mark, ScriptPace, is_measured, script_pace
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import Group, NoCollectives
+from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.hardware import gpu_and_driver
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.messages import Assignment
@@ -53,7 +53,7 @@ def measure_command(assignment: Assignment, context: WorkerContext) -> None:
     measurements = read_measurements(Path(assignment.task.folder))
     point = measurements.target(assignment.task.name)
     site = measurements.site
-    group = context.join(assignment.rank_info, site.network, site.timeouts, NoCollectives())
+    group = context.join(assignment.rank_info, site.network, site.timeouts, CollectiveBackend())
     began = assignment.launched_at if assignment.own_step else time.time()
     times = _run(measurements, point, assignment, group, context)
     group.barrier_and_close()

@@ -13,7 +13,7 @@ from hetctl.runtime.agent.binding import GPU, Binding
 from hetctl.runtime.agent.gpus import active_links, gpus_of_node, visible_gpus
 from hetctl.runtime.frameworks import NCCL, Framework, load_framework
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import NoCollectives, SingleRank, join_group
+from hetctl.runtime.worker.group import CollectiveBackend, Group, join_group
 from hetctl.runtime.worker.measuring.all_reduce import SIZE_BYTES, RankTime
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.storage.atomic_io import write_json
@@ -31,7 +31,7 @@ def report_node(assignment: Assignment, context: WorkerContext) -> None:
     folder = Path(assignment.task.folder)
     site = read_order(folder).site
     context.group = join_group(
-        assignment.rank_info, NoCollectives(), context.publish_address, timeouts=site.timeouts
+        assignment.rank_info, CollectiveBackend(), context.publish_address, timeouts=site.timeouts
     )
     binding = context.binding
     visible = os.environ.get(site.visible_devices) if site.device == GPU else None
@@ -53,7 +53,7 @@ def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
     assert order.framework is not None
     framework = load_framework(order.framework)
     framework.prepare(binding.cores, binding.device, SEED)
-    context.group = SingleRank()
+    context.group = Group()
     site = order.site
     context.group = join_group(
         assignment.rank_info, framework, context.publish_address, site.network, site.timeouts

@@ -12,7 +12,7 @@ from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.perf.script_pace import Mark, add_mark, epoch_pace
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import NoCollectives
+from hetctl.runtime.worker.group import CollectiveBackend
 from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Note, Reporter, check_metrics
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
@@ -58,7 +58,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     spec, rank_info = assignment.task.training, assignment.rank_info
     assert spec is not None
     (member,) = spec.ensemble.members
-    group = context.join(rank_info, spec.network, spec.timeouts, NoCollectives())
+    group = context.join(rank_info, spec.network, spec.timeouts, CollectiveBackend())
     patience = context.patience
     events = reporter(assignment.task, group, context.send_written, patience)
     history = CommandHistory()

@@ -12,7 +12,7 @@ from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline, open_vali
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.worker.group import SingleRank
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import load_functions
 
 pytestmark = pytest.mark.training
@@ -33,8 +33,8 @@ def results(framework, kind, train_fn=None):
         stack.callback(loader.close)
         stack.callback(held_out.close)
         seed_all(framework, 5)
-        network = load_framework(framework).build(member, loaded, SingleRank(), loader.sample)
-        losses = [network.train(Batches(loader, epoch, 0, SingleRank(), lambda: False)) for epoch in (1, 2)]
+        network = load_framework(framework).build(member, loaded, Group(), loader.sample)
+        losses = [network.train(Batches(loader, epoch, 0, Group(), lambda: False)) for epoch in (1, 2)]
         return losses, network.evaluate(held_out_batches(held_out, 2, lambda: None))
 
 

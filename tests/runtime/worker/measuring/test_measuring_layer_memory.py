@@ -6,7 +6,7 @@ import numpy as np
 
 from hetctl.runtime.worker.hardware import reset_peak_memory
 from hetctl.runtime.worker.measuring import layer_memory
-from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, ProcessMemory
+from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge
 
 INPUTS = np.random.default_rng(0).random((8, 16), np.float32)
 OUTPUT_BYTES = 8 * 16 * 4
@@ -40,7 +40,7 @@ def test_an_allocator_tells_what_a_pass_keeps():
 
 
 def test_a_process_sees_the_peak_of_a_pass_that_has_ended():
-    gauge = ProcessMemory()
+    gauge = MemoryGauge()
     before = gauge.used()
     reset_peak_memory()
     np.ones(2**24)

@@ -22,7 +22,7 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import RankInfo, SingleRank
+from hetctl.runtime.worker.group import Group, RankInfo
 from hetctl.runtime.worker.measuring.measure import FullBatches, measure
 from hetctl.runtime.worker.messages import MEASURE, Assignment, TaskMessage
 from hetctl.runtime.worker.step_clock import EpochClock, SteadyClock
@@ -95,7 +95,7 @@ def range_of(samples):
 def test_only_full_batches_are_timed_epoch_after_epoch(samples, sizes):
     steps = []
     batches = Batches(
-        FullBatches(feed_of(samples, 32), 32), 1, 0, SingleRank(), lambda: len(steps) == 9, steps.append
+        FullBatches(feed_of(samples, 32), 32), 1, 0, Group(), lambda: len(steps) == 9, steps.append
     )
     assert {len(x) for x, _ in batches} == sizes
     assert len(steps) == 9

@@ -18,7 +18,7 @@ from hetctl.model.profile import LayerPoint
 from hetctl.model.serialization import decode
 from hetctl.model.site import Queue, Site
 from hetctl.runtime.agent.binding import Binding
-from hetctl.runtime.frameworks.stage_network import ComputeTime, NodeMemory
+from hetctl.runtime.frameworks.stage_network import ComputeTime, TensorMemory
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.measuring.measure_layers import (
@@ -130,7 +130,9 @@ class Gauge:
 def measured_chain(chain):
     prepared = []
     found = list(
-        measured_layers(chain, NodeMemory(), BATCH, BATCH, Gauge(), lambda: prepared.append(1), lambda: None)
+        measured_layers(
+            chain, TensorMemory(), BATCH, BATCH, Gauge(), lambda: prepared.append(1), lambda: None
+        )
     )
     assert len(prepared) == len(chain.layers)
     return found
