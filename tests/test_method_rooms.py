@@ -30,7 +30,6 @@ ROOMS = {
         "runtime/worker/balance_records.py",
         "runtime/worker/background_training.py",
         "app/balance.py",
-        "cli/cmd_balance.py",
     ),
     "hopper": (
         "methods/hopper",
@@ -76,7 +75,7 @@ ENTRIES = {
 }
 """Other modules that import a method's rooms when they are imported themselves, each with the reason."""
 
-REGISTRIES = ("cli/main.py", "runtime/driver/job_modes.py", "runtime/worker/worker.py")
+REGISTRIES = ("cli/main.py", "cli/cmd_simulate.py", "runtime/driver/job_modes.py", "runtime/worker/worker.py")
 """Modules whose tables have an entry for each method, which goes with the method."""
 
 

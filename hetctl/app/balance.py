@@ -11,16 +11,19 @@ from hetctl.inputs.worker_table import WorkerPoints, read_workers
 from hetctl.methods.balance.manager import equal_batches
 from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.observation_log import (
-    AnswerDifference,
     equal_batches_s,
     iteration_s,
     records_in,
     replay,
 )
-from hetctl.methods.balance.simulate import Conditions, ConditionSpan, Iteration, iterate, phases
+from hetctl.methods.balance.simulate import Conditions, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
 from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.simulation import BalanceReplay, BalanceSimulation, Simulated
 from hetctl.model.training_settings import ON, BalanceSettings
+
+PREDICTING, USUAL_PREDICTOR = "cpu", "narx"
+"""Algorithm that has a predictor of speeds, and the predictor that it has if none is named."""
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,8 @@ class BalanceRequest:
         File of batch times by worker.
     batch : int
         Samples of all workers together per iteration.
-    predictor : str
-        Name of the predictor of speeds; only Algorithm 1 (``cpu``) has one.
+    predictor : str or None
+        Name of the predictor of speeds, which only Algorithm 1 (``cpu``) has; None: the usual one.
     changes : sequence of (int, Path)
         Iterations from which on the workers in a file have the times given there.
     jitter : float
@@ -45,144 +48,91 @@ class BalanceRequest:
 
     workers: Path
     batch: int
-    iterations: int
+    iterations: int = 100
     algorithm: str = "curve"
-    predictor: str = "narx"
+    predictor: str | None = None
     changes: Sequence[tuple[int, Path]] = ()
     jitter: float = 0.0
     seed: int = 0
 
+    def simulated(self) -> Simulated:
+        """Simulate iterations, starting with equal batches.
+
+        Raises
+        ------
+        BadInputError
+            If a file or an option is wrong, or there are fewer samples than workers.
+        InfeasibleError
+            If the workers' memory has no room for the batch.
+        """
+        _check(self)
+        workers = read_workers(self.workers)
+        _check_room(self, workers)
+        conditions = _conditions(self, workers)
+        caps = [worker.max_batch for worker in workers]
+        predictor = self.predictor or USUAL_PREDICTOR
+        settings = BalanceSettings(ON, self.algorithm, predictor)
+        manager = manager_of(settings, equal_batches(self.batch, caps), caps, self.seed)
+        iterations = tuple(iterate(manager, conditions, self.iterations, self.jitter, self.seed))
+        found = phases(iterations, conditions)
+        result = BalanceSimulation(
+            algorithm=self.algorithm,
+            predictor=predictor if self.algorithm == PREDICTING else None,
+            batch=self.batch,
+            workers=tuple(worker.name for worker in workers),
+            total_s=iterations[-1].start_s + iterations[-1].duration_s,
+            t_star_s=found[-1].t_star_s,
+            ratio=found[-1].ratio,
+            reached_at=found[-1].reached_at,
+            phases=found,
+            iterations=iterations,
+            warnings=tuple(f"worker {workers[number].name} {what}" for number, what in manager.warnings),
+        )
+        return Simulated(result, result)
+
 
 @dataclass(frozen=True)
-class Balancing:
-    """Result of a simulation of balanced batches; `t_star_s`, `ratio`, `reached_at` are of its last phase.
+class BalanceReplayRequest:
+    """Input of a repetition of a manager's decisions in training: the log of a run."""
 
-    Parameters
-    ----------
-    predictor : str or None
-        Name of the predictor; None if the algorithm has none.
-    total_s : float
-        Time of all iterations in seconds.
-    """
+    replay: Path
 
-    algorithm: str
-    predictor: str | None
-    batch: int
-    workers: tuple[str, ...]
-    total_s: float
-    t_star_s: float
-    ratio: float
-    reached_at: int | None
-    phases: tuple[ConditionSpan, ...]
-    iterations: tuple[Iteration, ...]
-    warnings: tuple[str, ...]
+    def simulated(self) -> Simulated:
+        """Repeat the decisions.
 
-
-@dataclass(frozen=True)
-class BalanceReplay:
-    """Repetition of the balancing of a member in training, from its log.
-
-    Parameters
-    ----------
-    iterations, segments : int
-        Iterations in the log that count, and starts of managers: one for each start of the member.
-    repeated : int
-        Iterations that a new manager repeats: those before any that a long log has left out.
-    equal : bool
-        True if it sets all their batches as the log has them.
-    difference : AnswerDifference or None
-        First difference, with the number of its iteration.
-    first_batches, last_batches : tuple of int
-        Batches at the start and at the end.
-    iteration_s : float
-        Mean time of the slowest worker in seconds, without exchange between workers.
-    equal_batches_s : float
-        Estimate of it with equal batches.
-    gain : float
-        `equal_batches_s` / `iteration_s`.
-    """
-
-    manager: str
-    workers: tuple[str, ...]
-    iterations: int
-    segments: int
-    repeated: int
-    equal: bool
-    difference: AnswerDifference | None
-    first_batches: tuple[int, ...]
-    last_batches: tuple[int, ...]
-    iteration_s: float
-    equal_batches_s: float
-    gain: float
-
-
-def replay_balancing(log: Path) -> BalanceReplay:
-    """Repeat the decisions of a manager in training.
-
-    Raises
-    ------
-    BadInputError
-        If the file is no log of a manager, or has no iterations.
-    """
-    try:
-        with log.open(encoding="utf-8") as lines:
-            found = replay(records_in(lines))
-    except OSError as error:
-        raise BadInputError(f"{log}: {error.strerror}", "give a file of the run's folder balance/") from None
-    except BadInputError as error:
-        raise BadInputError(f"{log}: {error.message}") from None
-    if not found.iterations:
-        raise BadInputError(f"{log}: the log has no iterations", "wait until the member has trained")
-    measured_s, equal_s = iteration_s(found.iterations), equal_batches_s(found.iterations)
-    newest = found.segments[-1]
-    return BalanceReplay(
-        manager=newest.settings.manager,
-        workers=newest.workers,
-        iterations=len(found.iterations),
-        segments=len(found.segments),
-        repeated=found.repeated,
-        equal=found.difference is None,
-        difference=found.difference,
-        first_batches=found.iterations[0].batches,
-        last_batches=found.iterations[-1].answer,
-        iteration_s=measured_s,
-        equal_batches_s=equal_s,
-        gain=equal_s / measured_s,
-    )
-
-
-def simulate_balancing(request: BalanceRequest) -> Balancing:
-    """Simulate iterations, starting with equal batches.
-
-    Raises
-    ------
-    BadInputError
-        If a file or an option is wrong, or there are fewer samples than workers.
-    InfeasibleError
-        If the workers' memory has no room for the batch.
-    """
-    _check(request)
-    workers = read_workers(request.workers)
-    _check_room(request, workers)
-    conditions = _conditions(request, workers)
-    caps = [worker.max_batch for worker in workers]
-    settings = BalanceSettings(ON, request.algorithm, request.predictor)
-    manager = manager_of(settings, equal_batches(request.batch, caps), caps, request.seed)
-    iterations = tuple(iterate(manager, conditions, request.iterations, request.jitter, request.seed))
-    found = phases(iterations, conditions)
-    return Balancing(
-        algorithm=request.algorithm,
-        predictor=request.predictor if request.algorithm == "cpu" else None,
-        batch=request.batch,
-        workers=tuple(worker.name for worker in workers),
-        total_s=iterations[-1].start_s + iterations[-1].duration_s,
-        t_star_s=found[-1].t_star_s,
-        ratio=found[-1].ratio,
-        reached_at=found[-1].reached_at,
-        phases=found,
-        iterations=iterations,
-        warnings=tuple(f"worker {workers[number].name} {what}" for number, what in manager.warnings),
-    )
+        Raises
+        ------
+        BadInputError
+            If the file is no log of a manager, or has no iterations.
+        """
+        log = self.replay
+        try:
+            with log.open(encoding="utf-8") as lines:
+                found = replay(records_in(lines))
+        except OSError as error:
+            hint = "give a file of the run's folder balance/; a trace of hops needs --unit-times, too"
+            raise BadInputError(f"{log}: {error.strerror}", hint) from None
+        except BadInputError as error:
+            raise BadInputError(f"{log}: {error.message}") from None
+        if not found.iterations:
+            raise BadInputError(f"{log}: the log has no iterations", "wait until the member has trained")
+        measured_s, equal_s = iteration_s(found.iterations), equal_batches_s(found.iterations)
+        newest = found.segments[-1]
+        result = BalanceReplay(
+            manager=newest.settings.manager,
+            workers=newest.workers,
+            iterations=len(found.iterations),
+            segments=len(found.segments),
+            repeated=found.repeated,
+            equal=found.difference is None,
+            difference=found.difference,
+            first_batches=found.iterations[0].batches,
+            last_batches=found.iterations[-1].answer,
+            iteration_s=measured_s,
+            equal_batches_s=equal_s,
+            gain=equal_s / measured_s,
+        )
+        return Simulated(result, result)
 
 
 def _check(request: BalanceRequest) -> None:
@@ -194,6 +144,10 @@ def _check(request: BalanceRequest) -> None:
             )
         if numbers.count(number) > 1:
             raise BadInputError(f"--change {number}: is given twice", "merge both files")
+    if request.predictor and request.algorithm != PREDICTING:
+        raise BadInputError(f"--predictor requires --algorithm {PREDICTING}")
+    if request.seed < 0:
+        raise BadInputError(f"--seed {request.seed}: must be at least 0")
     if not 0 <= request.jitter <= 1:
         raise BadInputError(f"--jitter {request.jitter}: must be from 0 to 1")
 

@@ -18,8 +18,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.profile import MemberProfile
-from hetctl.model.searches import SearchOutcome
-from hetctl.model.simulation import Simulation
+from hetctl.model.simulation import Simulated, Simulation, SimulationResult
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
 
 GPUS_PER_NODE = 4
 """Default number, if neither the user nor the profile's site gives one."""
+OF_SCENARIO = ("restart_s", "wall_s", "sample_members", "arrival_mean_s", "node_mtbf_s")
+"""Parts of a request that are reported with its result."""
 
 
 @dataclass(frozen=True)
@@ -84,29 +85,6 @@ class SimulateRequest:
         check_planner(self.planner, self.options)
 
 
-@dataclass(frozen=True)
-class SimulationResult:
-    """Result of a simulation, with its input.
-
-    Parameters
-    ----------
-    site : str
-        Site where the rates were measured.
-    arrivals : mapping
-        Seconds from the start by member.
-    work_errors : mapping
-        Median errors of the predicted work by the share of it that was done; empty if it was known.
-    search : SearchOutcome or None
-        Size of the ensemble's search; None if it has none.
-    """
-
-    simulation: Simulation
-    site: str
-    arrivals: Mapping[str, float]
-    work_errors: Mapping[float, float] = field(default_factory=dict)
-    search: SearchOutcome | None = None
-
-
 def run_simulation(project: Project, request: SimulateRequest) -> SimulationResult:
     """Simulate an ensemble with its rates in the catalog.
 
@@ -140,6 +118,7 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
         result = simulate(choice.planner, arrivals, scenario, options, search.after)
     return SimulationResult(
         simulation=replace(result, reason=choice.reason),
+        ensemble=request.ensemble.name,
         site=site,
         arrivals={arrival.workload.name: arrival.at_s for arrival in arrivals},
         work_errors=getattr(estimator, "errors", dict)(),
@@ -160,6 +139,20 @@ def searched(ensemble: Ensemble) -> Ensemble:
             f"ensemble {ensemble.name} has no search", "leave out --search, or add one to its file"
         )
     return ensemble
+
+
+def simulated(project: Project, request: SimulateRequest) -> Simulated:
+    """Return the result of `run_simulation` with its JSON and its trace."""
+    result = run_simulation(project, request)
+    fields = {
+        "ensemble": result.ensemble,
+        "site": result.site,
+        **{name: value for name, value in vars(result.simulation).items() if name != "intervals"},
+        **{name: getattr(request, name) for name in OF_SCENARIO},
+        "work_errors": result.work_errors,
+        "search": result.search,
+    }
+    return Simulated(result, fields, lambda: trace_of(result.simulation))
 
 
 def trace_of(simulation: Simulation) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Iterator, Mapping
 
@@ -11,17 +10,7 @@ from hetctl.methods.automl.trial_history import Trial
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import SearchOutcome
-from hetctl.model.simulation import Simulation
 from hetctl.model.workload import Workload
-
-
-def describe_search(search: SearchOutcome, simulation: Simulation) -> str:
-    """Return a sentence about the size of a search, and the GPU time that it takes."""
-    held_s = math.fsum(one.gpus * (one.end_s - one.start_s) for one in simulation.intervals)
-    return (
-        f"search {search.method}: {search.trials:,} trials, of which {search.finished:,} had all epochs; "
-        f"{search.epochs:,} epochs, {held_s / 3600:.3g} GPU-hours. Losses are drawn at random."
-    )
 
 
 class SimulatedSearch:

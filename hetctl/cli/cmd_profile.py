@@ -210,7 +210,7 @@ def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool)
     "--layers",
     "member",
     metavar="MEMBER",
-    help="Write the layers of MEMBER instead, for `layers` in the ensemble file and `hetctl pipeline`.",
+    help="Write the layers of MEMBER instead, for `layers` in the ensemble file and `hetctl simulate`.",
 )
 @click.option(
     "-o",

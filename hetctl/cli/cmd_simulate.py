@@ -1,7 +1,10 @@
-"""``hetctl simulate``."""
+"""``hetctl simulate``: an ensemble, or a table of unit times, layers or workers."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,15 +18,202 @@ from hetctl.cli.options import (
     this_project,
 )
 from hetctl.cli.output import print_json, print_table, write_text
-from hetctl.cli.parameter_types import Duration, GpusByType, OutputFile, Seconds
+from hetctl.cli.parameter_types import Duration, FiniteRange, GpusByType, OutputFile, Seconds
+from hetctl.inputs.visit_log import MOST_EPOCHS
+from hetctl.model.plan import PIPELINE_POLICIES, PS_PLACEMENTS
+from hetctl.model.registry import load_entry
+from hetctl.model.training_settings import MANAGERS, PREDICTORS
 
 if TYPE_CHECKING:
-    from hetctl.app.project import Project
-    from hetctl.app.simulate import SimulateRequest, SimulationResult
+    from hetctl.model.simulation import Simulated
 
+TABLES = {
+    ("unit_times", "replay"): "hetctl.app.hopper:HopReplayRequest",
+    ("unit_times",): "hetctl.app.hopper:HopperRequest",
+    ("layer_table",): "hetctl.app.pipeline.plan_pipelines:PipelineRequest",
+    ("workers",): "hetctl.app.balance:BalanceRequest",
+    ("replay",): "hetctl.app.balance:BalanceReplayRequest",
+}
+"""Requests by the options that say what is simulated, the first of which all are given counts.
+
+Their fields are the options that go with them; without any of these options an ensemble is simulated.
+"""
 MOST_GPUS = MOST_MEMBERS = 1_000_000
 LEAST_MTBF_S = 600
 """Least mean time between failures in seconds: with less than a checkpoint interval no work is kept."""
+MOST_SAMPLES, MOST_ITERATIONS = 1_000_000_000, 100_000
+MOST_IN_FLIGHT, MOST_CLOCKS, MOST_MINIBATCHES = 1000, 100, 100_000
+OUTAGE = re.compile(r"(.+)@([^@-]+)(?:-([^@-]+))?")
+
+
+class OutageType(click.ParamType):  # type: ignore[type-arg]
+    """Option ``WORKER@START-END``, or ``WORKER@START`` without return: a worker's absence."""
+
+    name = "outage"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, float, float]:
+        """Parse both times as any other time."""
+        match = OUTAGE.fullmatch(value)
+        if match is None:
+            self.fail(f"{value} is not of the form WORKER@START-END, such as w3@600-1200", param, ctx)
+        start_s = Seconds(least=0).convert(match[2], param, ctx)
+        end_s = Seconds().convert(match[3], param, ctx) if match[3] else math.inf
+        if end_s <= start_s:
+            self.fail(f"{value}: END must be after START", param, ctx)
+        return match[1], start_s, end_s
+
+
+class ChangeType(click.ParamType):  # type: ignore[type-arg]
+    """Option ``150:slower.csv``: from iteration 150 on, workers have the times in that file."""
+
+    name = "change"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, Path]:
+        """Parse the number before the colon."""
+        if isinstance(value, tuple):
+            return value
+        number, colon, path = value.partition(":")
+        if not (colon and path and number.isascii() and number.isdecimal() and len(number) < 10):
+            self.fail(f"{value} is not ITERATION:FILE, as in 150:slower.csv", param, ctx)
+        return int(number), Path(path)
+
+
+FILE = click.Path(path_type=Path)
+OF_TABLES = [
+    click.Option(
+        ["--unit-times"],
+        type=FILE,
+        metavar="FILE",
+        help="Simulate hops: read the seconds of each configuration on each partition from this file.",
+    ),
+    click.Option(
+        ["--scheduler"],
+        metavar="NAME",
+        help="Schedule hops with randomized, milp, approximate, or best.  [default: best]",
+    ),
+    click.Option(
+        ["--parallelism"],
+        type=click.Choice(["hopper", "hybrid", "data-parallel", "auto"]),
+        help="Train a configuration on one worker at a time, on some together, or on all; auto: on the"
+        " cheapest that the rule for few configurations permits.  [default: hopper]",
+    ),
+    click.Option(
+        ["--efficiency"],
+        metavar="SHARE",
+        type=FiniteRange(0, 1, min_open=True),
+        help="Assume that workers that train together reach this share of the ideal rate.  [default: 1]",
+    ),
+    click.Option(
+        ["--epochs"],
+        metavar="N",
+        type=click.IntRange(1, MOST_EPOCHS),
+        help="Train every configuration for N epochs.  [default: 1, or those of --replay]",
+    ),
+    click.Option(
+        ["--outage", "outages"],
+        type=OutageType(),
+        metavar="WORKER@START-END",
+        multiple=True,
+        help="Take a worker away from START to END, such as w3@600-1200; w3@0-600 joins late, w3@600"
+        " never returns. May be given several times.",
+    ),
+    click.Option(
+        ["--layer-table"],
+        type=FILE,
+        metavar="FILE",
+        help="Simulate pipelines: read the layer profile, CSV or PipeDream's graph text.",
+    ),
+    click.Option(
+        ["--cluster"],
+        type=FILE,
+        metavar="FILE",
+        help="Read GPU types, nodes and links from this file.",
+    ),
+    click.Option(
+        ["--policy"],
+        type=click.Choice(PIPELINE_POLICIES),
+        help="Form virtual workers of one node (np), equal parts of all (ed), two types (hd), or best."
+        "  [default: best]",
+    ),
+    click.Option(
+        ["--in-flight"],
+        metavar="N",
+        type=click.IntRange(1, MOST_IN_FLIGHT),
+        help="Keep N minibatches in each virtual worker at a time.  [default: the best number]",
+    ),
+    click.Option(
+        ["--clock-distance"],
+        metavar="N",
+        type=click.IntRange(0, MOST_CLOCKS),
+        help="Let a virtual worker be N waves ahead of the slowest.  [default: 0]",
+    ),
+    click.Option(
+        ["--ps-placement"],
+        type=click.Choice(PS_PLACEMENTS),
+        help="Serve the parameters of a layer where it is trained, or on the nodes in turn."
+        "  [default: local]",
+    ),
+    click.Option(
+        ["--minibatches"],
+        metavar="N",
+        type=click.IntRange(1, MOST_MINIBATCHES),
+        help="Simulate N minibatches of each virtual worker at least.  [default: enough for a steady state]",
+    ),
+    click.Option(
+        ["--workers"],
+        type=FILE,
+        metavar="FILE",
+        help="Simulate balanced batches: read step times from a CSV file with the columns"
+        " worker,batch,seconds[,max_batch].",
+    ),
+    click.Option(
+        ["--batch"],
+        metavar="N",
+        type=click.IntRange(1, MOST_SAMPLES),
+        help="Train on N samples in each iteration, on all workers together.",
+    ),
+    click.Option(
+        ["--iterations"],
+        metavar="N",
+        type=click.IntRange(1, MOST_ITERATIONS),
+        help="Simulate N iterations.  [default: 100]",
+    ),
+    click.Option(
+        ["--algorithm"],
+        type=click.Choice(MANAGERS),
+        help="Set the batches with this algorithm.  [default: curve]",
+    ),
+    click.Option(
+        ["--predictor"],
+        type=click.Choice(PREDICTORS),
+        help="Predict speeds with this predictor, for --algorithm cpu.  [default: narx]",
+    ),
+    click.Option(
+        ["--change", "changes"],
+        type=ChangeType(),
+        metavar="ITERATION:FILE",
+        multiple=True,
+        help="Use the step times in FILE from an iteration on. May be given several times.",
+    ),
+    click.Option(
+        ["--jitter"],
+        metavar="SHARE",
+        type=click.FloatRange(0, 1),
+        help="Vary each worker's step time with this standard deviation, as a share of it.  [default: 0]",
+    ),
+    click.Option(
+        ["--replay"],
+        type=FILE,
+        metavar="FILE",
+        help="Repeat the visits of a file that --trace wrote, with --unit-times; without it the decisions"
+        " that a real run's log of balanced batches has.",
+    ),
+]
+"""Options that an ensemble does not have."""
 
 
 @click.command("simulate")
@@ -36,7 +226,6 @@ LEAST_MTBF_S = 600
 @click.option(
     "--gpus",
     type=GpusByType(),
-    required=True,
     help="Simulate a cluster with so many GPUs, such as 80 or v100:40,p100:40.",
 )
 @click.option(
@@ -92,98 +281,115 @@ LEAST_MTBF_S = 600
     show_default=True,
     help="Tell planners the work left exactly, or as predicted from the loss so far.",
 )
-@click.option("--report", type=OutputFile(), help="Write a page with a Gantt chart.")
-@click.option("--trace", type=OutputFile(), help="Write a line of JSON for each interval of each member.")
+@click.option("--report", type=OutputFile(), help="Write a page, with a Gantt chart of members or hops.")
+@click.option(
+    "--trace", type=OutputFile(), help="Write a line of JSON for each interval of a member, or hop."
+)
 @json_option
 @click.pass_context
 def command(
     context: click.Context, /, report: Path | None, trace: Path | None, as_json: bool, **options: Any
 ) -> None:
-    """Simulate a planner on ensemble NAME of the catalog.
+    """Simulate a planner on ensemble NAME of the catalog; or hops, pipelines or batches from a table.
 
     \b
     Example: hetctl simulate zoo --gpus 80 --gpus-per-node 4 --planner auto --restart-seconds 10
+      hetctl simulate --unit-times times.csv --epochs 5 --outage w3@10m-30m
+      hetctl simulate --layer-table vgg19.csv --cluster cluster.yaml
+      hetctl simulate --workers workers.csv --batch 128
 
     NAME may be left out: then it is the project's ensemble. Seconds are plain numbers, or 90s, 10m, 2h, 30d.
     """
-    given = {"name", "ensemble", "search_file"}.intersection(command_line_options(context))
-    if len(given) > 1:
-        raise click.UsageError(
-            "an ensemble is given twice: give one of NAME, --ensemble and --search", context
-        )
     if report and trace and report.absolute() == trace.absolute():
         raise click.UsageError("--report and --trace name the same file", context)
-    from hetctl.app.simulate import run_simulation
-
-    project = this_project()
-    request = _request(project, **options)
-    outcome = run_simulation(project, request)
-    _write(report, trace, request.ensemble.name, outcome)
+    found = _of_table(context, options) or _of_ensemble(context, **options)
+    _write(context, found, report, trace)
     if as_json:
-        print_json(_fields(request, outcome))
+        print_json(found.fields)
     else:
-        _print(request, outcome, [path for path in (report, trace) if path])
+        from hetctl.reports.simulation_tables import simulation_table
+
+        print_table(simulation_table(found.result))
+        for path in filter(None, (report, trace)):
+            click.echo(f"wrote {path}")
+    if getattr(found.result, "difference", None):
+        context.exit(1)
 
 
-def _request(
-    project: Project,
+command.params.extend(OF_TABLES)
+
+
+def _of_table(context: click.Context, options: dict[str, Any]) -> Simulated | None:
+    """Return the result of the table that was given; None if there is none.
+
+    Raises
+    ------
+    UsageError
+        If an option that was given does not go with the table, or one is missing.
+    """
+    given = {name: options[name] for name in command_line_options(context) if name in options}
+    names = next((names for names in TABLES if given.keys() >= set(names)), None)
+    if names is None:
+        _refuse(context, given.keys() & {option.name for option in OF_TABLES}, "an ensemble")
+        return None
+    request = load_entry(TABLES[names])
+    fields = dataclasses.fields(request)
+    _refuse(context, given.keys() - {field.name for field in fields}, _option(context, names[-1]))
+    for field in fields:
+        if field.default is dataclasses.MISSING and field.name not in given:
+            raise click.UsageError(f"Missing option '{_option(context, field.name)}'.", context)
+    found: Simulated = request(**given).simulated()
+    return found
+
+
+def _refuse(context: click.Context, names: set[str], what: str) -> None:
+    for name in sorted(names):
+        raise click.UsageError(f"{_option(context, name)} does not go with {what}", context)
+
+
+def _option(context: click.Context, name: str) -> str:
+    """Return a parameter as it is written on the command line."""
+    return next(one.opts[0] for one in context.command.params if one.name == name)
+
+
+def _of_ensemble(
+    context: click.Context,
+    /,
     name: str | None,
     ensemble: str | None,
     search_file: str | None,
     sharing: str,
     work: str,
     **options: Any,
-) -> SimulateRequest:
-    from hetctl.app.simulate import SimulateRequest, searched
+) -> Simulated:
+    from hetctl.app.simulate import SimulateRequest, searched, simulated
 
-    names = set(SimulateRequest.__dataclass_fields__)
+    if len({"name", "ensemble", "search_file"}.intersection(command_line_options(context))) > 1:
+        raise click.UsageError(
+            "an ensemble is given twice: give one of NAME, --ensemble and --search", context
+        )
+    if options["gpus"] is None:
+        raise click.UsageError("Missing option '--gpus'.", context)
+    project = this_project()
     found = project.ensemble(search_file or name or ensemble)
-    return SimulateRequest(
+    names = set(SimulateRequest.__dataclass_fields__)
+    others = names.union(option.name or "" for option in OF_TABLES)
+    request = SimulateRequest(
         ensemble=searched(found) if search_file else found,
         lockstep=sharing == "lockstep",
         predicted=work == "predicted",
-        options={key: value for key, value in options.items() if key not in names and value is not None},
+        options={key: value for key, value in options.items() if key not in others and value is not None},
         **{key: value for key, value in options.items() if key in names},
     )
+    return simulated(project, request)
 
 
-def _write(report: Path | None, trace: Path | None, ensemble: str, outcome: SimulationResult) -> None:
-    if trace:
-        from hetctl.app.simulate import trace_of
-
-        write_text(trace, trace_of(outcome.simulation))
+def _write(context: click.Context, found: Simulated, report: Path | None, trace: Path | None) -> None:
+    if trace and found.trace is None:
+        raise click.UsageError("--trace goes with members and hops: the result has no intervals", context)
+    if trace and found.trace:
+        write_text(trace, found.trace())
     if report:
-        from hetctl.reports.simulation_page import render_simulation
+        from hetctl.reports.simulation_page import simulation_page
 
-        write_text(report, render_simulation(ensemble, outcome.simulation, outcome.arrivals))
-
-
-def _fields(request: SimulateRequest, outcome: SimulationResult) -> dict[str, Any]:
-    from dataclasses import replace
-
-    from hetctl.model.serialization import encode
-
-    fields: dict[str, Any] = encode(replace(outcome.simulation, intervals=()))
-    del fields["intervals"]
-    of_scenario = ("restart_s", "wall_s", "sample_members", "arrival_mean_s", "node_mtbf_s")
-    return {
-        "ensemble": request.ensemble.name,
-        "site": outcome.site,
-        **fields,
-        **{name: getattr(request, name) for name in of_scenario},
-        "work_errors": encode(outcome.work_errors),
-        "search": encode(outcome.search),
-    }
-
-
-def _print(request: SimulateRequest, outcome: SimulationResult, written: list[Path]) -> None:
-    from hetctl.reports.simulation_tables import simulation_table
-
-    source = f"{request.ensemble.name}, rates of {outcome.site}"
-    print_table(simulation_table(outcome.simulation, source, outcome.work_errors))
-    if outcome.search:
-        from hetctl.app.simulated_search import describe_search
-
-        click.echo(describe_search(outcome.search, outcome.simulation))
-    for path in written:
-        click.echo(f"wrote {path}")
+        write_text(report, simulation_page(found.result))

@@ -1,4 +1,4 @@
-"""Log of visits: JSON lines, as written by ``hetctl hopper --trace``."""
+"""Log of visits: JSON lines, as written by ``hetctl simulate --trace``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,111 @@
-"""Pipelines in training: their layout, times and transfers of stages, and weights that minibatches met."""
+"""Pipelines: plans and simulations of them, and in training their layout, times, and weights met."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive layers on one GPU; times are those of one minibatch.
+
+    Parameters
+    ----------
+    first, last : int
+        First and last layer, counted from 0, both included.
+    node, gpu : int
+        Numbers of the node, and of the GPU within it.
+    backward_s : float
+        Seconds of the backward pass, with those of a second forward pass if the stage recomputes.
+    receive_s : float
+        Seconds to receive activations from the previous stage and gradients from the next one.
+    bytes : int
+        Memory for the minibatches that the stage holds with their weights, for updates and a workspace.
+    recomputes : bool
+        True if it keeps the inputs of minibatches alone, and computes their forward passes again.
+    """
+
+    first: int
+    last: int
+    node: int
+    gpu: int
+    gpu_type: str
+    forward_s: float
+    backward_s: float
+    receive_s: float
+    bytes: int
+    recomputes: bool = False
+
+    @property
+    def seconds(self) -> float:
+        """Time of a minibatch on the GPU in both directions, in seconds."""
+        return self.forward_s + self.backward_s + self.receive_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedStage(Stage):
+    """A stage with the names of its layers, its time, and its use of a GPU and of that GPU's memory."""
+
+    first_layer: str
+    last_layer: str
+    total_s: float
+    memory_bytes: int
+    gpu_busy_fraction: float
+
+
+@dataclass(frozen=True)
+class SimulatedWorker:
+    """A virtual worker; `rate` is in minibatches/s."""
+
+    in_flight: int
+    bottleneck_s: float
+    stages: tuple[SimulatedStage, ...]
+    rate: float
+
+
+@dataclass(frozen=True)
+class PipelineSimulation:
+    """Plan of pipelines, and its simulated run.
+
+    Parameters
+    ----------
+    ratio : float
+        Ratio of its slowest stage to the lower bound.
+    throughput, planned_throughput : float
+        Rates of all virtual workers in minibatches/s.
+    efficiency : float
+        Ratio of `throughput` to the rate without idle time of the slowest stage.
+    synchronisation_s : float
+        Seconds to send a wave's updates and add them, if all virtual workers send at once.
+    waiting_fraction, idle_fraction : float
+        Mean shares of the run in which a virtual worker waits for global weights, and in which none of its
+        GPUs has a pass meanwhile.
+    minibatches : int
+        Minibatches completed by all virtual workers until `end_s`.
+    node_bytes : tuple of int
+        Most bytes that minibatches on their way, waves and parameter servers take of the memory of each node.
+    """
+
+    policy: str
+    ps_placement: str
+    in_flight: int
+    clock_distance: int
+    local_staleness: int
+    global_staleness: int
+    bottleneck_s: float
+    lower_bound_s: float
+    ratio: float
+    throughput: float
+    planned_throughput: float
+    efficiency: float
+    synchronisation_s: float
+    waiting_fraction: float
+    idle_fraction: float
+    minibatches: int
+    end_s: float
+    node_bytes: tuple[int, ...]
+    virtual_workers: tuple[SimulatedWorker, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,9 @@ from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import BatchSizeManager, Observation, equal_batches
 from hetctl.methods.balance.predictors.averages import Ema
-from hetctl.methods.balance.simulate import Conditions, ConditionSpan, Iteration, iterate, phases
+from hetctl.methods.balance.simulate import Conditions, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
+from hetctl.model.simulation import ConditionSpan, Iteration
 
 EACH, CHANGE, ITERATIONS = 32, 150, 300
 SIZES = (2, 4, 16, 96)

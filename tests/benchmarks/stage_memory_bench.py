@@ -26,9 +26,9 @@ from stage_ranks import layout_of, run_ranks
 from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
 from hetctl.methods.pipeline.node_memory import client_versions, passing_bytes, server_versions
 from hetctl.methods.pipeline.stage_costs import stage_bytes
-from hetctl.methods.pipeline.stages import Stage, VirtualWorker
+from hetctl.methods.pipeline.stages import VirtualWorker
 from hetctl.model.ensemble import Member
-from hetctl.model.pipelines import PipelineLayout
+from hetctl.model.pipelines import PipelineLayout, Stage
 from hetctl.model.profile import MeasuredLayer
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.stages.epoch_part import EpochPart

@@ -66,8 +66,9 @@ def test_a_search_is_simulated_before_it_is_run(tmp_path):
         **simulated(project, "--gpus", "2"),
         **dict.fromkeys(CLOCKED),
     }
-    shown = project.here("simulate", "--gpus", "2")
-    assert "search asha: 8 trials, of which 2 had all epochs; 14 epochs" in shown.stdout
+    shown = project.here("simulate", "--gpus", "2", "--report", "page.html").stdout
+    for text in (shown, (project.path / "page.html").read_text()):
+        assert "search asha: 8 trials, of which 2 had all epochs; 14 epochs" in text
 
 
 def test_what_does_not_go_with_a_search_is_refused(profiled):

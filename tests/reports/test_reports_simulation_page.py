@@ -8,11 +8,11 @@ import pytest
 from rich.console import Console, RenderableType
 
 from hetctl.model.plan import Plan, Round
-from hetctl.model.simulation import Simulation
+from hetctl.model.simulation import SimulationResult
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.reports.plan_tables import explain_table
-from hetctl.reports.simulation_page import MOST_DRAWN, render_simulation
+from hetctl.reports.simulation_page import MOST_DRAWN, simulation_page
 from hetctl.reports.simulation_tables import simulation_table
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Options
@@ -29,52 +29,51 @@ def show(renderable: RenderableType) -> list[str]:
 
 
 @pytest.fixture
-def simulation() -> Simulation:
+def result() -> SimulationResult:
     members = [Workload(f"net-{i}", {1: 10.0, 2: 18.0}, 100.0 * (i + 1)) for i in range(5)]
     arrivals = [Arrival(member, 2.0 * i) for i, member in enumerate(members)]
-    return simulate(PLANNERS["independent"], arrivals, Scenario(Cluster.of(2, 2)), Options())
+    simulation = simulate(PLANNERS["independent"], arrivals, Scenario(Cluster.of(2, 2)), Options())
+    arrivals_s = {member.member: 2.0 * i for i, member in enumerate(simulation.members)}
+    return SimulationResult(simulation, "zoo", "imported", arrivals_s)
 
 
-def arrivals_of(simulation: Simulation) -> dict[str, float]:
-    return {member.member: 2.0 * i for i, member in enumerate(simulation.members)}
-
-
-def test_the_table_has_the_figures(simulation: Simulation) -> None:
-    lines = show(simulation_table(simulation, "zoo, rates of imported", {}))
+def test_the_table_has_the_figures(result: SimulationResult) -> None:
+    lines = show(simulation_table(result))
     assert lines[0] == "independent on 2 GPUs, 2 to a node: 5 members of zoo, rates of imported"
     assert lines[1] == "objective makespan · work clairvoyant · sharing independent"
-    busy = f"{simulation.gpu_busy_fraction * 100:.0f}"
-    assert lines[-1].split()[6:11] == [f"{simulation.ratio:.3f}", "5", "0", busy, "%"]
+    busy = f"{result.simulation.gpu_busy_fraction * 100:.0f}"
+    assert lines[-1].split()[6:11] == [f"{result.simulation.ratio:.3f}", "5", "0", busy, "%"]
 
 
-def test_the_table_says_why_and_how_wrong(simulation: Simulation) -> None:
-    chosen = replace(simulation, reason="it is the only one")
-    text = "\n".join(show(simulation_table(chosen, "zoo", {0.25: 0.314})))
+def test_the_table_says_why_and_how_wrong(result: SimulationResult) -> None:
+    chosen = replace(result.simulation, reason="it is the only one")
+    text = "\n".join(show(simulation_table(replace(result, simulation=chosen, work_errors={0.25: 0.314}))))
     assert "chosen by auto: it is the only one" in text
     assert "median error of the predicted work: 31 % at 25 %" in text
 
 
-def test_the_page_has_every_member_and_interval(simulation: Simulation) -> None:
-    page = render_simulation("zoo", simulation, arrivals_of(simulation))
-    assert page == render_simulation("zoo", simulation, arrivals_of(simulation))
+def test_the_page_has_every_member_and_interval(result: SimulationResult) -> None:
+    page = simulation_page(result)
+    assert page == simulation_page(result)
     assert "<h1>zoo, simulated</h1>" in page
     for i in range(5):
         assert f"net-{i}</td>" in page
         assert f"<title>net-{i} · round " in page
-    assert f"{simulation.ratio:.3f} of the bound" in page
+    assert f"<b>{result.simulation.ratio:.3f}</b><span>makespan over its bound" in page
     assert "http" not in page
     assert re.search(r"<script|<link|@import", page) is None
 
 
-def test_names_and_reasons_are_escaped_in_the_page(simulation: Simulation) -> None:
-    page = render_simulation("<img src=x>", replace(simulation, reason="<b>"), arrivals_of(simulation))
+def test_names_and_reasons_are_escaped_in_the_page(result: SimulationResult) -> None:
+    named = replace(result, ensemble="<img src=x>", simulation=replace(result.simulation, reason="<i>"))
+    page = simulation_page(named)
     assert "<img" not in page
-    assert "&lt;b&gt;" in page
+    assert "&lt;i&gt;" in page
 
 
-def test_a_chart_that_nobody_could_read_is_left_out(simulation: Simulation) -> None:
-    many = replace(simulation, intervals=simulation.intervals * (MOST_DRAWN // 5 + 1))
-    page = render_simulation("zoo", many, arrivals_of(simulation))
+def test_a_chart_that_nobody_could_read_is_left_out(result: SimulationResult) -> None:
+    intervals = result.simulation.intervals * (MOST_DRAWN // 5 + 1)
+    page = simulation_page(replace(result, simulation=replace(result.simulation, intervals=intervals)))
     assert "<svg" not in page
     assert "20,005 intervals are too many for a chart" in page
 

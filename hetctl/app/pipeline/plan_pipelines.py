@@ -1,8 +1,7 @@
-"""Plans and simulations of pipelines, as reported by ``hetctl pipeline``."""
+"""Simulation of pipelines, from a table of layers and a cluster."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,16 +11,18 @@ from hetctl.inputs.pipeline_cluster import read_cluster
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.node_memory import node_bytes
-from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Stage, Waves, plan
-from hetctl.methods.pipeline.simulate import PipelineRun, simulate_plan, steady_waves
+from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Waves, plan
+from hetctl.methods.pipeline.simulate import simulate_plan, steady_waves
 from hetctl.methods.pipeline.sync_cost import server_gpus
 from hetctl.model.errors import InfeasibleError
+from hetctl.model.pipelines import PipelineSimulation, SimulatedStage, SimulatedWorker, Stage
 from hetctl.model.plan import LOCAL
+from hetctl.model.simulation import Simulated
 
 
 @dataclass(frozen=True)
 class PipelineRequest:
-    """Input of planning pipelines.
+    """Input of a simulation of pipelines.
 
     Parameters
     ----------
@@ -31,145 +32,70 @@ class PipelineRequest:
         Largest number of waves that a virtual worker may be ahead of the slowest.
     ps_placement : str
         Placement of layers on parameter servers, as in `hetctl.methods.pipeline.sync_cost`.
+    minibatches : int or None
+        Least number of minibatches per virtual worker; None: enough for a steady state.
     """
 
     layer_table: Path
     cluster: Path
-    policy: str
+    policy: str = BEST
     in_flight: int | None = None
     clock_distance: int = 0
     ps_placement: str = LOCAL
     solver_time_limit_s: float = 2.0
+    minibatches: int | None = None
 
     @property
     def waves(self) -> Waves:
         """Synchronisation of virtual workers."""
         return Waves(self.clock_distance, self.ps_placement)
 
+    def simulated(self) -> Simulated:
+        """Plan the virtual workers and their stages, and simulate the plan under a virtual clock.
 
-@dataclass(frozen=True)
-class StageOutcome:
-    """A stage and its use of a GPU; `gpu_busy_fraction` is None without simulation."""
-
-    first: int
-    last: int
-    first_layer: str
-    last_layer: str
-    node: int
-    gpu: int
-    gpu_type: str
-    forward_s: float
-    backward_s: float
-    receive_s: float
-    total_s: float
-    bytes: int
-    memory_bytes: int
-    recomputes: bool
-    gpu_busy_fraction: float | None = None
-
-
-@dataclass(frozen=True)
-class WorkerOutcome:
-    """A virtual worker; `rate` in minibatches/s is None without simulation."""
-
-    in_flight: int
-    bottleneck_s: float
-    stages: tuple[StageOutcome, ...]
-    rate: float | None = None
-
-
-@dataclass(frozen=True)
-class PlanOutcome:
-    """A pipeline plan and its predicted rate.
-
-    Parameters
-    ----------
-    ratio : float
-        Ratio of its slowest stage to the lower bound.
-    throughput : float
-        Rate of all virtual workers in minibatches/s.
-    synchronisation_s : float
-        Seconds to send a wave's updates and add them, if all virtual workers send at once.
-    node_bytes : tuple of int
-        Most bytes that minibatches on their way, waves and parameter servers take of the memory of each node.
-    """
-
-    policy: str
-    ps_placement: str
-    in_flight: int
-    clock_distance: int
-    bottleneck_s: float
-    lower_bound_s: float
-    ratio: float
-    throughput: float
-    synchronisation_s: float
-    node_bytes: tuple[int, ...]
-    virtual_workers: tuple[WorkerOutcome, ...]
-
-
-@dataclass(frozen=True)
-class SimulationOutcome:
-    """Simulated run of a pipeline plan.
-
-    Parameters
-    ----------
-    throughput, planned_throughput : float
-        Rates of all virtual workers in minibatches/s.
-    efficiency : float
-        Ratio of `throughput` to the rate without idle time of the slowest stage.
-    synchronisation_s : float
-        Seconds to send a wave's updates and add them, if all virtual workers send at once.
-    waiting_fraction, idle_fraction : float
-        Mean shares of the run in which a virtual worker waits for global weights, and in which none of its
-        GPUs has a pass meanwhile.
-    minibatches : int
-        Minibatches completed by all virtual workers until `end_s`.
-    """
-
-    policy: str
-    ps_placement: str
-    in_flight: int
-    clock_distance: int
-    local_staleness: int
-    global_staleness: int
-    bottleneck_s: float
-    lower_bound_s: float
-    ratio: float
-    throughput: float
-    planned_throughput: float
-    efficiency: float
-    synchronisation_s: float
-    waiting_fraction: float
-    idle_fraction: float
-    minibatches: int
-    end_s: float
-    virtual_workers: tuple[WorkerOutcome, ...]
-
-
-def plan_pipeline(request: PipelineRequest) -> PlanOutcome:
-    """Plan the virtual workers and their stages.
-
-    Raises
-    ------
-    BadInputError
-        If a file is wrong, or lacks a GPU type.
-    InfeasibleError
-        If the network does not fit the GPUs' memory.
-    """
-    layers, cluster, planned = _planned(request)
-    return PlanOutcome(
-        policy=planned.policy,
-        ps_placement=request.ps_placement,
-        in_flight=planned.in_flight,
-        clock_distance=request.clock_distance,
-        bottleneck_s=planned.bottleneck_s,
-        lower_bound_s=planned.lower_bound_s,
-        ratio=planned.bottleneck_s / planned.lower_bound_s,
-        throughput=planned.throughput,
-        synchronisation_s=planned.synchronisation_s,
-        node_bytes=_node_bytes(planned, layers, len(cluster.nodes), request.waves),
-        virtual_workers=outcomes_of(planned, layers, cluster),
-    )
+        Raises
+        ------
+        BadInputError
+            If a file is wrong, or lacks a GPU type.
+        InfeasibleError
+            If the network does not fit the GPUs' memory.
+        """
+        layers, cluster, planned = _planned(self)
+        run = simulate_plan(planned, layers, cluster, self.waves, _waves(planned, self))
+        bounds = run.bounds
+        result = PipelineSimulation(
+            policy=planned.policy,
+            ps_placement=self.ps_placement,
+            in_flight=bounds.in_flight,
+            clock_distance=bounds.distance,
+            local_staleness=bounds.local_staleness,
+            global_staleness=bounds.global_staleness,
+            bottleneck_s=planned.bottleneck_s,
+            lower_bound_s=planned.lower_bound_s,
+            ratio=planned.bottleneck_s / planned.lower_bound_s,
+            throughput=run.throughput,
+            planned_throughput=planned.throughput,
+            efficiency=run.throughput * planned.bottleneck_s / len(planned.virtual_workers),
+            synchronisation_s=planned.synchronisation_s,
+            waiting_fraction=run.waiting_fraction,
+            idle_fraction=run.idle_fraction,
+            minibatches=sum(map(len, run.completed_s)),
+            end_s=run.end_s,
+            node_bytes=_node_bytes(planned, layers, len(cluster.nodes), self.waves),
+            virtual_workers=tuple(
+                SimulatedWorker(
+                    in_flight=worker.in_flight,
+                    bottleneck_s=worker.bottleneck_s,
+                    stages=tuple(
+                        _stage(stage, layers, cluster, share)
+                        for stage, share in zip(worker.stages, run.busy_fractions(number), strict=True)
+                    ),
+                    rate=run.rates[number],
+                )
+                for number, worker in enumerate(planned.virtual_workers)
+            ),
+        )
+        return Simulated(result, result)
 
 
 def _node_bytes(planned: PipelinePlan, layers: LayerProfile, nodes: int, waves: Waves) -> tuple[int, ...]:
@@ -180,43 +106,10 @@ def _node_bytes(planned: PipelinePlan, layers: LayerProfile, nodes: int, waves: 
     return tuple(found.get(node, 0) for node in range(nodes))
 
 
-def simulate_pipeline(request: PipelineRequest, minibatches: int | None = None) -> SimulationOutcome:
-    """Plan, and simulate the plan under a virtual clock; errors are those of `plan_pipeline`.
-
-    Parameters
-    ----------
-    minibatches : int or None
-        Least number of minibatches per virtual worker; None: enough for a steady state.
-    """
-    layers, cluster, planned = _planned(request)
-    run = simulate_plan(planned, layers, cluster, request.waves, _waves(planned, request, minibatches))
-    bounds = run.bounds
-    return SimulationOutcome(
-        policy=planned.policy,
-        ps_placement=request.ps_placement,
-        in_flight=bounds.in_flight,
-        clock_distance=bounds.distance,
-        local_staleness=bounds.local_staleness,
-        global_staleness=bounds.global_staleness,
-        bottleneck_s=planned.bottleneck_s,
-        lower_bound_s=planned.lower_bound_s,
-        ratio=planned.bottleneck_s / planned.lower_bound_s,
-        throughput=run.throughput,
-        planned_throughput=planned.throughput,
-        efficiency=run.throughput * planned.bottleneck_s / len(planned.virtual_workers),
-        synchronisation_s=planned.synchronisation_s,
-        waiting_fraction=run.waiting_fraction,
-        idle_fraction=run.idle_fraction,
-        minibatches=sum(map(len, run.completed_s)),
-        end_s=run.end_s,
-        virtual_workers=outcomes_of(planned, layers, cluster, run),
-    )
-
-
-def _waves(planned: PipelinePlan, request: PipelineRequest, minibatches: int | None) -> int:
-    if minibatches is None:
+def _waves(planned: PipelinePlan, request: PipelineRequest) -> int:
+    if request.minibatches is None:
         return steady_waves(planned, request.waves)
-    return max(2, -(-minibatches // planned.in_flight))
+    return max(2, -(-request.minibatches // planned.in_flight))
 
 
 def _planned(request: PipelineRequest) -> tuple[LayerProfile, PipelineCluster, PipelinePlan]:
@@ -240,44 +133,14 @@ def _easier(request: PipelineRequest, hint: str) -> str:
     return ", ".join([*remedies, hint])
 
 
-def outcomes_of(
-    planned: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, run: PipelineRun | None = None
-) -> tuple[WorkerOutcome, ...]:
-    """Return the virtual workers of a plan, with busy fractions if it was simulated."""
-    outcomes = []
-    for number, worker in enumerate(planned.virtual_workers):
-        busy: Sequence[float | None] = run.busy_fractions(number) if run else [None] * len(worker.stages)
-        outcomes.append(
-            WorkerOutcome(
-                in_flight=worker.in_flight,
-                bottleneck_s=worker.bottleneck_s,
-                stages=tuple(
-                    _stage(stage, layers, cluster, share)
-                    for stage, share in zip(worker.stages, busy, strict=True)
-                ),
-                rate=run.rates[number] if run else None,
-            )
-        )
-    return tuple(outcomes)
-
-
 def _stage(
-    stage: Stage, layers: LayerProfile, cluster: PipelineCluster, gpu_busy_fraction: float | None
-) -> StageOutcome:
-    return StageOutcome(
-        first=stage.first,
-        last=stage.last,
+    stage: Stage, layers: LayerProfile, cluster: PipelineCluster, gpu_busy_fraction: float
+) -> SimulatedStage:
+    return SimulatedStage(
+        **vars(stage),
         first_layer=layers.layers[stage.first].name,
         last_layer=layers.layers[stage.last].name,
-        node=stage.node,
-        gpu=stage.gpu,
-        gpu_type=stage.gpu_type,
-        forward_s=stage.forward_s,
-        backward_s=stage.backward_s,
-        receive_s=stage.receive_s,
         total_s=stage.seconds,
-        bytes=stage.bytes,
         memory_bytes=cluster.free_bytes[stage.gpu_type],
-        recomputes=stage.recomputes,
         gpu_busy_fraction=gpu_busy_fraction,
     )

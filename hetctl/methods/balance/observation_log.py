@@ -26,6 +26,7 @@ from hetctl.methods.balance.managers import manager_of
 from hetctl.model.errors import BadInputError
 from hetctl.model.run_status import BalanceHistory, BalancePoint
 from hetctl.model.serialization import decode, encode
+from hetctl.model.simulation import AnswerDifference
 from hetctl.model.training_settings import BalanceSettings
 
 DOUBLE = "<f8"
@@ -90,15 +91,6 @@ class LoggedIteration:
         """Observations of all workers."""
         fields = zip(self.batches, self.compute_s, self.cpu, self.memory, strict=True)
         return [Observation(*values) for values in fields]
-
-
-@dataclass(frozen=True)
-class AnswerDifference:
-    """Iteration after which a repeated manager sets other batches than the log says."""
-
-    iteration: int
-    logged: tuple[int, ...]
-    repeated: tuple[int, ...]
 
 
 @dataclass(frozen=True)

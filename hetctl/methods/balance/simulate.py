@@ -9,6 +9,7 @@ import numpy as np
 
 from hetctl.methods.balance.manager import FULL_MEMORY, BatchSizeManager, Observation, equal_batches
 from hetctl.methods.balance.step_time import TimeCurve, balance_time, balanced
+from hetctl.model.simulation import ConditionSpan, Iteration
 
 REACHED = 1.05
 """Largest ratio to t* at which an iteration counts as balanced."""
@@ -30,58 +31,6 @@ class Conditions:
 
     first: int
     curves: tuple[TimeCurve, ...]
-
-
-@dataclass(frozen=True)
-class Iteration:
-    """One iteration, from its start on the virtual clock to the end of the slowest worker.
-
-    Parameters
-    ----------
-    expected_s : float
-        Time in seconds without jitter.
-    batches : tuple of int
-        Batches by worker, in the order of `worker_s`.
-    """
-
-    start_s: float
-    duration_s: float
-    expected_s: float
-    batches: tuple[int, ...]
-    worker_s: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class ConditionSpan:
-    """Iterations under one set of conditions, compared with their limit; all times without jitter.
-
-    Parameters
-    ----------
-    first, last : int
-        First and last iteration.
-    t_star_s : float
-        min t : sum_i Gamma_i^-1(t) >= B. No split is faster, not even one into fractions of samples.
-    best_s, best_batches
-        Time and batches of the best split into whole samples.
-    equal_s : float
-        Time with equal batches, as in BSP.
-    steady_s : float
-        Mean time over the last quarter.
-    ratio : float
-        `steady_s` / `t_star_s`; 1.0 is the limit.
-    reached_at : int or None
-        First iteration that takes at most 1.05 `t_star_s`; None if there is none.
-    """
-
-    first: int
-    last: int
-    t_star_s: float
-    best_s: float
-    best_batches: tuple[int, ...]
-    equal_s: float
-    steady_s: float
-    ratio: float
-    reached_at: int | None
 
 
 def iterate(

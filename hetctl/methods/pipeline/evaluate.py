@@ -12,7 +12,7 @@ from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut, Partitioner
 from hetctl.methods.pipeline.pipeline_flow import Passes
 from hetctl.methods.pipeline.stage_costs import StageCosts
-from hetctl.methods.pipeline.stages import Stage, VirtualWorker, virtual_worker
+from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
 from hetctl.methods.pipeline.sync_cost import Waves, traffic_of
 from hetctl.methods.pipeline.throughput import (
     SAME,
@@ -26,6 +26,7 @@ from hetctl.methods.pipeline.throughput import (
     sufficient_depth,
     wave_time_s,
 )
+from hetctl.model.pipelines import Stage
 
 DEPTHS = 4
 """Most minibatches in flight per stage of a virtual worker; more than necessary, for longer waves."""

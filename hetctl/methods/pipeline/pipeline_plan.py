@@ -25,13 +25,13 @@ from hetctl.methods.pipeline.grouping import (
 )
 from hetctl.methods.pipeline.layers import LayerProfile, coarse
 from hetctl.methods.pipeline.stage_costs import least_bytes, most_in_flight
-from hetctl.methods.pipeline.stages import Stage, VirtualWorker
+from hetctl.methods.pipeline.stages import VirtualWorker
 from hetctl.methods.pipeline.sync_cost import Waves
 from hetctl.methods.pipeline.throughput import SAME
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.scheduling.planners.base import nearest
 
-__all__ = ["POLICIES", "PipelineOptions", "PipelinePlan", "Stage", "VirtualWorker", "Waves", "plan"]
+__all__ = ["POLICIES", "PipelineOptions", "PipelinePlan", "VirtualWorker", "Waves", "plan"]
 
 BEST = "best"
 POLICIES = (*GROUPINGS, BEST)

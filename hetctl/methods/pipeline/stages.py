@@ -12,43 +12,7 @@ from hetctl.methods.pipeline.partition import Cut
 from hetctl.methods.pipeline.pipeline_flow import Passes
 from hetctl.methods.pipeline.stage_costs import StageCosts
 from hetctl.methods.pipeline.throughput import period_s, tasks
-
-
-@dataclass(frozen=True)
-class Stage:
-    """Consecutive layers on one GPU; times are those of one minibatch.
-
-    Parameters
-    ----------
-    first, last : int
-        First and last layer, counted from 0, both included.
-    node, gpu : int
-        Numbers of the node, and of the GPU within it.
-    backward_s : float
-        Seconds of the backward pass, with those of a second forward pass if the stage recomputes.
-    receive_s : float
-        Seconds to receive activations from the previous stage and gradients from the next one.
-    bytes : int
-        Memory for the minibatches that the stage holds with their weights, for updates and a workspace.
-    recomputes : bool
-        True if it keeps the inputs of minibatches alone, and computes their forward passes again.
-    """
-
-    first: int
-    last: int
-    node: int
-    gpu: int
-    gpu_type: str
-    forward_s: float
-    backward_s: float
-    receive_s: float
-    bytes: int
-    recomputes: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """Time of a minibatch on the GPU in both directions, in seconds."""
-        return self.forward_s + self.backward_s + self.receive_s
+from hetctl.model.pipelines import Stage
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,9 @@ from itertools import accumulate, pairwise
 
 from hetctl.methods.pipeline.gpu_cluster import Gpu, Links, PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
-from hetctl.methods.pipeline.stages import Stage, VirtualWorker, stages_of_layers
+from hetctl.methods.pipeline.stages import VirtualWorker, stages_of_layers
 from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Lane, Leg, Receiving, Traffic
+from hetctl.model.pipelines import Stage
 from hetctl.model.plan import LOCAL
 
 Counts = defaultdict[int, float]

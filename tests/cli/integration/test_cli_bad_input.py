@@ -106,7 +106,7 @@ def test_an_unknown_site_names_the_nearest(project):
         (["submit", "--max-jobs", "0"], "max-jobs"),
         (["submit", "--gpu-hours", "nan"], "nan is not a finite number"),
         (["submit", "--gpu-hours", "inf"], "inf is not a finite number"),
-        (["hopper", "plan", "--unit-times", "m.csv", "--efficiency", "nan"], "nan is not a finite number"),
+        (["simulate", "--unit-times", "m.csv", "--efficiency", "nan"], "nan is not a finite number"),
         (["simulate", "--gpus", "100000000"], "at most 1000000"),
         (["simulate", "--gpus", "4", "--report", "z", "--trace", "z"], "name the same file"),
         (["render", "--run", "../x"], "'../x' must be 1 to 64 of"),

@@ -14,7 +14,7 @@ from hetctl.methods.pipeline.evaluate import GroupingEvaluator
 from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
 from hetctl.methods.pipeline.grouping import GROUPINGS
 from hetctl.methods.pipeline.layers import Layer, LayerProfile
-from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, Stage, VirtualWorker, Waves, plan
+from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, VirtualWorker, Waves, plan
 from hetctl.methods.pipeline.stage_costs import most_in_flight
 from hetctl.methods.pipeline.sync_cost import traffic_of
 from hetctl.methods.pipeline.throughput import (
@@ -24,6 +24,7 @@ from hetctl.methods.pipeline.throughput import (
 )
 from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Leg, Traffic
 from hetctl.model.errors import InfeasibleError
+from hetctl.model.pipelines import Stage
 from hetctl.model.plan import LOCAL, PS_PLACEMENTS, ROUND_ROBIN
 
 LAYERS = LayerProfile(tuple(Layer(f"l{i}", {"a": 1.0}, {"a": 2.0}, 50, 100) for i in range(4)))

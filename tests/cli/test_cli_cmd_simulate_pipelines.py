@@ -1,4 +1,4 @@
-"""``hetctl pipeline``: plans, simulations, and what is refused."""
+"""Pipelines from the command line: plans with their simulation, and what is refused."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def folder(tmp_path):
 
 
 def succeeded(folder, *arguments):
-    done = folder.here("pipeline", *arguments, "--json")
+    done = folder.here("simulate", *arguments, "--json")
     assert done.code == 0, done.stdout
     return done.json
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_plan_places_every_layer_once(folder, policy):
-    planned = succeeded(folder, "plan", *FILES, "--policy", policy)
+    planned = succeeded(folder, *FILES, "--policy", policy)
     assert planned["schema_version"] == 1
     assert planned["policy"] == policy
     for worker in planned["virtual_workers"]:
         assert worker["in_flight"] == planned["in_flight"]
-        assert worker["rate"] is None
+        assert worker["rate"] > 0
         layers = [layer for s in worker["stages"] for layer in range(s["first"], s["last"] + 1)]
         assert layers == list(range(12))
         for stage in worker["stages"]:
@@ -60,11 +60,11 @@ def test_a_plan_places_every_layer_once(folder, policy):
     assert planned["bottleneck_s"] == pytest.approx(slowest)
     assert planned["ratio"] == pytest.approx(slowest / planned["lower_bound_s"])
     assert planned["ratio"] >= 1 - 1e-9
-    assert planned["throughput"] <= len(planned["virtual_workers"]) / slowest * (1 + 1e-9)
+    assert planned["planned_throughput"] <= len(planned["virtual_workers"]) / slowest * (1 + 1e-9)
 
 
 def test_a_simulation_comes_near_the_limit_of_its_slowest_stage(folder):
-    result = succeeded(folder, "simulate", *FILES, "--policy", "ed", "--ps-placement", "local")
+    result = succeeded(folder, *FILES, "--policy", "ed", "--ps-placement", "local")
     limit = len(result["virtual_workers"]) / result["bottleneck_s"]
     assert result["efficiency"] == pytest.approx(result["throughput"] / limit)
     assert 0.95 <= result["efficiency"] <= 1.01
@@ -76,8 +76,8 @@ def test_a_simulation_comes_near_the_limit_of_its_slowest_stage(folder):
 
 
 def test_one_in_flight_is_slower_and_completes_all_minibatches(folder):
-    one = succeeded(folder, "simulate", *FILES, "--policy", "ed", "--in-flight", "1", "--minibatches", "7")
-    more = succeeded(folder, "simulate", *FILES, "--policy", "ed", "--in-flight", "3")
+    one = succeeded(folder, *FILES, "--policy", "ed", "--in-flight", "1", "--minibatches", "7")
+    more = succeeded(folder, *FILES, "--policy", "ed", "--in-flight", "3")
     assert (one["in_flight"], more["in_flight"]) == (1, 3)
     assert one["throughput"] < more["throughput"]
     assert 14 <= one["minibatches"] <= 16
@@ -86,7 +86,7 @@ def test_one_in_flight_is_slower_and_completes_all_minibatches(folder):
 def test_best_is_the_fastest_in_the_simulation(folder):
     for placement in ("local", "round-robin"):
         found = {
-            policy: succeeded(folder, "simulate", *FILES, "--policy", policy, "--ps-placement", placement)
+            policy: succeeded(folder, *FILES, "--policy", policy, "--ps-placement", placement)
             for policy in POLICIES
         }
         others = max(found[policy]["throughput"] for policy in ("np", "ed", "hd"))
@@ -98,33 +98,31 @@ def test_a_plan_counts_waves_as_the_simulation_does(folder, policy):
     slow = CLUSTER.replace("bytes_per_s: 5.0e+9", "bytes_per_s: 5.0e+8")
     (folder.path / "cluster.yaml").write_text(slow)
     wishes = (*FILES, "--policy", policy, "--clock-distance", "1", "--ps-placement", "round-robin")
-    planned, simulated = (succeeded(folder, command, *wishes) for command in ("plan", "simulate"))
-    assert (planned["clock_distance"], planned["ps_placement"]) == (1, "round-robin")
-    assert planned["in_flight"] == simulated["in_flight"]
-    assert planned["synchronisation_s"] == simulated["synchronisation_s"] > 0
-    assert simulated["planned_throughput"] == planned["throughput"]
-    assert simulated["throughput"] == pytest.approx(planned["throughput"], rel=0.05)
+    simulated = succeeded(folder, *wishes)
+    assert (simulated["clock_distance"], simulated["ps_placement"]) == (1, "round-robin")
+    assert simulated["synchronisation_s"] > 0
+    assert simulated["throughput"] == pytest.approx(simulated["planned_throughput"], rel=0.05)
 
 
 def test_a_plan_shows_what_it_takes_of_the_nodes(folder):
-    near, far = (succeeded(folder, "plan", *FILES, "--clock-distance", d)["node_bytes"] for d in ("0", "4"))
+    near, far = (succeeded(folder, *FILES, "--clock-distance", d)["node_bytes"] for d in ("0", "4"))
     assert len(near) == len(far) == 2
     assert 0 < max(near) < max(far)
-    assert "beside GPUs: up to " in folder.here("pipeline", "plan", *FILES).stdout
+    assert "beside GPUs: up to " in folder.here("simulate", *FILES).stdout
 
 
 def test_more_distance_leaves_less_waiting(folder):
     slow = CLUSTER.replace("bytes_per_s: 5.0e+9", "bytes_per_s: 5.0e+8")
     (folder.path / "cluster.yaml").write_text(slow)
     wishes = (*FILES, "--policy", "ed", "--in-flight", "4", "--ps-placement", "round-robin")
-    near, far = (succeeded(folder, "simulate", *wishes, "--clock-distance", d) for d in ("0", "4"))
+    near, far = (succeeded(folder, *wishes, "--clock-distance", d) for d in ("0", "4"))
     assert near["waiting_fraction"] > 2 * far["waiting_fraction"]
     assert near["waiting_fraction"] >= near["idle_fraction"] >= far["idle_fraction"]
 
 
 def test_local_placement_with_policy_ed_sends_no_weights(folder):
     found = {
-        placement: succeeded(folder, "simulate", *FILES, "--policy", "ed", "--ps-placement", placement)
+        placement: succeeded(folder, *FILES, "--policy", "ed", "--ps-placement", placement)
         for placement in ("round-robin", "local")
     }
     assert found["local"]["synchronisation_s"] < found["round-robin"]["synchronisation_s"]
@@ -132,17 +130,26 @@ def test_local_placement_with_policy_ed_sends_no_weights(folder):
     assert found["local"]["throughput"] >= 0.99 * found["round-robin"]["throughput"]
 
 
-@pytest.mark.parametrize("command", ["plan", "simulate"])
-def test_a_table_shows_virtual_workers_and_stages(folder, command):
-    done = folder.here("pipeline", command, *FILES, "--policy", "np")
-    assert done.code == 0
-    assert "2 virtual workers" in done.stdout
-    assert "minibatches/s" in done.stdout
-    assert ("busy" in done.stdout) == (command == "simulate")
+def test_table_and_page_show_virtual_workers_and_stages(folder):
+    done = folder.here("simulate", *FILES, "--policy", "np", "--report", "page.html")
+    assert (done.code, done.stdout.endswith("wrote page.html\n")) == (0, True)
+    words = ("2 virtual workers", "minibatches/s", "busy", "l11")
+    for shown in (done.stdout, (folder.path / "page.html").read_text()):
+        assert [word for word in words if word not in shown] == []
+
+
+def test_a_trace_of_pipelines_is_refused(folder):
+    done = folder.here("simulate", *FILES, "--trace", "t.jsonl", "--json")
+    assert (done.code, "--trace goes with members and hops" in done.error["message"]) == (2, True)
+
+
+def test_layers_without_a_cluster_are_refused(folder):
+    done = folder.here("simulate", "--layer-table", "layers.csv", "--json")
+    assert (done.code, done.error["message"]) == (2, "Missing option '--cluster'.")
 
 
 def refused(folder, code=2):
-    done = folder.here("pipeline", "plan", *FILES, "--json")
+    done = folder.here("simulate", *FILES, "--json")
     assert done.code == code, done.stdout
     return done.error["message"]
 
@@ -176,7 +183,7 @@ def test_what_does_not_fit_has_no_plan(folder):
 
 def test_groups_without_room_are_named_with_their_file(folder):
     (folder.path / "cluster.yaml").write_text(CLUSTER.replace("2GiB", "40MiB"))
-    done = folder.here("pipeline", "plan", *FILES, "--policy", "np", "--in-flight", "2", "--json")
+    done = folder.here("simulate", *FILES, "--policy", "np", "--in-flight", "2", "--json")
     assert done.code == 3, done.stdout
     assert "cluster.yaml:4: nodes: a virtual worker of 2 slow has no room" in done.error["message"]
     assert "N_m = 2; the layers are those of layers.csv" in done.error["message"]

@@ -40,7 +40,7 @@ def folder(tmp_path):
 
 def simulated(folder, *arguments, batch=64, iterations=60):
     wishes = ("--workers", "workers.csv", "--batch", str(batch), "--iterations", str(iterations))
-    return partial(folder.here, "balance", "simulate", *wishes, *arguments)
+    return partial(folder.here, "simulate", *wishes, *arguments)
 
 
 def refused(folder, code, *arguments, **wishes):
@@ -93,7 +93,6 @@ def test_a_straggler_is_warned_of_by_its_name(folder):
         "worker,batch,seconds\nfast,1,0.01\nalso,1,0.01\nold-one,1,3.0\nold-one,64,9.0\n"
     )
     done = folder.here(
-        "balance",
         "simulate",
         "--workers",
         "late.csv",
@@ -130,6 +129,8 @@ def test_the_same_seed_gives_the_same_result(folder):
         (["--change", "slower.csv"], 2, "slower.csv is not ITERATION:FILE"),
         (["--jitter", "nan"], 2, "--jitter nan: must be from 0 to 1"),
         (["--predictor", "narx"], 2, "--predictor requires --algorithm cpu"),
+        (["--seed", "-1"], 2, "--seed -1: must be at least 0"),
+        (["--outage", "w@1"], 2, "--outage does not go with --workers"),
         (["--algorithm", "best"], 2, "'best' is not one of 'cpu', 'gpu', 'curve'"),
     ],
 )
@@ -181,11 +182,12 @@ def log_of_a_run(folder):
 
 def test_a_real_runs_log_is_repeated(folder):
     log_of_a_run(folder)
-    done = folder.here("balance", "simulate", "--replay", "m.jsonl", "--json")
+    done = folder.here("simulate", "--replay", "m.jsonl", "--json")
     assert (done.code, done.json["equal"], done.json["iterations"]) == (0, True, 30)
     assert (done.json["first_batches"], done.json["last_batches"]) == ([32, 32], [48, 16])
     assert done.json["gain"] > 1.5
-    shown = folder.here("balance", "simulate", "--replay", "m.jsonl").stdout
+    shown = folder.here("simulate", "--replay", "m.jsonl", "--report", "m.html").stdout
+    assert "the same batches in all iterations" in (folder.path / "m.html").read_text()
     assert "[b]:0      32    16" in shown
     assert "the same batches in all iterations" in shown
 
@@ -194,7 +196,7 @@ def test_a_log_with_another_answer_has_exit_code_1(folder):
     records = log_of_a_run(folder)
     records[5] = replace(records[5], answer=(1, 63))
     (folder.path / "m.jsonl").write_text("".join(map(line_of, records)))
-    done = folder.here("balance", "simulate", "--replay", "m.jsonl")
+    done = folder.here("simulate", "--replay", "m.jsonl")
     assert done.code == 1
     assert "iteration 4: the log has [1, 63]" in done.stdout
 
@@ -204,11 +206,11 @@ def test_a_log_with_another_answer_has_exit_code_1(folder):
     [
         (("--replay", "none.jsonl"), "none.jsonl: No such file or directory"),
         (("--replay", "workers.csv"), "workers.csv: line 1: no record of a balance log"),
-        (("--replay", "m.jsonl", "--batch", "3"), "--replay does not go with --batch"),
+        (("--replay", "m.jsonl", "--batch", "3"), "--batch does not go with --replay"),
         (("--workers", "workers.csv"), "Missing option '--batch'"),
     ],
 )
 def test_a_wrong_replay_is_refused(folder, arguments, message):
-    done = folder.here("balance", "simulate", *arguments, "--json")
+    done = folder.here("simulate", *arguments, "--json")
     assert done.code == 2
     assert message in done.error["message"]
