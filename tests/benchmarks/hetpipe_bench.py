@@ -41,7 +41,7 @@ from typing_extensions import Self
 from hetctl.methods.pipeline.gpu_cluster import Group, PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut, Partitioner
-from hetctl.methods.pipeline.pipeline_flow import FlowInput, run_waves
+from hetctl.methods.pipeline.pipeline_flow import run_waves
 from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, PipelinePlan, Waves, plan
 from hetctl.methods.pipeline.simulate import PipelineRun, pipelines_of, simulate_plan
 from hetctl.methods.pipeline.stage_costs import StageCosts, bytes_alone
@@ -345,11 +345,7 @@ def _varied(varies: Varies, distance: int) -> tuple[float, float]:
     planned = _planned("VGG-19", NODES, "ed", waves)
     draw, pipelines = random.Random(0), pipelines_of(planned, profile, gpus, LOCAL)
     inputs = [
-        FlowInput(
-            tuple(Varying((s.forward_s, s.backward_s), number, varies, draw) for s in one.stages),
-            [stage.most_held for stage in one.stages],
-            one.traffic,
-        )
+        one._replace(passes=tuple(Varying(seconds, number, varies, draw) for seconds in one.passes))
         for number, one in enumerate(pipelines)
     ]
     flows = run_waves(inputs, Bounds(planned.in_flight, distance), VARIED_WAVES)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
-from typing import NamedTuple
 
 from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.pipeline_flow import Flow, FlowInput, held, run_waves
-from hetctl.methods.pipeline.pipeline_plan import PipelinePlan, VirtualWorker
+from hetctl.methods.pipeline.pipeline_plan import PipelinePlan
 from hetctl.methods.pipeline.sync_cost import Waves, traffic_of
-from hetctl.methods.pipeline.transfers import ALONE, Traffic
 from hetctl.methods.pipeline.wsp import Bounds
 
 LEAST_WAVES, MINIBATCHES = 32, 4000
@@ -21,79 +18,16 @@ waves until the clock distance is used up are added."""
 
 
 @dataclass(frozen=True)
-class StageTimes:
-    """Times and memory of one stage for a minibatch.
-
-    Parameters
-    ----------
-    forward_s, backward_s : float
-        Seconds of each pass, including the transfer of its input from another GPU, for which the GPU waits.
-    most_held : int
-        Most minibatches whose activations fit into its memory, from forward to backward pass.
-    """
-
-    forward_s: float
-    backward_s: float
-    most_held: int
-
-
-@dataclass(frozen=True)
-class Pipeline:
-    """A virtual worker.
-
-    Parameters
-    ----------
-    traffic : Traffic
-        Its use of links and parameter servers. Waves are sent, and weights fetched, beside the passes.
-    """
-
-    stages: tuple[StageTimes, ...]
-    traffic: Traffic = ALONE
-
-    @property
-    def bottleneck_s(self) -> float:
-        """Seconds of a minibatch in the slowest stage, the least time per minibatch."""
-        return max(stage.forward_s + stage.backward_s for stage in self.stages)
-
-
-class Pass(Enum):
-    """Kind of a task."""
-
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    BOTH = "both"
-
-
-class StagePass(NamedTuple):
-    """A pass of a minibatch on a GPU; it was ready at `ready_s`."""
-
-    worker: int
-    stage: int
-    minibatch: int
-    what: Pass
-    ready_s: float
-    start_s: float
-    end_s: float
-
-
-@dataclass(frozen=True)
 class PipelineRun:
-    """Result of a simulation.
-
-    Parameters
-    ----------
-    tasks : tuple of StagePass
-        Passes in order of their starts; the last ones may not have ended.
-    completed_s : tuple of tuple of float
-        Completion times of the minibatches, by virtual worker.
-    waits_s : tuple of tuple of tuple
-        Times at which each virtual worker began to wait for global weights, and at which it had them.
-    """
+    """Result of a simulation: the flow of each virtual worker."""
 
     bounds: Bounds
-    tasks: tuple[StagePass, ...]
-    completed_s: tuple[tuple[float, ...], ...]
-    waits_s: tuple[tuple[tuple[float, float], ...], ...]
+    flows: tuple[Flow, ...]
+
+    @property
+    def completed_s(self) -> list[list[float]]:
+        """Completion times of the minibatches, by virtual worker."""
+        return [flow.completed_s for flow in self.flows]
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -112,33 +46,33 @@ class PipelineRun:
 
     def busy_fractions(self, worker: int) -> tuple[float, ...]:
         """Return the share of the run in which each GPU of a virtual worker was busy."""
-        own = [task for task in self.tasks if task.worker == worker]
-        busy_s = [0.0] * (1 + max(task.stage for task in own))
-        for task in own:
+        tasks = self.flows[worker].tasks
+        busy_s = [0.0] * (1 + max(task.stage for task in tasks))
+        for task in tasks:
             busy_s[task.stage] += max(0.0, min(task.end_s, self.end_s) - task.start_s)
         return tuple(seconds / self.end_s for seconds in busy_s)
 
     @property
     def waiting_fraction(self) -> float:
         """Mean share of the run in which a virtual worker waited for global weights."""
-        return self._share([self.waiting_s(worker) for worker in range(len(self.rates))])
+        return self._share([self.waiting_s(worker) for worker in range(len(self.flows))])
 
     @property
     def idle_fraction(self) -> float:
         """Mean share of the run in which it waited and none of its GPUs had a pass."""
-        return self._share([self.idle_s(worker) for worker in range(len(self.rates))])
+        return self._share([self.idle_s(worker) for worker in range(len(self.flows))])
 
     def _share(self, seconds: Sequence[float]) -> float:
         return sum(seconds) / len(seconds) / self.end_s
 
     def waiting_s(self, worker: int) -> float:
         """Return the seconds for which a virtual worker waited for global weights."""
-        return sum(end_s - begin_s for begin_s, end_s in self.waits_s[worker])
+        return sum(end_s - begin_s for begin_s, end_s in self.flows[worker].waits_s)
 
     def idle_s(self, worker: int) -> float:
         """Return the part of these seconds in which none of its GPUs had a pass."""
-        busy = [(task.start_s, task.end_s) for task in self.tasks if task.worker == worker]
-        return sum(_gaps_s(busy, begin_s, end_s) for begin_s, end_s in self.waits_s[worker])
+        busy = [(task.start_s, task.end_s) for task in self.flows[worker].tasks]
+        return sum(_gaps_s(busy, begin_s, end_s) for begin_s, end_s in self.flows[worker].waits_s)
 
 
 def _gaps_s(busy: Sequence[tuple[float, float]], begin_s: float, end_s: float) -> float:
@@ -158,30 +92,11 @@ def _rate(completed_s: Sequence[float], wave: int) -> float:
     return (last - first) / (completed_s[last - 1] - completed_s[first - 1])
 
 
-def simulate_pipelines(pipelines: Sequence[Pipeline], bounds: Bounds, waves: int) -> PipelineRun:
+def simulate_pipelines(pipelines: Sequence[FlowInput], bounds: Bounds, waves: int) -> PipelineRun:
     """Run until every virtual worker has completed `waves` waves, at least 2."""
     if waves < 2:
         raise ValueError(f"{waves} waves are too few for a rate")
-    flows = run_waves([_input(pipeline) for pipeline in pipelines], bounds, waves)
-    tasks = (task for number, flow in enumerate(flows) for task in _tasks(number, flow))
-    return PipelineRun(
-        bounds,
-        tuple(sorted(tasks, key=lambda task: task.start_s)),
-        tuple(tuple(flow.completed_s) for flow in flows),
-        tuple(tuple(flow.waits_s) for flow in flows),
-    )
-
-
-def _input(pipeline: Pipeline) -> FlowInput:
-    passes = tuple((stage.forward_s, stage.backward_s) for stage in pipeline.stages)
-    return FlowInput(passes, [stage.most_held for stage in pipeline.stages], pipeline.traffic)
-
-
-def _tasks(number: int, flow: Flow) -> Iterator[StagePass]:
-    last = max(ran.stage for ran in flow.tasks)
-    for ran in flow.tasks:
-        what = Pass.BOTH if ran.stage == last else Pass.BACKWARD if ran.backward else Pass.FORWARD
-        yield StagePass(number, ran.stage, ran.minibatch, what, ran.ready_s, ran.start_s, ran.end_s)
+    return PipelineRun(bounds, tuple(run_waves(pipelines, bounds, waves)))
 
 
 def steady_waves(plan: PipelinePlan, waves: Waves) -> int:
@@ -199,12 +114,10 @@ def simulate_plan(
 
 def pipelines_of(
     plan: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, ps_placement: str
-) -> tuple[Pipeline, ...]:
+) -> tuple[FlowInput, ...]:
     """Return the virtual workers of a plan; `ps_placement` is one of `PS_PLACEMENTS`."""
     traffic = traffic_of(plan.virtual_workers, layers, cluster, ps_placement)
-    return tuple(Pipeline(_times(w), t) for w, t in zip(plan.virtual_workers, traffic, strict=True))
-
-
-def _times(worker: VirtualWorker) -> tuple[StageTimes, ...]:
-    capacities = held(worker.passes, worker.in_flight)
-    return tuple(StageTimes(*times, most) for times, most in zip(worker.passes, capacities, strict=True))
+    return tuple(
+        FlowInput(worker.passes, held(worker.passes, worker.in_flight), its)
+        for worker, its in zip(plan.virtual_workers, traffic, strict=True)
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import pytest
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
 from hetctl.methods.pipeline.layers import Layer, LayerProfile
+from hetctl.methods.pipeline.pipeline_flow import FlowInput, StageTask
 from hetctl.methods.pipeline.pipeline_plan import (
     POLICIES,
     PipelineOptions,
@@ -22,16 +22,8 @@ from hetctl.methods.pipeline.pipeline_plan import (
     Waves,
 )
 from hetctl.methods.pipeline.pipeline_plan import plan as made
-from hetctl.methods.pipeline.simulate import (
-    Pass,
-    Pipeline,
-    PipelineRun,
-    StagePass,
-    StageTimes,
-    pipelines_of,
-    simulate_pipelines,
-    simulate_plan,
-)
+from hetctl.methods.pipeline.simulate import PipelineRun, pipelines_of, simulate_pipelines, simulate_plan
+from hetctl.methods.pipeline.throughput import bottleneck_s
 from hetctl.methods.pipeline.transfers import IN, OUT, Leg, Receiving, Traffic
 from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, WspClock
 from hetctl.model.plan import PS_PLACEMENTS
@@ -44,9 +36,9 @@ CLUSTER = PipelineCluster(
 )
 
 
-def pipeline(*times: tuple[float, float], held: int = 99, sync_s: float = 0.0) -> Pipeline:
+def pipeline(*times: tuple[float, float], held: int = 99, sync_s: float = 0.0) -> FlowInput:
     lanes = ((Leg(None, sync_s),),) if sync_s else ()
-    return Pipeline(tuple(StageTimes(*pair, held) for pair in times), Traffic(push=lanes, pull=lanes))
+    return FlowInput(times, [held] * len(times), Traffic(push=lanes, pull=lanes))
 
 
 TIMES = st.tuples(st.integers(1, 9), st.integers(1, 9)).map(lambda pair: (pair[0] / 4, pair[1] / 4))
@@ -59,24 +51,25 @@ PIPELINES = st.builds(
 BOUNDS = st.builds(Bounds, st.integers(1, 6), st.integers(0, 2))
 
 
-def by_gpu(run: PipelineRun) -> list[list[StagePass]]:
+def by_gpu(run: PipelineRun) -> list[list[StageTask]]:
     gpus = defaultdict(list)
-    for task in run.tasks:
-        gpus[task.worker, task.stage].append(task)
+    for number, flow in enumerate(run.flows):
+        for task in flow.tasks:
+            gpus[number, task.stage].append(task)
     return list(gpus.values())
 
 
 def test_a_single_minibatch_passes_all_stages_alone() -> None:
     run = simulate_pipelines([pipeline((1, 2), (3, 4), (5, 6))], Bounds(1), 4)
     assert run.throughput == pytest.approx(1 / 21)
-    assert run.completed_s == ((21.0, 42.0, 63.0, 84.0),)
+    assert run.completed_s == [[21.0, 42.0, 63.0, 84.0]]
     assert run.busy_fractions(0) == pytest.approx([3 / 21, 7 / 21, 11 / 21])
 
 
 def test_passes_of_a_minibatch_follow_each_other() -> None:
     run = simulate_pipelines([pipeline((1, 2), (3, 4))], Bounds(1), 2)
-    first = [(t.stage, t.what, t.start_s, t.end_s) for t in run.tasks if t.minibatch == 1]
-    assert first == [(0, Pass.FORWARD, 0, 1), (1, Pass.BOTH, 1, 8), (0, Pass.BACKWARD, 8, 10)]
+    first = [(t.stage, t.backward, t.start_s, t.end_s) for t in run.flows[0].tasks if t.minibatch == 1]
+    assert first == [(0, False, 0, 1), (1, False, 1, 8), (0, True, 8, 10)]
 
 
 def test_one_gpu_is_never_idle() -> None:
@@ -111,8 +104,8 @@ def test_a_wave_that_takes_long_to_send_stops_the_next_but_one() -> None:
 def test_waiting_and_idle_times_are_told_apart() -> None:
     """A wave of two minibatches on one GPU takes 6 s; its weights are there 7 s and 7 s after its end."""
     run = simulate_pipelines([pipeline((1.0, 2.0), sync_s=7.0)], Bounds(2), 3)
-    assert run.completed_s == ((3.0, 6.0, 9.0, 23.0, 26.0, 40.0),)
-    assert run.waits_s == (((6.0, 20.0), (23.0, 37.0)),)
+    assert run.completed_s == [[3.0, 6.0, 9.0, 23.0, 26.0, 40.0]]
+    assert run.flows[0].waits_s == [(6.0, 20.0), (23.0, 37.0)]
     assert (run.waiting_s(0), run.idle_s(0)) == (28.0, 22.0)
 
 
@@ -121,8 +114,8 @@ def test_virtual_workers_take_turns_on_a_link() -> None:
     lines = ((OUT, 0), (IN, 1))
     receiving = Traffic((Receiving((), 0.0), Receiving(lines, 2.0)), (Receiving((), 0.0),) * 2)
     one = pipeline((0.5, 0.5), (2.5, 0.5))
-    alone = simulate_pipelines([replace(one, traffic=receiving)], Bounds(3), 20)
-    both = simulate_pipelines([replace(one, traffic=receiving)] * 2, Bounds(3), 20)
+    alone = simulate_pipelines([one._replace(traffic=receiving)], Bounds(3), 20)
+    both = simulate_pipelines([one._replace(traffic=receiving)] * 2, Bounds(3), 20)
     assert alone.throughput == pytest.approx(1 / 3)
     assert both.throughput == pytest.approx(2 / 4, rel=0.02)
 
@@ -135,21 +128,22 @@ def test_too_few_waves_are_refused() -> None:
 @given(st.lists(PIPELINES, min_size=1, max_size=3), BOUNDS)
 @settings(max_examples=40, deadline=None)
 def test_passes_obey_the_conditions_of_partition_scheduling(
-    pipelines: list[Pipeline], bounds: Bounds
+    pipelines: list[FlowInput], bounds: Bounds
 ) -> None:
     run = simulate_pipelines(pipelines, bounds, 3)
     for tasks in by_gpu(run):
         assert all(one.end_s <= other.start_s for one, other in pairwise(tasks))
-        for kinds in ((Pass.FORWARD, Pass.BOTH), (Pass.BACKWARD, Pass.BOTH)):
-            order = [task.minibatch for task in tasks if task.what in kinds]
+        for backward in (False, True):
+            order = [task.minibatch for task in tasks if task.backward == backward]
             assert order == list(range(1, len(order) + 1))
-    ends = {(t.worker, t.stage, t.minibatch, t.what is Pass.BACKWARD): t.end_s for t in run.tasks}
-    for task in run.tasks:
-        assert task.start_s >= task.ready_s
-        if task.what is Pass.BACKWARD:
-            assert task.ready_s >= ends[task.worker, task.stage, task.minibatch, False]
-        elif task.stage:
-            assert task.ready_s == ends[task.worker, task.stage - 1, task.minibatch, False]
+    for flow in run.flows:
+        ends = {(task.stage, task.minibatch, task.backward): task.end_s for task in flow.tasks}
+        for task in flow.tasks:
+            assert task.start_s >= task.ready_s
+            if task.backward:
+                assert task.ready_s >= ends[task.stage, task.minibatch, False]
+            elif task.stage:
+                assert task.ready_s == ends[task.stage - 1, task.minibatch, False]
 
 
 @given(st.lists(TIMES, min_size=1, max_size=5), BOUNDS)
@@ -163,15 +157,16 @@ def test_tasks_start_in_the_order_in_which_they_became_ready(
 
 @given(PIPELINES, BOUNDS)
 @settings(max_examples=40, deadline=None)
-def test_memory_and_both_limits_are_kept(one: Pipeline, bounds: Bounds) -> None:
+def test_memory_and_both_limits_are_kept(one: FlowInput, bounds: Bounds) -> None:
     run = simulate_pipelines([one], bounds, 4)
     for tasks in by_gpu(run):
         held = 0
         for task in tasks:
-            held += (task.what is not Pass.BACKWARD) - (task.what is not Pass.FORWARD)
-            assert held <= one.stages[task.stage].most_held
-    assert len(run.completed_s[0]) <= run.end_s / one.bottleneck_s * (1 + 1e-9)
-    injected = [task.start_s for task in run.tasks if task.stage == 0 and task.what is not Pass.BACKWARD]
+            is_both = task.stage == len(one.passes) - 1
+            held += (not task.backward) - (task.backward or is_both)
+            assert held <= one.capacities[task.stage]
+    assert len(run.completed_s[0]) <= run.end_s / bottleneck_s(one.passes) * (1 + 1e-9)
+    injected = [task.start_s for task in run.flows[0].tasks if task.stage == 0 and not task.backward]
     for start_s, completed_s in zip(injected[bounds.in_flight :], run.completed_s[0], strict=False):
         assert start_s >= completed_s
 
@@ -181,13 +176,13 @@ def test_memory_and_both_limits_are_kept(one: Pipeline, bounds: Bounds) -> None:
 def test_enough_minibatches_in_flight_keep_the_slowest_gpu_busy(times: list[tuple[float, float]]) -> None:
     one = pipeline(*times)
     run = simulate_pipelines([one], Bounds(6 * len(times) + 1), 32)
-    assert run.throughput >= 0.95 / one.bottleneck_s
+    assert run.throughput >= 0.95 / bottleneck_s(one.passes)
 
 
 @given(st.lists(PIPELINES, min_size=1, max_size=3), BOUNDS)
 @settings(max_examples=40, deadline=None)
 def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
-    pipelines: list[Pipeline], bounds: Bounds
+    pipelines: list[FlowInput], bounds: Bounds
 ) -> None:
     """Replay by `hetctl.methods.pipeline.wsp` of minibatches completed and sent at the time of each entry.
 
@@ -201,8 +196,9 @@ def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
         for one, ends_s in zip(pipelines, waves_s, strict=True)
     ]
     for number, one in enumerate(pipelines):
-        entries_s = [t.ready_s for t in run.tasks if (t.worker, t.stage) == (number, 0) and is_forward(t)]
-        pulls = {end_s: asked_s for asked_s, end_s in reversed(run.waits_s[number])}
+        flow = run.flows[number]
+        entries_s = [task.ready_s for task in flow.tasks if task.stage == 0 and not task.backward]
+        pulls = {end_s: asked_s for asked_s, end_s in reversed(flow.waits_s)}
         for minibatch, entry_s in enumerate(entries_s, start=1):
             completed = sum(at_s <= entry_s for at_s in run.completed_s[number])
             sent = GlobalClock(
@@ -224,10 +220,6 @@ def later_by(push_s: float) -> Callable[[float, float], float]:
     return lambda before_s, end_s: max(before_s, end_s) + push_s
 
 
-def is_forward(task: StagePass) -> bool:
-    return task.what is not Pass.BACKWARD
-
-
 def worker(*places: tuple[int, int], in_flight: int = 4) -> VirtualWorker:
     """Two stages of two layers each; 50 bytes take 0.6 s between nodes, 0.1 s within one."""
     receive_s = 0.6 if places[0][0] != places[1][0] else 0.1
@@ -247,15 +239,14 @@ EQUAL = (worker((0, 0), (1, 0)), worker((0, 1), (1, 1)))
 
 def test_passes_wait_for_what_they_receive() -> None:
     (one,) = pipelines_of(plan(EQUAL[0]), LAYERS, CLUSTER, "local")
-    times = [(stage.forward_s, stage.backward_s) for stage in one.stages]
-    assert times == [pytest.approx((2.0, 4.6)), pytest.approx((2.6, 4.0))]
-    assert one.bottleneck_s == pytest.approx(EQUAL[0].bottleneck_s)
+    assert one.passes == (pytest.approx((2.0, 4.6)), pytest.approx((2.6, 4.0)))
+    assert bottleneck_s(one.passes) == pytest.approx(EQUAL[0].bottleneck_s)
 
 
 def test_the_last_stage_holds_one_minibatch_and_the_first_all() -> None:
     for in_flight, held in ((1, [1, 1]), (2, [2, 1]), (4, [4, 1])):
         (one,) = pipelines_of(plan(worker((0, 0), (1, 0), in_flight=in_flight)), LAYERS, CLUSTER, "local")
-        assert [stage.most_held for stage in one.stages] == held
+        assert one.capacities == held
 
 
 @pytest.mark.parametrize("placement", PS_PLACEMENTS)
