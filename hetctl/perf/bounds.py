@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import heapq
 import math
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain, islice
+from operator import attrgetter
+from typing import NamedTuple
 
 from hetctl.model.workload import Workload
 
@@ -105,7 +108,92 @@ def envelope_of(rates: Mapping[int, float], limit: int) -> Envelope:
     return _envelope(_Identity(rates), limit)
 
 
-def fluid_time(works: Sequence[tuple[float, Envelope]], gpus: int, near_s: float = 0.0) -> float:
+class WaitingMember(NamedTuple):
+    """A member in a backlog.
+
+    Parameters
+    ----------
+    seconds : float
+        Time on the first corner of its envelope, with its start-up.
+    place : int
+        Place among those that take equally long, of which the first comes last.
+    gpu_s : float
+        GPU-seconds of its work on that corner.
+    least_s : float
+        Time at its highest rate, without start-up.
+    """
+
+    seconds: float
+    place: int
+    gpu_s: float
+    least_s: float
+    workload: Workload
+    envelope: Envelope
+
+
+class Backlog:
+    """Members without GPUs, by their time on the first corners of their envelopes on up to `gpus` GPUs.
+
+    Below its first corner a member needs GPUs in proportion to its rate, so those of all members that have
+    the time for it together follow from one sum, which is kept as members come and go.
+    """
+
+    def __init__(self, gpus: int) -> None:
+        self.gpus = gpus
+        self._members: list[WaitingMember] = []
+        self._sums = [0.0]
+        self._least_s: list[float] = []
+
+    def add(self, number: int, workload: Workload) -> None:
+        """Add a member; of equally long ones that with the lowest number counts as the longest."""
+        member = self._member(number, workload)
+        at = bisect_left(self._members, member)
+        self._members.insert(at, member)
+        insort(self._least_s, member.least_s)
+        del self._sums[at + 1 :]
+
+    def take(self, number: int, workload: Workload) -> None:
+        """Remove a member."""
+        member = self._member(number, workload)
+        at = bisect_left(self._members, member)
+        del self._members[at], self._sums[at + 1 :]
+        del self._least_s[bisect_left(self._least_s, member.least_s)]
+
+    def _member(self, number: int, workload: Workload) -> WaitingMember:
+        envelope = envelope_of(workload.rates, self.gpus)
+        left, gpus, rate = workload.samples_left, envelope.gpus[1], envelope.rates[1]
+        seconds = (left + rate * workload.startup_s) / rate
+        return WaitingMember(
+            seconds, -number, left * gpus / rate, left / envelope.highest, workload, envelope
+        )
+
+    def longer_than(self, seconds: float) -> list[WaitingMember]:
+        """Return the members that take longer."""
+        return self._members[self._within(seconds) :]
+
+    def others(self, seconds: float) -> Iterator[WaitingMember]:
+        """Yield the members that take no longer, the longest first."""
+        return islice(reversed(self._members), len(self._members) - self._within(seconds), None)
+
+    def gpu_s(self, seconds: float) -> float:
+        """Return the GPU-seconds of the members that take no longer."""
+        at = self._within(seconds)
+        while len(self._sums) <= at:
+            self._sums.append(self._sums[-1] + self._members[len(self._sums) - 1].gpu_s)
+        return self._sums[at]
+
+    @property
+    def least_s(self) -> float:
+        """Longest time of any of them at its highest rate, in seconds."""
+        return self._least_s[-1] if self._least_s else 0.0
+
+    def _within(self, seconds: float) -> int:
+        return bisect_right(self._members, seconds, key=attrgetter("seconds"))
+
+
+def fluid_time(
+    works: Sequence[tuple[float, Envelope]], gpus: int, near_s: float = 0.0, backlog: Backlog | None = None
+) -> float:
     """Return the least T in seconds with sum_i g_i(W_i / T) <= `gpus`; 0 if nothing is left to do.
 
     The sum is convex and piecewise linear in 1/T, so that Newton's method converges to its root from above
@@ -117,16 +205,20 @@ def fluid_time(works: Sequence[tuple[float, Envelope]], gpus: int, near_s: float
         Samples left, above 0.
     near_s : float
         Initial estimate of T, which only saves steps.
+    backlog : Backlog or None
+        More members.
     """
-    if not works:
+    backlog = backlog or Backlog(gpus)
+    least_s = max((work / envelope.highest for work, envelope in works), default=0.0)
+    least_s = max(least_s, backlog.least_s)
+    if not least_s:
         return 0.0
-    fastest = 1 / max(work / envelope.highest for work, envelope in works)
-    pace = fastest
+    pace = fastest = 1 / least_s
     if near_s > 0:
         # The sum is convex in 1/T: a Newton step from either side never lands below the root.
-        pace = min(_newton(works, gpus, min(1 / near_s, fastest)), fastest)
+        pace = min(_newton(works, backlog, gpus, min(1 / near_s, fastest)), fastest)
     for _ in range(NEWTON_STEPS):
-        lower = _newton(works, gpus, pace)
+        lower = _newton(works, backlog, gpus, pace)
         # Near the root rounding errors move the result in both directions.
         if lower >= pace * (1 - 1e-13):
             break
@@ -134,15 +226,17 @@ def fluid_time(works: Sequence[tuple[float, Envelope]], gpus: int, near_s: float
     return 1 / pace
 
 
-def _newton(works: Sequence[tuple[float, Envelope]], gpus: int, pace: float) -> float:
+def _newton(works: Sequence[tuple[float, Envelope]], backlog: Backlog, gpus: int, pace: float) -> float:
     """Return the 1/T at which the tangent at `pace` needs all GPUs; it is never below the root."""
-    needed, slope = _needed(works, pace)
+    needed, slope = _needed(works, backlog, pace)
     return pace - (needed - gpus) / slope
 
 
-def _needed(works: Sequence[tuple[float, Envelope]], pace: float) -> tuple[float, float]:
-    total = slope = 0.0
-    for work, envelope in works:
+def _needed(works: Sequence[tuple[float, Envelope]], backlog: Backlog, pace: float) -> tuple[float, float]:
+    slope = backlog.gpu_s(1 / pace)
+    total = slope * pace
+    longer = ((one.workload.samples_left, one.envelope) for one in backlog.longer_than(1 / pace))
+    for work, envelope in chain(works, longer):
         gpus, per_rate = envelope.gpus_for(work * pace)
         total += gpus
         slope += per_rate * work

@@ -116,11 +116,8 @@ def table_costs(members: int, sizes: int) -> dict[str, Cost]:
             rows += [f"{each.name},{gpus},{rate},{each.samples_left}" for gpus, rate in rates[:sizes]]
         (folder / "rates.csv").write_text("\n".join(rows) + "\n")
         profile = cost_of("profile", "import", "rates.csv", "--name", "zoo", folder=folder)
-        plan = ("--planner", "independent", "--restart-seconds", "10")
-        return {
-            "profile import": profile,
-            "simulate": cost_of("simulate", "zoo", "--gpus", str(sizes), *plan, folder=folder),
-        }
+        simulate = ("simulate", "zoo", "--gpus", str(sizes), "--restart-seconds", "10")
+        return {"profile import": profile, "simulate": cost_of(*simulate, folder=folder)}
 
 
 def table(quick: bool = False) -> Table:

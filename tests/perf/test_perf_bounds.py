@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.model.workload import Workload
-from hetctl.perf.bounds import Envelope, envelope_of, fluid_bound, fluid_time
+from hetctl.perf.bounds import Backlog, Envelope, envelope_of, fluid_bound, fluid_time
 
 curves = st.lists(st.floats(1.0, 1000.0), min_size=1, max_size=12).map(
     lambda values: dict(enumerate(values, start=1))
@@ -119,6 +120,22 @@ def test_the_fluid_time_needs_all_gpus_or_a_member_at_its_peak(
     rounding = 1e-12
     assert needed(time_s * (1 + rounding)) <= gpus * (1 + 1e-9)
     assert time_s == pytest.approx(fastest) or needed(time_s * (1 - rounding)) >= gpus * (1 - 1e-9)
+
+
+@given(jobs, st.integers(1, 20), st.randoms(use_true_random=False))
+def test_a_backlog_counts_as_its_members_after_every_change(
+    members: tuple[Workload, ...], gpus: int, draw: random.Random
+) -> None:
+    backlog, there = Backlog(gpus), dict[int, Workload]()
+    for _ in range(3 * len(members)):
+        number = draw.randrange(len(members))
+        if number in there:
+            backlog.take(number, there.pop(number))
+        else:
+            there[number] = members[number]
+            backlog.add(number, there[number])
+        expected_s = fluid_bound(list(there.values()), gpus)
+        assert fluid_time([], gpus, backlog=backlog) == pytest.approx(expected_s, rel=1e-9)
 
 
 def test_nothing_left_takes_no_time() -> None:

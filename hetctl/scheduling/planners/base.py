@@ -6,6 +6,7 @@ import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from hetctl.model.errors import BadInputError
@@ -20,6 +21,7 @@ from hetctl.model.plan import (
 from hetctl.model.site import Node
 from hetctl.model.training_settings import AUTO, BALANCE_MODES
 from hetctl.model.workload import Workload
+from hetctl.scheduling.planners.waiting import WaitingQueue
 
 MAKESPAN, MEAN_JCT = "makespan", "mean-jct"
 OBJECTIVES = (MAKESPAN, MEAN_JCT)
@@ -133,6 +135,12 @@ class Request:
     cluster: tuple[Node, ...] = ()
     now_s: float = 0.0
     planner_state: Any = None
+
+    @cached_property
+    def waiting(self) -> WaitingQueue:
+        """The workloads, with answers about all of them."""
+        own = self.workloads
+        return own if isinstance(own, WaitingQueue) else WaitingQueue(lambda _: 0, own)
 
     @property
     def free_gpus(self) -> int:

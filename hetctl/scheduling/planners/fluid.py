@@ -11,11 +11,12 @@ computed again after each change, from the work left then, which includes any la
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from heapq import merge
 
 from hetctl.model.workload import Workload
-from hetctl.perf.bounds import Envelope, envelope_of, fluid_time
+from hetctl.perf.bounds import Envelope, WaitingMember, envelope_of, fluid_time
 from hetctl.scheduling.planners import mean_jct
 from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Held, Planner, Request, allocations_after
 from hetctl.scheduling.planners.capacity import NodeCapacity
@@ -42,6 +43,8 @@ class FluidCandidate:
         included; more than the time left if it is late.
     gpus : int
         GPUs chosen for it now.
+    number : int
+        Its place in the order of arrival, if it waits.
     """
 
     workload: Workload
@@ -51,6 +54,7 @@ class FluidCandidate:
     high: int = 1
     share_s: float = 0.0
     gpus: int = 0
+    number: int = -1
 
     @property
     def fixed(self) -> bool:
@@ -86,32 +90,38 @@ def decide(request: Request) -> Decision:
     """
     if request.options.objective == MEAN_JCT:
         return mean_jct.decide(request)
-    jobs, time_s = mixtures(request)
-    choose(jobs, NodeCapacity(request.all_nodes), time_s)
+    jobs, others, time_s = _candidates(request)
+    jobs = choose(jobs, others, NodeCapacity(request.all_nodes), time_s)
+    jobs.sort(key=lambda job: job.number)
     decision, given = place_members(request, {job.workload.name: job.gpus for job in jobs})
     for job in jobs:
         job.gpus = given.get(job.workload.name, 0)
-    replan_at_s = _next_change(jobs, request.now_s, time_s)
+    # Changes that follow one another faster than restarts would cost more than they gain.
+    spacing_s = 2 * max([request.waiting.interruption_s, *(h.workload.interruption_s for h in request.held)])
+    replan_at_s = _next_change(jobs, request.now_s, time_s, spacing_s)
     return replace(decision, replan_at_s=replan_at_s, planner_state=request.now_s + time_s)
 
 
 def mixtures(request: Request) -> tuple[list[FluidCandidate], float]:
     """Return each member with its corners and share, and the fluid bound of the work left in seconds."""
-    jobs = [
-        *(
-            FluidCandidate(held.workload, held, envelope_of(held.workload.rates, request.gpus))
-            for held in request.held
-        ),
-        *(
-            FluidCandidate(waiting, None, envelope_of(waiting.rates, request.gpus))
-            for waiting in request.workloads
-        ),
-    ]
+    jobs, others, time_s = _candidates(request)
+    return [*jobs, *others], time_s
+
+
+def _candidates(request: Request) -> tuple[list[FluidCandidate], Iterator[FluidCandidate], float]:
+    """Return members that train or cannot wait; all others, the largest share first; the fluid bound."""
+    backlog = request.waiting.backlog(request.gpus)
+    jobs = [FluidCandidate(h.workload, h, envelope_of(h.workload.rates, request.gpus)) for h in request.held]
     works = [(job.workload.samples_left, job.envelope) for job in jobs if job.workload.samples_left > 0]
-    time_s = fluid_time(works, request.gpus, _expected_s(request))
-    for job in jobs:
-        _mix(job, time_s)
-    return jobs, time_s
+    time_s = fluid_time(works, request.gpus, _expected_s(request), backlog)
+
+    def waits(one: WaitingMember) -> FluidCandidate:
+        return _mixed(FluidCandidate(one.workload, None, one.envelope, number=-one.place), time_s)
+
+    urgent_s = URGENT * time_s
+    jobs = [*(_mixed(job, time_s) for job in jobs), *map(waits, backlog.longer_than(urgent_s))]
+    jobs.sort(key=lambda job: job.number)
+    return jobs, map(waits, backlog.others(urgent_s)), time_s
 
 
 def _expected_s(request: Request) -> float:
@@ -119,7 +129,7 @@ def _expected_s(request: Request) -> float:
     return float(request.planner_state) - request.now_s if request.planner_state is not None else 0.0
 
 
-def _mix(job: FluidCandidate, time_s: float) -> None:
+def _mixed(job: FluidCandidate, time_s: float) -> FluidCandidate:
     """Solve slow * (time on `low`) + fast * (time on `high`) = work left, less the restarts."""
     left, curve, start_s = job.workload.samples_left, job.envelope, job.start_s
     at = curve.corner_above(left / time_s) if time_s else 1
@@ -132,38 +142,62 @@ def _mix(job: FluidCandidate, time_s: float) -> None:
         # Any other member restarts now, which takes time from `low`.
         work = left - slow * max(time_s - start_s, 0.0)
     job.share_s = work / (fast - slow)
+    return job
 
 
-def choose(jobs: list[FluidCandidate], capacity: NodeCapacity, time_s: float) -> None:
-    """Set the GPUs of each job, as far as they fit on the nodes together."""
-    for job in jobs:
-        if job.fixed:
-            job.grow(capacity, job.holds)
+def choose(
+    jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capacity: NodeCapacity, time_s: float
+) -> list[FluidCandidate]:
+    """Set the GPUs of each job, as far as they fit on the nodes together; return those considered.
+
+    Parameters
+    ----------
+    others : iterator of FluidCandidate
+        Jobs that wait and can wait longer, the largest share first. The first one that gets no GPU is the
+        last one considered.
+    """
+    fixed = [job for job in jobs if job.fixed]
+    for job in fixed:
+        job.grow(capacity, job.holds)
     free = [job for job in jobs if not job.fixed]
+
+    def considered() -> Iterator[FluidCandidate]:
+        for job in others:
+            free.append(job)
+            yield job
+
     interruption_s = max((job.workload.interruption_s for job in free if job.held), default=0.0)
     if time_s > PATIENCE * interruption_s:
-        _follow_the_optimum(free, capacity, time_s)
+        _follow_the_optimum(free, considered(), capacity, time_s)
     else:
-        _finish(free, capacity)
+        _finish(free, considered(), capacity)
+    return fixed + free
 
 
-def _follow_the_optimum(jobs: list[FluidCandidate], capacity: NodeCapacity, time_s: float) -> None:
+def _follow_the_optimum(
+    jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capacity: NodeCapacity, time_s: float
+) -> None:
+    def urgency(job: FluidCandidate) -> tuple[bool, bool, float]:
+        return job.share_s < URGENT * time_s, job.holds != job.high, -job.share_s
+
     for job in sorted(jobs, key=lambda job: (job.holds != job.low, -job.low)):
         job.grow(capacity, job.low)
-    for job in sorted(
-        jobs, key=lambda job: (job.share_s < URGENT * time_s, job.holds != job.high, -job.share_s)
-    ):
+    for job in merge(sorted(jobs, key=urgency), others, key=urgency):
+        if not capacity.left:
+            break
         if (job.share_s > LEAST_SHARE_S or not job.gpus) and capacity.change(job.gpus, job.high):
             job.gpus = job.high
-    for job in sorted(jobs, key=lambda job: -job.share_s):
+    for job in sorted(jobs, key=_by_share):
         job.grow(capacity, job.high if job.share_s > LEAST_SHARE_S or not job.gpus else job.holds)
 
 
-def _finish(jobs: list[FluidCandidate], capacity: NodeCapacity) -> None:
+def _finish(jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capacity: NodeCapacity) -> None:
     """Start waiting members, the longest first, and grow the last ones if that gains; stop none."""
     for job in jobs:
         job.grow(capacity, job.holds)
-    for job in sorted(jobs, key=lambda job: -job.share_s):
+    for job in merge(sorted(jobs, key=_by_share), others, key=_by_share):
+        if not capacity.left:
+            break
         if not job.gpus:
             job.grow(capacity, job.high)
     for job in sorted(jobs, key=lambda job: -job.seconds_on(job.gpus or job.workload.min_gpus)):
@@ -172,7 +206,11 @@ def _finish(jobs: list[FluidCandidate], capacity: NodeCapacity) -> None:
             job.grow(capacity, most)
 
 
-def _next_change(jobs: list[FluidCandidate], now_s: float, time_s: float) -> float | None:
+def _by_share(job: FluidCandidate) -> float:
+    return -job.share_s
+
+
+def _next_change(jobs: list[FluidCandidate], now_s: float, time_s: float, spacing_s: float) -> float | None:
     """Return the time when a member's share ends, or when it cannot wait for it any longer; None if never.
 
     A member without a lower corner ends with its share, which is an event of its own.
@@ -184,11 +222,7 @@ def _next_change(jobs: list[FluidCandidate], now_s: float, time_s: float) -> flo
         and not job.fixed
         and (job.gpus == job.low or (job.gpus == job.high and job.low))
     ]
-    if not changes:
-        return None
-    # Changes that follow one another faster than restarts would cost more than they gain.
-    spacing_s = 2 * max(job.workload.interruption_s for job in jobs)
-    return now_s + max(min(changes), spacing_s, LEAST_SHARE_S)
+    return now_s + max(min(changes), spacing_s, LEAST_SHARE_S) if changes else None
 
 
 def reasons(request: Request, decision: Decision) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Planner, Request, gpu_count
 from hetctl.scheduling.planners.capacity import most_on_one
+from hetctl.scheduling.planners.waiting import WaitingQueue
 
 
 @lru_cache(maxsize=256)
@@ -67,6 +68,9 @@ def by_type(planner: Planner) -> Planner:
 def _startable(request: Request) -> Request:
     """Return the request without waiting members that need more GPUs than there are, free or not."""
     most = most_for_one(request.all_nodes, mix_types=request.options.mix_types)
+    # The simulator's queue knows the answer without a look at each member.
+    if isinstance(request.workloads, WaitingQueue) and request.workloads.widest <= most:
+        return request
     fitting = [workload for workload in request.workloads if workload.min_gpus <= most]
     return request if len(fitting) == len(request.workloads) else replace(request, workloads=fitting)
 

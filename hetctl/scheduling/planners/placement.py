@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -41,9 +42,9 @@ def place_members(request: Request, counts: Mapping[str, int]) -> tuple[Decision
 class _FreeNodes:
     def __init__(self, request: Request, counts: Mapping[str, int]) -> None:
         self._request = request
-        self._workloads = {c.name: c for c in request.workloads}
-        self._workloads.update((h.workload.name, h.workload) for h in request.held)
         self._held = {h.workload.name: h for h in request.held}
+        in_training = {name: held.workload for name, held in self._held.items()}
+        self._workloads = ChainMap(in_training, request.waiting.by_name)
         self._counts = {name: held.allocation.gpus for name, held in self._held.items() if held.fixed} | {
             name: gpus for name, gpus in counts.items() if gpus and not self._is_fixed(name)
         }

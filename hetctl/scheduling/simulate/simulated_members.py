@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
-from typing import Any
 
 from hetctl.model.workload import Workload
 from hetctl.scheduling.observer import ObservedMembers
 from hetctl.scheduling.planners.base import Held, Options, Planner
+from hetctl.scheduling.planners.waiting import WaitingQueue
 from hetctl.scheduling.rounds import RunningTask
 from hetctl.scheduling.simulate.scenario import WorkEstimate
 from hetctl.scheduling.simulate.simulated_task import SimulatedTask, kept_at
@@ -38,7 +37,7 @@ class SimulatedMembers:
         self.tasks: list[SimulatedTask] = []
         self.running: dict[str, int] = {}
         self._is_elastic, self._work_estimator = planner.paradigm == "elastic", work_estimator
-        self._waiting = WaitingQueue(planner, options)
+        self._waiting = WaitingQueue(lambda workload: planner.order(workload, options))
 
     def add(self, workload: Workload) -> None:
         """Add a member that waits for GPUs."""
@@ -47,7 +46,7 @@ class SimulatedMembers:
 
     def begin(self, task: SimulatedTask) -> int:
         """Start a member's task; return its number."""
-        self._waiting.remove(task.workload.name)
+        self._waiting.take(task.workload.name)
         self.running[task.workload.name] = len(self.tasks)
         self.tasks.append(task)
         return len(self.tasks) - 1
@@ -115,34 +114,3 @@ class _Left(Mapping[str, Workload]):
 
     def __len__(self) -> int:
         return len(self._members.unfinished)
-
-
-class WaitingQueue:
-    """Workloads sorted by the planner's key, equal ones by their first arrival."""
-
-    def __init__(self, planner: Planner, options: Options) -> None:
-        self._order, self._options = planner.order, options
-        self._numbers: dict[str, int] = {}
-        self._waiting: dict[str, tuple[Any, int]] = {}
-        self._keys: list[tuple[Any, int]] = []
-        self.workloads: list[Workload] = []
-
-    def add(self, workload: Workload) -> None:
-        """Insert a workload in order."""
-        # A member that comes back keeps its first number, and so its place before later arrivals.
-        number = self._numbers.setdefault(workload.name, len(self._numbers))
-        key = self._waiting[workload.name] = self._order(workload, self._options), number
-        at = bisect_left(self._keys, key)
-        self._keys.insert(at, key)
-        self.workloads.insert(at, workload)
-
-    def remove(self, name: str) -> None:
-        """Remove the workload of that name."""
-        at = bisect_left(self._keys, self._waiting.pop(name))
-        del self._keys[at], self.workloads[at]
-
-    def without(self, names: Set[str]) -> Sequence[Workload]:
-        """Return the workloads except those of `names`."""
-        if not names:
-            return self.workloads
-        return [workload for workload in self.workloads if workload.name not in names]

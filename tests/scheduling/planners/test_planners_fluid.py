@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import random
+from cProfile import Profile
+from dataclasses import replace
 
 import pytest
 
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Options, Request
+from hetctl.scheduling.planners.base import Decision, Options, Request
 from hetctl.scheduling.planners.fluid import FLUID, mixtures
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
@@ -55,6 +57,30 @@ def test_a_run_is_close_to_the_bound_and_restarts_are_few(gpus: int, most: float
     result = run(members, gpus)
     assert 1 <= result.ratio < most
     assert result.restarts <= 2 * len(members) + gpus
+
+
+def test_decisions_take_no_longer_if_more_members_wait() -> None:
+    def calls(count: int) -> int:
+        profile = Profile()
+        profile.runcall(run, ensemble(count, seed=3), 8)
+        return sum(entry.callcount for entry in profile.getstats())
+
+    assert calls(800) < 2.5 * calls(400)
+
+
+@pytest.mark.parametrize("restart_s", [0.0, 10.0, 60.0])
+def test_a_kept_queue_gives_the_decisions_of_a_new_one(restart_s: float) -> None:
+    def decide(request: Request) -> Decision:
+        decision = FLUID.decide(request)
+        anew = FLUID.decide(replace(request, workloads=tuple(request.workloads)))
+        assert (decision.start, decision.stop) == (anew.start, anew.stop)
+        assert decision.replan_at_s == anew.replan_at_s
+        return decision
+
+    members = [replace(m, startup_s=index % 3 * 20.0) for index, m in enumerate(ensemble(40, 4, restart_s))]
+    arrivals = [Arrival(member, 60.0 * index) for index, member in enumerate(members)]
+    planner = replace(FLUID, decide=decide)
+    assert simulate(planner, arrivals, Scenario(Cluster.of(12, 4)), Options()).restarts > 0
 
 
 def test_restarts_that_cost_more_are_fewer() -> None:

@@ -16,7 +16,6 @@ from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
-from hetctl.scheduling.simulate.simulated_members import WaitingQueue
 
 Row = tuple[str, int, float, float, float]
 """Member, GPUs, start, end, samples."""
@@ -400,14 +399,3 @@ def test_a_simulation_reports_times_bounds_and_busy_share() -> None:
     result = simulate(LOCAL, arrivals, Scenario(Cluster.of(1, 1)), Options())
     assert (result.makespan_s, result.mean_jct_s, result.restarts) == (15.0, 10.0, 0)
     assert (result.lower_bound_s, result.ratio, result.gpu_busy_fraction) == pytest.approx((15.0, 1.0, 1.0))
-
-
-def test_a_returning_member_precedes_those_that_arrived_later() -> None:
-    queue = WaitingQueue(LOCAL, Options())
-    for name in "abc":
-        queue.add(member(name, 100))
-    queue.remove("a")
-    assert [c.name for c in queue.workloads] == ["b", "c"]
-    queue.add(member("a", 50))
-    assert [(c.name, c.samples_left) for c in queue.workloads] == [("a", 50), ("b", 100), ("c", 100)]
-    assert [c.name for c in queue.without({"b"})] == ["a", "c"]
