@@ -17,7 +17,6 @@ from hetctl.methods.pipeline.pipeline_plan import (
     POLICIES,
     PipelineOptions,
     PipelinePlan,
-    Stage,
     VirtualWorker,
     Waves,
 )
@@ -26,6 +25,7 @@ from hetctl.methods.pipeline.simulate import PipelineRun, pipelines_of, simulate
 from hetctl.methods.pipeline.throughput import bottleneck_s
 from hetctl.methods.pipeline.transfers import IN, OUT, Leg, Receiving, Traffic
 from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, WspClock
+from hetctl.model.pipelines import Stage
 from hetctl.model.plan import PS_PLACEMENTS
 
 LAYERS = LayerProfile(tuple(Layer(f"l{i}", {"a": 1.0}, {"a": 2.0}, 50, 100) for i in range(4)))
