@@ -80,6 +80,14 @@ def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble, site: Site)
     A machine differs by its software, or by its type of GPU unless the site has both types. Points of
     different frameworks are not compared: members may have one of their own.
     """
+    points = list(points)
+    current = RatePoints(points, ensemble)
+    return {
+        (point.member, point.gpus) for point in points if not current.is_current(point)
+    } | _of_other_machines(points, site)
+
+
+def _of_other_machines(points: Iterable[ProfilePoint], site: Site) -> set[tuple[str, int]]:
     points = sorted(points, key=lambda point: point.measured_at)
     types = {node_type.gpu_type for node_type in site.node_types}
 
@@ -88,12 +96,7 @@ def stale_points(points: Iterable[ProfilePoint], ensemble: Ensemble, site: Site)
         return own_type, point.machine.framework.partition(" ")[0]
 
     newest = {kind(point): point.machine for point in points}
-    current = RatePoints(points, ensemble)
-    return {
-        (point.member, point.gpus)
-        for point in points
-        if point.machine != newest[kind(point)] or not current.is_current(point)
-    }
+    return {(point.member, point.gpus) for point in points if point.machine != newest[kind(point)]}
 
 
 def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
@@ -101,7 +104,7 @@ def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
     with project.reading() as catalog:
         points = RatePoints(catalog.points(ensemble.name, site.name), ensemble).every()
     old = {point.member for point in points if time.time() - point.measured_at > OLD_S}
-    mixed = {member for member, _ in stale_points(points, ensemble, site)}
+    mixed = {member for member, _ in _of_other_machines(points, site)}
     reasons = {
         "was measured with other hardware or software than the rest": mixed,
         f"is older than {OLD_S // DAY_S} days": old,
