@@ -27,7 +27,6 @@ ROOMS = {
     "balance": (
         "methods/balance",
         "runtime/worker/balancing.py",
-        "runtime/worker/balance_records.py",
         "runtime/worker/background_training.py",
         "app/balance.py",
     ),

@@ -190,7 +190,7 @@ class CachedSource:
         if os.getpid() != self._pid:
             # A claim belongs to an open file, which a forked process shares with its parent.
             self._store, self._pid = self._opened(), os.getpid()
-        self._store.fill([number], self._source.prepare, self._samples_s)
+        self._store.fill(number, self._source.prepare, self._samples_s)
         return self._store.view(number)
 
     def augment(self, x: Array, rng: np.random.Generator, out: Array | None = None) -> Array:

@@ -168,6 +168,21 @@ class PreprocessorPool:
         shape = Shape(slots, slot_bytes, readers)
         return Ring.create(self.folder / name, shape, self.timeouts.lockstep_s)
 
+    def own_ring(self, stream: Stream) -> Ring:
+        """Return a ring with a stream that no other process reads.
+
+        Its file is removed as soon as all its processes have opened it: files in /dev/shm outlive killed
+        processes; without a name, their memory goes with the last one (unlink(2)).
+        """
+        name = f"{uuid.uuid4().hex}.ring"
+        ring = self.ring(name, 1, stream, stream.chunk)
+        try:
+            ring.register_reader(0)
+            self.fill(name, stream)
+        finally:
+            (self.folder / name).unlink(missing_ok=True)
+        return ring
+
     def fill(self, name: str, stream: Stream) -> None:
         """Make the preprocessors fill a ring with a stream."""
         self.preprocessors.prepare(self.folder / name, stream, self.num_workers, self.timeouts.samples_s)
@@ -271,26 +286,12 @@ class RingLoader(Loader):
         if self._ring is None or not is_next or self._is_far_from_plan():
             self.close()
             self._stream, self._position = self._own.beginning_at(order, start), 0
-            self._ring = self._new_ring()
+            self._ring = self._pool.own_ring(self._stream)
         return self._ring
 
     def _is_far_from_plan(self) -> bool:
         """Return true if so many samples move between ranks that prepared ones are of little use."""
         return moved(self._stream.split, self._own.split) > MOST_MOVED * self._own.chunk
-
-    def _new_ring(self) -> Ring:
-        """Create a ring; its file is removed as soon as all its processes have opened it."""
-        name = f"{uuid.uuid4().hex}.ring"
-        ring = self._pool.ring(name, 1, self._stream, self._stream.chunk)
-        try:
-            ring.register_reader(0)
-            self._pool.fill(name, self._stream)
-        finally:
-            with suppress(FileNotFoundError):
-                # Files in /dev/shm outlive killed processes; without a name, their memory
-                # goes with the last one (unlink(2)).
-                (self._pool.folder / name).unlink()
-        return ring
 
 
 class LockstepLoader(Loader):

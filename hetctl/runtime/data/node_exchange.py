@@ -15,7 +15,6 @@ import os
 import sys
 import time
 import traceback
-import uuid
 import zlib
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -156,22 +155,10 @@ def _opened(world: Any, pool: PreprocessorPool, lockstep: Lockstep, samples: int
     pool.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
     writer = RingWriter(pool.folder / lockstep.name)
     return Exchange(
-        *(world, _outbox(pool, own), writer, stream, pool.layout, pool.preprocessors.check),
+        *(world, pool.own_ring(own), writer, stream, pool.layout, pool.preprocessors.check),
         # Less than the trainers wait for a batch: they need time to go on alone.
         stall_s=pool.timeouts.samples_s / 2,
     )
-
-
-def _outbox(pool: PreprocessorPool, own: NodeStream) -> Ring:
-    """Have the node's share prepared in a ring that no other process reads."""
-    name = f"{uuid.uuid4().hex}.ring"
-    ring = pool.ring(name, 1, own, own.chunk)
-    try:
-        ring.register_reader(0)
-        pool.fill(name, own)
-    finally:
-        (pool.folder / name).unlink(missing_ok=True)
-    return ring
 
 
 def _check_that_all_have_the_same(world: Any, data: object) -> None:

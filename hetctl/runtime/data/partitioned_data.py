@@ -15,9 +15,8 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.site import NetworkInterfaces, Timeouts
 from hetctl.runtime.data.loaders import ArrayLoader, Loader
 from hetctl.runtime.data.partition_folder import path_on_node
-from hetctl.runtime.data.partition_loader import PartitionLoader
+from hetctl.runtime.data.partition_loader import PartitionLoader, SampleExchange
 from hetctl.runtime.data.sample_accesses import SampleAccesses
-from hetctl.runtime.data.sample_exchange import SampleExchange
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream, parts_of, streams_of
 from hetctl.runtime.data.sources import ArraySource, as_sources
 from hetctl.runtime.worker.group import Group, RankInfo, all_gather

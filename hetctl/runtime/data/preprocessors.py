@@ -136,9 +136,7 @@ class Preprocessors:
 
     def make(self, numbers: Numbers, order: Order) -> tuple[Array, Array]:
         """Prepare samples in this process, exactly as the others would."""
-        spec = self._layout.spec
-        x = np.empty((len(numbers), *spec.x_shape), spec.x_dtype)
-        y = np.empty((len(numbers), *spec.y_shape), spec.y_dtype)
+        x, y = self._layout.spec.empty(len(numbers))
         try:
             _write(x, y, numbers, order, self._source)
         except Exception as error:

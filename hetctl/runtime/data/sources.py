@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.collated import Collated, CollatedSource
-from hetctl.runtime.data.disk_array import DiskArray, check_open, is_on_disk
 from hetctl.runtime.data.named_arrays import NamedArrays, record_of
 from hetctl.runtime.data.shards import Shards, ShardSource
 
@@ -64,6 +63,13 @@ class SampleSpec:
     def record_bytes(self) -> int:
         """Size of a record in bytes."""
         return self.record.itemsize
+
+    def empty(self, samples: int) -> tuple[Array, Array]:
+        """Return arrays x and y for the values of so many samples."""
+        return (
+            np.empty((samples, *self.x_shape), self.x_dtype),
+            np.empty((samples, *self.y_shape), self.y_dtype),
+        )
 
     def check(self, x: Array, y: Array, place: str) -> None:
         """Compare a sample with the specification.
@@ -297,8 +303,7 @@ def _of_tensorflow(dataset: Any, name: str) -> ArraySource:
     elements = dataset.as_numpy_iterator()
     first = _pair(next(elements), f"{name} sample 0")
     spec = SampleSpec.of(*first, f"{name} sample 0")
-    x = np.empty((samples, *spec.x_shape), spec.x_dtype)
-    y = np.empty((samples, *spec.y_shape), spec.y_dtype)
+    x, y = spec.empty(samples)
     for number, element in enumerate(chain([first], elements)):
         place = f"{name} sample {number}"
         sample = _pair(element, place)
@@ -366,3 +371,80 @@ def _check_classes(training: ImageSource, validation: ImageSource) -> None:
             f"the ImageFolders of training and validation have different classes: {', '.join(differing)}",
             "labels are positions among the sub-folders: make an empty one where there are no images",
         )
+
+
+Numbers = npt.NDArray[np.int64]
+
+PACKAGES = frozenset({"h5py", "zarr"})
+
+
+class DiskArray:
+    """An array of h5py or zarr that is indexed with an array of integers, in any order.
+
+    h5py takes increasing numbers only, and selects them one by one. Here each chunk of the file that has some
+    of the rows is read once: a compressed one has to be decompressed whole in any case.
+
+    Parameters
+    ----------
+    array : h5py.Dataset or zarr.Array
+        The open array; its first axis is that of the samples.
+    """
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        chunks = array.chunks
+        # Rows of an array without chunks are read on their own, unless they are neighbours.
+        self._chunk_rows = int(chunks[0]) if chunks else 0
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return int(self._array.shape[0])
+
+    def __getitem__(self, numbers: npt.ArrayLike) -> Array:
+        """Return a row for each number, in the order of the numbers."""
+        wanted, places = np.unique(np.asarray(numbers), return_inverse=True)
+        rows = np.empty((len(wanted), *self._array.shape[1:]), self._array.dtype)
+        for first, stop in _runs(wanted, self._chunk_rows):
+            start, end = int(wanted[first]), int(wanted[stop - 1]) + 1
+            rows[first:stop] = np.asarray(self._array[start:end])[wanted[first:stop] - start]
+        chosen: Array = rows[places]
+        return chosen
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return all rows, read into memory."""
+        return np.asarray(self._array[:], dtype)
+
+
+def is_on_disk(value: Any) -> bool:
+    """Return true for an array of h5py or zarr; neither is imported for it."""
+    package = type(value).__module__.partition(".")[0]
+    return package in PACKAGES and hasattr(value, "chunks")
+
+
+def check_open(value: Any, name: str) -> None:
+    """Reject an array whose file was closed.
+
+    Parameters
+    ----------
+    name : str
+        Name of the part of the samples, for the message.
+
+    Raises
+    ------
+    BadInputError
+        If it was: only h5py's tell it, by their truth value.
+    """
+    if type(value).__module__.startswith("h5py") and not value:
+        raise BadInputError(
+            f"input_fn returned an h5py dataset for {name} whose file is closed",
+            "leave the file open: rows are read from it as long as members train",
+        )
+
+
+def _runs(wanted: Numbers, chunk_rows: int) -> Iterator[tuple[int, int]]:
+    """Yield first and last index plus one of increasing numbers that are read together."""
+    if not len(wanted):
+        return
+    apart = np.diff(wanted // chunk_rows) > 0 if chunk_rows else np.diff(wanted) > 1
+    ends = [0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)]
+    yield from pairwise(ends)

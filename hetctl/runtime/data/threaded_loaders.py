@@ -27,12 +27,18 @@ Piece = tuple[int, Span]
 """Lane, and the samples that it reads."""
 
 
-class CollatedLoader(Loader):
-    """Batches of a `CollatedSource`; a `Loader`.
+@dataclass(frozen=True)
+class Ahead:
+    """A chunk that is being made; of shards, this rank's pieces of it, and the plan after it."""
 
-    Until a batch is made it consists of numbers, so that the chunks of an epoch, their order, and the ranks'
-    shares are those of arrays. What is made ahead is dropped if the sizes change, or another position is
-    requested.
+    chunk: Chunk
+    made: Future[Samples]
+    pieces: tuple[Piece, ...] = ()
+    plan: Any = None
+
+
+class ThreadedLoader(Loader):
+    """Loader whose thread makes the next batches.
 
     Parameters
     ----------
@@ -40,72 +46,72 @@ class CollatedLoader(Loader):
         Time limit in seconds for a batch.
     """
 
-    def __init__(self, source: CollatedSource, stream: Stream, patience_s: float) -> None:
+    def __init__(self, source: CollatedSource | ShardSource, patience_s: float) -> None:
         super().__init__(len(source), source.sample)
-        self._source = source
         self._thread = BatchThread(patience_s)
-        self._own = stream
-        self._stream = stream
-        self._asked = 0
-        self._ahead: deque[tuple[Chunk, Future[Samples]]] = deque()
-
-    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield batches with memory of their own."""
-        order = order or (self._own.seed, epoch)
-        while start < self.samples:
-            chunk, made = self._upcoming(order, start)
-            yield self._thread.awaited(made), chunk
-            start = chunk.stop
-
-    def split(self, sizes: tuple[int, ...]) -> None:
-        """Use these sizes from the next chunk on."""
-        self._own = replace(self._own, sizes=sizes)
+        self._ahead: deque[Ahead] = deque()
 
     def close(self) -> None:
         """Let the thread end after the batch that it is making, which is not awaited."""
         self._drop()
         self._thread.close()
 
-    def _upcoming(self, order: Order, start: int) -> tuple[Chunk, Future[Samples]]:
+    def _drop(self) -> None:
+        while self._ahead:
+            self._ahead.popleft().made.cancel()
+
+
+class CollatedLoader(ThreadedLoader):
+    """Batches of a `CollatedSource`.
+
+    Until a batch is made it consists of numbers, so that the chunks of an epoch, their order, and the ranks'
+    shares are those of arrays. What is made ahead is dropped if the sizes change, or another position is
+    requested.
+    """
+
+    def __init__(self, source: CollatedSource, stream: Stream, patience_s: float) -> None:
+        super().__init__(source, patience_s)
+        self._source = source
+        self._own = stream
+        self._stream = stream
+        self._asked = 0
+
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
+        """Yield batches with memory of their own."""
+        order = order or (self._own.seed, epoch)
+        while start < self.samples:
+            found = self._upcoming(order, start)
+            yield self._thread.awaited(found.made), found.chunk
+            start = found.chunk.stop
+
+    def split(self, sizes: tuple[int, ...]) -> None:
+        """Use these sizes from the next chunk on."""
+        self._own = replace(self._own, sizes=sizes)
+
+    def _upcoming(self, order: Order, start: int) -> Ahead:
         """Return the chunk at a position; have those after it made."""
         if not self._is_next(order, start):
             self._drop()
             self._stream, self._asked = self._own.beginning_at(order, start), 0
         while len(self._ahead) <= BATCHES_AHEAD:
-            self._ask(self._stream.at(self._asked))
+            chunk = self._stream.at(self._asked)
+            self._ahead.append(Ahead(chunk, self._thread.ask(partial(self._made, chunk))))
             self._asked += 1
         return self._ahead.popleft()
 
     def _is_next(self, order: Order, start: int) -> bool:
         if not self._ahead or self._stream.split != self._own.split:
             return False
-        chunk, _ = self._ahead[0]
+        chunk = self._ahead[0].chunk
         return (chunk.order, chunk.start) == (order, start)
-
-    def _ask(self, chunk: Chunk) -> None:
-        self._ahead.append((chunk, self._thread.ask(partial(self._made, chunk))))
-
-    def _drop(self) -> None:
-        while self._ahead:
-            self._ahead.popleft()[1].cancel()
 
     def _made(self, chunk: Chunk) -> Samples:
         numbers = chunk.numbers.tolist()
         return self._source.batch(numbers) if numbers else self.sample
 
 
-@dataclass(frozen=True)
-class Ahead:
-    """A chunk that is being made, this rank's pieces of it, and the plan after it."""
-
-    chunk: Chunk
-    pieces: tuple[Piece, ...]
-    plan: ShardPlan
-    made: Future[Samples]
-
-
-class ShardLoader(Loader):
-    """Batches of a `ShardSource`; a `Loader`.
+class ShardLoader(ThreadedLoader):
+    """Batches of a `ShardSource`.
 
     The order of a chunk says which shards are begun after it, and what is left of them, so that training
     goes on to the sample from there with any number of ranks. When sizes change, what was planned ahead is
@@ -113,11 +119,9 @@ class ShardLoader(Loader):
     """
 
     def __init__(self, source: ShardSource, stream: Stream, patience_s: float) -> None:
-        super().__init__(len(source), source.sample)
+        super().__init__(source, patience_s)
         self._source, self._stream = source, stream
-        self._thread = BatchThread(patience_s)
         self._readers = ShardReaders(source)
-        self._ahead: deque[Ahead] = deque()
         self._place: tuple[Order, int] = (stream.seed, 1), 0
         self._done = self._plan_at(*self._place)
 
@@ -145,11 +149,6 @@ class ShardLoader(Loader):
         if sizes != self._stream.split:
             self._drop()
         self._stream = replace(self._stream, sizes=sizes)
-
-    def close(self) -> None:
-        """Let the thread end after the batch that it is making, which is not awaited."""
-        self._drop()
-        self._thread.close()
 
     def _order_at(self, epoch: int, start: int) -> Order:
         """Return the order after the first chunks of an epoch, if it is trained with the present sizes."""
@@ -189,7 +188,7 @@ class ShardLoader(Loader):
         mine = of_ranks[self._stream.rank]
         chunk = Chunk(plan.encoded(*epoch), start, stop, self._source.numbers([span for _, span in mine]))
         made = self._thread.ask(partial(self._readers.make, mine, self._needed(mine)))
-        return Ahead(chunk, tuple(mine), plan, made)
+        return Ahead(chunk, made, tuple(mine), plan)
 
     def _pieces(self, plan: ShardPlan, rank: int, start: int, stop: int) -> list[Piece]:
         """Take a rank's part of a chunk from the plan."""
@@ -206,10 +205,6 @@ class ShardLoader(Loader):
         for lane, span in (*(piece for ahead in self._ahead for piece in ahead.pieces), *mine):
             needed.setdefault((lane, span.shard), span.start)
         return needed
-
-    def _drop(self) -> None:
-        while self._ahead:
-            self._ahead.popleft().made.cancel()
 
 
 class ShardReaders:

@@ -90,9 +90,7 @@ class DividedSamples:
         numbers = self.partitions[partition]
         if isinstance(self.source, ArraySource):
             return np.asarray(self.source.x[numbers]), np.asarray(self.source.y[numbers])
-        spec = self.source.spec
-        x = np.empty((len(numbers), *spec.x_shape), spec.x_dtype)
-        y = np.empty((len(numbers), *spec.y_shape), spec.y_dtype)
+        x, y = self.source.spec.empty(len(numbers))
         for row, number in enumerate(numbers.tolist()):
             x[row], y[row] = self.source.prepare(number)
         return x, y

@@ -31,11 +31,10 @@ from hetctl.runtime.frameworks.torch_batches import (
     present_device,
 )
 from hetctl.runtime.frameworks.torch_chain import TorchChain
-from hetctl.runtime.frameworks.torch_memory import memory_gauge
+from hetctl.runtime.frameworks.torch_memory import memory_gauge, tensor_memory
 from hetctl.runtime.frameworks.torch_optimizer import Accumulation, RateFactor
 from hetctl.runtime.frameworks.torch_parts import Parts, Score, make_parameters, options_kept, parts_of
 from hetctl.runtime.frameworks.torch_ranks import add_up, average, gather, init_group, make_equal
-from hetctl.runtime.frameworks.torch_shared_tensors import tensor_memory
 from hetctl.runtime.frameworks.torch_state import (
     generators,
     other_variables,

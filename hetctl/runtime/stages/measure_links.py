@@ -20,7 +20,7 @@ from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.frameworks.stage_network import PassedTensor, Tensor, TensorMemory
 from hetctl.runtime.stages.p2p_transport import P2PTransport, receive
 from hetctl.runtime.worker.context import DATA_SEED, WorkerContext
-from hetctl.runtime.worker.group import CollectiveBackend, Group, all_gather, join_group
+from hetctl.runtime.worker.group import CollectiveBackend, all_gather
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
 from hetctl.storage.profile_request import Measurements, read_measurements
@@ -39,10 +39,7 @@ def measure_links(assignment: Assignment, context: WorkerContext) -> None:
     folder, rank_info = Path(assignment.task.folder), assignment.rank_info
     measurements = read_measurements(folder)
     kind, site = measurements.target(assignment.task.name).member, measurements.site
-    context.group = Group()
-    context.group = group = join_group(
-        rank_info, CollectiveBackend(), context.publish_address, site.network, site.timeouts
-    )
+    group = context.join(rank_info, site.network, site.timeouts, CollectiveBackend())
     device = _device(measurements, context)
     nodes = tuple(all_gather(group, context.binding.node))
     transport = P2PTransport(group, rank_info, nodes, site.network, site.timeouts, {}, device.memory)

@@ -7,21 +7,23 @@ circle of waiting ranks can form; memory is bounded since a virtual worker has N
 
 from __future__ import annotations
 
+import mmap
+import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from hetctl.methods.pipeline.node_memory import SLOTS
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import NetworkInterfaces, Timeouts
-from hetctl.runtime.frameworks.stage_network import PassedTensor, Tensor, TensorMemory
+from hetctl.runtime.frameworks.stage_network import DeviceTensor, PassedTensor, Tensor, TensorMemory
 from hetctl.runtime.interfaces import control_address
-from hetctl.runtime.stages.opened_tensors import LEAST_BYTES, openers
-from hetctl.runtime.stages.shared_slots import SharedSlots, SlotAddress, SlotReader
 from hetctl.runtime.transport import Address, Connection, Listener, connect
 from hetctl.runtime.worker.group import Group, LostPeerError, RankInfo, all_gather
 
@@ -322,3 +324,151 @@ class _Receiver:
 def _bytes_of(tensor: Tensor) -> memoryview:
     """Return the memory of a contiguous array."""
     return tensor.reshape(-1).view(np.uint8).data
+
+
+LEAST_BYTES = 1 << 20
+"""Size from which a tensor is opened sooner than it is copied to the node's memory and from there."""
+
+
+def openers(group: Group, nodes: Sequence[str], memory: TensorMemory) -> frozenset[int]:
+    """Return the other ranks that can open tensors of this one: found by trying.
+
+    Whether GPUs reach each other, see each other, and may share memory depends on links, drivers, containers
+    and the step. All ranks of the group must call this.
+
+    Parameters
+    ----------
+    nodes : sequence of str
+        Node of each rank.
+    """
+    trial = memory.filled(group.rank, 1)
+    handles = all_gather(group, _handle(memory, trial) or "")
+    if not any(handles):
+        return frozenset()
+    of_node = {rank: handle for rank, handle in enumerate(handles) if nodes[rank] == nodes[group.rank]}
+    opened = [
+        rank
+        for rank, handle in of_node.items()
+        if handle and rank != group.rank and _opens(memory, handle, rank)
+    ]
+    # The trial stays in memory until all have tried.
+    opened_by = all_gather(group, opened)
+    return frozenset(rank for rank, others in enumerate(opened_by) if group.rank in others)
+
+
+def _handle(memory: TensorMemory, trial: DeviceTensor | None) -> str | None:
+    # Allocators with pools of the driver, which users can choose, share nothing.
+    with suppress(RuntimeError):
+        return None if trial is None else memory.exported(trial)
+    return None
+
+
+def _opens(memory: TensorMemory, handle: str, value: float) -> bool:
+    try:
+        found = memory.array(memory.opened(handle))
+    except RuntimeError:
+        return False
+    return bool(np.all(found == value))
+
+
+@dataclass(frozen=True)
+class SlotAddress:
+    """Place of a slot, as another process of the node finds it.
+
+    Parameters
+    ----------
+    pid, descriptor : int
+        Process that owns the slot, and its file descriptor there.
+    size : int
+        Bytes of the slot.
+    """
+
+    pid: int
+    descriptor: int
+    size: int
+
+
+class SharedSlots:
+    """Slots of one sender, each of which holds the tensors of one message until they are received.
+
+    There are at most `SLOTS`, which grow with the messages: one is filled while the other is read. The memory
+    has no name in any file system, so that nothing is left of processes that are killed.
+    """
+
+    def __init__(self) -> None:
+        self._maps: dict[int, mmap.mmap] = {}
+        self._free: list[int] = []
+
+    @property
+    def has_room(self) -> bool:
+        """True if a slot is free, or one can be made."""
+        return bool(self._free) or len(self._maps) < SLOTS
+
+    def fill(self, tensors: tuple[Tensor, ...]) -> SlotAddress:
+        """Copy tensors one after another into a free slot; there must be room."""
+        size = sum(tensor.nbytes for tensor in tensors)
+        descriptor = self._take(size)
+        place = self._maps[descriptor]
+        start = 0
+        for tensor in tensors:
+            np.copyto(np.ndarray(tensor.shape, tensor.dtype, place, start), tensor)
+            start += tensor.nbytes
+        return SlotAddress(os.getpid(), descriptor, len(place))
+
+    def release(self, descriptor: int) -> None:
+        """Use a slot again: its tensors are received."""
+        self._free.append(descriptor)
+
+    def close(self) -> None:
+        """Release the memory; receivers may still have it mapped."""
+        for descriptor, place in self._maps.items():
+            place.close()
+            os.close(descriptor)
+        self._maps.clear()
+
+    def _take(self, size: int) -> int:
+        if not self._free:
+            descriptor = os.memfd_create("hetctl-tensors")
+        else:
+            descriptor = max(self._free, key=lambda free: len(self._maps[free]))
+            self._free.remove(descriptor)
+            if len(self._maps[descriptor]) >= size:
+                return descriptor
+            self._maps[descriptor].close()
+        os.ftruncate(descriptor, size)
+        self._maps[descriptor] = mmap.mmap(descriptor, size)
+        return descriptor
+
+
+class SlotReader:
+    """Reader of the slots of one sender on the same node."""
+
+    def __init__(self) -> None:
+        self._maps: dict[int, mmap.mmap] = {}
+
+    def read(self, address: SlotAddress, into: tuple[Tensor, ...]) -> None:
+        """Copy the tensors of a slot into arrays of their shapes and types.
+
+        Raises
+        ------
+        OSError
+            If this process may not read the sender's memory.
+        """
+        place = self._maps.get(address.descriptor)
+        if place is None or len(place) < address.size:
+            place = self._maps[address.descriptor] = _mapped(address)
+        start = 0
+        for tensor in into:
+            np.copyto(tensor, np.ndarray(tensor.shape, tensor.dtype, place, start))
+            start += tensor.nbytes
+
+    def close(self) -> None:
+        """Release the memory."""
+        for place in self._maps.values():
+            place.close()
+        self._maps.clear()
+
+
+def _mapped(address: SlotAddress) -> mmap.mmap:
+    with Path(f"/proc/{address.pid}/fd/{address.descriptor}").open("rb") as file:
+        return mmap.mmap(file.fileno(), address.size, prot=mmap.PROT_READ)

@@ -24,7 +24,6 @@ from hetctl.runtime.stages.stage_worker import PartHooks, StageWorker
 from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
 from hetctl.runtime.worker.checkpoint import (
     ArrayFile,
-    Arrays,
     CheckpointFolder,
     Loaded,
     Manifest,
@@ -92,9 +91,6 @@ class PipelineTrainer(MemberTrainer):
     def _restore(self) -> None:
         super()._restore()
         self.stage.waves.begin()
-
-    def _adopt_arrays(self, arrays: Arrays) -> None:
-        self.stage.network.adopt(arrays)
 
     def _rescale_learning_rate(self) -> None:
         """Keep the learning rate: each minibatch is an update, whatever the number of virtual workers."""

@@ -23,13 +23,16 @@ from hetctl.runtime.stages.stage_worker import StageWorker
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import WholeData, WorkerContext
 from hetctl.runtime.worker.group import RankInfo
-from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.reporting import has_saved, reporter
-from hetctl.runtime.worker.tensorboard import TensorBoardWriter
-from hetctl.runtime.worker.training import restarted_at_of, sharing_of, stop_signal_of, worker_names
+from hetctl.runtime.worker.training import (
+    restarted_at_of,
+    run_shown,
+    sharing_of,
+    stop_signal_of,
+    worker_names,
+)
 from hetctl.storage.atomic_io import make_private_folder
-from hetctl.storage.paths import tensorboard_file
 
 SAMPLE = "sample"
 """Kind of the message with one sample, from which the stages take their shapes."""
@@ -94,7 +97,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             saver=saver,
             worker_names=worker_names(spec),
         )
-        _run(trainer, context)
+        run_shown(trainer, context, trainer.figures_of)
     # Only behind the barrier has every rank sent its last wave to this one's server.
     group.barrier_and_close()
     server.close()
@@ -117,19 +120,6 @@ def _check_layers(name: str, planned: int, chain: Chain) -> None:
         )
 
 
-def _run(trainer: PipelineTrainer, context: WorkerContext) -> None:
-    if trainer.group.rank != 0:
-        trainer.run()
-        return
-    samples = trainer.training.samples
-    trainer.show = TensorBoardWriter(
-        tensorboard_file(trainer.checkpoints.path), samples, trainer.figures_of
-    ).show
-    busy = busy_share(context.binding.device)
-    with live_metrics_to(context.send_metrics, samples, busy) as trainer.note:
-        trainer.run()
-
-
 def _loaders(
     spec: TrainingSpec,
     layout: PipelineLayout,
@@ -149,7 +139,7 @@ def _loaders(
         return nothing, nothing
     (member,) = spec.ensemble.members
     sharing = sharing_of(spec, spec.shares[transport.rank], context.binding.node)
-    data = context.load_resources(spec.ensemble, sharing).data
+    data = context.load_data(spec.ensemble, sharing)
     assert isinstance(data, WholeData)
     rank_info = RankInfo(worker, len(layout.workers))
     training, validation = data.open(rank_info, member, spec.shares[transport.rank])

@@ -78,21 +78,6 @@ class WholeData:
 
 
 @dataclass(frozen=True)
-class WorkerResources:
-    """Data and functions that all members of an ensemble use.
-
-    Parameters
-    ----------
-    data : WholeData or PartitionedData
-        Training and validation samples that this node can read.
-    """
-
-    framework: Framework
-    functions: UserFunctions
-    data: WholeData | PartitionedData
-
-
-@dataclass(frozen=True)
 class SavingFailure:
     """Error that kept a state from being written into a checkpoint.
 
@@ -184,20 +169,20 @@ class WorkerContext:
         self.stop_reason = stop_reason
         self._next_heartbeat = 0.0
         self._code: tuple[Framework, UserFunctions] | None = None
-        self._resources: WorkerResources | None = None
+        self._data: WholeData | PartitionedData | None = None
         self.lease: LeaseMark | None = None
         self.kept: KeptResources | None = None
 
     @property
-    def has_resources(self) -> bool:
-        """True if the resources of all members are loaded."""
-        return self._resources is not None
+    def has_data(self) -> bool:
+        """True if the samples of all members are loaded."""
+        return self._data is not None
 
-    def load_resources(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
-        """Return the resources of all members of the ensemble; load them at the first call."""
-        self._resources = self._resources or self._load_resources(ensemble, sharing)
+    def load_data(self, ensemble: Ensemble, sharing: Sharing) -> WholeData | PartitionedData:
+        """Return the samples of all members of the ensemble that this node can read; load them at first."""
+        self._data = self._data or self._load_data(ensemble, sharing)
         self.heartbeat()
-        return self._resources
+        return self._data
 
     def build(
         self,
@@ -212,7 +197,7 @@ class WorkerContext:
         *,
         partial: bool = False,
     ) -> BuiltMember:
-        """Load resources, join the group, and build the network.
+        """Load the samples, join the group, and build the network.
 
         Parameters
         ----------
@@ -226,20 +211,21 @@ class WorkerContext:
             Train on the partitions that the group's nodes have, even if others are missing.
         """
         self._release_kept()
-        resources = self.load_resources(ensemble, sharing)
+        data = self.load_data(ensemble, sharing)
         self.join(rank_info, interfaces, timeouts)
         # Joining the group uses random numbers, too.
         self.prepare(member)
         training, validation = self._open(
-            resources.data, member, rank_info, share, stack, interfaces, timeouts, partial=partial
+            data, member, rank_info, share, stack, interfaces, timeouts, partial=partial
         )
-        network = resources.framework.build(member, resources.functions, self.group, training.sample)
+        framework, functions = self._loaded_code()
+        network = framework.build(member, functions, self.group, training.sample)
         self.heartbeat()
-        return BuiltMember(self.group, resources.framework, network, training, validation)
+        return BuiltMember(self.group, framework, network, training, validation)
 
     def open_alone(self, ensemble: Ensemble, member: Member, sharing: Sharing, stack: ExitStack) -> Loader:
-        """Load resources; return a loader of training samples, of the partitions that this node has."""
-        data = self.load_resources(ensemble, sharing).data
+        """Load the samples; return a loader of training samples, of the partitions that this node has."""
+        data = self.load_data(ensemble, sharing)
         training, _ = self._open(data, member, RankInfo(0, 1), InputShare(), stack, partial=True)
         return training
 
@@ -254,7 +240,7 @@ class WorkerContext:
         """Join the ranks of a member's pipeline; return them, its layers, and the memory of passed tensors.
 
         None of the layers is built. Only ranks of first stages need samples, which they open with
-        `load_resources`.
+        `load_data`.
         """
         self._release_kept()
         framework, functions = self._code or self.load_code(ensemble)
@@ -395,15 +381,15 @@ class WorkerContext:
         assert self._code is not None
         return self._code
 
-    def _load_resources(self, ensemble: Ensemble, sharing: Sharing) -> WorkerResources:
-        framework, functions = self.load_code(ensemble)
-        data = self._load_data(ensemble, functions, sharing)
+    def _load_data(self, ensemble: Ensemble, sharing: Sharing) -> WholeData | PartitionedData:
+        _, functions = self.load_code(ensemble)
+        data = self._read_data(ensemble, functions, sharing)
         # Objects that stay need not be scanned each time that garbage of a member is collected.
         gc.collect()
         gc.freeze()
-        return WorkerResources(framework, functions, data)
+        return data
 
-    def _load_data(
+    def _read_data(
         self, ensemble: Ensemble, functions: UserFunctions, sharing: Sharing
     ) -> WholeData | PartitionedData:
         if ensemble.partitions and ensemble.reads_partitions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -130,7 +131,7 @@ def refuse_early_end(group: Group, stop: StopSignal, position: int, samples: int
 
 
 @dataclass
-class MemberTrainer:
+class MemberTrainer(ABC):
     """A member's training in one round; how an epoch is trained and saved is up to subclasses.
 
     Parameters
@@ -183,20 +184,21 @@ class MemberTrainer:
     def _new_saver(self) -> Saver:
         return Saver(self.checkpoints)
 
+    @abstractmethod
     def _train_epoch(self) -> bool:
         """Train the rest of the epoch; return false if told to stop before its end, with a state to save."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _evaluate(self, number: int) -> dict[str, float]:
         """Return the ``val_*`` metrics after an epoch, equal on every rank."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _end_epoch(self, metrics: Mapping[str, float]) -> None:
-        """Do what depends on the results of an epoch, before it is saved; by default nothing."""
+        """Do what depends on the results of an epoch, before it is saved."""
 
+    @abstractmethod
     def _save(self, report: OnSaved) -> None:
         """Start to write a checkpoint."""
-        raise NotImplementedError
 
     def run(self) -> None:
         """Train until the member has converged or is told to stop; its last state is then in a checkpoint."""
@@ -261,8 +263,8 @@ class MemberTrainer:
         self.network.restore(arrays)
 
     def _adopt_arrays(self, arrays: Arrays) -> None:
-        """Begin with the state of another member; only networks that are trained as a whole can."""
-        raise NotImplementedError
+        """Begin with the state of another member."""
+        self.network.adopt(arrays)
 
     def _restore_generators(self, arrays: Arrays) -> None:  # noqa: ARG002
         """Set NumPy's and Python's generators; those of the framework are restored with the network."""

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
+from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import OFF
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.input_share import InputShare
@@ -18,10 +19,10 @@ from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import BuiltMember, WorkerContext
 from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
-from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
+from hetctl.runtime.worker.member_trainer import MemberTrainer, Reporter, StopSignal
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import has_saved, reporter
-from hetctl.runtime.worker.tensorboard import TensorBoardWriter, figures_of_ranks
+from hetctl.runtime.worker.tensorboard import Figures, TensorBoardWriter, figures_of_ranks
 from hetctl.runtime.worker.trainer import ShardedTrainer, Trainer, TrainingBalancer
 from hetctl.storage.paths import tensorboard_file
 
@@ -49,7 +50,7 @@ def restarted_at_of(assignment: Assignment, context: WorkerContext) -> float | N
     """Return the time from which a restart counts; None for the first start of ranks that stay."""
     if assignment.own_step:
         return assignment.launched_at
-    return time.time() if context.has_resources else None
+    return time.time() if context.has_data else None
 
 
 def _run(
@@ -89,12 +90,30 @@ def _run(
         balancer=balancer,
         accesses=accesses,
     )
-    if built.group.rank != 0:
+    shares = tuple if balancer is None else balancer.shares
+    run_shown(trainer, context, lambda _: figures_of_ranks(shares()), shares)
+
+
+def run_shown(
+    trainer: MemberTrainer,
+    context: WorkerContext,
+    figures: Figures,
+    shares: Callable[[], tuple[RankShare, ...]] = tuple,
+) -> None:
+    """Run a trainer; rank 0 sends live metrics, and writes for TensorBoard.
+
+    Parameters
+    ----------
+    figures : Figures
+        Scalars of ranks or stages, for TensorBoard.
+    shares : callable
+        Function that returns the parts of the group's ranks in the last step.
+    """
+    if trainer.group.rank != 0:
         trainer.run()
         return
-    shares = tuple if balancer is None else balancer.shares
-    path, samples = tensorboard_file(checkpoints.path), built.training.samples
-    trainer.show = TensorBoardWriter(path, samples, lambda _: figures_of_ranks(shares())).show
+    path, samples = tensorboard_file(trainer.checkpoints.path), trainer.training.samples
+    trainer.show = TensorBoardWriter(path, samples, figures).show
     busy = busy_share(context.binding.device)
     with live_metrics_to(context.send_metrics, samples, busy, shares) as trainer.note:
         trainer.run()

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from stage_ranks import layout_of, run_ranks
 
-from hetctl.runtime.stages.p2p_transport import receive
-from hetctl.runtime.stages.shared_slots import SharedSlots, SlotReader
+from hetctl.runtime.stages.p2p_transport import SharedSlots, SlotReader, receive
 from hetctl.runtime.tls import new_certificate
 from hetctl.runtime.transport import JobIdentity
 from hetctl.runtime.worker.group import LostPeerError

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError, HetctlError, LockedError
 from hetctl.model.site import Timeouts
@@ -81,30 +80,6 @@ class SampleStore:
         """Return the size of the file in bytes."""
         return _records_at(samples) + samples * spec.record_bytes
 
-    def ready(self, numbers: npt.ArrayLike) -> npt.NDArray[np.bool_]:
-        """Return, for each of the samples, true if it can be read."""
-        ready: npt.NDArray[np.bool_] = self._states[np.asarray(numbers)] == READY
-        return ready
-
-    def read(self, numbers: npt.ArrayLike) -> tuple[Array, Array]:
-        """Copy samples out of the store, in the requested order.
-
-        Returns
-        -------
-        x, y : arrays of shape (numbers, ...)
-
-        Raises
-        ------
-        HetctlError
-            If one of them is not ready: call `fill` first.
-        """
-        chosen = np.asarray(numbers)
-        absent = chosen[~self.ready(chosen)]
-        if absent.size:
-            raise HetctlError(f"sample {absent[0]} is read before it is prepared")
-        _fence()
-        return self._records["x"][chosen], self._records["y"][chosen]
-
     def view(self, number: int) -> tuple[Array, Array]:
         """Return one sample's x and y in place, read-only.
 
@@ -120,36 +95,28 @@ class SampleStore:
         x.flags.writeable = y.flags.writeable = False
         return x, y
 
-    def fill(self, numbers: npt.ArrayLike, prepare: Prepare, patience_s: float = Timeouts.samples_s) -> None:
-        """Make samples ready: prepare those that are not claimed, then wait for those of other processes.
+    def fill(self, number: int, prepare: Prepare, patience_s: float = Timeouts.samples_s) -> None:
+        """Make a sample ready: prepare it, or wait for another process that does.
 
         Parameters
         ----------
         prepare : callable
             ``prepare(number) -> (x, y)``. Its exceptions are raised again; the sample is left to others.
         patience_s : float
-            Seconds to wait while none of the others' samples becomes ready.
+            Seconds to wait for the other process.
 
         Raises
         ------
         BadInputError
-            If a sample does not match the specification.
+            If the sample does not match the specification.
         LockedError
-            If the other processes take longer.
+            If the other process takes longer.
         """
-        asked = np.asarray(numbers)
-        absent = asked[~self.ready(asked)].tolist()
-        awaited = [number for number in absent if not self._prepared(number, prepare)]
         latest = time.monotonic() + patience_s
-        while awaited:
-            left = [number for number in awaited if not self._prepared(number, prepare)]
-            if len(left) < len(awaited):
-                latest = time.monotonic() + patience_s
-            elif time.monotonic() > latest:
-                raise _taken_too_long(f"sample {left[0]} is being prepared", patience_s)
-            else:
-                time.sleep(POLL_S)
-            awaited = left
+        while not self._prepared(number, prepare):
+            if time.monotonic() > latest:
+                raise _taken_too_long(f"sample {number} is being prepared", patience_s)
+            time.sleep(POLL_S)
 
     def close(self) -> None:
         """Release the file."""

@@ -59,7 +59,7 @@ def _measure_point(
     sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
     # Ranks in a step of their own are started anew each time, framework included; others are forked once.
     step_s = max(0.0, time.time() - assignment.launched_at) if assignment.own_step else 0.0
-    context.load_resources(ensemble, sharing)
+    context.load_data(ensemble, sharing)
     began = time.perf_counter()
     built = context.build(
         *(ensemble, member, assignment.rank_info, sharing, InputShare(), stack),

@@ -13,7 +13,7 @@ from hetctl.runtime.agent.binding import GPU, Binding
 from hetctl.runtime.agent.gpus import active_links, gpus_of_node, visible_gpus
 from hetctl.runtime.frameworks import NCCL, Framework, load_framework
 from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.group import CollectiveBackend, Group, join_group
+from hetctl.runtime.worker.group import CollectiveBackend, join_group
 from hetctl.runtime.worker.measuring.all_reduce import SIZE_BYTES, RankTime
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.storage.atomic_io import write_json
@@ -53,12 +53,8 @@ def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
     assert order.framework is not None
     framework = load_framework(order.framework)
     framework.prepare(binding.cores, binding.device, SEED)
-    context.group = Group()
     site = order.site
-    context.group = join_group(
-        assignment.rank_info, framework, context.publish_address, site.network, site.timeouts
-    )
-    context.heartbeat()
+    context.join(assignment.rank_info, site.network, site.timeouts, framework)
     backend = framework.backend()
     size = SIZE_BYTES[backend]
     seconds = _median_seconds(framework.all_reduce(size // BYTES_PER_NUMBER), context)

@@ -7,7 +7,7 @@ import stat
 import sys
 import time
 from collections import Counter
-from contextlib import closing
+from contextlib import closing, suppress
 from multiprocessing import get_context
 
 import numpy as np
@@ -33,12 +33,26 @@ def opened(path, spec=SPEC, samples=SAMPLES, fingerprint="digits"):
 
 
 def assert_whole(store, numbers, spec=SPEC):
-    x, y = store.read(numbers)
-    assert x.shape == (len(numbers), *spec.x_shape)
-    assert x.dtype == spec.x_dtype
-    assert y.tolist() == list(numbers)
-    for number, row in zip(numbers, x, strict=True):
-        assert (row == number + 0.5).all()
+    for number in numbers:
+        x, y = store.view(number)
+        assert (x.shape, x.dtype) == (spec.x_shape, spec.x_dtype)
+        assert y == number
+        assert (x == number + 0.5).all()
+
+
+def fill(store, numbers, prepare=sample, **how):
+    for number in numbers:
+        store.fill(number, prepare, **how)
+
+
+def ready(store, samples=SAMPLES):
+    """Return the numbers of the samples that can be read."""
+    found = []
+    for number in range(samples):
+        with suppress(HetctlError):
+            store.view(number)
+            found.append(number)
+    return found
 
 
 @pytest.fixture
@@ -66,19 +80,18 @@ def started(work, *arguments):
 
 def fill_all(path, order, prepare, spec=SPEC):
     with opened(path, spec, len(order)) as store:
-        store.fill(order, prepare)
+        fill(store, order, prepare)
         assert_whole(store, order, spec)
 
 
-def test_samples_are_read_in_the_requested_order(path):
+def test_samples_are_ready_as_soon_as_they_are_prepared(path):
     with opened(path) as store:
-        assert not store.ready(range(SAMPLES)).any()
-        store.fill([7, 3, 7, 31], sample)
-        assert np.flatnonzero(store.ready(range(SAMPLES))).tolist() == [3, 7, 31]
+        assert ready(store) == []
+        fill(store, [7, 3, 7, 31])
+        assert ready(store) == [3, 7, 31]
         assert_whole(store, [31, 7, 3, 7])
-        x, _ = store.read([3])
-        x[:] = 0
-        assert_whole(store, [3])
+        with pytest.raises(ValueError, match="read-only"):
+            store.view(3)[0][:] = 0
     with opened(path) as store:
         assert_whole(store, [31, 3])
 
@@ -123,14 +136,14 @@ def test_four_processes_prepare_every_sample_once(path, tmp_path):
         assert_whole(store, range(SAMPLES))
 
 
-def test_samples_of_other_processes_are_awaited_last(path, tmp_path):
+def test_a_sample_of_another_process_is_awaited(path, tmp_path):
     notes = tmp_path / "notes"
     other = started(fill_all, path, range(1), counting(notes, 0.3))
     with opened(path, samples=1) as store:
         while not notes.exists():
             time.sleep(0.01)
-        assert not store.ready([0]).any()
-        store.fill([0], counting(notes))
+        assert ready(store, 1) == []
+        store.fill(0, counting(notes))
         assert_whole(store, [0])
     other.join(PATIENCE_S)
     assert other.exitcode == 0
@@ -142,11 +155,11 @@ def test_a_sample_prepared_before_the_claim_stays_as_it_is(path, monkeypatch):
 
         def late(claims, number):
             monkeypatch.undo()
-            other.fill([number], sample)
+            other.fill(number, sample)
             return claims.take(number)
 
         monkeypatch.setattr(module.ByteLocks, "take", late)
-        store.fill([3], lambda number: pytest.fail(f"{number} is prepared twice"))
+        store.fill(3, lambda number: pytest.fail(f"{number} is prepared twice"))
         assert_whole(store, [3])
 
 
@@ -157,10 +170,11 @@ def test_waiting_for_a_sample_ends_with_the_patience(path, tmp_path):
         while not notes.exists():
             time.sleep(0.01)
         with pytest.raises(LockedError, match=r"sample 0 is being prepared by another process.* 0\.1 s"):
-            store.fill(range(4), sample, patience_s=0.1)
+            store.fill(0, sample, patience_s=0.1)
+        fill(store, [1, 2, 3])
         assert_whole(store, [1, 2, 3])
         other.kill()
-        store.fill([0], sample, patience_s=PATIENCE_S)
+        store.fill(0, sample, patience_s=PATIENCE_S)
         assert_whole(store, range(4))
     other.join()
 
@@ -171,13 +185,13 @@ def test_a_failed_sample_can_be_prepared_by_others(path):
 
     with opened(path) as store:
         with pytest.raises(BadInputError, match="file 3"):
-            store.fill([3], broken)
+            store.fill(3, broken)
         with pytest.raises(BadInputError, match=r"sample 3 has shape \(3,\)"):
-            store.fill([3], lambda _number: (np.zeros(3, np.float32), np.int64(1)))
+            store.fill(3, lambda _number: (np.zeros(3, np.float32), np.int64(1)))
         with pytest.raises(HetctlError, match="sample 3 is read before"):
-            store.read([3])
+            store.view(3)
         with opened(path) as second:
-            second.fill([3], sample)
+            second.fill(3, sample)
         assert_whole(store, [3])
 
 
@@ -196,10 +210,10 @@ def test_killed_at_any_moment_the_others_go_on(path):
             victim = started(fill_all, path, moments.sample(range(SAMPLES), SAMPLES), prepare, LARGE)
             until = time.monotonic() + moments.uniform(0.0, 0.03)
             while time.monotonic() < until:
-                assert_whole(store, np.flatnonzero(store.ready(range(SAMPLES))), LARGE)
+                assert_whole(store, ready(store), LARGE)
             victim.kill()
             victim.join()
-        store.fill(range(SAMPLES), prepare, patience_s=PATIENCE_S)
+        fill(store, range(SAMPLES), prepare, patience_s=PATIENCE_S)
         assert_whole(store, range(SAMPLES), LARGE)
 
 
@@ -215,7 +229,7 @@ def killed_before_line(path, line):
     def work():
         sys.settrace(lambda frame, *_: of_line if frame.f_code.co_filename == module.__file__ else None)
         with opened(path, samples=2) as store:
-            store.fill([0, 1], sample)
+            fill(store, [0, 1])
 
     victim = started(work)
     victim.join()
@@ -227,8 +241,8 @@ def test_killed_at_any_line_the_store_is_whole_or_not_there(tmp_path):
     line = 1
     while killed_before_line(tmp_path / f"{line}", line):
         with opened(tmp_path / f"{line}", samples=2) as store:
-            assert_whole(store, np.flatnonzero(store.ready([0, 1])))
-            store.fill([1, 0], sample, patience_s=PATIENCE_S)
+            assert_whole(store, ready(store, 2))
+            fill(store, [1, 0], patience_s=PATIENCE_S)
             assert_whole(store, [0, 1])
         assert not list(tmp_path.glob("*.new"))
         line += 1
@@ -246,7 +260,7 @@ def test_killed_at_any_line_the_store_is_whole_or_not_there(tmp_path):
 )
 def test_a_store_of_other_samples_is_refused(path, other):
     with opened(path) as store:
-        store.fill([3], sample)
+        store.fill(3, sample)
     with pytest.raises(BadInputError, match="holds other samples"):
         opened(path, **other)
     with opened(path) as store:
@@ -263,13 +277,13 @@ def test_a_file_of_someone_else_is_left_alone(path):
 
 def test_a_store_of_an_earlier_boot_is_created_again(path, monkeypatch, tmp_path):
     with opened(path) as store:
-        store.fill([3], sample)
+        store.fill(3, sample)
     boot = tmp_path / "boot_id"
     boot.write_text("another-boot-of-the-same-length-0000\n")
     monkeypatch.setattr(module, "BOOT_ID", boot)
     with opened(path) as store:
-        assert not store.ready(range(SAMPLES)).any()
-        store.fill([4], sample)
+        assert ready(store) == []
+        store.fill(4, sample)
     with opened(path) as store:
         assert_whole(store, [4])
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.disk_array import DiskArray
-from hetctl.runtime.data.sources import as_source
+from hetctl.runtime.data.sources import DiskArray, as_source
 
 ROWS = np.arange(60, dtype=np.float32).reshape(20, 3)
 ORDERS = [[7, 2, 19, 2, 0], [0], list(range(20)), [19, 18, 1], []]

@@ -12,9 +12,8 @@ from workbench import wait_for
 
 from hetctl.runtime.frameworks.stage_network import TensorMemory
 from hetctl.runtime.frameworks.torch_compute_clock import ComputeClock
-from hetctl.runtime.frameworks.torch_shared_tensors import GpuTensors, arguments_of, handle_of, tensor_memory
-from hetctl.runtime.stages.opened_tensors import LEAST_BYTES
-from hetctl.runtime.stages.p2p_transport import receive
+from hetctl.runtime.frameworks.torch_memory import GpuTensors, arguments_of, handle_of, tensor_memory
+from hetctl.runtime.stages.p2p_transport import LEAST_BYTES, receive
 
 pytestmark = pytest.mark.training
 TWO = layout_of(1, 2, 2, in_flight=1)

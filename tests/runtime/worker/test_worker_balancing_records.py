@@ -8,7 +8,7 @@ from hetctl.methods.balance.manager import Observation
 from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.observation_log import ManagerStart, logged, records_in, replay
 from hetctl.model.training_settings import ON, BalanceSettings
-from hetctl.runtime.worker.balance_records import BalanceRecorder, interval
+from hetctl.runtime.worker.balancing import BalanceRecorder, interval
 
 SETTINGS, BATCHES = BalanceSettings(ON, "curve"), (32, 32)
 WORKERS = ("a:0", "b:0")
