@@ -19,7 +19,7 @@ from hetctl.runtime.data.input_share import InputShare
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.member_trainer import StopSignal
-from hetctl.runtime.worker.trainer import Trainer
+from hetctl.runtime.worker.training import Trainer
 
 TO_THE_END = 10**9
 """More batches than any training has."""

@@ -196,7 +196,7 @@ def test_data_parallel_runs_import_no_other_method():
 
 
 def test_trainers_import_nothing_of_the_login_side():
-    code = "import hetctl.runtime.driver, hetctl.runtime.worker.trainer, sys; print(*sys.modules)"
+    code = "import hetctl.runtime.driver, hetctl.runtime.worker.training, sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"click", "sqlalchemy", "rich", "tensorflow", "torch", "mpi4py"} & set(done.stdout.split())
 

@@ -23,9 +23,13 @@ from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.stage_network import Chain, TensorMemory
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.step_clock import StepTimer
-from hetctl.runtime.worker.training_context import TrainingContext
-from hetctl.runtime.worker.user_functions import UserFunctions, loss_of, takes_context
-from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
+from hetctl.runtime.worker.user_functions import (
+    TrainingContext,
+    UserFunctions,
+    WholeEvaluation,
+    loss_of,
+    takes_context,
+)
 
 if TYPE_CHECKING:
     from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge

@@ -1,13 +1,16 @@
-"""The user's functions, imported from the folder of the ensemble file."""
+"""The user's functions, imported from the folder of the ensemble file: what they are given, and return."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any
+
+import numpy as np
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
@@ -110,3 +113,201 @@ def _load(reference: str) -> Callable[..., Any]:
     if not callable(function):
         raise BadInputError(f"{reference} is {type(function).__name__}, not a function")
     return function  # type: ignore[no-any-return]
+
+
+Batch = tuple[Any, Any]
+"""Outputs and targets, with as many rows as samples; outputs may be a mapping or a tuple of arrays."""
+Share = Sequence[Batch | None]
+"""A rank's batches; None where it has no sample of a chunk."""
+
+
+class WholeEvaluation:
+    """Predictions of this rank, and the metrics that ``evaluate_fn`` computes of those of all ranks.
+
+    Parameters
+    ----------
+    evaluate_fn : callable
+        Function of outputs, targets and config that returns metrics by name.
+    """
+
+    def __init__(self, evaluate_fn: Callable[..., Any], config: Mapping[str, Any]) -> None:
+        self._evaluate_fn = evaluate_fn
+        self._config = config
+        self._share: list[Batch | None] = []
+
+    def add(self, outputs: Any, targets: Any) -> None:
+        """Add a batch; the memory of the targets may be used again."""
+        self._share.append((outputs, np.array(targets)))
+
+    def skip(self) -> None:
+        """Note that this rank has no sample of a chunk."""
+        self._share.append(None)
+
+    def taken(self) -> Share:
+        """Return this rank's batches since the last call."""
+        share, self._share = self._share, []
+        return share
+
+    def metrics(self, shares: Sequence[Share], others: Collection[str]) -> dict[str, float]:
+        """Return the ``val_*`` metrics of the batches of all ranks.
+
+        Parameters
+        ----------
+        others : collection of str
+            Names that metrics of ``model_fn`` have.
+
+        Raises
+        ------
+        BadInputError
+            If ``evaluate_fn`` returns anything but numbers by name, or a name that is taken; or if batches
+            have rows of other shapes than others.
+        """
+        # Each chunk of samples is divided among the ranks in order.
+        batches = [batch for chunk in zip_longest(*shares) for batch in chunk if batch is not None]
+        try:
+            outputs, targets = _joined(batches)
+        except ValueError as error:
+            raise BadInputError(
+                f"batches of validation samples have outputs or targets of several shapes: {error}",
+                "pad all to one length in collate_fn, or use metrics of model_fn instead of evaluate_fn",
+            ) from None
+        returned = self._evaluate_fn(outputs, targets, dict(self._config))
+        if not isinstance(returned, Mapping):
+            raise _not_metrics(f"{type(returned).__name__} instead of a mapping")
+        try:
+            found = {f"val_{name}": float(value) for name, value in returned.items()}
+        except (TypeError, ValueError) as error:
+            raise _not_metrics(f"{returned!r}: {error}") from None
+        if both := sorted(found.keys() & set(others)):
+            raise _not_metrics(f"{', '.join(both)}, which model_fn has as well")
+        return found
+
+
+def _joined(parts: Sequence[Any]) -> Any:
+    """Return the rows of all parts, which have one structure."""
+    first = parts[0]
+    if isinstance(first, Mapping):
+        return {key: _joined([part[key] for part in parts]) for key in first}
+    if isinstance(first, tuple | list):
+        return tuple(_joined(pieces) for pieces in zip(*parts, strict=True))
+    return np.concatenate(parts)
+
+
+def _not_metrics(problem: str) -> BadInputError:
+    return BadInputError(
+        f"evaluate_fn returned {problem}", 'return a mapping of names to numbers, such as {"auc": 0.93}'
+    )
+
+
+class KeptState(MutableMapping[str, Any]):
+    """State of a ``train_fn`` by name, which checkpoints contain beside the network's own.
+
+    Values are plain values and arrays, or objects with ``state_dict()`` and ``load_state_dict()``. The saved
+    state of an object waits until an object is put in under its name, which is missing until then.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Any] = {}
+        self._waiting: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a value or an object; KeyError if there is none."""
+        return self._entries[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Put in a value, or an object, which takes over the state that waits for it."""
+        if name in self._waiting:
+            self._load(name, value)
+        self._entries[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        """Delete a value or an object; KeyError if there is none."""
+        del self._entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names."""
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        """Return the number of names."""
+        return len(self._entries)
+
+    def save(self) -> dict[str, Any]:
+        """Return the state of all objects, and all values."""
+        objects = {name: entry.state_dict() for name, entry in self._entries.items() if _is_object(entry)}
+        values = {name: entry for name, entry in self._entries.items() if not _is_object(entry)}
+        return {"objects": {**self._waiting, **objects}, "values": values}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Replace all values, and the state of objects that are there; others are to be put in again."""
+        present = {name: entry for name, entry in self._entries.items() if name in saved["objects"]}
+        self._entries, self._waiting = dict(saved["values"]), dict(saved["objects"])
+        self.update(present)
+
+    def _load(self, name: str, value: Any) -> None:
+        if not _is_object(value):
+            raise BadInputError(
+                f"context.state[{name!r}] is {type(value).__name__}, but the checkpoint has the state of an "
+                "object with state_dict() there",
+                "put in an object of the same class, or start a new run with `hetctl submit --new`",
+            )
+        value.load_state_dict(self._waiting.pop(name))
+
+
+@dataclass
+class TrainingContext:
+    """Fifth argument of a ``train_fn``; the same object in all its calls for a network.
+
+    Parameters
+    ----------
+    rank, size : int
+        Number of this rank in the member's group, from 0, and number of its ranks.
+    device : Any
+        Device of the model, as the framework names it.
+    scheduler, loss_scale : Any
+        Objects of these names among the parts that ``model_fn`` returned; None if there are none.
+    epoch : int
+        Epoch in training, from 1.
+    step : int
+        Number of the member's batch in training, from 1, counted over all epochs and stops.
+    metrics : mapping of str to float
+        Results of the last finished epoch; empty before.
+    """
+
+    rank: int
+    size: int
+    device: Any
+    scheduler: Any = None
+    loss_scale: Any = None
+    epoch: int = 0
+    step: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    state: KeptState = field(default_factory=KeptState)
+    _callbacks: list[Callable[[], Any]] = field(default_factory=list)
+
+    def on_epoch_end(self, callback: Callable[[], Any]) -> None:
+        """Have a function called if the epoch ends with this call of ``train_fn``, before it is evaluated."""
+        self._callbacks.append(callback)
+
+    def begin(self, epoch: int) -> None:
+        """Prepare for a call of ``train_fn``, which sets its callbacks anew."""
+        self.epoch = epoch
+        self._callbacks.clear()
+
+    def end_epoch(self) -> None:
+        """Call the callbacks, in order."""
+        for callback in self._callbacks:
+            callback()
+
+    def save(self) -> dict[str, Any]:
+        """Return what travels with a member's checkpoints."""
+        return {"step": self.step, "metrics": dict(self.metrics), "state": self.state.save()}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `save` returned."""
+        self.step, self.metrics = saved["step"], saved["metrics"]
+        self.state.restore(saved["state"])
+
+
+def _is_object(entry: Any) -> bool:
+    return hasattr(entry, "state_dict") and hasattr(entry, "load_state_dict")

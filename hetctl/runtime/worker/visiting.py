@@ -39,7 +39,7 @@ from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec,
 from hetctl.runtime.worker.random_state import random_state, set_random_state
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
-from hetctl.runtime.worker.trainer import SCORES, own_arrays
+from hetctl.runtime.worker.training import SCORES, own_arrays
 from hetctl.storage.paths import tensorboard_file
 
 POLL_S = 0.001

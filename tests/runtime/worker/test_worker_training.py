@@ -22,7 +22,7 @@ from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.member_trainer import StopSignal
-from hetctl.runtime.worker.trainer import Trainer
+from hetctl.runtime.worker.training import Trainer
 from hetctl.runtime.worker.user_functions import load_functions
 
 pytestmark = pytest.mark.training

@@ -46,7 +46,7 @@ from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hop_resources import open_hops
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.messages import VisitSpec
-from hetctl.runtime.worker.trainer import Trainer
+from hetctl.runtime.worker.training import Trainer
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.runtime.worker.visiting import check_fits, visit
 from hetctl.storage.event_files import read_folder

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -114,7 +115,7 @@ def measured_layers(
     for number, name in enumerate(chain.layers):
         prepare()
         stage = chain.build(range(number, number + 1), sample)
-        layer: _InnerLayer | _LastLayer = (
+        layer: _RunLayer = (
             _LastLayer(stage, memory, inputs, targets, gauge)
             if number == last
             else _InnerLayer(stage, memory, inputs, gauge)
@@ -191,14 +192,47 @@ def _median(times: Sequence[ComputeTime]) -> ComputeTime:
     return ComputeTime(*map(statistics.median, zip(*times, strict=True)))
 
 
-class _InnerLayer:
+class _RunLayer(ABC):
+    """A layer, which is run with its inputs."""
+
+    outputs: Tensor
+
+    def __init__(self, stage: StageNetwork, memory: TensorMemory, inputs: Tensor, gauge: MemoryGauge) -> None:
+        self._stage, self._memory, self._inputs, self._gauge = stage, memory, inputs, gauge
+        self._minibatches = count()
+
+    @abstractmethod
+    def timed_passes(self) -> Passes:
+        """Run a minibatch forward and back, with its own version of the weights; return the times."""
+
+    @abstractmethod
+    def copies(self) -> tuple[float, float]:
+        """Return the seconds of both passes in which tensors are copied, if these are in the times."""
+
+    @abstractmethod
+    def _passes(self, minibatch: int) -> int:
+        """Run both passes; return the bytes held between them."""
+
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes held between the passes, and those that they and the update need beyond that."""
+        minibatch, gauge = next(self._minibatches), self._gauge
+        before = gauge.used()
+        gauge.reset_peak()
+        held = self._passes(minibatch)
+        self._update(minibatch)
+        # What was there before, is held, or was received, is not needed beyond that.
+        return held, max(0, gauge.peak() - before - held - gauge.received_bytes(self._inputs))
+
+    def _update(self, minibatch: int) -> None:
+        self._stage.update(minibatch)
+        self._gauge.synchronize()
+
+
+class _InnerLayer(_RunLayer):
     """A layer that another one follows."""
 
     def __init__(self, stage: StageNetwork, memory: TensorMemory, inputs: Tensor, gauge: MemoryGauge) -> None:
-        self._stage, self._memory = stage, memory
-        self._inputs = inputs
-        self._gauge = gauge
-        self._minibatches = count()
+        super().__init__(stage, memory, inputs, gauge)
         minibatch = next(self._minibatches)
         self.outputs = memory.array(stage.forward(minibatch, stage.version(), inputs))
         self._gradient = np.full_like(self.outputs, 1 / max(1, self.outputs.size))
@@ -206,26 +240,19 @@ class _InnerLayer:
         stage.update(minibatch)
 
     def timed_passes(self) -> Passes:
-        """Run a minibatch forward and back, with its own version of the weights; return the times."""
         minibatch = next(self._minibatches)
         forward = _time_of(self._stage, lambda: self._forward(minibatch))
         backward = _time_of(self._stage, lambda: self._backward(minibatch))
         return forward, backward, _time_of(self._stage, lambda: self._update(minibatch))
 
     def copies(self) -> tuple[float, float]:
-        """Return the seconds of both passes in which tensors are copied, if these are in the times."""
         inputs_s, outputs_s = self._gauge.copy_s(self._inputs), self._gauge.copy_s(self.outputs)
         return inputs_s + outputs_s, outputs_s + inputs_s * self._returns_gradient
 
-    def memory(self) -> tuple[int, int]:
-        """Return the bytes held between the passes, and those that they and the update need beyond that."""
-        minibatch = next(self._minibatches)
-        before = self._gauge.used()
-        self._gauge.reset_peak()
+    def _passes(self, minibatch: int) -> int:
         held = self._gauge.kept_by(lambda: self._forward(minibatch), self._inputs)
         self._backward(minibatch)
-        self._update(minibatch)
-        return held, _beyond(self._gauge, before, held, self._inputs)
+        return held
 
     def _forward(self, minibatch: int) -> Tensor:
         outputs = self._stage.forward(minibatch, self._stage.version(), self._inputs)
@@ -236,12 +263,8 @@ class _InnerLayer:
         self._stage.backward(minibatch, self._gradient)
         self._gauge.synchronize()
 
-    def _update(self, minibatch: int) -> None:
-        self._stage.update(minibatch)
-        self._gauge.synchronize()
 
-
-class _LastLayer:
+class _LastLayer(_RunLayer):
     """The last layer, which runs both passes as one; validation has its forward pass alone."""
 
     def __init__(
@@ -252,10 +275,8 @@ class _LastLayer:
         targets: Tensor,
         gauge: MemoryGauge,
     ) -> None:
-        self._stage = stage
-        self._inputs, self._targets = inputs, targets
-        self._gauge = gauge
-        self._minibatches = count()
+        super().__init__(stage, memory, inputs, gauge)
+        self._targets = targets
         self.outputs = memory.array(stage.infer(inputs))
 
     def timed_passes(self) -> Passes:
@@ -271,15 +292,9 @@ class _LastLayer:
         inputs_s, outputs_s = self._gauge.copy_s(self._inputs), self._gauge.copy_s(self.outputs)
         return inputs_s + outputs_s, inputs_s - outputs_s
 
-    def memory(self) -> tuple[int, int]:
-        """Return the bytes of the outputs, and all others that both passes need."""
-        before = self._gauge.used()
-        self._gauge.reset_peak()
-        minibatch = next(self._minibatches)
+    def _passes(self, minibatch: int) -> int:
         self._both(minibatch)
-        self._update(minibatch)
-        held = self.outputs.nbytes
-        return held, _beyond(self._gauge, before, held, self._inputs)
+        return self.outputs.nbytes
 
     def _infer(self) -> None:
         self._stage.infer(self._inputs)
@@ -287,10 +302,6 @@ class _LastLayer:
 
     def _both(self, minibatch: int) -> None:
         self._stage.both(minibatch, self._stage.version(), self._inputs, self._targets)
-        self._gauge.synchronize()
-
-    def _update(self, minibatch: int) -> None:
-        self._stage.update(minibatch)
         self._gauge.synchronize()
 
 
@@ -301,11 +312,6 @@ def _time_of(stage: StageNetwork, run: Callable[[], object]) -> ComputeTime:
     run()
     seconds = time.perf_counter() - began
     return stage.computed() or ComputeTime(seconds)
-
-
-def _beyond(gauge: MemoryGauge, before: int, held: int, inputs: Tensor) -> int:
-    """Return the peak of the passes beyond what was there before, is held, or was received."""
-    return max(0, gauge.peak() - before - held - gauge.received_bytes(inputs))
 
 
 def _size_of(arrays: Iterable[Tensor]) -> int:

@@ -11,7 +11,7 @@ from tiny_networks import MODULES, functions_of
 
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.worker.whole_evaluation import WholeEvaluation
+from hetctl.runtime.worker.user_functions import WholeEvaluation
 
 
 @pytest.mark.training

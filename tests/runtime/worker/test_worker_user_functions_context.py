@@ -13,8 +13,7 @@ from tiny_networks import MODULES, context_in, functions_of
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.packed_state import pack, unpack
-from hetctl.runtime.worker.training_context import KeptState, TrainingContext
-from hetctl.runtime.worker.user_functions import takes_context
+from hetctl.runtime.worker.user_functions import KeptState, TrainingContext, takes_context
 
 BATCHES = 20
 """Batches of an epoch."""
