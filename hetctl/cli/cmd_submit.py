@@ -27,16 +27,18 @@ from hetctl.cli.parameter_types import FiniteRange
 from hetctl.model.run_states import UNDER_WAY
 
 if TYPE_CHECKING:
+    from hetctl.app.plan.plan_request import PlanRequest
     from hetctl.app.project import Project
     from hetctl.app.run.continue_run import RequestedOptions
     from hetctl.app.run.lifecycle import RunTransition
-    from hetctl.app.run.spec import SubmitRequest
     from hetctl.model.ensemble import Ensemble
     from hetctl.model.run import Budget
 
 SITE_AND_SIZE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue"}
 NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode", "predict_rates"}
 """Options of planning that are not the planner's own."""
+OF_RUNS = {"retries", "chain", "replay"}
+"""Options that planning does not have."""
 
 
 @click.command("submit")
@@ -82,12 +84,9 @@ def command(
     dry_run: bool,
     wait: bool,
     new: bool,
-    chain: bool,
-    retries: int,
     max_jobs: int | None,
     max_rounds: int | None,
     gpu_hours: float | None,
-    replay: Path | None,
     modules: str | None,
     ensemble: str | None,
     as_json: bool,
@@ -101,9 +100,8 @@ def command(
     If the ensemble has an unfinished run, that one continues from its checkpoints, with the options given
     now that may change.
     """
-    from hetctl.app.run.lifecycle import continue_run
+    from hetctl.app.run.lifecycle import continue_run, submit
     from hetctl.app.run.select_run import unfinished_run
-    from hetctl.app.run.spec import SubmitRequest
     from hetctl.model.run import Budget
 
     project = this_project()
@@ -117,9 +115,14 @@ def command(
     elif run is not None:
         _print_outcome(project, continue_run(project, run, members, requested), wait=wait, as_json=as_json)
     else:
-        plan, _ = plan_request(project, members, budget=requested.budget, **options)
-        request = SubmitRequest(plan, requested.budget, retries, new, chain, requested.given, replay)
-        _start(project, request, dry_run=dry_run, wait=wait, as_json=as_json)
+        of_plan = {name: value for name, value in options.items() if name not in OF_RUNS}
+        plan, _ = plan_request(project, members, budget=requested.budget, **of_plan)
+        if dry_run:
+            _preview(project, plan, requested, as_json=as_json)
+            return
+        outcome = submit(project, plan, requested, new=new)
+        warn(project, plan)
+        _print_outcome(project, outcome, wait=wait, as_json=as_json)
 
 
 def _requested(context: click.Context, options: Mapping[str, Any], budget: Budget) -> RequestedOptions:
@@ -138,26 +141,24 @@ def _requested(context: click.Context, options: Mapping[str, Any], budget: Budge
         sharing=explicit.get("sharing"),
         mode=explicit.get("mode"),
         replay=explicit.get("replay"),
-        options={name: explicit[name] for name in options.keys() & explicit.keys() - NOT_OF_PLANNERS},
+        options={
+            name: explicit[name] for name in options.keys() & explicit.keys() - NOT_OF_PLANNERS - OF_RUNS
+        },
         retries=explicit.get("retries"),
         chain=explicit.get("chain"),
         budget=budget,
     )
 
 
-def _start(project: Project, request: SubmitRequest, *, dry_run: bool, wait: bool, as_json: bool) -> None:
-    from hetctl.app.run.lifecycle import submit
+def _preview(project: Project, plan: PlanRequest, requested: RequestedOptions, *, as_json: bool) -> None:
     from hetctl.app.run.spec import preview
     from hetctl.cli.cmd_render import print_submission, submission_fields
 
-    if not dry_run:
-        outcome = submit(project, request)
-        warn(project, request.plan)
-        _print_outcome(project, outcome, wait=wait, as_json=as_json)
-    elif as_json:
-        print_json(submission_fields(preview(project, request)))
+    submission = preview(project, plan, requested)
+    if as_json:
+        print_json(submission_fields(submission))
     else:
-        print_submission(preview(project, request))
+        print_submission(submission)
 
 
 def _preview_next(

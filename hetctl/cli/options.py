@@ -23,7 +23,7 @@ from hetctl.model.training_settings import BALANCE_MODES
 
 if TYPE_CHECKING:
     from hetctl.app.plan.job_request import JobSizeChoice
-    from hetctl.app.plan.planning import PlanRequest
+    from hetctl.app.plan.plan_request import PlanRequest
     from hetctl.app.project import Project
     from hetctl.model.ensemble import Ensemble
     from hetctl.model.job import JobSize
@@ -278,18 +278,17 @@ def plan_request(
     **options: Any,
 ) -> tuple[PlanRequest, JobSizeChoice]:
     """Return the input of planning from the ensemble and the values of all other shared options."""
-    from hetctl.app.plan.job_request import JobSizeRequest, sizing
-    from hetctl.app.plan.planning import PlanRequest
+    from hetctl.app.plan.job_request import sizing
+    from hetctl.app.plan.plan_request import PlanRequest
     from hetctl.model.run import CACHED, NONE, Budget
 
     machine = site_of(project, members, site, account=account, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
     _refuse_without_mode(given, mode)
     given.setdefault("balance", members.balance.mode)
-    wanted = JobSizeRequest(gpus, time, queue)
     # Where pipelines are an option, members without a profile may fit no GPU, and have no rates to predict.
     predict = predict_rates and mode not in (PIPELINE, "auto")
-    sized = sizing(project, members, machine, wanted, budget or Budget(), predict_rates=predict)
+    sized = sizing(*(project, members, machine, gpus, time, queue, budget or Budget()), predict_rates=predict)
     shared = sharing or (NONE if mode == HOPPER else CACHED)
     request = PlanRequest(
         *(members, machine, sized.size, planner, given, explain, shared, mode), predict_rates=predict_rates

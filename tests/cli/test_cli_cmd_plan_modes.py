@@ -535,7 +535,7 @@ def test_a_run_by_measured_layers_goes_on_in_shorter_jobs(tmp_path):
     mini = Mini(tmp_path, GIANT.replace(", layers: giant.csv", ""), site=SITE)
     save_measured(mini, "V100", "P100")
     first = mini.project.here("submit", *ON_8_GPUS, "--mode", "pipeline", "--dry-run", "--json").json
-    submitted(mini.project, "--mode", "pipeline")
+    assert submitted(mini.project, "--mode", "pipeline").site.links is None
     done = mini.project.here("submit", "--time", "20h", "--dry-run", "--json")
     assert done.code == 0, done.stderr
     assert done.json["packing"] == first["packing"] != []

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from hetctl.app.plan.plan_context import PlanContext
+from hetctl.app.plan.plan_request import PlanRequest
 from hetctl.methods.parallelism import Demand, ModeLimits, does_not_fit, too_large
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import InfeasibleError
 
 
-def limits_of(context: PlanContext) -> ModeLimits:
+def limits_of(request: PlanRequest) -> ModeLimits:
     """Return the memory of the smallest GPU of a job, and the number of partitions."""
-    memory = context.site.memory_in(context.scenario.cluster)
+    memory = request.site.memory_in(request.scenario.cluster)
     # An unknown memory counts as the smallest: nothing is then known to be too large for it.
     smallest = min(memory, key=lambda gpu_type: memory[gpu_type] or 0)
     return ModeLimits(
-        gpus=context.gpus,
-        gpu=f"a {smallest or context.site.device} of {context.site.name}",
+        gpus=request.gpus,
+        gpu=f"a {smallest or request.site.device} of {request.site.name}",
         memory_bytes=memory[smallest],
-        partitions=context.partitions,
+        partitions=request.partitions,
     )
 
 
-def demands_of(context: PlanContext, summed: Mapping[str, int]) -> list[Demand]:
+def demands_of(request: PlanRequest, summed: Mapping[str, int]) -> list[Demand]:
     """Return the memory that each member needs of a GPU: measured, or else the sum over its layers.
 
     Parameters
@@ -31,13 +31,13 @@ def demands_of(context: PlanContext, summed: Mapping[str, int]) -> list[Demand]:
     summed : mapping of str to int
         Bytes of all layers of the members whose layers are known.
     """
-    measured = {name: profile.peak_memory_bytes for name, profile in context.profiles.items()}
+    measured = {name: profile.peak_memory_bytes for name, profile in request.profiles.items()}
     return [
         Demand(
             member.name,
-            demand_in_parts(member, measured.get(member.name) or summed.get(member.name), context.gpus),
+            demand_in_parts(member, measured.get(member.name) or summed.get(member.name), request.gpus),
         )
-        for member in context.ensemble.members
+        for member in request.ensemble.members
     ]
 
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from hetctl.app.hopper import MOST_TIMES
 from hetctl.app.plan.gpu_memory import demands_of, limits_of
 from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data_parallel_makespans
-from hetctl.app.plan.plan_context import PlanContext
+from hetctl.app.plan.plan_request import PlanRequest
 from hetctl.methods.hop_phase import evaluation_times, hop_phase, size_of_groups, unit_times
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.parallelism import does_not_fit, too_large
@@ -19,7 +19,7 @@ from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
 
 
-def plan_hopper(context: PlanContext) -> Plan:
+def plan_hopper(request: PlanRequest) -> Plan:
     """Plan one phase, in which all members hop to their end.
 
     Raises
@@ -30,29 +30,29 @@ def plan_hopper(context: PlanContext) -> Plan:
     InfeasibleError
         If a member does not fit a GPU, or a job is too short for a visit to a partition.
     """
-    refuse_bare_nodes(context)
-    room = limits_of(context)
-    for demand in demands_of(context, {}):
+    refuse_bare_nodes(request)
+    room = limits_of(request)
+    for demand in demands_of(request, {}):
         if too_large(demand, room):
             raise InfeasibleError(
                 does_not_fit(demand.member, demand, room),
                 "lower its batch_size, use GPUs with more memory, or plan with --mode auto",
             )
-    members = candidates(context)
+    members = candidates(request)
     reason = (
-        f"the mode was given: {_together(context, members)}, and hops over {context.partitions} partitions"
+        f"the mode was given: {_together(request, members)}, and hops over {request.partitions} partitions"
     )
     choices = tuple(ModeChoice(member.name, HOPPER, reason) for member in members)
-    phases = [hops(context, members)] if members else []
-    return assembled(context, phases, choices, fluid_bound(members, context.gpus))
+    phases = [hops(request, members)] if members else []
+    return assembled(request, phases, choices, fluid_bound(members, request.gpus))
 
 
-def _together(context: PlanContext, members: Sequence[Workload]) -> str:
+def _together(request: PlanRequest, members: Sequence[Workload]) -> str:
     """Return a clause on the GPUs that train each of the members that hop."""
-    cluster = context.scenario.cluster
-    if not 0 < len(members) < context.gpus:
+    cluster = request.scenario.cluster
+    if not 0 < len(members) < request.gpus:
         return "each trains on one GPU"
-    size = size_of_groups(members, context.partitions, cluster, context.homes)
+    size = size_of_groups(members, request.partitions, cluster, request.homes)
     if size > 1:
         return f"each trains on {size} GPUs of a node together"
     if cluster.gpus_per_node == 1:
@@ -60,50 +60,50 @@ def _together(context: PlanContext, members: Sequence[Workload]) -> str:
     return "each trains on one GPU, as groups would not be faster"
 
 
-def refuse_bare_nodes(context: PlanContext) -> None:
+def refuse_bare_nodes(request: PlanRequest) -> None:
     """Raise BadInputError if the data is partitioned, and some nodes of a job would have no partition."""
-    nodes, partitions = len(context.scenario.cluster.nodes), context.partitions
+    nodes, partitions = len(request.scenario.cluster.nodes), request.partitions
     if 0 < partitions < nodes:
         raise BadInputError(
-            f"ensemble {context.ensemble.name} has {partitions} partitions, but a job has {nodes} nodes:"
+            f"ensemble {request.ensemble.name} has {partitions} partitions, but a job has {nodes} nodes:"
             " some would have no data",
             "raise partitions in the ensemble file, or lower --gpus",
         )
-    bare = sum(not numbers for numbers in context.homes.values())
+    bare = sum(not numbers for numbers in request.homes.values())
     if bare:
         raise BadInputError(
             f"{bare} of the {nodes} nodes of a job would have no data, by the file of partitions of"
-            f" {context.ensemble.name}",
+            f" {request.ensemble.name}",
             "give them partitions there, leave `nodes` empty where it is unknown, or lower --gpus",
         )
 
 
-def hops(context: PlanContext, hopping: Sequence[Workload]) -> PhaseDraft:
+def hops(request: PlanRequest, hopping: Sequence[Workload]) -> PhaseDraft:
     """Return the phase of members that hop, with the data-parallel time for comparison."""
-    run = hop_run(context, hopping)
+    run = hop_run(request, hopping)
     makespans_s = {HOPPER: run.seconds}
     with suppress(InfeasibleError):
-        makespans_s.update(data_parallel_makespans(context, hopping))
+        makespans_s.update(data_parallel_makespans(request, hopping))
     return PhaseDraft(HOPPER, run, makespans_s)
 
 
-def hop_run(context: PlanContext, members: Sequence[Workload]) -> PhaseRun:
+def hop_run(request: PlanRequest, members: Sequence[Workload]) -> PhaseRun:
     """Return the simulated times of members that hop; InfeasibleError if they cannot."""
-    cluster, options = context.scenario.cluster, context.options
+    cluster, options = request.scenario.cluster, request.planner_options
     if wide := next((member for member in members if member.min_gpus > 1), None):
         raise InfeasibleError(
             f"{wide.name} trains on no fewer than {wide.min_gpus} GPUs, and a member that hops on one, or on"
             " more only while there are fewer members than GPUs",
             "lower min_gpus of it, or plan with --mode data-parallel",
         )
-    if len(members) * context.partitions * context.gpus > MOST_TIMES:
+    if len(members) * request.partitions * request.gpus > MOST_TIMES:
         raise InfeasibleError(
-            f"{len(members):,} members times {context.partitions:,} partitions times {context.gpus:,} GPUs"
+            f"{len(members):,} members times {request.partitions:,} partitions times {request.gpus:,} GPUs"
             f" are more than {MOST_TIMES:,} unit times",
             "lower `partitions`, or plan with --mode data-parallel",
         )
     train, evaluate = (
-        times(members, context.partitions, cluster, context.homes) for times in (unit_times, evaluation_times)
+        times(members, request.partitions, cluster, request.homes) for times in (unit_times, evaluation_times)
     )
     search = SearchOptions(seed=options.seed, seconds=options.solver_time_limit_s)
-    return hop_phase(members, train, evaluate, context.scenario.timing, search, options.hop_scheduler)
+    return hop_phase(members, train, evaluate, request.scenario.timing, search, options.hop_scheduler)

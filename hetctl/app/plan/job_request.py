@@ -23,15 +23,6 @@ DEVICES = {"gpu": "GPUs", "slot": "slots"}
 
 
 @dataclass(frozen=True)
-class JobSizeRequest:
-    """User's values for the size of a job; None leaves one to the job planner."""
-
-    gpus: int | None = None
-    wall_s: int | None = None
-    queue: str | None = None
-
-
-@dataclass(frozen=True)
 class JobSizeChoice:
     """Size of a run's jobs, and the other sizes considered, if any."""
 
@@ -68,8 +59,8 @@ def planned_size(
     wall_s: int | None,
     queue_name: str | None,
     budget: Budget,
-) -> tuple[JobSizeOption, list[JobSizeOption]]:
-    """Return the size for the work left, with the user's values, and all sizes considered.
+) -> JobSizeChoice:
+    """Choose the size for the work left, with the user's values.
 
     Raises
     ------
@@ -85,7 +76,8 @@ def planned_size(
     if not any(b.takes(nodes if gpus else b.least_nodes, wall_s or 0) for b in bins):
         raise _refusal(site, bins, nodes, wall_s or 0)
     found = job_sizes(site, bins, members, gpus, wall_s)
-    return best_of(found, budget), found
+    chosen = best_of(found, budget)
+    return JobSizeChoice(chosen.size, chosen, tuple(found))
 
 
 def _bins(site: Site, queue_name: str | None) -> list[Bin]:
@@ -125,7 +117,9 @@ def sizing(
     project: Project,
     ensemble: Ensemble,
     site: Site,
-    request: JobSizeRequest,
+    gpus: int | None,
+    wall_s: int | None,
+    queue_name: str | None,
     budget: Budget,
     *,
     predict_rates: bool = False,
@@ -134,6 +128,8 @@ def sizing(
 
     Parameters
     ----------
+    gpus, wall_s, queue_name : int or str or None
+        User's values; None leaves one to the job planner.
     predict_rates : bool
         Same as in `PlanRequest`.
 
@@ -145,12 +141,11 @@ def sizing(
         If no queue accepts such a job, or a member needs more GPUs than it has.
     """
     # The plan refuses members that would mix types.
-    refuse_wide_members(ensemble.members, Cluster.at(site, request.gpus or site.gpus), mix_types=True)
+    refuse_wide_members(ensemble.members, Cluster.at(site, gpus or site.gpus), mix_types=True)
     members = _members(project, ensemble, site, predict=predict_rates)
-    if not members or (request.gpus and request.wall_s):
-        return JobSizeChoice(job_size(site, request.gpus, request.wall_s, request.queue))
-    chosen, found = planned_size(site, members, request.gpus, request.wall_s, request.queue, budget)
-    return JobSizeChoice(chosen.size, chosen, tuple(found))
+    if not members or (gpus and wall_s):
+        return JobSizeChoice(job_size(site, gpus, wall_s, queue_name))
+    return planned_size(site, members, gpus, wall_s, queue_name, budget)
 
 
 def _members(project: Project, ensemble: Ensemble, site: Site, *, predict: bool) -> Sequence[Workload]:

@@ -12,7 +12,7 @@ from hetctl.app.plan.gpu_memory import demands_of, limits_of, refuse_large_parts
 from hetctl.app.plan.hop_phases import hop_run, hops, refuse_bare_nodes
 from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data_parallel
 from hetctl.app.plan.pipeline_phases import known_layers, pipeline_member_of, pipelines
-from hetctl.app.plan.plan_context import PlanContext
+from hetctl.app.plan.plan_request import PlanRequest
 from hetctl.methods.hopper.modes import hopper_epochs
 from hetctl.methods.parallelism import Demand, HopChoice, ModeLimits, choose_modes, does_not_fit, too_large
 from hetctl.model.errors import BadInputError, InfeasibleError
@@ -22,7 +22,7 @@ from hetctl.perf.bounds import fluid_bound
 from hetctl.perf.epoch_timeline import EpochTimeline
 
 
-def plan_modes(context: PlanContext) -> Plan:
+def plan_modes(request: PlanRequest) -> Plan:
     """Choose a mode for each member, and plan one phase after the other: pipelines, hops, data-parallel.
 
     Raises
@@ -32,22 +32,22 @@ def plan_modes(context: PlanContext) -> Plan:
     InfeasibleError
         If a member fits neither a GPU nor a pipeline, or a job is too short for any progress.
     """
-    refuse_bare_nodes(context)
-    layers = known_layers(context)
-    room = limits_of(context)
-    demands = demands_of(context, {name: own.needed_bytes for name, own in layers.items()})
-    refuse_large_parts(context.ensemble, demands, room)
+    refuse_bare_nodes(request)
+    layers = known_layers(request)
+    room = limits_of(request)
+    demands = demands_of(request, {name: own.needed_bytes for name, own in layers.items()})
+    refuse_large_parts(request.ensemble, demands, room)
     large = [demand.member for demand in demands if too_large(demand, room)]
     _refuse_without_layers([demand for demand in demands if demand.member in large], layers, room)
-    members = candidates(context, without=large)
+    members = candidates(request, without=large)
     epochs = _epochs(members)
-    drafts = _drafts(context, members, layers)
-    chosen = HopChoice({most: _seconds(context, phases) for most, phases in drafts.items()})
+    drafts = _drafts(request, members, layers)
+    chosen = HopChoice({most: _seconds(request, phases) for most, phases in drafts.items()})
     choices = choose_modes([replace(d, epochs=epochs.get(d.member, 0)) for d in demands], room, chosen)
-    pipelined = [pipeline_member_of(context, name, layers[name]) for name in large]
-    phases = [*([pipelines(context, pipelined)] if pipelined else []), *drafts.get(chosen.epochs, [])]
-    bound_s = fluid_bound([*members, *(each.ideal(context.gpus) for each in pipelined)], context.gpus)
-    return assembled(context, phases, choices, bound_s)
+    pipelined = [pipeline_member_of(request, name, layers[name]) for name in large]
+    phases = [*([pipelines(request, pipelined)] if pipelined else []), *drafts.get(chosen.epochs, [])]
+    bound_s = fluid_bound([*members, *(each.ideal(request.gpus) for each in pipelined)], request.gpus)
+    return assembled(request, phases, choices, bound_s)
 
 
 def _refuse_without_layers(large: Iterable[Demand], layers: Collection[str], room: ModeLimits) -> None:
@@ -66,7 +66,7 @@ def _epochs(members: Iterable[Workload]) -> dict[str, int]:
 
 
 def _drafts(
-    context: PlanContext, members: Sequence[Workload], layers: Mapping[str, MemberLayers]
+    request: PlanRequest, members: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> dict[int, list[PhaseDraft]]:
     """Return the alternatives for members that fit a GPU, by epochs of hopping before data-parallel training.
 
@@ -82,58 +82,58 @@ def _drafts(
     drafts: dict[int, list[PhaseDraft]] = {}
     refusal = None
     try:
-        drafts[0] = [_compared(context, members, layers)]
+        drafts[0] = [_compared(request, members, layers)]
     except InfeasibleError as error:
         refusal = error
-    for most in _hop_epochs(context, members, drafts):
+    for most in _hop_epochs(request, members, drafts):
         with suppress(InfeasibleError):
             hopping, rest = _split(members, most)
-            parallel = [_compared(context, rest, layers)] if rest else []
-            drafts[most] = [hops(context, hopping), *parallel]
+            parallel = [_compared(request, rest, layers)] if rest else []
+            drafts[most] = [hops(request, hopping), *parallel]
     if refusal and not drafts:
         raise refusal
     return drafts
 
 
 def _compared(
-    context: PlanContext, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
+    request: PlanRequest, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> PhaseDraft:
     """Return the data-parallel phase, with the times of other modes for comparison."""
-    draft = data_parallel(context, rest)
-    return replace(draft, makespans_s={**draft.makespans_s, **_other_makespans(context, rest, layers)})
+    draft = data_parallel(request, rest)
+    return replace(draft, makespans_s={**draft.makespans_s, **_other_makespans(request, rest, layers)})
 
 
 def _other_makespans(
-    context: PlanContext, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
+    request: PlanRequest, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> dict[str, float]:
     """Return the simulated times of the other modes, as far as they are possible for the members."""
     makespans_s = {}
-    if context.partitions:
+    if request.partitions:
         with suppress(InfeasibleError):
-            makespans_s[HOPPER] = hop_run(context, rest).seconds
+            makespans_s[HOPPER] = hop_run(request, rest).seconds
     if all(member.name in layers for member in rest):
         with suppress(BadInputError, InfeasibleError):
-            pipelined = [pipeline_member_of(context, member.name, layers[member.name]) for member in rest]
-            makespans_s[PIPELINE] = pipelines(context, pipelined).run.seconds
+            pipelined = [pipeline_member_of(request, member.name, layers[member.name]) for member in rest]
+            makespans_s[PIPELINE] = pipelines(request, pipelined).run.seconds
     return makespans_s
 
 
 def _hop_epochs(
-    context: PlanContext, members: Sequence[Workload], drafts: Mapping[int, Sequence[PhaseDraft]]
+    request: PlanRequest, members: Sequence[Workload], drafts: Mapping[int, Sequence[PhaseDraft]]
 ) -> list[int]:
     """Return the epochs of hopping that are worth a simulation."""
-    if not context.partitions:
+    if not request.partitions:
         return []
     epochs = list(_epochs(members).values())
-    enough, longest = hopper_epochs(epochs, context.gpus), max(epochs)
+    enough, longest = hopper_epochs(epochs, request.gpus), max(epochs)
     draft = drafts[0][0] if drafts else None
     to_their_end = draft is None or draft.makespans_s.get(HOPPER, math.inf) < draft.run.seconds
     return [most for most in dict.fromkeys((enough, longest)) if most and (most == enough or to_their_end)]
 
 
-def _seconds(context: PlanContext, phases: Sequence[PhaseDraft]) -> float:
+def _seconds(request: PlanRequest, phases: Sequence[PhaseDraft]) -> float:
     """Return the length of phases that follow one another."""
-    overhead_s = context.scenario.timing.job_overhead_s * (len(phases) - 1)
+    overhead_s = request.scenario.timing.job_overhead_s * (len(phases) - 1)
     return sum(phase.run.seconds for phase in phases) + overhead_s
 
 

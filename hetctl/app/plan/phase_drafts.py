@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from hetctl.app.plan.plan_context import PlanContext
+from hetctl.app.plan.plan_request import PlanRequest, data_parallel_plan
 from hetctl.methods.phase_run import PhaseRun
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, Allocation, Forecast, ModeChoice, Phase, Plan, Round
@@ -35,22 +35,22 @@ class PhaseDraft:
     plan: Plan | None = None
 
 
-def candidates(context: PlanContext, without: Collection[str] = ()) -> tuple[Workload, ...]:
+def candidates(request: PlanRequest, without: Collection[str] = ()) -> tuple[Workload, ...]:
     """Return the workloads of the members that fit one GPU."""
-    ensemble = context.ensemble
+    ensemble = request.ensemble
     fitting = replace(ensemble, members=tuple(m for m in ensemble.members if m.name not in without))
     return active_workloads(
         fitting,
-        context.profiles,
-        context.progress,
-        context.gpus,
-        in_lockstep=context.scenario.lockstep,
+        request.profiles,
+        request.progress,
+        request.gpus,
+        in_lockstep=request.scenario.lockstep,
     )
 
 
-def data_parallel(context: PlanContext, rest: Sequence[Workload]) -> PhaseDraft:
+def data_parallel(request: PlanRequest, rest: Sequence[Workload]) -> PhaseDraft:
     """Return the data-parallel phase, with equal batches or, if faster, balanced ones."""
-    plans = _data_parallel_plans(context, rest)
+    plans = _data_parallel_plans(request, rest)
     mode = min(plans, key=lambda name: plans[name].predicted_makespan_s)
     plan = plans[mode]
     run = PhaseRun(
@@ -58,19 +58,19 @@ def data_parallel(context: PlanContext, rest: Sequence[Workload]) -> PhaseDraft:
         {forecast.member: forecast.done_s for forecast in plan.members},
         {forecast.member: forecast.training_s for forecast in plan.members},
     )
-    return PhaseDraft(mode, run, _makespans(plans), _balanced(context, plan.rounds, rest), plan)
+    return PhaseDraft(mode, run, _makespans(plans), _balanced(request, plan.rounds, rest), plan)
 
 
-def data_parallel_makespans(context: PlanContext, members: Sequence[Workload]) -> dict[str, float]:
+def data_parallel_makespans(request: PlanRequest, members: Sequence[Workload]) -> dict[str, float]:
     """Return the simulated times of a data-parallel phase: with equal batches, and with balanced ones."""
-    return _makespans(_data_parallel_plans(context, members))
+    return _makespans(_data_parallel_plans(request, members))
 
 
-def _data_parallel_plans(context: PlanContext, members: Sequence[Workload]) -> dict[str, Plan]:
-    plans = {DATA_PARALLEL: context.data_parallel(members, context.options)}
-    if context.options.balance != OFF and _may_be_balanced(context, members):
-        balanced = replace(context.options, mix_types=True)
-        plans[BALANCED] = context.data_parallel(members, balanced)
+def _data_parallel_plans(request: PlanRequest, members: Sequence[Workload]) -> dict[str, Plan]:
+    plans = {DATA_PARALLEL: data_parallel_plan(request, members, request.planner_options)}
+    if request.planner_options.balance != OFF and _may_be_balanced(request, members):
+        balanced = replace(request.planner_options, mix_types=True)
+        plans[BALANCED] = data_parallel_plan(request, members, balanced)
     return plans
 
 
@@ -78,24 +78,24 @@ def _makespans(plans: Mapping[str, Plan]) -> dict[str, float]:
     return {mode: plan.predicted_makespan_s for mode, plan in plans.items()}
 
 
-def _may_be_balanced(context: PlanContext, rest: Sequence[Workload]) -> bool:
+def _may_be_balanced(request: PlanRequest, rest: Sequence[Workload]) -> bool:
     """Return true if there are GPUs of several types, and all members were measured on each."""
-    types = {node.gpu_type or "" for node in context.scenario.cluster.nodes}
+    types = {node.gpu_type or "" for node in request.scenario.cluster.nodes}
     return len(types) > 1 and all(types <= set(member.rates_by_type) for member in rest)
 
 
 def _balanced(
-    context: PlanContext, rounds: Iterable[Round], members: Iterable[Workload]
+    request: PlanRequest, rounds: Iterable[Round], members: Iterable[Workload]
 ) -> tuple[Round, ...]:
     """Return rounds with batches for members that have GPUs of several types."""
-    gpu_types = {node.name: node.gpu_type or "" for node in context.scenario.cluster.nodes}
+    gpu_types = {node.name: node.gpu_type or "" for node in request.scenario.cluster.nodes}
     if len(set(gpu_types.values())) < 2:
         return tuple(rounds)
     # Imported here since batches differ only between types of GPU.
     from hetctl.methods.balance.cpu_manager import first_batches
 
     by_name = {member.name: member for member in members}
-    chunk_of = {member.name: member.chunk for member in context.ensemble.members}
+    chunk_of = {member.name: member.chunk for member in request.ensemble.members}
 
     def with_batches(given: Allocation) -> Allocation:
         workload, chunk = by_name[given.member], chunk_of[given.member](given.gpus)
@@ -108,13 +108,13 @@ def _balanced(
 
 
 def assembled(
-    context: PlanContext, phases: Sequence[PhaseDraft], choices: tuple[ModeChoice, ...], lower_bound_s: float
+    request: PlanRequest, phases: Sequence[PhaseDraft], choices: tuple[ModeChoice, ...], lower_bound_s: float
 ) -> Plan:
     """Return the plan in which each phase begins at the end of the previous one."""
     starts_s = [0.0]
     for phase in phases:
-        starts_s.append(starts_s[-1] + phase.run.seconds + context.scenario.timing.job_overhead_s)
-    makespan_s = starts_s[-1] - context.scenario.timing.job_overhead_s if phases else 0.0
+        starts_s.append(starts_s[-1] + phase.run.seconds + request.scenario.timing.job_overhead_s)
+    makespan_s = starts_s[-1] - request.scenario.timing.job_overhead_s if phases else 0.0
     begun = list(zip(phases, starts_s, strict=False))
     rounds = [
         replace(planned, start_s=planned.start_s + start_s)
@@ -123,16 +123,16 @@ def assembled(
     ]
     last = next((phase.plan for phase in phases if phase.plan), None)
     return Plan(
-        planner=last.planner if last else context.planner,
-        objective=context.options.objective,
-        gpus=context.gpus,
-        gpus_per_node=context.scenario.cluster.gpus_per_node,
+        planner=last.planner if last else request.planner,
+        objective=request.planner_options.objective,
+        gpus=request.gpus,
+        gpus_per_node=request.scenario.cluster.gpus_per_node,
         predicted_makespan_s=makespan_s,
         lower_bound_s=lower_bound_s,
         ratio=makespan_s / lower_bound_s if lower_bound_s else 1.0,
         rounds=tuple(replace(planned, index=index) for index, planned in enumerate(rounds)),
-        members=_forecasts(context.ensemble, begun),
-        options=asdict(context.options),
+        members=_forecasts(request.ensemble, begun),
+        options=asdict(request.planner_options),
         reason=last.reason if last else "",
         choices=choices,
         phases=tuple(

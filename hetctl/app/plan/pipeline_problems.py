@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hetctl.app.pipeline.members import PipelineMember, layers_of
-from hetctl.app.plan.planning import PlanRequest
+from hetctl.app.plan.plan_request import PlanRequest
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import PIPELINE, Allocation, Plan

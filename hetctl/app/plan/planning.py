@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from hetctl import __version__
 from hetctl.app.plan.member_rules import (
     refuse_hops_by_launch,
     refuse_lockstep_of_codes,
@@ -21,7 +15,7 @@ from hetctl.app.plan.member_rules import (
     refuse_wide_members,
     refuse_without_hops,
 )
-from hetctl.app.plan.plan_context import PlanContext
+from hetctl.app.plan.plan_request import AUTO, PlanRequest, data_parallel_plan
 from hetctl.app.profile.known import (
     beyond_measured,
     current_layers,
@@ -31,117 +25,37 @@ from hetctl.app.profile.known import (
 )
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
-from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.errors import BadInputError
-from hetctl.model.job import JobSize
-from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan
-from hetctl.model.profile import LayerPoint, MemberProfile
+from hetctl.model.plan import HOPPER, PIPELINE, Plan
+from hetctl.model.profile import LayerPoint
 from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.registry import load_entry
-from hetctl.model.run import CACHED, LOCKSTEP
-from hetctl.model.serialization import encode
-from hetctl.model.site import MEMBERS, Cluster, Site
-from hetctl.model.training_progress import Progress
-from hetctl.model.training_settings import OFF
-from hetctl.model.workload import Workload
+from hetctl.model.site import Site
 from hetctl.perf.workloads import active_workloads
-from hetctl.scheduling.planners import planner_named
-from hetctl.scheduling.planners.base import Options, Planner, options_from
-from hetctl.scheduling.simulate.forecast import forecast
-from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
-from hetctl.scheduling.simulate.simulate_run import PlannerChoice, choose
 
-AUTO = "auto"
-"""Name for the planner with the best simulation, or for the mode that suits a member."""
 PLANS_BY_MODE = {
     AUTO: "hetctl.app.plan.multi_mode_plan:plan_modes",
     HOPPER: "hetctl.app.plan.hop_phases:plan_hopper",
     PIPELINE: "hetctl.app.plan.pipeline_phases:plan_pipelined",
 }
 """Functions that plan in other modes than data-parallel, as ``module:function``: they import the methods."""
-ROUND_OVERHEAD_S = 0.5
-"""Seconds from the end of one round to the launch of the next, in the same job."""
-JOB_OVERHEAD_S = 3.0
-"""Seconds from the end of one job to the start of the next, without waiting in the queue."""
 
 
-@dataclass(frozen=True)
-class PlanRequest:
-    """Input of planning.
-
-    Parameters
-    ----------
-    planner : str
-        Name of a planner, or ``auto``.
-    options : mapping
-        Options of the planner, as in `planners.base.Options`.
-    explain : bool
-        True to add to each round the reasons for its allocations and for waiting.
-    sharing : str
-        Sharing of data, as in `RunSpec`.
-    mode : str
-        ``data-parallel``, ``hopper`` or ``pipeline`` for all members, or ``auto`` for the mode that suits
-        each.
-    layers : mapping
-        Measured layers of members that name no layer profile, one measurement for each type of GPU.
-    predict_rates : bool
-        True to predict the rates of members whose shape was not measured.
-    """
-
-    ensemble: Ensemble
-    site: Site
-    size: JobSize
-    planner: str = USUAL_PLANNER
-    options: Mapping[str, Any] = field(default_factory=dict)
-    explain: bool = False
-    sharing: str = CACHED
-    mode: str = DATA_PARALLEL
-    layers: Mapping[str, Sequence[LayerPoint]] = field(default_factory=dict)
-    predict_rates: bool = False
-
-    def __post_init__(self) -> None:
-        """Raise BadInputError on an unknown planner or wrong option before any file is opened."""
-        check_planner(self.planner, self.options)
-
-
-@dataclass(frozen=True)
-class PlanInputs:
-    """All that a plan is made from.
-
-    Parameters
-    ----------
-    profiles : tuple of MemberProfile
-        Profiles of the members in the catalog, and those that are predicted.
-    request : PlanRequest
-        The request, with the measured layers and links in the catalog where the files give none.
-    """
-
-    profiles: tuple[MemberProfile, ...]
-    request: PlanRequest
-
-    @property
-    def digest(self) -> str:
-        """Digest of them, this version of hetctl included."""
-        # Explanations do not change a plan; another version of hetctl may.
-        inputs = [__version__, encode(replace(self.request, explain=False)), encode(self.profiles)]
-        return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
-
-
-def plan_inputs(catalog: Catalog, request: PlanRequest) -> PlanInputs:
-    """Return the inputs of a plan in a catalog.
+def with_profiles(catalog: Catalog, request: PlanRequest) -> PlanRequest:
+    """Add the profiles in a catalog, and the measured layers and links where the files give none.
 
     Where pipelines are an option, a member that has layers but no profile is one that fits no GPU: it is
     planned by its layers.
     """
-    found = member_profiles(catalog, request.ensemble, request.site, predict=request.predict_rates)
+    known = member_profiles(catalog, request.ensemble, request.site, predict=request.predict_rates)
+    found = {profile.member: profile for profile in known}
     if request.mode not in (AUTO, PIPELINE):
-        return PlanInputs(found, request)
+        return replace(request, profiles=found)
     measured = with_measurements(catalog, request)
     by_layers = {member.name for member in request.ensemble.members if member.layers is not None}
     by_layers.update(measured.layers)
-    profiles = tuple(p for p in found if not p.predicted_from or p.member not in by_layers)
-    return PlanInputs(profiles, measured)
+    profiles = {name: p for name, p in found.items() if not p.predicted_from or name not in by_layers}
+    return replace(measured, profiles=profiles)
 
 
 def with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
@@ -163,38 +77,38 @@ def plan_and_save(project: Project, request: PlanRequest) -> Plan:
     first = None
     if request.mode in (AUTO, PIPELINE) and not project.home.catalog.exists():
         # Planned before the catalog is created: an infeasible plan leaves no catalog behind.
-        first = make_plan(PlanInputs((), request))
+        first = make_plan(request)
     with project.writing(create=first is not None) as catalog:
-        plan = first or make_plan(plan_inputs(catalog, request))
+        plan = first or make_plan(with_profiles(catalog, request))
         catalog.save_ensemble(request.ensemble)
         catalog.save_site(request.site)
         catalog.save_plan(request.ensemble.name, request.site.name, plan, time.time())
     return plan
 
 
-def make_plan(inputs: PlanInputs) -> Plan:
-    """Make a plan, with the digest of its inputs; errors are those of `plan_from`."""
-    plan = plan_from({profile.member: profile for profile in inputs.profiles}, inputs.request)
-    return replace(plan, inputs=inputs.digest)
+def make_plan(request: PlanRequest) -> Plan:
+    """Make a plan, with the digest of its input; errors are those of `plan_from`."""
+    return replace(plan_from(request), inputs=request.digest)
 
 
-def saved_or_new_plan(catalog: Catalog, inputs: PlanInputs) -> Plan:
-    """Return the last saved plan if it was made from the same inputs, or else a new one.
+def saved_or_new_plan(catalog: Catalog, request: PlanRequest) -> Plan:
+    """Return the last saved plan if it was made from the same input, or else a new one.
 
     The plan that was shown is submitted, even if the planner searches for a given time.
     """
-    saved = catalog.latest_plan(inputs.request.ensemble.name, inputs.request.site.name)
-    return saved if saved and saved.inputs == inputs.digest else make_plan(inputs)
+    saved = catalog.latest_plan(request.ensemble.name, request.site.name)
+    return saved if saved and saved.inputs == request.digest else make_plan(request)
 
 
 def warnings_about(project: Project, request: PlanRequest) -> list[str]:
     """Return warnings about the profiles that a plan is made from."""
     with project.reading() as catalog:
-        inputs = plan_inputs(catalog, request)
+        request = with_profiles(catalog, request)
         saved = catalog.latest_plan(request.ensemble.name, request.site.name)
-    predicted = predictions_in(inputs.profiles)
-    if saved and saved.inputs == inputs.digest:
-        predicted += beyond_measured(saved, inputs.profiles)
+    profiles = tuple(request.profiles.values())
+    predicted = predictions_in(profiles)
+    if saved and saved.inputs == request.digest:
+        predicted += beyond_measured(saved, profiles)
     return [*warnings_of(project, request.ensemble, request.site), *predicted]
 
 
@@ -210,11 +124,7 @@ def _by_shape(ensemble: Ensemble, points: Sequence[LayerPoint], site: Site) -> d
     return {name: own for name, own in found.items() if own}
 
 
-def plan_from(
-    profiles: Mapping[str, MemberProfile],
-    request: PlanRequest,
-    progress: Mapping[str, Progress] | None = None,
-) -> Plan:
+def plan_from(request: PlanRequest) -> Plan:
     """Make a plan from members' profiles.
 
     Raises
@@ -225,92 +135,21 @@ def plan_from(
     InfeasibleError
         If the site, the wall-clock limit or a member's `min_gpus` permit no plan.
     """
-    site, size = request.site, request.size
-    refuse_modes_of_commands(request.ensemble, request.mode, request.sharing)
-    refuse_sharing_of_searches(request.ensemble, request.sharing)
-    refuse_lockstep_of_codes(request.ensemble, request.sharing)
-    options = options_from(request.options)
-    refuse_modes_of_sharded(request.ensemble, request.mode, options.balance)
+    ensemble, site, options = request.ensemble, request.site, request.planner_options
+    refuse_modes_of_commands(ensemble, request.mode, request.sharing)
+    refuse_sharing_of_searches(ensemble, request.sharing)
+    refuse_lockstep_of_codes(ensemble, request.sharing)
+    refuse_modes_of_sharded(ensemble, request.mode, options.balance)
     if request.mode == HOPPER:
-        refuse_without_hops(request.ensemble, site, request.sharing)
-    cluster = Cluster.at(site, size.gpus)
-    refuse_wide_members(request.ensemble.members, cluster, mix_types=options.mix_types)
-    timing = JobTiming(size.wall_s, size.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
-    scenario = Scenario(cluster, timing, lockstep=request.sharing == LOCKSTEP)
-    data_parallel = partial(_data_parallel, request, scenario)
-    context = PlanContext(request.ensemble, site, profiles, scenario, options, request.planner, data_parallel)
+        refuse_without_hops(ensemble, site, request.sharing)
+    refuse_wide_members(ensemble.members, request.scenario.cluster, mix_types=options.mix_types)
     if request.mode in PLANS_BY_MODE:
-        context = replace(context, layers=request.layers, progress=progress or {})
-        plan: Plan = load_entry(PLANS_BY_MODE[request.mode])(context)
+        plan: Plan = load_entry(PLANS_BY_MODE[request.mode])(request)
         if any(phase.mode == HOPPER for phase in plan.phases):
             refuse_hops_by_launch(site)
         return plan
     members = active_workloads(
-        request.ensemble,
-        profiles,
-        progress or {},
-        size.gpus,
-        in_lockstep=scenario.lockstep,
+        *(ensemble, request.profiles, request.progress, request.size.gpus),
+        in_lockstep=request.scenario.lockstep,
     )
-    return data_parallel(members, options)
-
-
-def _data_parallel(
-    request: PlanRequest, scenario: Scenario, members: Sequence[Workload], options: Options
-) -> Plan:
-    choice = chosen(request.planner, [Arrival(member) for member in members], scenario, options)
-    refuse_lockstep(choice.planner, scenario)
-    _refuse_unknown_nodes(request)
-    plan = forecast(choice.planner, members, scenario, options, explain=request.explain)
-    gains = {} if options.balance == OFF else _balance_gains(plan, members, scenario.cluster)
-    return replace(plan, reason=choice.reason, balance_gains=gains)
-
-
-def refuse_lockstep(planner: Planner, scenario: Scenario) -> None:
-    """Raise BadInputError if members are to train in lockstep, and the planner forms no flotillas."""
-    if scenario.lockstep and not planner.shares:
-        raise BadInputError(
-            f"planner {planner.name} forms no flotillas, which lockstep needs",
-            "choose --planner flotilla or flotilla-local, or --sharing cached",
-        )
-
-
-def _balance_gains(plan: Plan, members: Sequence[Workload], cluster: Cluster) -> dict[str, float]:
-    """Return what balanced batches gain each member on the first several types of GPU that it has at once."""
-    types = {node.name: node.gpu_type or "" for node in cluster.nodes}
-    workloads = {member.name: member for member in members}
-    gains: dict[str, float] = {}
-    for given in (allocation for planned in plan.rounds for allocation in planned.allocations):
-        gpus = Counter[str]()
-        for part in given.placement:
-            gpus[types[part.node]] += len(part.gpus)
-        workload, count = workloads[given.member], given.gpus
-        # A type on which the member was not measured counts as one that was, and would hide the gain.
-        if len(gpus) > 1 and gpus.keys() <= workload.rates_by_type.keys() and given.member not in gains:
-            equal = workload.on_slowest(gpus).rates[count]
-            gains[given.member] = workload.on_balanced(gpus).rates[count] / equal
-    return gains
-
-
-def _refuse_unknown_nodes(request: PlanRequest) -> None:
-    """Refuse lockstep, in which members of a node share a stream, if the launcher chooses members' nodes."""
-    site = request.site
-    chosen_by_launcher = site.launch == MEMBERS and LAUNCHERS[site.launcher].chooses_nodes
-    if request.sharing == LOCKSTEP and chosen_by_launcher and request.size.gpus > site.gpus_per_node:
-        raise BadInputError(
-            f"with launch: members, {site.launcher} chooses the nodes of each member, and members in lockstep"
-            " must know which members share their node",
-            "choose --launch nodes, or --sharing cached",
-        )
-
-
-def check_planner(name: str, options: Mapping[str, Any]) -> None:
-    """Raise BadInputError if there is no such planner, or an option is wrong."""
-    if name != AUTO:
-        planner_named(name)
-    options_from(options)
-
-
-def chosen(name: str, arrivals: Sequence[Arrival], scenario: Scenario, options: Options) -> PlannerChoice:
-    """Return the planner of that name, or for ``auto`` the best one in simulations."""
-    return choose(arrivals, scenario, options) if name == AUTO else PlannerChoice(planner_named(name))
+    return data_parallel_plan(request, members, options)

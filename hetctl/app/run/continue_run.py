@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.plan.member_rules import refuse_without_hops
-from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from, with_measurements
+from hetctl.app.plan.plan_request import AUTO, PlanRequest
+from hetctl.app.plan.planning import plan_from, with_measurements
 from hetctl.app.project import Project
 from hetctl.app.run.changes import (
     KEPT,
@@ -156,11 +157,12 @@ def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec) -> Plan:
         *(spec.ensemble, spec.site, size, spec.planner, spec.options),
         sharing=spec.sharing,
         mode=_mode_of(spec),
+        profiles={profile.member: profile for profile in spec.profiles},
+        progress=state_in(project.home.run(spec.run), spec).progress,
     )
     if request.mode in (AUTO, PIPELINE):
         request = with_measurements(catalog, request)
-    progress = state_in(project.home.run(spec.run), spec).progress
-    return plan_from({profile.member: profile for profile in spec.profiles}, request, progress)
+    return plan_from(request)
 
 
 def is_done(folder: RunFolder, spec: RunSpec) -> bool:

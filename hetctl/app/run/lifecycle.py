@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from hetctl.app.plan.plan_request import PlanRequest
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
 from hetctl.app.run.continue_run import RequestedOptions, continued, is_done
@@ -22,8 +23,8 @@ from hetctl.app.run.job_states import (
 from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.replay import keep_replay
 from hetctl.app.run.select_run import record_of, require_folder, unfinished
-from hetctl.app.run.spec import PlannedRun, SubmitRequest, planned_run
-from hetctl.app.run.submission import Submission, adopt, in_submission, next_job_of, rendered, submit_last
+from hetctl.app.run.spec import planned_run
+from hetctl.app.run.submission import NextJob, adopt, in_submission, next_job_of, rendered, submit_last
 from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.model.ensemble import Ensemble
@@ -59,25 +60,15 @@ class RunTransition:
     changed: tuple[Change, ...] = ()
 
 
-@dataclass(frozen=True)
-class NextJob:
-    """The job after the present ones of a run, as it is to be submitted.
+def submit(
+    project: Project, request: PlanRequest, requested: RequestedOptions, *, new: bool = False
+) -> RunTransition:
+    """Start a run.
 
     Parameters
     ----------
-    spec : RunSpec
-        Specification of the run from then on.
-    jobs : tuple of Job
-        The jobs of the run, this one included.
-    """
-
-    spec: RunSpec
-    jobs: tuple[Job, ...]
-    submission: Submission
-
-
-def submit(project: Project, request: SubmitRequest) -> RunTransition:
-    """Start a run.
+    new : bool
+        True to start a new run even if there is an unfinished one of the ensemble.
 
     Raises
     ------
@@ -87,7 +78,7 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
         If the batch system cannot be reached or refuses; the run is then not begun.
     """
     with project.writing() as catalog:
-        earlier = None if request.new else unfinished(catalog, request.plan.ensemble.name)
+        earlier = None if new else unfinished(catalog, request.ensemble.name)
         # An interrupted submission is finished before another one begins, or two jobs would train the run.
         if earlier and (submitted := _finish_submission(project, catalog, earlier)):
             return submitted
@@ -97,7 +88,8 @@ def submit(project: Project, request: SubmitRequest) -> RunTransition:
                 "follow it with `hetctl status --watch`, or start another with `hetctl submit --new`",
             )
         # Rendered before anything is stored: what cannot be rendered leaves no run behind.
-        return _begin(project, catalog, planned_run(project, catalog, request), request.replay)
+        first = planned_run(project, catalog, request, requested)
+        return _begin(project, catalog, first, requested.replay)
 
 
 def continue_run(
@@ -260,8 +252,9 @@ def _save(project: Project, catalog: Catalog, spec: RunSpec) -> None:
     catalog.save_spec(spec)
 
 
-def _begin(project: Project, catalog: Catalog, new: PlannedRun, replay: Path | None) -> RunTransition:
+def _begin(project: Project, catalog: Catalog, new: NextJob, replay: Path | None) -> RunTransition:
     spec, plan = new.spec, new.plan
+    assert plan is not None
     catalog.save_ensemble(spec.ensemble)
     catalog.save_site(spec.site)
     if plan != catalog.latest_plan(spec.ensemble.name, spec.site.name):
@@ -272,8 +265,8 @@ def _begin(project: Project, catalog: Catalog, new: PlannedRun, replay: Path | N
     # For the same reason: the modules may be edited until then.
     keep_modules(spec, project.home.run(spec.run))
     # The run and its job in doubt are stored together, before the batch system gets the job.
-    catalog.add_run(spec, plan, time.time(), new.job)
-    return _queued(catalog, spec, *submit_last(project, catalog, spec, [new.job], new.submission))
+    catalog.add_run(spec, plan, time.time(), new.jobs[-1])
+    return _queued(catalog, spec, *submit_last(project, catalog, spec, new.jobs, new.submission))
 
 
 def _advance(

@@ -2,82 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
 from hetctl.app.plan.member_rules import refuse_without_hops
-from hetctl.app.plan.planning import AUTO, PlanInputs, PlanRequest, plan_inputs, saved_or_new_plan
+from hetctl.app.plan.plan_request import AUTO, PlanRequest
+from hetctl.app.plan.planning import saved_or_new_plan, with_profiles
 from hetctl.app.project import Project
-from hetctl.app.run.changes import Change
 from hetctl.app.run.continue_run import RequestedOptions, continued, is_done, plan_of_rest
 from hetctl.app.run.job_states import ended_by_files, job_events
 from hetctl.app.run.replay import check_replay
 from hetctl.app.run.select_run import record_of, require_folder
-from hetctl.app.run.submission import Submission, new_job, next_job_of, rendered
+from hetctl.app.run.submission import NextJob, Submission, new_job, next_job_of, rendered
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
-from hetctl.model.job import Job, JobState
+from hetctl.model.job import JobState
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan
-from hetctl.model.run import CACHED, NONE, Budget, RunSpec
+from hetctl.model.run import CACHED, NONE, RunSpec
 from hetctl.model.run_states import moved
 from hetctl.storage.kept_modules import modules_of
 
 
-@dataclass(frozen=True)
-class SubmitRequest:
-    """A plan to be run, with the limits of the run.
-
-    Parameters
-    ----------
-    new : bool
-        True to start a new run even if there is an unfinished one of the ensemble.
-    chain : bool
-        True to queue each next job behind the running one.
-    given : mapping
-        Options as in `RunSpec`.
-    replay : Path or None
-        Trace of the visits to be repeated.
-    """
-
-    plan: PlanRequest
-    budget: Budget = field(default_factory=Budget)
-    retries: int = 2
-    new: bool = False
-    chain: bool = False
-    given: Mapping[str, str] = field(default_factory=dict)
-    replay: Path | None = None
-
-
-@dataclass(frozen=True)
-class PlannedRun:
-    """New run with its plan, and its first job as it is to be submitted."""
-
-    spec: RunSpec
-    plan: Plan
-    job: Job
-    submission: Submission
-
-
-@dataclass(frozen=True)
-class Preview:
-    """Next job of an unfinished run.
-
-    Parameters
-    ----------
-    changed : tuple of Change
-        Changes that the run would have.
-    behind : str
-        Job that must be over first, as far as known; empty if all are over.
-    """
-
-    submission: Submission
-    changed: tuple[Change, ...]
-    behind: str
-
-
-def planned_run(project: Project, catalog: Catalog, request: SubmitRequest) -> PlannedRun:
+def planned_run(
+    project: Project, catalog: Catalog, request: PlanRequest, requested: RequestedOptions
+) -> NextJob:
     """Plan a new run and render its first job; nothing is written or queried.
 
     Raises
@@ -85,20 +33,22 @@ def planned_run(project: Project, catalog: Catalog, request: SubmitRequest) -> P
     InfeasibleError
         If the first round does not fit the nodes as planned.
     """
-    inputs = plan_inputs(catalog, request.plan)
-    plan = saved_or_new_plan(catalog, inputs)
-    spec = as_planned(new_spec(project, catalog, request, inputs), plan, inputs.request)
+    measured = with_profiles(catalog, request)
+    plan = saved_or_new_plan(catalog, measured)
+    # A run keeps its site as the file has it, without links that were measured.
+    spec = new_spec(project, catalog, replace(request, profiles=measured.profiles), requested)
+    spec = as_planned(spec, plan, measured)
     job = new_job(spec, catalog.identity, 0)
-    return PlannedRun(spec, plan, job, rendered(project, spec, [job], plan))
+    return NextJob(spec, (job,), rendered(project, spec, [job], plan), plan)
 
 
-def preview(project: Project, request: SubmitRequest) -> Submission:
+def preview(project: Project, request: PlanRequest, requested: RequestedOptions) -> Submission:
     """Render the first job of a new run; nothing is written or queried."""
     with project.reading() as catalog:
-        return planned_run(project, catalog, request).submission
+        return planned_run(project, catalog, request, requested).submission
 
 
-def preview_next(project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions) -> Preview:
+def preview_next(project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions) -> NextJob:
     """Render the next job of an unfinished run; nothing is written or queried.
 
     Raises
@@ -124,12 +74,13 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, requested: Requ
         # The phase in which a run of several phases will be then is known only to its jobs.
         plan = plan_of_rest(project, catalog, spec) if len(spec.phases) == 1 else None
     earlier = [moved(job, JobState.FINISHED) if job in alive else job for job in jobs]
-    return Preview(rendered(project, spec, [*earlier[: next_job.number], next_job], plan), changed, behind)
+    shown = (*earlier[: next_job.number], next_job)
+    return NextJob(spec, shown, rendered(project, spec, shown, plan), plan, changed, behind)
 
 
 def render(project: Project, run: str, request: PlanRequest) -> Submission:
     """Render the first job of a run of that name; its first round is known if all members have profiles."""
-    spec = _spec(project, run, SubmitRequest(request))
+    spec = _spec(project, run, request, RequestedOptions())
     return rendered(project, spec, [new_job(spec, "", 0)], _plan_if_profiled(project, request))
 
 
@@ -137,14 +88,15 @@ def _plan_if_profiled(project: Project, request: PlanRequest) -> Plan | None:
     if not project.home.catalog.exists():
         return None
     with project.reading() as catalog:
-        inputs = plan_inputs(catalog, request)
-        profiled = {profile.member for profile in inputs.profiles}
-        if not profiled.issuperset(member.name for member in request.ensemble.members):
+        request = with_profiles(catalog, request)
+        if not request.profiles.keys() >= {member.name for member in request.ensemble.members}:
             return None
-        return saved_or_new_plan(catalog, inputs)
+        return saved_or_new_plan(catalog, request)
 
 
-def new_spec(project: Project, catalog: Catalog, request: SubmitRequest, inputs: PlanInputs) -> RunSpec:
+def new_spec(
+    project: Project, catalog: Catalog, request: PlanRequest, requested: RequestedOptions
+) -> RunSpec:
     """Return the specification of a new run, under an unused name.
 
     Raises
@@ -152,20 +104,19 @@ def new_spec(project: Project, catalog: Catalog, request: SubmitRequest, inputs:
     BadInputError
         If the trace to be replayed is wrong, or the modules cannot be copied.
     """
-    ensemble = request.plan.ensemble
-    if request.replay:
-        check_replay(request.replay, ensemble, request.plan.mode)
+    ensemble = request.ensemble
+    if requested.replay:
+        check_replay(requested.replay, ensemble, request.mode)
     # A crash may have left a folder without an entry; and no run may find the checkpoints of another.
     folders = (*project.home.runs.glob("*"), *project.home.checkpoints.glob("*"))
     taken = {*catalog.run_names(), *(path.name for path in folders)}
     numbers = range(1, len(taken) + 2)
     run = next(name for n in numbers if (name := f"{ensemble.name}-{n:03d}") not in taken)
-    site = request.plan.site
     return replace(
-        _spec(project, run, request),
-        profiles=inputs.profiles,
-        preprocess=tuple(catalog.preprocess(ensemble.name, site.name)),
-        replay=str(project.home.run(run).replay.resolve()) if request.replay else "",
+        _spec(project, run, request, requested),
+        profiles=tuple(request.profiles.values()),
+        preprocess=tuple(catalog.preprocess(ensemble.name, request.site.name)),
+        replay=str(project.home.run(run).replay.resolve()) if requested.replay else "",
         modules=modules_of(ensemble),
     )
 
@@ -200,25 +151,24 @@ def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     return with_pipelines(spec, plan, request)
 
 
-def _spec(project: Project, run: str, request: SubmitRequest) -> RunSpec:
+def _spec(project: Project, run: str, request: PlanRequest, requested: RequestedOptions) -> RunSpec:
     """Return the specification by the request alone."""
-    plan = request.plan
     return RunSpec(
         run=run,
-        ensemble=plan.ensemble,
-        site=plan.site,
-        planner=plan.planner,
-        gpus=plan.size.gpus,
-        queue=plan.size.queue.name,
-        wall_s=plan.size.wall_s,
-        grace_s=plan.size.grace_s,
+        ensemble=request.ensemble,
+        site=request.site,
+        planner=request.planner,
+        gpus=request.size.gpus,
+        queue=request.size.queue.name,
+        wall_s=request.size.wall_s,
+        grace_s=request.size.grace_s,
         profiles=(),
         checkpoints=str(project.home.checkpoints),
-        options=plan.options,
-        retries=request.retries,
-        chain=request.chain,
-        budget=request.budget,
-        sharing=plan.sharing,
-        mode=plan.mode,
-        given=request.given,
+        options=request.options,
+        budget=requested.budget,
+        sharing=request.sharing,
+        mode=request.mode,
+        given=requested.given,
+        retries=RunSpec.retries if requested.retries is None else requested.retries,
+        chain=bool(requested.chain),
     )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
+from hetctl.app.run.changes import Change
 from hetctl.app.run.next_state import excluded_nodes
 from hetctl.app.run.select_run import record_of
 from hetctl.catalog.catalog import Catalog
@@ -56,6 +57,32 @@ class Submission:
     script: str
     steps: tuple[LaunchSpec, ...]
     packing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NextJob:
+    """The next job of a run, or the first one of a new run, as it is to be submitted.
+
+    Parameters
+    ----------
+    spec : RunSpec
+        Specification of the run from then on.
+    jobs : tuple of Job
+        The jobs of the run, this one included.
+    plan : Plan or None
+        Plan of its rounds; None if that is unknown.
+    changed : tuple of Change
+        Changes that the run would have.
+    behind : str
+        Job that must be over first, as far as known; empty if all are over.
+    """
+
+    spec: RunSpec
+    jobs: tuple[Job, ...]
+    submission: Submission
+    plan: Plan | None = None
+    changed: tuple[Change, ...] = ()
+    behind: str = ""
 
 
 def new_job(spec: RunSpec, identity: str, number: int) -> Job:
