@@ -377,7 +377,7 @@ def _alone(profile: LayerProfile, nodes: Sequence[str], in_flight: int) -> str:
     except InfeasibleError:
         return "-"
     worker = virtual_worker(profile, gpus, costs, cuts, in_flight)
-    planned = PipelinePlan("np", (worker,), worker.bottleneck_s, worker.bottleneck_s, 1 / worker.period_s)
+    planned = PipelinePlan("np", (worker,), worker.bottleneck_s, worker.bottleneck_s, 1 / worker.bottleneck_s)
     return f"{BATCH * simulate_plan(planned, profile, gpus, Waves(COUNT, LOCAL), COUNT).throughput:.0f}"
 
 

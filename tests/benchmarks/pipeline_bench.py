@@ -1,7 +1,7 @@
 """Partitions and virtual workers of pipelines: exact, in time, and no slower than the paper's.
 
 Networks are PipeDream's profiles where HETCTL_DATA has them, and made-up ones; GPU types differ by
-those of `hetpipe_networks`, as are links and memory.
+those of `hetpipe_networks`, as are links and memory. Waves are sent to servers near by (`local`), with D = 0.
 
     python tests/benchmarks/pipeline_bench.py
 """

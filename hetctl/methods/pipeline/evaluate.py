@@ -10,21 +10,15 @@ from hetctl.methods.pipeline.gpu_cluster import Group, PipelineCluster
 from hetctl.methods.pipeline.grouping import Grouping
 from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut, Partitioner
-from hetctl.methods.pipeline.pipeline_flow import Passes
 from hetctl.methods.pipeline.stage_costs import StageCosts
 from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
 from hetctl.methods.pipeline.sync_cost import Waves, traffic_of
 from hetctl.methods.pipeline.throughput import (
-    SAME,
     Synced,
     WaveSync,
-    bottleneck_s,
     common_period_s,
     least_period_s,
-    min_depth,
-    period_s,
     sufficient_depth,
-    wave_time_s,
 )
 from hetctl.model.pipelines import Stage
 
@@ -38,17 +32,11 @@ DEPTH_PRECISION = 8
 
 @dataclass(frozen=True)
 class Evaluated:
-    """A grouping of GPUs with its virtual workers.
-
-    Parameters
-    ----------
-    wave_sync : WaveSync or None
-        Synchronisation between virtual workers; None if waves are assumed to take no time.
-    """
+    """A grouping of GPUs with its virtual workers."""
 
     grouping: Grouping
     virtual_workers: tuple[VirtualWorker, ...]
-    wave_sync: WaveSync | None = None
+    wave_sync: WaveSync
 
     @property
     def in_flight(self) -> int:
@@ -61,16 +49,9 @@ class Evaluated:
         return max(worker.bottleneck_s for worker in self.virtual_workers)
 
     @cached_property
-    def passes(self) -> tuple[Passes, ...]:
-        """Distinct passes of the virtual workers."""
-        return tuple(dict.fromkeys(worker.passes for worker in self.virtual_workers))
-
-    @cached_property
     def period_s(self) -> float:
         """Seconds between the minibatches of the slowest virtual worker."""
-        if self.wave_sync is None:
-            return max(period_s(passes, self.in_flight) for passes in self.passes)
-        return common_period_s(self._synced(self.wave_sync), self.in_flight, self.wave_sync.distance)
+        return common_period_s(self._synced(), self.in_flight, self.wave_sync.distance)
 
     @property
     def throughput(self) -> float:
@@ -80,17 +61,12 @@ class Evaluated:
     @cached_property
     def ceiling(self) -> float:
         """Upper bound of the throughput, faster to compute than the throughput itself."""
-        if self.wave_sync is None:
-            least_s = max(
-                max(bottleneck_s(passes), wave_time_s(passes) / self.in_flight) for passes in self.passes
-            )
-        else:
-            least_s = least_period_s(self._synced(self.wave_sync), self.in_flight, self.wave_sync.distance)
+        least_s = least_period_s(self._synced(), self.in_flight, self.wave_sync.distance)
         return len(self.virtual_workers) / least_s
 
-    def _synced(self, wave_sync: WaveSync) -> tuple[Synced, ...]:
+    def _synced(self) -> tuple[Synced, ...]:
         passes = (worker.passes for worker in self.virtual_workers)
-        return tuple(zip(passes, wave_sync.traffic, strict=True))
+        return tuple(zip(passes, self.wave_sync.traffic, strict=True))
 
 
 class GroupingEvaluator:
@@ -103,7 +79,7 @@ class GroupingEvaluator:
     """
 
     def __init__(
-        self, layers: LayerProfile, cluster: PipelineCluster, waves: Waves | None, *, recompute: bool = True
+        self, layers: LayerProfile, cluster: PipelineCluster, waves: Waves, *, recompute: bool = True
     ) -> None:
         self._layers, self._cluster, self._waves = layers, cluster, waves
         self._costs = StageCosts(layers, cluster, recompute=recompute)
@@ -132,20 +108,12 @@ class GroupingEvaluator:
     def with_best_depth(self, evaluated: Evaluated) -> Evaluated:
         """Return the same partitions with the fewest minibatches in flight that keep the throughput.
 
-        With waves they may be more, within memory: then waves are longer, and fewer of them are sent.
+        They may be more, within memory: then waves are longer, and fewer of them are sent. The number is
+        bisected, although with first come, first served, fewer may be faster than more.
         """
-        if self._waves is not None:
-            return self._best_depth_with_waves(evaluated)
-        needed = max(min_depth(passes, evaluated.period_s) for passes in evaluated.passes)
-        leaner = self._with(evaluated, min(needed, evaluated.in_flight))
-        # First come, first served has anomalies: the cyclic schedule's number may be slower there.
-        return leaner if leaner.throughput >= evaluated.throughput * (1 - SAME) else evaluated
-
-    def _best_depth_with_waves(self, evaluated: Evaluated) -> Evaluated:
-        """Bisect the number in flight; with first come, first served, fewer may be faster than more."""
         deepest = self._deepest(evaluated)
-        wave_sync = evaluated.wave_sync or WaveSync(())
-        needed = max(sufficient_depth(passes, wave_sync) for passes in evaluated.passes)
+        distinct = {worker.passes for worker in evaluated.virtual_workers}
+        needed = max(sufficient_depth(passes, evaluated.wave_sync) for passes in distinct)
         top = self._with(evaluated, min(deepest, max(evaluated.in_flight, needed)))
         if top.throughput < NEAR * len(top.grouping) / top.bottleneck_s:
             top = max(top, self._with(evaluated, deepest), key=lambda one: one.throughput)
@@ -185,8 +153,6 @@ class GroupingEvaluator:
 
     def _of_cuts(self, grouping: Grouping, cuts: Sequence[Sequence[Cut]], in_flight: int) -> Evaluated:
         workers = self._workers(cuts, in_flight)
-        if self._waves is None:
-            return Evaluated(grouping, workers)
         traffic = traffic_of(workers, self._layers, self._cluster, self._waves.ps_placement)
         return Evaluated(grouping, workers, WaveSync(traffic, self._waves.distance))
 

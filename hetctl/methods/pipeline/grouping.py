@@ -244,18 +244,17 @@ def improved(
     grouping: Grouping,
     bottleneck_s: Bottleneck,
     is_late: Callable[[], bool],
-    rate: Rate | None = None,
+    rate: Rate,
 ) -> Grouping:
     """Return a grouping that is no slower: a local optimum, unless the time is over earlier.
 
-    A step changes the slowest virtual worker: it exchanges a GPU with another one or takes one over, is
-    split in two, merged with another one or given up. Each step raises the rate.
+    A step changes a virtual worker, the slowest one first: it exchanges a GPU with another one or takes one
+    over, is split in two, merged with another one or given up. Each step raises the rate.
 
     Parameters
     ----------
-    rate : callable, optional
-        Rate of a grouping, if it depends on more than the slowest virtual worker; steps then change the
-        others, too. By default the number of virtual workers divided by the slowest bottleneck.
+    rate : callable
+        Rate of a grouping, which depends on more than the slowest virtual worker.
     """
     search = _LocalSearch(cluster, bottleneck_s, rate)
     best, best_rate = grouping, search.rate(grouping)
@@ -272,24 +271,22 @@ def improved(
 
 
 class _LocalSearch:
-    def __init__(self, cluster: PipelineCluster, bottleneck_s: Bottleneck, rate: Rate | None) -> None:
+    def __init__(self, cluster: PipelineCluster, bottleneck_s: Bottleneck, rate: Rate) -> None:
         self._cluster, self._bottleneck_s, self._rate = cluster, bottleneck_s, rate
 
     def rate(self, grouping: Grouping) -> float:
         slowest_s = max(map(self._seconds, grouping), default=math.inf)
-        if self._rate is None or slowest_s == math.inf:
-            return len(grouping) / slowest_s
-        return self._rate(grouping)
+        return self._rate(grouping) if slowest_s < math.inf else 0.0
 
     def _seconds(self, group: Group) -> float:
         return self._bottleneck_s(group) if _sets(self._cluster, group) <= MOST_SUBSETS else math.inf
 
     def neighbours(self, grouping: Grouping) -> Iterator[Grouping]:
-        """Yield groupings with a changed slowest virtual worker, then, with `rate`, with changed others."""
+        """Yield groupings with a changed slowest virtual worker, then with changed others."""
         by_time = sorted(grouping, key=self._seconds, reverse=True)
         used = {gpu for group in grouping for gpu in group}
         idle = tuple(gpu for gpu in self._cluster.gpus if gpu not in used)
-        for at, group in enumerate(by_time if self._rate else by_time[:1]):
+        for at, group in enumerate(by_time):
             yield from self._changes(group, (*by_time[:at], *by_time[at + 1 :]), idle)
 
     def _changes(self, group: Group, others: Grouping, idle: Group) -> Iterator[Grouping]:

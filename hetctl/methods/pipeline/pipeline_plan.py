@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -106,7 +106,7 @@ def plan(
         bottleneck_s=found.bottleneck_s,
         lower_bound_s=search.lower_bound_s(found.grouping),
         throughput=found.throughput,
-        synchronisation_s=found.wave_sync.seconds if found.wave_sync else 0.0,
+        synchronisation_s=found.wave_sync.seconds,
     )
 
 
@@ -120,15 +120,15 @@ class PipelineOptions:
         Minibatches in flight in each virtual worker; None for the number with the highest throughput.
     seconds : float
         Approximate time limit of `best` for groupings of its own.
-    waves : Waves or None
-        Synchronisation of virtual workers; None if it is assumed to take no time.
+    waves : Waves
+        Synchronisation of virtual workers.
     recompute : bool
         Let stages without memory for what the backward pass needs compute the forward pass again.
     """
 
     in_flight: int | None = None
     seconds: float = 2.0
-    waves: Waves | None = None
+    waves: Waves = field(default_factory=Waves)
     recompute: bool = True
     clock: Callable[[], float] = time.monotonic
 
@@ -271,8 +271,7 @@ class Search:
                 return self._rough.evaluate(grouping, found.in_flight).ceiling
             return 0.0
 
-        with_waves = rate if self._options.waves else None
-        grouping = improved(self._cluster, found.grouping, bottleneck_s, self._is_late, with_waves)
+        grouping = improved(self._cluster, found.grouping, bottleneck_s, self._is_late, rate)
         with suppress(InfeasibleError):
             return self._on(self._rough, grouping) if grouping != found.grouping else found
         return found

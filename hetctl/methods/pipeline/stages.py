@@ -11,7 +11,7 @@ from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut
 from hetctl.methods.pipeline.pipeline_flow import Passes
 from hetctl.methods.pipeline.stage_costs import StageCosts
-from hetctl.methods.pipeline.throughput import period_s, tasks
+from hetctl.methods.pipeline.throughput import tasks
 from hetctl.model.pipelines import Stage
 
 
@@ -39,11 +39,6 @@ class VirtualWorker:
     def passes(self) -> Passes:
         """Seconds of the forward and the backward task of each stage."""
         return tasks([(stage.forward_s, stage.backward_s, stage.receive_s) for stage in self.stages])
-
-    @property
-    def period_s(self) -> float:
-        """Seconds between minibatches with `in_flight` of them in flight; at least the bottleneck."""
-        return period_s(self.passes, self.in_flight)
 
 
 def stages_of_layers(workers: Iterable[VirtualWorker]) -> Iterator[tuple[Stage, int]]:

@@ -1,9 +1,7 @@
-"""Period of a pipeline by its minibatches in flight, and the number it needs (HetPipe, section 4).
+"""Period of virtual workers by their minibatches in flight, and the number they need (HetPipe, section 4).
 
-A cyclic schedule proves that a number is sufficient: every stage runs one forward and one backward pass
-per period, each pass as early as possible. It keeps the paper's conditions 1 and 2: minibatches pass each
-stage in order. A minibatch enters the pipeline when the one N_m before it has left. The period with
-fewer minibatches is found by simulation under all three conditions.
+A minibatch enters a pipeline when the one N_m before it has left. The period is found by simulation under
+the paper's conditions 1 to 3, and is never below its limits: the slowest stage, waves, shared links.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ from functools import cached_property, lru_cache
 
 from hetctl.methods.pipeline.pipeline_flow import FlowInput, Passes, held, run_waves
 from hetctl.methods.pipeline.stage_costs import most_in_flight
-from hetctl.methods.pipeline.transfers import ALONE, Traffic, at_once_s, load_s
+from hetctl.methods.pipeline.transfers import Traffic, at_once_s, load_s
 from hetctl.methods.pipeline.wsp import Bounds
 
 Synced = tuple[Passes, Traffic]
@@ -48,44 +46,6 @@ def bottleneck_s(passes: Passes) -> float:
     return max(forward_s + backward_s for forward_s, backward_s in passes)
 
 
-def round_trip_s(passes: Passes, period_s: float) -> float:
-    """Return the seconds that a minibatch spends in the pipeline if one enters in each period.
-
-    Parameters
-    ----------
-    period_s : float
-        Period in seconds, at least the bottleneck. The round trip of k stages then takes at most 2 k - 1
-        periods.
-    """
-    starts_s = [0.0]
-    for forward_s, _ in passes[:-1]:
-        starts_s.append(starts_s[-1] + forward_s)
-    now_s = starts_s[-1] + sum(passes[-1])
-    for start_s, task in zip(reversed(starts_s[:-1]), reversed(passes[:-1]), strict=True):
-        now_s += _wait_s(now_s - start_s, task, period_s) + task[1]
-    return now_s
-
-
-def _wait_s(since_s: float, task: tuple[float, float], period_s: float) -> float:
-    """Return the seconds that a backward pass waits for the GPU between periodic forward passes."""
-    forward_s, backward_s = task
-    phase_s = since_s % period_s
-    # A pass that ends exactly when the next begins must not wait a whole period for a rounding error.
-    slack_s = SAME * period_s
-    if phase_s < forward_s - slack_s:
-        return forward_s - phase_s
-    if phase_s + backward_s > period_s + slack_s:
-        return period_s - phase_s + forward_s
-    return 0.0
-
-
-def min_depth(passes: Passes, period_s: float) -> int:
-    """Return the fewest minibatches in flight that reach a period."""
-    periods = round_trip_s(passes, period_s) / period_s
-    # Rounded up, but not because of a rounding error of the quotient.
-    return max(1, -int(-(periods - SAME) // 1))
-
-
 @dataclass(frozen=True)
 class WaveSync:
     """Synchronisation of waves between virtual workers.
@@ -107,7 +67,7 @@ class WaveSync:
         return at_once_s([one.push for one in self.traffic])
 
 
-def wave_time_s(passes: Passes, push_s: float = 0.0, pull_s: float = 0.0, distance: int = 0) -> float:
+def wave_time_s(passes: Passes, push_s: float, pull_s: float, distance: int) -> float:
     """Return the least time of a wave in seconds, independent of the number of its minibatches.
 
     The last minibatch of a wave starts when the wave D + 1 before it has been sent and fetched, and then
@@ -135,18 +95,6 @@ def sufficient_depth(passes: Passes, sync: WaveSync) -> int:
     stages = most_in_flight(len(passes))
     wave_s = wave_time_s(passes, sync.seconds, sync.seconds, sync.distance)
     return max(stages, math.ceil(wave_s / bottleneck_s(passes)) + 1)
-
-
-@lru_cache(maxsize=10_000)
-def period_s(passes: Passes, in_flight: int) -> float:
-    """Return the period with `in_flight` minibatches in flight, without the effect of waves.
-
-    It is the bottleneck if they are sufficient; otherwise that of first come, first served scheduling.
-    """
-    least_s = bottleneck_s(passes)
-    if min_depth(passes, least_s) <= in_flight:
-        return least_s
-    return max(least_s, _measured_s(((passes, ALONE),), in_flight, 0))
 
 
 def common_period_s(workers: Sequence[Synced], in_flight: int, distance: int) -> float:

@@ -94,7 +94,7 @@ def test_changes_make_no_grouping_slower(where, policy):
         return len(groups) / max(map(seconds, groups))
 
     before = GROUPINGS[policy](layers, where)
-    after = improved(where, before, seconds, lambda: False)
+    after = improved(where, before, seconds, lambda: False, rate)
     assert rate(after) >= rate(before)
     assert {gpu for group in after for gpu in group} <= set(where.gpus)
-    assert improved(where, before, seconds, lambda: True) == before
+    assert improved(where, before, seconds, lambda: True, rate) == before
