@@ -318,18 +318,6 @@ def _is_images(value: Any) -> bool:
     return images is not None and isinstance(value, images.ImageFolder)
 
 
-def _is_collated(value: Any) -> bool:
-    return isinstance(value, Collated)
-
-
-def _is_shards(value: Any) -> bool:
-    return isinstance(value, Shards)
-
-
-def _is_tensorflow(value: Any) -> bool:
-    return hasattr(value, "cardinality") and hasattr(value, "as_numpy_iterator")
-
-
 def _is_pair(value: Any) -> bool:
     return isinstance(value, tuple | list) and len(value) == 2 and all(map(_has_rows, value))
 
@@ -355,10 +343,10 @@ WITHOUT_STORE = (ArraySource, CollatedSource, ShardSource)
 """Kinds of samples that ranks neither prepare in other processes nor share."""
 # Kinds are recognised by their attributes: no framework is imported for it.
 ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], Source]], ...] = (
-    (_is_collated, CollatedSource),
-    (_is_shards, ShardSource),
+    (lambda value: isinstance(value, Collated), CollatedSource),
+    (lambda value: isinstance(value, Shards), ShardSource),
     (_is_images, ImageSource),
-    (_is_tensorflow, _of_tensorflow),
+    (lambda value: hasattr(value, "cardinality") and hasattr(value, "as_numpy_iterator"), _of_tensorflow),
     (_is_pair, _of_arrays),
     (_is_map, MapSource),
 )

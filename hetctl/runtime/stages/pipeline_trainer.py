@@ -17,10 +17,9 @@ from hetctl.runtime.data.batches import held_out_batches
 from hetctl.runtime.data.loaders import Batch
 from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.frameworks.stage_network import Tensor
-from hetctl.runtime.stages.epoch_part import EpochPart, TrainedPart
 from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, receive
 from hetctl.runtime.stages.parameter_server import LAYER
-from hetctl.runtime.stages.stage_worker import PartHooks, StageWorker
+from hetctl.runtime.stages.stage_worker import EpochPart, PartHooks, StageWorker, TrainedPart
 from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
 from hetctl.runtime.worker.checkpoint import (
     ArrayFile,

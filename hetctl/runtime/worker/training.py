@@ -80,10 +80,10 @@ class Trainer(MemberTrainer):
     accesses: SampleAccesses | None = None
 
     def _restore_arrays(self, arrays: Arrays) -> None:
-        managed = _under(BALANCE, arrays)
+        managed = under(BALANCE, arrays)
         if managed and self.balancer is not None:
             self.balancer.restore(managed)
-        before = _under(ACCESSES, arrays)
+        before = under(ACCESSES, arrays)
         if before and self.accesses is not None:
             self.accesses.restore(before)
         elif self.state.part_samples:
@@ -231,7 +231,7 @@ def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def _under(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+def under(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays whose names have a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 

@@ -39,7 +39,7 @@ from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec,
 from hetctl.runtime.worker.random_state import random_state, set_random_state
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
-from hetctl.runtime.worker.training import SCORES, own_arrays
+from hetctl.runtime.worker.training import SCORES, own_arrays, under
 from hetctl.storage.paths import tensorboard_file
 
 POLL_S = 0.001
@@ -191,7 +191,7 @@ class Visitor:
             return None
         waited_s = stopwatch.lap()
         network, state = self._restore(start, loaders[0].sample)
-        self._sums = _sums_in(start[0] or {})
+        self._sums = under(SCORES, start[0] or {})
         restore_s = stopwatch.lap()
         done = PASSES[self._visit.evaluates](self, network, state, loaders)
         if done is None:
@@ -388,11 +388,6 @@ class Visitor:
         size_bytes = self._group.broadcast(size_bytes)
         self._resources.networks.keep(self._member, self._group.size, network, size_bytes)
         return name, size_bytes
-
-
-def _sums_in(arrays: Arrays) -> Arrays:
-    """Return the sums of metrics in a member's state; empty if it has none."""
-    return {name.removeprefix(SCORES): a for name, a in arrays.items() if name.startswith(SCORES)}
 
 
 def _means_in(state: TrainingState) -> dict[str, float]:

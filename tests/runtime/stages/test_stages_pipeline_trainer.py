@@ -8,9 +8,9 @@ import pytest
 
 from hetctl.model.ensemble import Member
 from hetctl.model.pipelines import PipelineLayout, StagePlan
-from hetctl.runtime.stages.epoch_part import EpochPart, PassTimes, TrainedPart
 from hetctl.runtime.stages.p2p_transport import SentBytes
 from hetctl.runtime.stages.pipeline_trainer import PartSaver, PipelineTrainer
+from hetctl.runtime.stages.stage_worker import EpochPart, PassTimes, TrainedPart
 from hetctl.runtime.worker.group import Group
 from hetctl.storage.event_schema import well_formed
 

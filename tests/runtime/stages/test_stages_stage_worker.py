@@ -15,8 +15,7 @@ from hetctl.methods.pipeline.wsp import Bounds, staleness, violations
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
-from hetctl.runtime.stages.epoch_part import EpochPart
-from hetctl.runtime.stages.stage_worker import PartHooks, StageWorker
+from hetctl.runtime.stages.stage_worker import EpochPart, PartHooks, StageWorker
 from hetctl.runtime.worker.group import all_gather
 
 SAMPLES, BATCH, SEED = 101, 5, 3

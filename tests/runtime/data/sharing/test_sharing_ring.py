@@ -15,15 +15,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.errors import BadInputError, LockedError
-from hetctl.runtime.data.sharing import cursors, ring
 from hetctl.runtime.data.sharing import ofd_locks as byte_locks
-from hetctl.runtime.data.sharing.cursors import AWAITED, DROPPED, ENDLESS, LEFT, Cursors, Wait, choose
-from hetctl.runtime.data.sharing.ring import Ring, RingTimeoutError, Shape
+from hetctl.runtime.data.sharing import ring
+from hetctl.runtime.data.sharing.ring import (
+    AWAITED,
+    DROPPED,
+    ENDLESS,
+    LEFT,
+    Cursors,
+    Ring,
+    RingTimeoutError,
+    Shape,
+    Wait,
+    choose,
+)
 
 PATIENCE_S = 60.0
 SLOT_BYTES = 5000
 FORK = multiprocessing.get_context("fork")
-TRACED = {byte_locks.__file__, cursors.__file__, ring.__file__}
+TRACED = {byte_locks.__file__, ring.__file__}
 
 
 @pytest.fixture
