@@ -19,9 +19,8 @@ DIGITS = 12
 
 def partition_files_table(partitions: Sequence[PartitionFile], written: Collection[int]) -> RenderableType:
     """Return a table of the partitions; those that were there already are marked as kept."""
-    table = ruled_table(">partition", ">samples", ">validation", ">size", "sha256", "", gap=1)
-    for number, partition in enumerate(partitions):
-        table.add_row(
+    rows = (
+        (
             str(number),
             f"{partition.samples:,}",
             f"{partition.validation_samples:,}",
@@ -29,7 +28,9 @@ def partition_files_table(partitions: Sequence[PartitionFile], written: Collecti
             Text(partition.sha256[:DIGITS], "dim"),
             Text("written", "green") if number in written else Text("kept", "dim"),
         )
-    return table
+        for number, partition in enumerate(partitions)
+    )
+    return ruled_table((">partition", ">samples", ">validation", ">size", "sha256", ""), rows, gap=1)
 
 
 def ensemble_lines(samples: int, partitions: Partitions) -> str:

@@ -29,61 +29,43 @@ def pipeline_tables(pipelines: Sequence[PipelineStatus]) -> list[RenderableType]
 
 
 def _members(pipelines: Sequence[PipelineStatus]) -> RenderableType:
-    table = ruled_table(
-        "members that\nare pipelines",
-        "\nlayout",
-        "slowest\nstage",
-        ">\nbusy",
-        ">\nwaits",
-        ">\nidle",
-        fold="members that\nare pipelines",
-    )
+    first = "members that\nare pipelines"
+    headers = (first, "\nlayout", "slowest\nstage", ">\nbusy", ">\nwaits", ">\nidle")
+    rows = []
     for one in pipelines:
         use = one.last.use if one.last else None
-        table.add_row(
-            Text(printable(one.member)),
-            describe_layout(one.layout),
-            Text(printable(use.slowest if use else NONE)),
-            format_percent(use.gpu_busy_fraction if use else None),
-            format_percent(use.wave_wait_fraction if use else None),
-            format_percent(use.idle_fraction if use else None),
-        )
-    return table
+        shares = (use.gpu_busy_fraction, use.wave_wait_fraction, use.idle_fraction) if use else (None,) * 3
+        stage = use.slowest if use else NONE
+        rows.append((one.member, describe_layout(one.layout), stage, *map(format_percent, shares)))
+    return ruled_table(headers, rows, fold=first)
 
 
 def _bytes(trained: Iterable[tuple[str, PipelineUse]]) -> RenderableType:
-    table = ruled_table(
-        "bytes sent in\ntheir last epoch",
-        ">within nodes:\npasses",
-        ">\nparameters",
-        ">between nodes:\npasses",
-        ">\nparameters",
-        gap=1,
-        fold="bytes sent in\ntheir last epoch",
+    first, parameters = "bytes sent in\ntheir last epoch", ">\nparameters"
+    headers = (first, ">within nodes:\npasses", parameters, ">between nodes:\npasses", parameters)
+    links = ((name, (use.within_node, use.between_nodes)) for name, use in trained)
+    rows = (
+        (name, *(format_bytes(size) for link in both for size in (link.passes, link.parameters)))
+        for name, both in links
     )
-    for name, use in trained:
-        links = (use.within_node, use.between_nodes)
-        sizes = [size for link in links for size in (link.passes, link.parameters)]
-        table.add_row(Text(printable(name)), *map(format_bytes, sizes))
-    return table
+    return ruled_table(headers, rows, gap=1, fold=first)
 
 
 def wave_check_table(checks: Sequence[WaveCheck]) -> RenderableType:
     """Return a table with the staleness of pipelines beside its bounds, and a line for each violation."""
-    table = ruled_table(
+    headers = (
         "\nmember", ">in\nflight", ">\nD", ">mini-\nbatches", ">local\nlargest", ">\nbound",
-        ">global\nlargest", ">\nbound", ">viola-\ntions", gap=1, fold="\nmember",
+        ">global\nlargest", ">\nbound", ">viola-\ntions",
     )  # fmt: skip
+    rows = []
     for one in checks:
         counts = (one.in_flight, one.distance, one.minibatches, one.local, one.local_bound)
         overall = (NONE, NONE) if one.overall is None else (f"{one.overall}", f"{one.overall_bound}")
-        table.add_row(
-            Text(printable(one.member)), *(f"{n:,}" for n in counts), *overall, f"{len(one.violations):,}"
-        )
+        rows.append((one.member, *(f"{n:,}" for n in counts), *overall, f"{len(one.violations):,}"))
     found = [f"{one.member}: {line}" for one in checks for line in one.violations]
     more = [f"and {len(found) - MOST_VIOLATIONS:,} more"] if len(found) > MOST_VIOLATIONS else []
     lines = [Text(printable(line)) for line in [*found[:MOST_VIOLATIONS], *more]]
-    return Group(table, *lines)
+    return Group(ruled_table(headers, rows, gap=1, fold="\nmember"), *lines)
 
 
 def describe_layout(layout: PipelineLayout) -> str:
@@ -153,15 +135,13 @@ def _held(plan: StagePlan) -> str:
 
 
 def _stages(allocation: Allocation, device: str) -> Table:
-    table = ruled_table(
+    headers = (
         "virtual worker",
         ">stage",
         "layers",
         "node",
         f">{device_word(device, 1)}",
         ">minibatches held",
-        gap=1,
-        fold="node",
     )
     assert allocation.pipeline is not None
     places = [(place.node, gpu) for place in allocation.placement for gpu in place.gpus]
@@ -170,8 +150,6 @@ def _stages(allocation: Allocation, device: str) -> Table:
         for number, stages in enumerate(allocation.pipeline.workers)
         for stage, plan in enumerate(stages)
     ]
-    for row in rows[:MOST_STAGES]:
-        table.add_row(*(Text(printable(str(cell))) for cell in row))
-    if len(rows) > MOST_STAGES:
-        table.add_row(f"and {len(rows) - MOST_STAGES} more", *[""] * 5)
-    return table
+    more = [(f"and {len(rows) - MOST_STAGES} more", *[""] * 5)] if len(rows) > MOST_STAGES else []
+    shown = (tuple(map(str, row)) for row in (*rows[:MOST_STAGES], *more))
+    return ruled_table(headers, shown, gap=1, fold="node")

@@ -91,23 +91,17 @@ def _round_table(plan: Plan, device: str, keys: Mapping[str, str]) -> Table:
         ">samples/s",
         ">done at",
     )
-    table = ruled_table(*headers, gap=1, fold="member")
+    rows = []
     last = {a.member: planned.index for planned in plan.rounds for a in planned.allocations}
     done = {(f.member, last.get(f.member)): format_seconds(f.done_s) for f in plan.members}
     for planned in plan.rounds[:ROUNDS_SHOWN]:
         heads = [str(planned.index), format_seconds(planned.start_s), format_seconds(planned.predicted_s)]
         for allocation in planned.allocations:
             name = allocation.member
-            table.add_row(
-                *heads,
-                keys[name],
-                Text(printable(name)),
-                str(allocation.gpus),
-                format_rate(allocation.rate),
-                done.get((name, planned.index), ""),
-            )
+            gpus, rate = str(allocation.gpus), format_rate(allocation.rate)
+            rows.append((*heads, keys[name], name, gpus, rate, done.get((name, planned.index), "")))
             heads = ["", "", ""]
-    return table
+    return ruled_table(headers, rows, gap=1, fold="member")
 
 
 def _maps(rounds: Sequence[Round], keys: Mapping[str, str]) -> list[RenderableType]:
@@ -124,13 +118,13 @@ def _maps(rounds: Sequence[Round], keys: Mapping[str, str]) -> list[RenderableTy
 
 
 def _map(rounds: Sequence[Round], sizes: Mapping[str, int], keys: Mapping[str, str]) -> Table:
-    table = ruled_table("node", *(f"round {planned.index}" for planned in rounds), gap=1)
     colours = colours_of(keys)
     held = [_holders(planned) for planned in rounds]
+    rows: list[Sequence[str | Text]] = []
     for node, size in sizes.items():
         cells = [[holders.get((node, gpu)) for gpu in range(size)] for holders in held]
-        table.add_row(Text(printable(node)), *(_cell(members, keys, colours) for members in cells))
-    return table
+        rows.append((node, *(_cell(members, keys, colours) for members in cells)))
+    return ruled_table(("node", *(f"round {planned.index}" for planned in rounds)), rows, gap=1)
 
 
 def _holders(planned: Round) -> dict[tuple[str, int], str]:
@@ -164,18 +158,16 @@ def explain_table(plan: Plan) -> RenderableType:
 
 
 def _reasons(planned: Round) -> RenderableType:
-    table = ruled_table("member", ">GPUs", "reason", gap=1, fold="reason")
     gpus = {allocation.member: allocation.gpus for allocation in planned.allocations}
-    for member, count in gpus.items():
-        table.add_row(Text(printable(member)), str(count), Text(printable(planned.reasons.get(member, ""))))
+    rows = [(member, str(count), planned.reasons.get(member, "")) for member, count in gpus.items()]
     others: dict[str, list[str]] = {}
     for member, reason in planned.reasons.items():
         if member not in gpus:
             others.setdefault(reason, []).append(member)
     for reason, (first, *rest) in list(others.items())[:MOST_WAITING]:
-        also = f" +{len(rest)}" if rest else ""
-        table.add_row(Text(printable(first) + also), "", Text(printable(reason)))
+        rows.append((f"{first} +{len(rest)}" if rest else first, "", reason))
     hidden = sum(len(members) for members in list(others.values())[MOST_WAITING:])
+    table = ruled_table(("member", ">GPUs", "reason"), rows, gap=1, fold="reason")
     return Group(table, *([Text(f"and {hidden} more", "dim")] if hidden else []))
 
 
@@ -199,11 +191,16 @@ def _would_be_quicker(phase: Phase) -> bool:
 
 
 def _phases(plan: Plan) -> RenderableType:
-    table = ruled_table("mode", ">members", ">start", ">length", "other modes", gap=1, fold="other modes")
-    for phase in plan.phases:
-        start, length = format_seconds(phase.start_s), format_seconds(phase.predicted_s)
-        table.add_row(phase.mode, str(len(phase.members)), start, length, _others(phase))
-    return table
+    rows = (
+        (
+            *(phase.mode, str(len(phase.members))),
+            *map(format_seconds, (phase.start_s, phase.predicted_s)),
+            _others(phase),
+        )
+        for phase in plan.phases
+    )
+    headers = ("mode", ">members", ">start", ">length", "other modes")
+    return ruled_table(headers, rows, gap=1, fold="other modes")
 
 
 def _others(phase: Phase) -> str:
@@ -213,17 +210,15 @@ def _others(phase: Phase) -> str:
 
 
 def _choices(plan: Plan) -> RenderableType:
-    table = ruled_table("mode", "members", "reason", gap=1, fold=("members", "reason"))
     by_reason: dict[tuple[str, str], list[str]] = {}
     for choice in plan.choices:
         by_reason.setdefault((choice.mode, choice.reason), []).append(choice.member)
-    for (mode, reason), members in by_reason.items():
-        table.add_row(mode, Text(_listed(members)), Text(printable(reason)))
-    return table
+    rows = ((mode, _listed(members), reason) for (mode, reason), members in by_reason.items())
+    return ruled_table(("mode", "members", "reason"), rows, gap=1, fold=("members", "reason"))
 
 
 def _listed(members: list[str]) -> str:
-    shown = ", ".join(printable(member) for member in members[:MOST_NAMES])
+    shown = ", ".join(members[:MOST_NAMES])
     return shown + (f" +{len(members) - MOST_NAMES}" if len(members) > MOST_NAMES else "")
 
 
@@ -245,18 +240,18 @@ def size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> Rende
 
 def size_table(chosen: JobSizeOption, job_sizes: Sequence[JobSizeOption], device: str) -> RenderableType:
     """Return a table of the sizes considered; an arrow marks the choice."""
-    table = ruled_table(
-        "", "queue", ">nodes", ">time limit", ">jobs", ">makespan", f">{device_word(device, 1)}-hours", gap=1
-    )
-    for option in job_sizes:
-        size = option.size
-        table.add_row(
+    hours = f">{device_word(device, 1)}-hours"
+    headers = ("", "queue", ">nodes", ">time limit", ">jobs", ">makespan", hours)
+    rows = (
+        (
             "→" if option == chosen else "",
-            size.queue.name,
-            str(size.nodes),
-            format_seconds(size.wall_s),
+            option.size.queue.name,
+            str(option.size.nodes),
+            format_seconds(option.size.wall_s),
             str(option.jobs),
             format_seconds(option.makespan_s),
             f"{option.gpu_hours:.3g}",
         )
-    return Group(Text("\nSizes of a job", "bold"), table)
+        for option in job_sizes
+    )
+    return Group(Text("\nSizes of a job", "bold"), ruled_table(headers, rows, gap=1))

@@ -107,38 +107,34 @@ def _doubts(points: Sequence[ProfilePoint]) -> list[str]:
 def _rate_table(
     points: Sequence[ProfilePoint], stale: Collection[tuple[str, int]], counts: Sequence[int]
 ) -> Table:
-    table = ruled_table("member", *(f">{count} " for count in counts), fold="member")
     rates = {(point.member, point.gpus): point.rate for point in points}
-    for member in dict.fromkeys(point.member for point in points):
-        marks = ["*" if (member, count) in stale else " " for count in counts]
-        cells = [
-            format_rate(rates.get((member, count))) + mark for count, mark in zip(counts, marks, strict=True)
-        ]
-        table.add_row(Text(printable(member)), *cells)
-    return table
+
+    def cell(point: tuple[str, int]) -> str:
+        return format_rate(rates.get(point)) + ("*" if point in stale else " ")
+
+    members = dict.fromkeys(point.member for point in points)
+    rows = ((member, *(cell((member, count)) for count in counts)) for member in members)
+    return ruled_table(("member", *(f">{count} " for count in counts)), rows, fold="member")
 
 
 def _cost_table(points: Sequence[ProfilePoint]) -> Table:
     headers = ("member", ">batch", ">start-up", ">evaluate", ">checkpoint", ">memory")
-    table = ruled_table(*headers, gap=1, fold="member")
+    rows = []
     for name in dict.fromkeys(point.member for point in points):
         mine = [point for point in points if point.member == name]
         memory = max(point.peak_memory_bytes for point in mine)
-        table.add_row(
-            Text(printable(name)),
-            str(mine[-1].batch_size),
-            format_seconds(max(point.startup_s for point in mine)),
-            format_seconds(max(point.evaluate_s for point in mine)),
-            format_seconds(max(point.checkpoint_s for point in mine)),
-            format_bytes(memory) if memory else NONE,
+        times_s = (
+            max(getattr(point, field) for point in mine)
+            for field in ("startup_s", "evaluate_s", "checkpoint_s")
         )
-    return table
+        size = format_bytes(memory) if memory else NONE
+        rows.append((name, str(mine[-1].batch_size), *map(format_seconds, times_s), size))
+    return ruled_table(headers, rows, gap=1, fold="member")
 
 
 def _preprocess_table(preprocess: Sequence[PreprocessPoint]) -> Table:
-    table = ruled_table("cores", *(f">{point.cores}" for point in preprocess), gap=1)
-    table.add_row("rate", *(format_rate(point.rate) for point in preprocess))
-    return table
+    rates = ("rate", *(format_rate(point.rate) for point in preprocess))
+    return ruled_table(("cores", *(f">{point.cores}" for point in preprocess)), [rates], gap=1)
 
 
 HEADERS = (
@@ -168,18 +164,17 @@ def _parts(point: LayerPoint, device: str) -> Iterator[RenderableType]:
 
 
 def _layer_table(point: LayerPoint) -> Table:
-    table = ruled_table(*HEADERS, fold="layer")
-    for layer in point.layers:
-        kept = (layer.kept_bytes, layer.workspace_bytes)
-        table.add_row(
-            Text(printable(layer.name)),
-            format_ms(layer.forward_s),
-            format_ms(layer.backward_s),
+    rows: list[Sequence[str | Text]] = [
+        (
+            layer.name,
+            *map(format_ms, (layer.forward_s, layer.backward_s)),
             *map(format_bytes, (layer.activation_bytes, layer.parameter_bytes)),
             _optimizer_bytes([layer]),
-            *map(format_bytes, kept),
+            *map(format_bytes, (layer.kept_bytes, layer.workspace_bytes)),
         )
-    table.add_row(
+        for layer in point.layers
+    ]
+    whole = (
         Text("all", "bold"),
         format_ms(sum(layer.forward_s for layer in point.layers)),
         format_ms(sum(layer.backward_s for layer in point.layers)),
@@ -189,7 +184,7 @@ def _layer_table(point: LayerPoint) -> Table:
         format_bytes(sum(layer.kept_bytes for layer in point.layers)),
         format_bytes(max(layer.workspace_bytes for layer in point.layers)),
     )
-    return table
+    return ruled_table(HEADERS, [*rows, whole], fold="layer")
 
 
 def _optimizer_bytes(layers: Sequence[MeasuredLayer]) -> str:
@@ -200,10 +195,11 @@ def _optimizer_bytes(layers: Sequence[MeasuredLayer]) -> str:
 
 def _link_table(links: Sequence[LinkPoint]) -> Table:
     sizes = sorted({size for link in links for size, _ in link.points})
-    table = ruled_table("ms for", *(f">{format_bytes(int(size))}" for size in sizes), "nodes", fold="nodes")
+    headers = ("ms for", *(f">{format_bytes(int(size))}" for size in sizes), "nodes")
+    rows = []
     for link in links:
         taken = dict(link.points)
         where = "within a node" if link.link == INTRA_NODE else "between nodes"
         times = (format_ms(taken[size]) if size in taken else "" for size in sizes)
-        table.add_row(where, *times, Text(printable(", ".join(dict.fromkeys(link.nodes)))))
-    return table
+        rows.append((where, *times, ", ".join(dict.fromkeys(link.nodes))))
+    return ruled_table(headers, rows, fold="nodes")

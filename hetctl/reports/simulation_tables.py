@@ -86,9 +86,7 @@ def simulation_table(result: object) -> RenderableType:
     ]
     names, values, _ = zip(*view.figures, strict=True) if view.figures else ((), (), ())
     for grid in [*([Grid([f">{name}" for name in names], [values])] if names else []), *view.grids]:
-        table = ruled_table(*grid.headers, gap=1, fold=grid.fold)
-        for row in grid.rows:
-            table.add_row(*(Text(printable(cell)) for cell in row))
+        table = ruled_table(grid.headers, grid.rows, gap=1, fold=grid.fold)
         parts += [Text(), *([Text(grid.title, "bold")] if grid.title else []), table]
     for text, style in view.notes:
         parts += [Text(), Text(printable(text), style)]

@@ -19,21 +19,23 @@ STYLES = {CheckStatus.OK: "green", CheckStatus.WARNING: "yellow", CheckStatus.FA
 
 def sites_table(sites: Iterable[tuple[Site, str]]) -> RenderableType:
     """Return a table of sites with the paths of their files."""
-    table = ruled_table("site", "batch", ">nodes", "", "launcher", "where", gap=1, fold="where")
-    for site, where in sites:
-        devices = f"x {site.gpus_per_node} {device_word(site.device, site.gpus_per_node)}"
-        words = (site.name, site.batch_system, str(site.nodes), devices, site.launcher, where)
-        table.add_row(*(Text(printable(word)) for word in words))
-    return table
+    rows = (
+        (
+            *(site.name, site.batch_system, str(site.nodes)),
+            f"x {site.gpus_per_node} {device_word(site.device, site.gpus_per_node)}",
+            *(site.launcher, where),
+        )
+        for site, where in sites
+    )
+    return ruled_table(("site", "batch", ">nodes", "", "launcher", "where"), rows, gap=1, fold="where")
 
 
 def keys_table(keys: Sequence[SiteKey]) -> RenderableType:
     """Return a table of a site's keys with their sources, and a list of the files."""
     files = list(dict.fromkeys(key.file for key in keys if key.file))
     marks = {file: f"[{number}]" for number, file in enumerate(files, start=1)}
-    table = ruled_table("key", "where", "value", gap=1, fold="value")
-    for key in keys:
-        table.add_row(Text(key.key), Text(_place(key, marks), "dim"), Text(printable(_value(key))))
+    rows = ((key.key, Text(_place(key, marks), "dim"), _value(key)) for key in keys)
+    table = ruled_table(("key", "where", "value"), rows, gap=1, fold="value")
     notes = [Text(f"{marks[file]} {printable(file)}", "dim", overflow="fold") for file in files]
     return Group(table, Text(), *notes)
 
@@ -47,13 +49,15 @@ def check_table(site: str, cases: Sequence[str]) -> RenderableType:
 
 def doctor_table(site: str, checks: Sequence[CheckResult]) -> RenderableType:
     """Return a table of the checks of a site, with fixes below those that need one."""
-    table = ruled_table("check", "status", f"site {printable(site)}", gap=1, fold=f"site {printable(site)}")
-    for check in checks:
-        text = Text(printable(check.message))
-        if check.hint:
-            text.append(f"\nto fix: {printable(check.hint)}", "dim")
-        table.add_row(Text(check.name), Text(check.status.value, STYLES[check.status]), text)
+    title = f"site {printable(site)}"
+    rows = ((one.name, Text(one.status.value, STYLES[one.status]), _message(one)) for one in checks)
+    table = ruled_table(("check", "status", title), rows, gap=1, fold=title)
     return Group(table, Text(), _summary(checks))
+
+
+def _message(check: CheckResult) -> Text:
+    fix = f"\nto fix: {printable(check.hint)}" if check.hint else ""
+    return Text.assemble(printable(check.message), (fix, "dim"))
 
 
 def _summary(checks: Sequence[CheckResult]) -> Text:

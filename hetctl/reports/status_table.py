@@ -117,15 +117,11 @@ def _early_ends(jobs: Sequence[Job]) -> str:
 def _member_table(status: RunStatus, width: int) -> Table:
     columns = _member_columns(status, ROUNDS_WIDTH + max(0, width - NARROW))
     shown = {header: cell for header, cell in columns.items() if width >= NARROW or header not in WIDE_ONLY}
-    table = ruled_table(*shown, fold="member")
-    for member in status.members:
-        table.add_row(*(cell(member) for cell in shown.values()))
-    return table
+    rows = ([cell(member) for cell in shown.values()] for member in status.members)
+    return ruled_table(shown, rows, fold="member")
 
 
-def _member_columns(
-    status: RunStatus, rounds_width: int
-) -> dict[str, Callable[[MemberStatus], RenderableType]]:
+def _member_columns(status: RunStatus, rounds_width: int) -> dict[str, Callable[[MemberStatus], str | Text]]:
     """Return the columns of the member table: headers, and functions that return a member's cell."""
     metrics = sorted({member.metric for member in status.members})
 
@@ -137,8 +133,7 @@ def _member_columns(
         return Text(best if len(metrics) == 1 else printable(f"{member.metric}\n{best}"))
 
     return {
-        # A plain string would be parsed for Rich's markup in brackets.
-        "member": lambda member: Text(printable(member.member)),
+        "member": lambda member: member.member,
         "state": lambda member: Text(member.state, MEMBER_STYLES.get(member.state, "")),
         f"{device_word(status.device)}\nper round": lambda member: gpus_by_round(
             member.gpus_by_round, rounds_width
@@ -158,16 +153,18 @@ def _trial_table(status: RunStatus) -> list[RenderableType]:
     if not trials:
         return []
     known = sorted((trial for trial in trials if trial.best is not None), key=lambda trial: trial.rank)
-    table = ruled_table("best\ntrials", "\nstate", ">\nepochs", ">\nbest", "\nconfig", fold="\nconfig")
-    for trial in known[:MOST_TRIALS]:
-        table.add_row(
-            Text(printable(trial.member)),
+    rows = (
+        (
+            trial.member,
             Text(trial.state, MEMBER_STYLES.get(trial.state, "")),
             f"{trial.epochs}/{trial.max_epochs}",
             format_metric(trial.best),
-            Text(printable(describe_config(trial.config or {}))),
+            describe_config(trial.config or {}),
         )
-    return [Text(), table]
+        for trial in known[:MOST_TRIALS]
+    )
+    headers = ("best\ntrials", "\nstate", ">\nepochs", ">\nbest", "\nconfig")
+    return [Text(), ruled_table(headers, rows, fold="\nconfig")]
 
 
 def _batch_lines(status: RunStatus) -> list[Text]:
@@ -181,26 +178,20 @@ def _live_table(status: RunStatus) -> list[RenderableType]:
     alive = [(member.member, member.live_metrics) for member in status.members if member.live_metrics]
     if not alive:
         return []
-    use = f">{device_word(status.device, 1)}\nin use"
-    table = ruled_table(
-        "in training\njust now",
-        ">\nsamples/s",
-        ">\nepoch",
-        ">epoch\ndone",
-        ">\nloss",
-        use,
-        fold="in training\njust now",
-    )
-    for name, metrics in alive:
-        table.add_row(
-            Text(printable(name)),
+    first, use = "in training\njust now", f">{device_word(status.device, 1)}\nin use"
+    rows = (
+        (
+            name,
             format_rate(metrics.rate),
             str(metrics.epoch),
             format_percent(metrics.position / metrics.samples if metrics.samples else None),
             format_metric(metrics.loss),
             format_percent(metrics.gpu_busy_fraction),
         )
-    return [Text(), table, *_rank_table(alive)]
+        for name, metrics in alive
+    )
+    headers = (first, ">\nsamples/s", ">\nepoch", ">epoch\ndone", ">\nloss", use)
+    return [Text(), ruled_table(headers, rows, fold=first), *_rank_table(alive)]
 
 
 def _rank_table(alive: Sequence[tuple[str, LiveMetrics]]) -> list[RenderableType]:
@@ -208,28 +199,18 @@ def _rank_table(alive: Sequence[tuple[str, LiveMetrics]]) -> list[RenderableType
     differing = [(name, metrics.ranks) for name, metrics in alive if _differ(metrics.ranks)]
     if not differing:
         return []
-    table = ruled_table(
-        "ranks of\nuneven speed",
-        "\nworker",
-        ">\nbatch",
-        ">\nown time",
-        ">of the\nslowest",
-        fold="\nworker",
-    )
+    headers = ("ranks of\nuneven speed", "\nworker", ">\nbatch", ">\nown time", ">of the\nslowest")
+    rows = []
     for name, ranks in differing:
         slowest_s = max(rank.step_s for rank in ranks)
         shown = sorted(ranks, key=lambda rank: -rank.step_s)
         for row, rank in enumerate(shown[:MOST_RANKS]):
-            table.add_row(
-                Text(printable(name) if row == 0 else ""),
-                Text(printable(rank.worker)),
-                f"{rank.batch:,}",
-                f"{rank.step_s:.3g} s",
-                format_percent(rank.step_s / slowest_s),
-            )
+            share = format_percent(rank.step_s / slowest_s)
+            times = (f"{rank.batch:,}", f"{rank.step_s:.3g} s", share)
+            rows.append((name if row == 0 else "", rank.worker, *times))
         if len(shown) > MOST_RANKS:
-            table.add_row("", f"and {len(shown) - MOST_RANKS} faster ones", "", "", "")
-    return [Text(), table]
+            rows.append(("", f"and {len(shown) - MOST_RANKS} faster ones", "", "", ""))
+    return [Text(), ruled_table(headers, rows, fold="\nworker")]
 
 
 def _differ(ranks: Sequence[RankShare]) -> bool:
@@ -257,6 +238,7 @@ def _failure(group: FailureGroup) -> RenderableType:
 MOST_WORKERS = 32
 """Workers that are shown."""
 PASSES = {True: "evaluating", False: "training"}
+VISITS = (">visits\ndone", ">\nrepeated")
 
 
 def hop_tables(hops: HopStatus) -> list[RenderableType]:
@@ -265,53 +247,40 @@ def hop_tables(hops: HopStatus) -> list[RenderableType]:
 
 
 def _hop_members(hops: HopStatus) -> RenderableType:
-    table = ruled_table(
-        "members\nthat hop",
-        ">\nepoch",
-        "\npass",
-        ">partitions\nvisited",
-        "\nworker",
-        ">visits\ndone",
-        ">\nrepeated",
-        gap=1,
-        fold="members\nthat hop",
-    )
-    for member in hops.members:
-        table.add_row(
-            Text(printable(member.member)),
+    rows = (
+        (
+            member.member,
             str(member.epoch),
             NONE if member.ended else PASSES[member.evaluating],
             NONE if member.ended else f"{member.visited}/{member.partitions}",
-            Text(printable(member.worker or NONE)),
+            member.worker or NONE,
             f"{member.visits:,}",
             f"{member.repeated:,}",
         )
-    return table
+        for member in hops.members
+    )
+    first = "members\nthat hop"
+    headers = (first, ">\nepoch", "\npass", ">partitions\nvisited", "\nworker", *VISITS)
+    return ruled_table(headers, rows, gap=1, fold=first)
 
 
 def _hop_workers(hops: HopStatus) -> RenderableType:
-    table = ruled_table(
-        "workers\nof hops",
-        ">\nbusy",
-        ">\nwaiting",
-        ">mean hop\nof nodes",
-        ">visits\ndone",
-        ">\nrepeated",
-        gap=1,
-        fold="workers\nof hops",
-    )
-    for worker in hops.workers[:MOST_WORKERS]:
-        table.add_row(
-            Text(printable(worker.worker)),
+    hidden = len(hops.workers) - MOST_WORKERS
+    rows = (
+        (
+            worker.worker,
             format_percent(worker.gpu_busy_fraction),
             format_percent(worker.waiting_fraction),
             format_seconds(worker.hop_s),
             f"{worker.visits:,}",
             f"{worker.repeated:,}",
         )
-    if len(hops.workers) > MOST_WORKERS:
-        table.add_row(f"and {len(hops.workers) - MOST_WORKERS:,} more", *[""] * 5)
-    return table
+        for worker in hops.workers[:MOST_WORKERS]
+    )
+    more = [(f"and {hidden:,} more", *[""] * 5)] if hidden > 0 else []
+    first = "workers\nof hops"
+    headers = (first, ">\nbusy", ">\nwaiting", ">mean hop\nof nodes", *VISITS)
+    return ruled_table(headers, [*rows, *more], gap=1, fold=first)
 
 
 def _last_plan(plans: Sequence[HopForecast]) -> list[RenderableType]:
@@ -332,17 +301,20 @@ def search_table(search: SearchStatus, most: int) -> RenderableType:
     """Return the best trials of a search, at most `most`, with their configs."""
     shown = search.trials[:most]
     rest = len(search.trials) - len(shown)
-    table = ruled_table("trial", "state", ">epochs", ">best", ">last", "config", "parent", fold="config")
-    for trial in shown:
-        table.add_row(
-            Text(printable(trial.member)),
+    rows = (
+        (
+            trial.member,
             Text(trial.state, MEMBER_STYLES.get(trial.state, "")),
             f"{trial.epochs}/{trial.asked}",
             format_metric(trial.best),
             format_metric(trial.last),
-            Text(printable(describe_config(trial.config))),
-            Text(printable(trial.parent or "")),
+            describe_config(trial.config),
+            trial.parent or "",
         )
+        for trial in shown
+    )
+    headers = ("trial", "state", ">epochs", ">best", ">last", "config", "parent")
+    table = ruled_table(headers, rows, fold="config")
     more = [Text(f"and {rest:,} more trials, which `hetctl search export` has", "dim")] if rest else []
     if search.importance:
         shares = ", ".join(f"{key} {format_percent(share)}" for key, share in search.importance.items())
