@@ -170,7 +170,7 @@ def test_a_submit_while_the_run_is_under_way_changes_nothing(start, tmp_path):
     assert "under way" in refused.error["message"]
     assert "--new" in refused.error["hint"]
     after = rows(project)
-    unchanged = ("ensembles", "plans", "runs", "epochs")
+    unchanged = ("ensembles", "plans", "runs")
     assert {name: after[name] for name in unchanged} == {name: before[name] for name in unchanged}
     assert [path.name for path in project.home.runs.glob("*")] == ["trio-001"]
 
