@@ -23,8 +23,6 @@ class ActiveRound:
 
     Parameters
     ----------
-    opened_at : float
-        Start of the round, in seconds since the epoch.
     stop_task : callable
         Function that tells the ranks of a member to stop, given its name and the reason.
     active : dict
@@ -45,7 +43,6 @@ class ActiveRound:
     folder: RunFolder
     index: int
     events: EventWriter
-    opened_at: float
     stop_task: Callable[[str, str], None]
     active: dict[str, Allocation] = field(default_factory=dict)
     stopping_since: dict[str, float] = field(default_factory=dict)

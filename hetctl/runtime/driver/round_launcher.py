@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -119,7 +118,7 @@ class RoundLauncher:
     ) -> ActiveRound:
         events = self.events.writer(DRIVER, index)
         events.write("round_started", job=self.job, predicted_s=predicted_s, members=list(names))
-        return ActiveRound(self.folder, index, events, time.time(), self.rank_pool.stop, visits=visits)
+        return ActiveRound(self.folder, index, events, self.rank_pool.stop, visits=visits)
 
     def visit(self, opened: ActiveRound, allocation: Allocation, visit: VisitSpec, member: Member) -> None:
         """Start a visit of a member in the round of all visits."""

@@ -27,7 +27,7 @@ def visits(tmp_path, told):
     folder = RunFolder(tmp_path)
     folder.events.mkdir()
     events = EventWriter(folder.events, "driver", 0)
-    opened = ActiveRound(folder, 0, events, 0.0, lambda name, _reason: told.append(name), visits=True)
+    opened = ActiveRound(folder, 0, events, lambda name, _reason: told.append(name), visits=True)
     begin(opened)
     return opened
 
