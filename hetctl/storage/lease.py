@@ -312,9 +312,11 @@ class Lease:
 def release_ended(folder: RunFolder, job: int) -> None:
     """Release the lease of a job whose driver was killed on this machine, so that the next need not wait."""
     seen = _read(folder.lease)
-    if not seen or seen[0].job != job or seen[0].machine != HostBoot.this() or seen[0].driver.alive:
+    # The next driver takes a released lease at any moment, and would find its own overwritten.
+    if not seen or seen[0].over or seen[0].job != job:
         return
-    write_json(folder.lease, encode(replace(seen[0], over=True)))
+    if seen[0].machine == HostBoot.this() and not seen[0].driver.alive:
+        write_json(folder.lease, encode(replace(seen[0], over=True)))
 
 
 def _read(path: Path) -> tuple[LeaseHolder, int] | None:

@@ -247,6 +247,14 @@ def test_the_script_of_a_killed_driver_releases_its_lease(draw, clock, folder, i
     assert leases._read(folder.lease)[0].over is is_dead
 
 
+def test_a_lease_that_was_released_is_not_written_again(draw, clock, folder):
+    holder = with_process(take(draw(0), clock), -1)
+    holder.release()
+    before = folder.lease.stat().st_ino
+    release_ended(folder, 0)
+    assert folder.lease.stat().st_ino == before
+
+
 def test_of_many_drivers_at_once_one_holds_at_a_time(folder):
     held, most, done, guard = [], [], [], threading.Lock()
 

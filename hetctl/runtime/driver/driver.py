@@ -306,6 +306,9 @@ class Driver:
         """Process ended tasks first, then the end of the job: a task may get the signal before the driver."""
         ended = self._rank_pool.reap()
         self._exchanges.reap()
+        if any(task.exit_code for task in ended):
+            # Ranks fail once another driver has the lease: that must not count against their members.
+            self._lease.renew()
         if not self._core.ending and any(task.got_sigterm for task in ended):
             # A batch system that ends a job signals steps and driver in any order.
             time.sleep(self._signal_delay_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -14,6 +15,7 @@ from workbench import alive, kill_all, wait_for
 from hetctl.model.events import DRIVER
 from hetctl.model.job import GAVE_WAY
 from hetctl.model.site import Queue, Site, Timeouts
+from hetctl.storage.atomic_io import write_json
 from hetctl.storage.progress_fold import events_in
 
 EPOCHS = 40
@@ -76,6 +78,16 @@ def test_ranks_that_stood_still_write_nothing_for_a_dead_driver(job):
         os.kill(pid, signal.SIGCONT)
     assert following.wait(120) == 0
     check(job)
+
+
+def test_ranks_without_the_lease_are_no_failures_of_members(job):
+    driver = training(job, 0)
+    held = json.loads(job.run.lease.read_text())
+    write_json(job.run.lease, {**held, "number": held["number"] + 1})
+    output, _ = driver.communicate(timeout=60)
+    assert driver.returncode == GAVE_WAY, output
+    assert job.events("task_ended") == []
+    wait_for(lambda: not alive(str(job.run.path)))
 
 
 def test_a_later_job_has_the_living_driver_end_in_order(job):
