@@ -201,6 +201,20 @@ class SlurmCluster:
         self._start_node(name)
         self.run("scontrol", "update", f"nodename={name}", "state=resume")
 
+    def suspend_node(self, name: str) -> None:
+        """Let a node stand still with all its processes; the controller counts it as lost."""
+        for pid in _processes_of_node(self.folder, name):
+            os.kill(pid, signal.SIGSTOP)
+        self.run("scontrol", "update", f"nodename={name}", "state=down", "reason=suspended")
+
+    def wake_node(self, name: str, *, cut_off: bool = False) -> None:
+        """Let a node go on; `cut_off`: without its daemons, which would end what it has of lost jobs."""
+        for pid in _processes_of_node(self.folder, name):
+            if not (cut_off and _is_daemon_with(pid, f"{self.folder}/")):
+                os.kill(pid, signal.SIGCONT)
+        if not cut_off:
+            self.run("scontrol", "update", f"nodename={name}", "state=resume")
+
     def stop_controller(self) -> None:
         """End slurmctld; it comes back with `start_controller` and what it has saved."""
         controller = self._daemons.pop("slurmctld")

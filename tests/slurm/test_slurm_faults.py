@@ -203,6 +203,31 @@ def test_a_node_that_dies_under_the_script_ends_the_job(run):
         run.cluster.boot_node(lost)
 
 
+def test_a_lost_job_that_wakes_beside_its_requeued_self_ends(run):
+    """All its nodes stand still until it trains again on others, and are cut off from Slurm as they wake."""
+    run.train_for(1.0)
+    run.submit()
+    job = run.in_training()
+    run.cluster.run("scontrol", "update", f"jobid={job}", "requeue=1")
+    nodes, lost = nodes_of(run.cluster, job), driver_of(run.project.home.run(RUN).path)
+    trained = max(map(len, run.epochs().values()))
+    try:
+        for node in nodes:
+            run.cluster.suspend_node(node)
+        wait_for(lambda: min(map(len, run.epochs().values())) > trained + 2, TRAINED_S)
+        for node in nodes:
+            run.cluster.wake_node(node, cut_off=True)
+        lost.wait(60)
+    finally:
+        for node in nodes:
+            run.cluster.wake_node(node)
+    log = run.project.home.run(RUN).job(0).log.read_text()
+    assert "the driver ends at once: the lease could not be renewed in time" in log
+    # The old srun may cancel the new step, which has the same number; then another job goes on.
+    wait_for(run.project.is_over, seconds=TRAINED_S)
+    run.check()
+
+
 def test_a_node_that_dies_takes_its_own_ranks_alone(run):
     run.submit()
     job = run.in_training()
