@@ -391,7 +391,7 @@ def _count(seeds: Sequence[int]) -> str:
 
 
 Section = Callable[[bool], Table]
-PLANNING: dict[str, Section] = {
+SECTIONS: dict[str, Section] = {
     "clairvoyant": clairvoyant,
     "clairvoyant-wide": partial(clairvoyant, epochs=fleet.WIDE_EPOCHS),
     "predicted": predicted,
@@ -402,8 +402,6 @@ PLANNING: dict[str, Section] = {
     "mean-jct": mean_jct,
     "planning": planning,
     "events": events,
-}
-FEEDING: dict[str, Section] = {
     "ring": ring_bench.table,
     "sharing": sharing_bench.table,
     "waiting": waiting_bench.table,
@@ -422,8 +420,6 @@ FEEDING: dict[str, Section] = {
     "variants": search_variants.table,
     "scripts": script_bench.table,
     "demo": demo_bench.table,
-}
-DECIDING: dict[str, Section] = {
     "hopper": hopper_bench.table,
     "cerebro": cerebro_bench.table,
     "cerebro-milp": cerebro_bench.milp_table,
@@ -458,8 +454,6 @@ DECIDING: dict[str, Section] = {
     "hetpipe-figures-5-6": hetpipe_bench.figures_5_and_6,
     "hetpipe-causes": hetpipe_bench.causes,
     "hetpipe-variation": hetpipe_bench.variation,
-}
-REPLAYS: dict[str, Section] = {
     "fleet-figure-5-lockstep": lambda quick: replay.figure5(_seeds(quick, 10), lockstep=True),
     "fleet-figure-5": lambda quick: replay.figure5(_seeds(quick, 10)),
     "fleet-figure-6": lambda quick: replay.figure6(_seeds(quick, 10)),
@@ -470,7 +464,6 @@ REPLAYS: dict[str, Section] = {
     "capes-table-3": lambda quick: replay.capes3(_seeds(quick, 10)),
     "capes-peaks": lambda quick: replay.peaks(_seeds(quick, 10)),
 }
-SECTIONS = {**PLANNING, **FEEDING, **DECIDING, **REPLAYS}
 
 
 def measured(names: Iterable[str], quick: bool = False) -> list[Table]:

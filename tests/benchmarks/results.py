@@ -1,7 +1,7 @@
 """Write docs/results.md, with its pictures: ``python tests/benchmarks/results.py [SECTION ..]``.
 
-The text between the tables is in results.md beside this file. With sections named, only those are measured;
-all other tables stay as they are on the page, each behind a comment with the name of its section.
+The text is in results.md beside this file, with a place for the table of each section. With sections
+named, only those are measured; all other tables stay as they are on the page, each behind its section's name.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from string import Template
 
@@ -27,13 +27,6 @@ TEXT = Path(__file__).with_suffix(".md")
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / TEXT.name
 DRAWN = ("independent", "flotilla", "fluid")
-PLACES: dict[str, Iterable[str]] = {
-    "limits": bench.PLANNING,
-    "feeding": bench.FEEDING,
-    "deciding": bench.DECIDING,
-    **{name.replace("-", "_"): (name,) for name in bench.REPLAYS},
-}
-"""Sections by the place in the text that has their tables."""
 TABLE = re.compile(
     r"^<!-- ([\w-]+) -->\n\n(### .*\n(?:\n(?:[^#|<\n].*\n)+)?(?:\n(?:\|.*\n)+)*)", re.MULTILINE
 )
@@ -66,12 +59,13 @@ def tables_of(page: str) -> dict[str, str]:
 def filled(text: str, tables: Mapping[str, str]) -> str:
     """Set the tables into the text, each behind its section's name; sections without one are left out."""
     parts = {
-        place: "\n\n".join(f"<!-- {name} -->\n\n{tables[name]}" for name in names if name in tables)
-        for place, names in PLACES.items()
+        name.replace("-", "_"): f"<!-- {name} -->\n\n{tables[name]}" if name in tables else ""
+        for name in bench.SECTIONS
     }
-    return Template(text).substitute(
-        parts, seeds=len(replay.SEEDS), seed=replay.SEEDS[0], checkpoint=f"{fleet.RESTART_S:g}"
+    page = Template(text).substitute(
+        parts, seeds=len(replay.SEEDS), seed=replay.SEEDS[0], restart=f"{fleet.RESTART_S:g}"
     )
+    return re.sub(r"\n{3,}", "\n\n", page)
 
 
 def draw_ratios(path: Path, seeds: Sequence[int] = replay.SEEDS) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 
+import bench
 import capes
 import fleet
 import pytest
@@ -122,6 +123,11 @@ def test_hours_without_contention_agree_with_the_paper() -> None:
     rows = hour_rows()
     paper = dict(zip(("doubling", *FIXED), (1.40, 1.40, 2.2, 3.8, 6.3), strict=True))
     assert {name: rows[name]["none"] for name in paper} == pytest.approx(paper, rel=0.05)
+
+
+def test_every_section_has_one_place_in_the_text() -> None:
+    found = re.findall(r"^\$(\w+)$", results.TEXT.read_text(encoding="utf-8"), re.M)
+    assert sorted(found) == sorted(name.replace("-", "_") for name in bench.SECTIONS)
 
 
 def test_the_page_is_its_text_around_its_tables() -> None:
