@@ -36,10 +36,13 @@ CLEAN_EXITS = frozenset({ExitReason.FINISHED, ExitReason.STOPPED})
 MEMBER_FAULTS = frozenset(
     {ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.HUNG, ExitReason.OUT_OF_MEMORY}
 )
-"""Failures counted against the member; no other is, except node failures beyond `FREE_NODE_FAILURES`."""
+"""Failures counted against the member; no other is, except those beyond the free ones below."""
 
 FREE_NODE_FAILURES = 3
 """Node failures of a member in one run that are not counted against it; further ones are."""
+
+FREE_DISK_ERRORS = 3
+"""Disk errors of a member in a row, without progress between them, that are not counted against it."""
 
 JOB_FATAL = frozenset({ExitReason.TIME, ExitReason.PREEMPTED, ExitReason.CANCELLED, ExitReason.DISK_FULL})
 """Reasons that would end every other task of the job, too."""

@@ -52,6 +52,8 @@ class Progress:
         Samples of the unfinished epoch in the last checkpoint.
     node_failures : int
         Number of tasks that ended because one of their nodes failed.
+    disk_errors : int
+        Number of tasks that ended with a disk error since a checkpoint or an epoch got further than ever.
     batch_size : int or None
         Batch size to which it was reduced after it ran out of memory; None: it was not reduced.
     furthest : int
@@ -71,6 +73,7 @@ class Progress:
     failures: int = 0
     part_samples: int = 0
     node_failures: int = 0
+    disk_errors: int = 0
     batch_size: int | None = None
     furthest: int = 0
     asked: int | None = None

@@ -28,6 +28,7 @@ POLL_S = 0.05
 """Least time between two calls of the planner, in seconds; changes meanwhile are handled together."""
 LAUNCH_PAUSES_S = {ExitReason.NOT_LAUNCHED: 5.0, ExitReason.DISK_ERROR: 30.0}
 """Pauses in seconds before the next start after the end of a task, if this could end the next one, too."""
+LONGEST_LAUNCH_PAUSE_S = 300.0
 DEFER_SHARE = 0.005
 """Share of a job's time during which the planner is not called for members that were left out.
 
@@ -49,6 +50,24 @@ class JobOptions:
     """
 
     round_overhead_s: float = 0.0
+
+
+class LaunchPauses:
+    """Pauses after the ends of tasks, which double with each one in a row of the same member."""
+
+    def __init__(self) -> None:
+        self._in_a_row: dict[str, int] = {}
+        self.until_s = -math.inf
+        """Time before which no task is started."""
+
+    def add(self, event: events.TaskEnded) -> None:
+        """Pause after the end of a task if its reason could end the next one, too."""
+        pause_s = LAUNCH_PAUSES_S.get(event.reason)
+        earlier = self._in_a_row.pop(event.name, 0)
+        if pause_s is not None:
+            self._in_a_row[event.name] = earlier + 1
+            longer_s = min(pause_s * 2**earlier, LONGEST_LAUNCH_PAUSE_S)
+            self.until_s = max(self.until_s, event.now_s + longer_s)
 
 
 PlanFunction = Callable[[Planner, Request, Callable[[Allocation], bool]], tuple[Decision, tuple[str, ...]]]
@@ -87,7 +106,8 @@ class Core:
         self._no_room: dict[str, int] = {}
         self._deferred_until_s: dict[str, float] = {}
         self._refused: tuple[str, float] | None = None
-        self._replan_at_s, self._plan_from_s, self._launch_from_s = math.inf, -math.inf, -math.inf
+        self._replan_at_s, self._plan_from_s = math.inf, -math.inf
+        self._pauses = LaunchPauses()
         self._fresh = self._changed = True
         self._commands: list[Command] = []
 
@@ -104,7 +124,7 @@ class Core:
     def schedule(self, now_s: float) -> list[Command]:
         """Return the commands that follow from all events until now."""
         self._stop_small_rounds(now_s)
-        if not self.ending and now_s >= self._launch_from_s:
+        if not self.ending and now_s >= self._pauses.until_s:
             if now_s >= self._plan_from_s and self._may_plan():
                 self._plan(now_s)
             self._start_pending(now_s)
@@ -181,8 +201,7 @@ class Core:
         """End the job or delay the next launch if the end of a task requires it."""
         if event.reason in JOB_FATAL:
             self._end(event.reason.value)
-        elif pause_s := LAUNCH_PAUSES_S.get(event.reason):
-            self._launch_from_s = max(self._launch_from_s, event.now_s + pause_s)
+        self._pauses.add(event)
 
     def _on_epoch_done(self, event: events.EpochDone) -> None:
         """Call an elastic planner again if a member's rate differs much from the planned one."""
@@ -369,8 +388,8 @@ class Core:
         """Return the time of the next action if no event comes before."""
         if self.ending:
             return math.inf
-        if now_s < self._launch_from_s:
-            return self._launch_from_s
+        if now_s < self._pauses.until_s:
+            return self._pauses.until_s
         return min(self._replan_at_s, max(self._plan_from_s, now_s) if self._may_plan() else math.inf)
 
 

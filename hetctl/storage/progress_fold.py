@@ -12,7 +12,7 @@ from typing import Any, cast
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.epoch_history import EpochHistory
 from hetctl.model.events import DRIVER, Event, in_order
-from hetctl.model.exit_reason import FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
+from hetctl.model.exit_reason import FREE_DISK_ERRORS, FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
 from hetctl.model.searches import REPORT, TRIAL
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import EpochResult, Progress
@@ -190,10 +190,15 @@ def _counted(state: MemberFold, event: Event, member: Member, retries: int) -> d
         smaller = member.smaller_batch(progress.batch_size or member.batch_size)
         return {"batch_size": smaller} if smaller else {"failed": description}
     nodes = progress.node_failures + (reason is ExitReason.NODE_FAILURE)
-    counts = reason in MEMBER_FAULTS or nodes > max(progress.node_failures, FREE_NODE_FAILURES)
+    disk_errors = progress.disk_errors + (reason is ExitReason.DISK_ERROR)
+    beyond_free = {
+        ExitReason.NODE_FAILURE: nodes > FREE_NODE_FAILURES,
+        ExitReason.DISK_ERROR: disk_errors > FREE_DISK_ERRORS,
+    }
+    counts = reason in MEMBER_FAULTS or beyond_free.get(reason, False)
     failures = progress.failures + counts
     failed = (state.error or description) if failures > retries else None
-    return {"node_failures": nodes, "failures": failures, "failed": failed}
+    return {"node_failures": nodes, "disk_errors": disk_errors, "failures": failures, "failed": failed}
 
 
 def _after_request(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
@@ -234,7 +239,9 @@ def _resumed(state: MemberFold, event: Event, _member: Member, _retries: int) ->
 def _with_checkpoint(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
     # A resumed member reports epochs again; only getting further than ever before is progress.
     reached = int(event.data["epoch"]), int(event.data.get("part_samples", 0))
-    return with_fields(state, reached=reached, reached_at=event.time) if reached > state.reached else state
+    if reached <= state.reached:
+        return state
+    return with_fields(_with(state, disk_errors=0), reached=reached, reached_at=event.time)
 
 
 def _with_epoch(state: MemberFold, event: Event, member: Member, retries: int) -> MemberFold:

@@ -17,7 +17,7 @@ from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop
-from hetctl.scheduling.core import LAUNCH_PAUSES_S, POLL_S, Core, JobOptions
+from hetctl.scheduling.core import LAUNCH_PAUSES_S, LONGEST_LAUNCH_PAUSE_S, POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (
     EpochDone,
     JobEnding,
@@ -293,6 +293,22 @@ def test_after_a_failed_launch_nothing_starts_during_the_pause(reason) -> None:
     commands = bench.all_at(1.0, TaskEnded(1.0, "a", reason))
     assert commands == [EndRound(5, "failed"), ScheduleTick(1.0 + LAUNCH_PAUSES_S[reason])]
     assert list(placed(bench.at(1.0 + LAUNCH_PAUSES_S[reason]))) == ["a"]
+
+
+def test_pauses_after_failed_launches_in_a_row_get_longer() -> None:
+    bench, now_s, pauses = Bench(LOCAL, "ab"), 0.0, []
+    bench.at(now_s)
+    for _ in range(5):
+        # The end of another member, which the same error ends at the same time, adds nothing.
+        ends = [TaskEnded(now_s, name, ExitReason.DISK_ERROR) for name in "ab"]
+        (tick,) = [c for c in bench.all_at(now_s, *ends) if isinstance(c, ScheduleTick)]
+        pauses.append(tick.at_s - now_s)
+        now_s = tick.at_s
+        bench.at(now_s)
+    assert pauses == [30.0, 60.0, 120.0, 240.0, LONGEST_LAUNCH_PAUSE_S]
+    assert list(placed(bench.at(now_s + 1.0, TaskEnded(now_s, "a", ExitReason.STOPPED)))) == ["a"]
+    (*_, tick) = bench.all_at(now_s + 2.0, TaskEnded(now_s + 2.0, "a", ExitReason.DISK_ERROR))
+    assert tick == ScheduleTick(now_s + 32.0)
 
 
 def test_a_used_up_budget_ends_the_job_before_the_next_round() -> None:

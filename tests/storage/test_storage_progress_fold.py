@@ -11,7 +11,7 @@ from whole_folds import progress_in, progress_of, usage_of
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER, Event
-from hetctl.model.exit_reason import FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
+from hetctl.model.exit_reason import FREE_DISK_ERRORS, FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
 from hetctl.model.run import Usage
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
@@ -154,7 +154,11 @@ def test_a_member_fails_with_its_own_error_after_its_retries():
 
 
 @pytest.mark.parametrize(
-    "reason", [reason for reason in ExitReason if reason not in MEMBER_FAULTS | {ExitReason.NODE_FAILURE}]
+    "reason",
+    sorted(
+        set(ExitReason) - MEMBER_FAULTS - {ExitReason.NODE_FAILURE, ExitReason.DISK_ERROR},
+        key=lambda each: each.value,
+    ),
 )
 def test_ends_without_fault_of_the_member_do_not_count(reason):
     assert fold(*[ended("a", reason.value)] * 9)["a"] == fold()["a"]
@@ -176,6 +180,16 @@ def test_node_failures_are_free_up_to_a_cap():
     more = [ended("a", "node-failure", "node failure")] * (RETRIES + 1)
     assert fold(*failing, *more)["a"].failed == "node failure"
     assert fold(*failing, epoch("a", 1), *more[:1])["a"].failures == 1
+
+
+def test_disk_errors_are_free_as_long_as_there_is_progress():
+    failing = [ended("a", "disk-error", "the file system did not answer")] * FREE_DISK_ERRORS
+    assert fold(*failing)["a"].failures == 0
+    assert fold(*failing, saved("a", 9, 0, 10), *failing, epoch("a", 1), *failing)["a"].failures == 0
+    # The same checkpoint again, from which each attempt begins, is none.
+    begun = [saved("a", 9, 0, 10), *failing, saved("a", 9, 0, 10)]
+    assert fold(*begun, *failing[:RETRIES])["a"].active
+    assert fold(*begun, *failing[:RETRIES], failing[0])["a"].failed == "the file system did not answer"
 
 
 def test_out_of_memory_fails_a_member_at_its_smallest_batch():

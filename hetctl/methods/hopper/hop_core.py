@@ -35,7 +35,7 @@ from hetctl.model.hops import Unit, Visit, gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Stop
-from hetctl.scheduling.core import FINISHED, LAUNCH_PAUSES_S
+from hetctl.scheduling.core import FINISHED, LaunchPauses
 from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.observer import Observer
 from hetctl.scheduling.rounds import DEADLINE, SIGNAL
@@ -118,7 +118,7 @@ class HopCore:
         self._may_be_used_up = True
         self._change = "start"
         self._deadline_s = math.inf
-        self._launch_from_s = -math.inf
+        self._pauses = LaunchPauses()
         self._ended_s = math.inf
         self._round = 0
         self._commands: list[Command | HopCommand] = []
@@ -138,7 +138,7 @@ class HopCore:
         if self._may_be_used_up and (limit := self._observer.used_up()):
             self._end(limit, now_s)
         self._may_be_used_up = False
-        if not self.ending and self._is_complete and now_s >= self._launch_from_s:
+        if not self.ending and self._is_complete and now_s >= self._pauses.until_s:
             self._regroup(now_s)
             self._follow_replay()
             self._start_visits(now_s)
@@ -330,8 +330,7 @@ class HopCore:
         self._recover(member, "its state was lost")
         if event.reason in JOB_FATAL:
             self._end(event.reason.value, event.now_s)
-        elif pause_s := LAUNCH_PAUSES_S.get(event.reason):
-            self._launch_from_s = max(self._launch_from_s, event.now_s + pause_s)
+        self._pauses.add(event)
 
     def _on_rank_ended(self, event: hop_events.RankEnded) -> None:
         """Roll back members whose checkpoint only the ended rank could write."""
