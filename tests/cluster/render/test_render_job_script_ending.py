@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -165,6 +166,33 @@ def test_a_second_job_with_the_same_number_leaves_at_once(tmp_path: Path, local_
     assert first.wait(timeout=60) == 0
     (claim,) = (tmp_path / "runs" / "r").glob("*.claim*")
     assert (claim.name, claim.read_text()) == ("job-0002.claim", "101\n")
+
+
+ONCE = """\
+#!/bin/bash
+# Stands for {command}, and fails the first time.
+mkdir "$RECORDS/{command} failed" 2>/dev/null && exit 1
+exec {path} "$@"
+"""
+SHORT_PAUSES = """\
+#!/bin/bash
+echo "$1" >>"$RECORDS/pauses"
+"""
+
+
+def test_a_disk_that_fails_for_a_moment_costs_no_job(tmp_path: Path, local_job: JobScript) -> None:
+    """The script can neither make the link nor read it at first."""
+    records, command, environment = prepare(tmp_path, local_job, "true")
+    stands_for = {name: ONCE.format(command=name, path=shutil.which(name)) for name in ("ln", "cat")}
+    for name, text in {**stands_for, "sleep": SHORT_PAUSES}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o700)
+    environment["PATH"] = f"{tmp_path}:{environment['PATH']}"
+    assert subprocess.run(command, env=environment, timeout=60).returncode == 0
+    assert (records / "driver").exists()
+    assert (records / "pauses").read_text().split()[:2] == ["5", "10"]
+    (claim,) = (tmp_path / "runs" / "r").glob("*.claim*")
+    assert claim.read_text() == f"{local_job.name}\n"
 
 
 def on_slurm(name: str = "slurm") -> Site:

@@ -24,25 +24,35 @@ claim=/shared/ann/digits/.hetctl/runs/digits-001/job-0003.claim
 next=/shared/ann/digits/.hetctl/runs/digits-001/job-0004.sh
 batch_id=$LSB_JOBID
 
-# Advance the run, again and again if a file system does not answer, from which Python may not even start.
-advance() {
+# Repeat a command for minutes if a file system does not answer, from which Python may not even start.
+patiently() {
+    local pause failed
     for pause in 5 10 20 40 60 60 0; do
-        "$python" -m hetctl advance "$@" -- "$run" && return
+        "$@" && return
         failed=$?
-        [[ $failed =~ ^(8|1|126|127|135)$ && $pause != 0 ]] || break
+        [[ $failed =~ ^(8|1|126|127|135)$ && $pause != 0 ]] || return "$failed"
         sleep "$pause"
     done
+}
+
+advance() {
+    patiently "$python" -m hetctl advance "$@" -- "$run" && return
+    local failed=$?
     echo "hetctl advance failed with exit code $failed; go on with: hetctl advance $run" >&2
     return "$failed"
 }
 
 # Of several scripts with this number, the first one to make the link is the job (ln is atomic). A requeued
 # job finds its own number.
-echo "$batch_id" >"$claim-$batch_id" || exit 1
-ln "$claim-$batch_id" "$claim" 2>/dev/null || [ -e "$claim" ] || exit 1
+take_number() {
+    [ -e "$claim" ] || echo "$batch_id" >"$claim-$batch_id" || return 1
+    [ -e "$claim" ] || ln "$claim-$batch_id" "$claim" || [ -e "$claim" ] || return 1
+    claimed=$(cat "$claim") && [ -n "$claimed" ]
+}
+patiently take_number || exit 1
 rm -f "$claim-$batch_id"
-if [ "$(cat "$claim")" != "$batch_id" ]; then
-    echo "job $batch_id leaves: job $(cat "$claim") is job 3 of run $run already" >&2
+if [ "$claimed" != "$batch_id" ]; then
+    echo "job $batch_id leaves: job $claimed is job 3 of run $run already" >&2
     exit 75
 fi
 # The batch system may requeue this job after it has submitted the next one; only one of them may train.
@@ -52,6 +62,9 @@ if [ -e "$next" ]; then
     exit
 fi
 rm -f "$stop"
+
+# The driver learns that the job before this one is over, which may have been killed with all its processes.
+advance &
 
 # The limit counts from the start of this script, or as the batch system reports it; training stops earlier.
 left=7200
