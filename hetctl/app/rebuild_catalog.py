@@ -28,14 +28,14 @@ from hetctl.catalog.database import (
 )
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import BadInputError, DamagedFileError
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.run_states import ENDED, QUEUED, STOPPED, run_after
 from hetctl.model.site import Site
 from hetctl.storage.paths import Home, RunFolder
-from hetctl.storage.profile_request import measurements_file
+from hetctl.storage.profile_request import measurements_file, read_measurements
 from hetctl.storage.run_files import CatalogRecord, read_claim, read_record, read_spec
 
 LOGGER = logging.getLogger(__name__)
@@ -43,6 +43,7 @@ PATIENCE_S = 30.0
 """Seconds to wait for the lock: a job's script may rebuild the catalog, too."""
 
 T = TypeVar("T")
+F = TypeVar("F")
 
 
 @dataclass(frozen=True)
@@ -133,10 +134,15 @@ def _restore_runs(catalog: Catalog, home: Home) -> None:
 
 
 def _spec_of(folder: RunFolder) -> RunSpec | None:
+    return _if_whole(read_spec, folder)
+
+
+def _if_whole(read: Callable[[F], T], folder: F) -> T | None:
+    """Read a file of a folder; None if it is damaged: the folder is left out."""
     try:
-        return read_spec(folder)
-    except ValueError as error:
-        LOGGER.warning("run %s is left out: %s: %s", folder.name, folder.spec, error)
+        return read(folder)
+    except DamagedFileError as error:
+        LOGGER.warning("%s; it is left out", error.message)
         return None
 
 
@@ -150,7 +156,8 @@ def _restore_profiles(catalog: Catalog, home: Home) -> int:
 def _profiles(home: Home) -> list[tuple[Path, float]]:
     """Return the folders of profiling jobs, each with the time of its request, the oldest first."""
     files = home.profiles.glob(f"*/{measurements_file(Path()).name}")
-    return sorted(((file.parent, file.stat().st_mtime) for file in files), key=lambda one: one[1])
+    whole = (file for file in files if _if_whole(read_measurements, file.parent))
+    return sorted(((file.parent, file.stat().st_mtime) for file in whole), key=lambda one: one[1])
 
 
 def _restore_inputs(catalog: Catalog, home: Home, since: float) -> None:

@@ -35,6 +35,7 @@ from hetctl.catalog.schema import (
     RUNS,
     SITES,
 )
+from hetctl.model.disk_errors import is_transient
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import Job
@@ -404,6 +405,8 @@ def _write_record(connection: Connection, folder: RunFolder) -> None:
     try:
         write_record(folder, record)
     except OSError as error:
+        if is_transient(error):
+            raise
         raise BadInputError(
             f"{folder.record} cannot be written: {error.strerror}",
             "free some space, or make it writable, and try again; nothing of this change was stored",

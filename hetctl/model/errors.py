@@ -30,6 +30,10 @@ class BadInputError(HetctlError):
     kind = "bad-input"
 
 
+class DamagedFileError(BadInputError):
+    """File of hetctl's own that is not as hetctl writes it."""
+
+
 class InfeasibleError(HetctlError):
     """Well-formed input that no plan satisfies."""
 

@@ -8,7 +8,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
+
+from hetctl.model.errors import DamagedFileError
+from hetctl.model.serialization import parse
+
+T = TypeVar("T")
 
 NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
 """Errors for folders that cannot be synced: fsync(2) does not have it there, or they cannot be opened."""
@@ -92,3 +97,22 @@ def write_json(path: Path, value: Any) -> None:
     """Write a JSON file as `write_private` does."""
     # Python would write NaN, which is no JSON and which other programs refuse.
     write_private(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def read_json(path: Path, kind: type[T], repair: str) -> T:
+    """Read a file of `write_json` as a value of type `kind`.
+
+    Parameters
+    ----------
+    repair : str
+        Hint of the error: the user's next step.
+
+    Raises
+    ------
+    DamagedFileError
+        If the file does not have such a value.
+    """
+    try:
+        return parse(kind, path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DamagedFileError(f"{path} is damaged: {error!s:.200}", repair) from None

@@ -7,11 +7,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.serialization import encode, parse
+from hetctl.model.serialization import encode
 from hetctl.model.site import Site
-from hetctl.storage.atomic_io import write_json
+from hetctl.storage.atomic_io import read_json, write_json
 
 RATE, LAYERS, LINKS = "rate", "layers", "links"
+REPAIR = "delete it once its job has ended; `hetctl profile` measures again what is missing"
+"""Next step for a user whose profiling job has a damaged file."""
 USUAL_COMMAND_S = 60.0
 """Seconds for which a command is profiled unless the user says otherwise."""
 
@@ -90,8 +92,8 @@ def write_measurements(folder: Path, measurements: Measurements) -> None:
 
 
 def read_measurements(folder: Path) -> Measurements:
-    """Read ``measurements.json``."""
-    return parse(Measurements, measurements_file(folder).read_text(encoding="utf-8"))
+    """Read ``measurements.json``; DamagedFileError if it is damaged."""
+    return read_json(measurements_file(folder), Measurements, REPAIR)
 
 
 @dataclass(frozen=True)
@@ -138,5 +140,5 @@ def write_jobs(folder: Path, jobs: ProfileJobs) -> None:
 
 
 def read_jobs(folder: Path) -> ProfileJobs:
-    """Read ``jobs.json``."""
-    return parse(ProfileJobs, jobs_file(folder).read_text(encoding="utf-8"))
+    """Read ``jobs.json``; DamagedFileError if it is damaged."""
+    return read_json(jobs_file(folder), ProfileJobs, REPAIR)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from hetctl.model.errors import DamagedFileError
 from hetctl.model.job import Job
 from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode, parse
 from hetctl.model.training_progress import LiveMetrics
-from hetctl.storage.atomic_io import write_json, write_private
+from hetctl.storage.atomic_io import read_json, write_json, write_private
 from hetctl.storage.paths import JobFiles, RunFolder, member_folder
+
+T = TypeVar("T")
+LOGGER = logging.getLogger(__name__)
 
 
 def write_spec(folder: RunFolder, spec: RunSpec) -> None:
@@ -25,8 +30,8 @@ def write_spec(folder: RunFolder, spec: RunSpec) -> None:
 
 
 def read_spec(folder: RunFolder) -> RunSpec:
-    """Read ``run.json``."""
-    return parse(RunSpec, folder.spec.read_text(encoding="utf-8"))
+    """Read ``run.json``; DamagedFileError if it is damaged."""
+    return read_json(folder.spec, RunSpec, "`hetctl submit` writes it anew from the catalog")
 
 
 @dataclass(frozen=True)
@@ -58,19 +63,36 @@ def write_record(folder: RunFolder, record: CatalogRecord) -> None:
 
 
 def read_record(folder: RunFolder) -> CatalogRecord | None:
-    """Read ``record.json``; None if there is none, or it is damaged."""
+    """Read ``record.json``; None if there is none, or it is damaged: the next change writes it anew."""
+    return _read_spare(folder.record, CatalogRecord)
+
+
+def _read_spare(path: Path, kind: type[T]) -> T | None:
+    """Read a file without which the others suffice; None if there is none, or it is damaged."""
     try:
-        return parse(CatalogRecord, folder.record.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path, kind, "")
+    except FileNotFoundError:
+        return None
+    except DamagedFileError as error:
+        LOGGER.warning("%s; it is not used", error.message)
         return None
 
 
 def read_claim(files: JobFiles) -> str:
-    """Return the batch system's id of the job that has claimed a number; empty if none has started."""
+    """Return the batch system's id of the job that has claimed a number; empty if none has started.
+
+    Raises
+    ------
+    DamagedFileError
+        If the file has no text.
+    """
     try:
         return files.claim.read_text(encoding="utf-8").strip()
     except FileNotFoundError:
         return ""
+    except ValueError as error:
+        repair = f"write the batch system's id of job {files.number} into it, or delete it if it has none"
+        raise DamagedFileError(f"{files.claim} is damaged: {error}", repair) from None
 
 
 def checkpoint_folder(spec: RunSpec, member: str) -> Path:
@@ -85,10 +107,8 @@ def write_planner_state(folder: RunFolder, state: Any) -> None:
 
 
 def read_planner_state(folder: RunFolder) -> Any:
-    """Return the planner's state at the start of the run's newest round; None if there is none."""
-    if not folder.planner_state.exists():
-        return None
-    return parse(Any, folder.planner_state.read_text(encoding="utf-8"))
+    """Return the planner's state at the start of the run's newest round; None if it is missing or damaged."""
+    return _read_spare(folder.planner_state, Any)
 
 
 STALE_S = 30.0

@@ -21,9 +21,9 @@ from hetctl.cluster.batch.submitit_jobs import setup_lines, write_call
 from hetctl.model.disk_errors import is_transient
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
-from hetctl.model.serialization import encode, parse
+from hetctl.model.serialization import encode
 from hetctl.model.site import Site
-from hetctl.storage.atomic_io import make_private_folder, write_json, write_private
+from hetctl.storage.atomic_io import make_private_folder, read_json, write_json, write_private
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import HostBoot, Process
 
@@ -305,6 +305,6 @@ def read_end(folder: Path, job: str) -> End | None:
 
 def _read(path: Path, kind: type[T]) -> T | None:
     try:
-        return parse(kind, path.read_text(encoding="utf-8"))
+        return read_json(path, kind, "delete it once no process of the job is left")
     except FileNotFoundError:
         return None

@@ -7,6 +7,7 @@ import signal
 import sys
 from pathlib import Path
 
+from hetctl.model.errors import HetctlError
 from hetctl.model.garbage import skip_last_collections
 from hetctl.model.job import GAVE_WAY
 from hetctl.runtime.driver.driver import SIGNAL_DELAY_S, Driver
@@ -34,6 +35,9 @@ def main(signal_delay_s: float = SIGNAL_DELAY_S) -> int:
     except GaveWayError as error:
         log_line(f"job {arguments.job} of run {folder.name} leaves: {error}")
         return GAVE_WAY
+    except HetctlError as error:
+        log_line(f"job {arguments.job} of run {folder.name} cannot begin: {error.message} ({error.hint})")
+        return error.exit_code
     signal.signal(signal.SIGTERM, lambda *_: driver.end("signal"))
     log_line(f"job {arguments.job} of run {folder.name} ended: {driver.run()}")
     return 0

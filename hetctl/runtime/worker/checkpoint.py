@@ -9,7 +9,6 @@ that a manifest names is never replaced.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +23,7 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.storage.atomic_io import (
     give_name,
     make_private_folder,
+    read_json,
     sync_folder,
     unfinished_file,
     write_json,
@@ -179,6 +179,13 @@ class Loaded:
     state: TrainingState
     invalid: tuple[str, ...]
     shards: str = ""
+
+
+@dataclass(frozen=True)
+class Inherited:
+    """Content of the file `PARENT`: the number of epochs that a trial has of its parent."""
+
+    epochs: int
 
 
 class CheckpointFolder:
@@ -380,21 +387,22 @@ class CheckpointFolder:
         shutil.copytree(origin.path, copy, ignore=left_out, copy_function=_copy_durably)
         for folder, _, _ in os.walk(copy):
             sync_folder(Path(folder))
-        write_json(copy / PARENT, {"epochs": len(origin.newest_state().epochs)})
+        write_json(copy / PARENT, encode(Inherited(len(origin.newest_state().epochs))))
         copy.rename(self.path)
         sync_folder(self.path.parent)
 
     def is_of_parent(self, state: TrainingState) -> bool:
         """Return true for a state that another member has trained, from which this one begins."""
+        repair = 'write {"epochs": N} into it, with the number of epochs that the parent had trained'
         try:
-            text = self._patience.call(lambda: (self.path / PARENT).read_text(encoding="utf-8"))
+            inherited = self._patience.call(read_json, self.path / PARENT, Inherited, repair)
         except FileNotFoundError:
             return False
-        return bool(not state.part_samples and json.loads(text)["epochs"] == len(state.epochs))
+        return not state.part_samples and inherited.epochs == len(state.epochs)
 
     def newest_visit(self) -> int:
         """Return the largest number of a visit in the checkpoints, valid or not; -1 if there is none."""
-        return max((_visit_in(path.stem) for path in self._manifests()), default=-1)
+        return max((visit_in(path.stem) for path in self._manifests()), default=-1)
 
     def _manifests(self) -> list[Path]:
         # Numbers in the names have fixed widths, so the order of names is that of training.
@@ -415,7 +423,7 @@ class CheckpointFolder:
         valid = [path for path in manifests if path.stem not in self._invalid]
         kept = {new, *(path.stem for path in valid[:KEPT])}
         old = (path for path in manifests if path.stem not in kept and path.stem < max(kept))
-        for manifest in (path for path in old if since is None or _visit_in(path.stem) < since):
+        for manifest in (path for path in old if since is None or visit_in(path.stem) < since):
             # The manifest first: an archive without one counts as nonexistent
             # if the process is killed in between. Of members that hop, ranks of other nodes delete, too.
             manifest.unlink(missing_ok=True)
@@ -464,8 +472,8 @@ def _name_of(state: TrainingState) -> str:
     return name if state.visit < 0 else f"{name}-{evaluated:05d}-{state.visit:09d}"
 
 
-def _visit_in(name: str) -> int:
-    """Return the number of the visit in the name of a checkpoint; -1 if it is of another mode."""
+def visit_in(name: str) -> int:
+    """Return the number of the visit in the name of a checkpoint; -1 if the member has not hopped."""
     fields = name.split("-")
     return int(fields[VISIT]) if len(fields) > VISIT else -1
 

@@ -136,6 +136,21 @@ def test_measured_points_outlive_the_catalog_and_its_backups(tmp_path):
     assert project.home.catalog.stat().st_mode & 0o777 == 0o600
 
 
+def test_damaged_files_of_profiling_jobs_are_named_and_left_out(tmp_path):
+    project = new_project(tmp_path / "project", environment={"HETCTL_SITE": "local"})
+    assert project.here("profile", "import", "rates.csv").code == 0
+    folder = project.home.profiles / "abc-0"
+    make_private_folder(folder)
+    for name in ("jobs.json", "measurements.json"):
+        (folder / name).write_text("{")
+    refused = project.here("profile", "--json")
+    assert (refused.code, refused.error["kind"]) == (2, "bad-input")
+    assert "jobs.json is damaged" in refused.error["message"]
+    assert "delete it" in refused.error["hint"]
+    done = project.here("catalog", "rebuild", "--json")
+    assert (done.code, done.json["profiles"]) == (0, 0)
+
+
 def test_a_catalog_of_a_newer_version_is_not_rebuilt(tmp_path):
     project = new_project(tmp_path / "project", environment={"HETCTL_SITE": "local"})
     assert project.here("profile", "import", "rates.csv").code == 0

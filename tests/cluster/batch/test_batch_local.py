@@ -26,7 +26,7 @@ from hetctl.cluster.batch.local import (
     read_claim,
     read_end,
 )
-from hetctl.model.errors import BatchSystemError
+from hetctl.model.errors import BatchSystemError, DamagedFileError
 from hetctl.model.job import JobState
 from hetctl.model.serialization import encode
 from hetctl.model.site import Queue, Site
@@ -363,3 +363,13 @@ def test_locks_in_a_folder_of_another_user_are_refused(submit, monkeypatch):
     with pytest.raises(BatchSystemError, match="belongs to another user") as caught:
         submit("exit 0")
     assert "HETCTL_SLOT_LOCKS" in caught.value.hint
+
+
+@pytest.mark.parametrize("file_of", [claim_file, end_file])
+def test_a_damaged_file_of_a_job_is_named(tmp_path, file_of):
+    boot = HostBoot.this()
+    assert claim(tmp_path, "j", Claim(boot, Process.of(os.getpid())))
+    file_of(tmp_path, "j").write_bytes(b"")
+    with pytest.raises(DamagedFileError, match=f"{file_of(tmp_path, 'j').name} is damaged") as caught:
+        LocalBatch(tmp_path).statuses(["j"])
+    assert "delete it once no process of the job is left" in caught.value.hint

@@ -34,6 +34,17 @@ def test_rounds_follow_one_another_until_all_have_converged(tmp_path):
     assert all(member.converged for member in job.progress().values())
 
 
+def test_a_driver_names_a_damaged_specification(tmp_path):
+    job = Job(tmp_path, {"a": {"epochs": 1}})
+    job.run.spec.write_text("{")
+    driver = job.start()
+    output, _ = driver.communicate(timeout=120)
+    assert driver.returncode == 2
+    assert "run.json is damaged" in output
+    assert "`hetctl submit` writes it anew" in output
+    assert "Traceback" not in output
+
+
 def test_a_flotilla_stops_when_too_few_are_active(tmp_path):
     members = {"quick": {"epochs": 1}, "slow": {"epochs": 16, "epoch_s": 0.3}, "late": {"epochs": 1}}
     rates = {"quick": {1: 100.0}, "slow": {1: 99.0}, "late": {1: 50.0}}

@@ -57,6 +57,15 @@ def test_an_outage_ends_neither_job_nor_member(tmp_path, faults):
     assert all(progress.failures == 0 for progress in job.progress().values())
 
 
+def test_an_outage_during_a_command_is_no_wrong_input(tmp_path, faults):
+    project = new_project(tmp_path / "project", environment={"HETCTL_SITE": "local"})
+    assert project.here("profile", "import", "rates.csv").code == 0
+    faults.begin(600, (errno.ESTALE, "all", "record.json"))
+    refused = project.hetctl("submit", "--json", **faults.environment)
+    assert (refused.code, refused.error["kind"]) == (8, "disk")
+    assert project.here("status").code == 2
+
+
 def test_an_outage_does_not_break_the_chain_of_jobs(tmp_path, faults):
     """Of the catalog, then of the driver's events, while the job's script advances the run."""
     project = new_project(
