@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from hetctl.methods.hopper.hop_events import HopProgress
 from hetctl.model.ensemble import Member
 from hetctl.model.events import Event
 from hetctl.model.run import RunSpec
-from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState
+from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState, visit_in
 from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
@@ -27,14 +28,21 @@ class RecordedVisits:
         Their numbers, by member.
     newest : int
         Number of the newest visit, whether it counts or not; -1 if there was none.
+    saved : mapping of str to set of int
+        Numbers of the newest visits in the checkpoints that were written, by member; -1 if it had not hopped.
     """
 
     numbers: Mapping[str, Set[int]]
     newest: int
+    saved: Mapping[str, Set[int]]
 
     def of(self, member: str) -> Set[int]:
         """Return the numbers of a member's visits."""
         return self.numbers.get(member, frozenset())
+
+    def has_saved(self, member: str) -> bool:
+        """Return true if a checkpoint of a member was written from which it may continue."""
+        return any(number < 0 or number in self.of(member) for number in self.saved.get(member, ()))
 
 
 def recorded_visits(folder: RunFolder) -> RecordedVisits:
@@ -44,6 +52,7 @@ def recorded_visits(folder: RunFolder) -> RecordedVisits:
 
 def _recorded(events: Iterable[Event]) -> RecordedVisits:
     numbers: defaultdict[str, set[int]] = defaultdict(set)
+    saved: defaultdict[str, set[int]] = defaultdict(set)
     newest = -1
     for event in events:
         if event.kind in ("visit", "visit_lost"):
@@ -52,7 +61,9 @@ def _recorded(events: Iterable[Event]) -> RecordedVisits:
             numbers[event.source].add(int(event.data["number"]))
         elif event.kind == "visits_undone":
             numbers[event.source].difference_update(event.data["numbers"])
-    return RecordedVisits(numbers, newest)
+        elif event.kind == "checkpoint":
+            saved[event.source].add(visit_in(PurePath(event.data["path"]).stem))
+    return RecordedVisits(numbers, newest, saved)
 
 
 def newest_states(
@@ -62,16 +73,24 @@ def newest_states(
 
     Others are left out. A node that was given up may save a visit that was undone, and a rank one that its
     driver did not live to record; such a visit is repeated.
+
+    A member all of whose checkpoints are lost does not begin anew: the state has the visit that is looked
+    for in vain, and the rank that is to continue from it fails with an error that says so.
     """
     folders = {name: CheckpointFolder(checkpoint_folder(spec, name)) for name in members}
-    return {name: _newest(folder, recorded.of(name)) for name, folder in folders.items()}
+    return {name: _newest(name, folder, recorded) for name, folder in folders.items()}
 
 
-def _newest(folder: CheckpointFolder, recorded: Set[int]) -> TrainingState:
+def _newest(member: str, folder: CheckpointFolder, recorded: RecordedVisits) -> TrainingState:
+    visits = recorded.of(member)
+
     def is_known(state: TrainingState) -> bool:
-        return state.visit < 0 or state.visit in recorded or folder.is_of_parent(state)
+        return state.visit < 0 or state.visit in visits or folder.is_of_parent(state)
 
-    return folder.newest_state(is_known)
+    state = folder.newest_state(is_known)
+    if state == TrainingState() and recorded.has_saved(member):
+        return TrainingState(visit=max(visits, default=0))
+    return state
 
 
 def drop_leftovers(spec: RunSpec, members: Iterable[str]) -> None:

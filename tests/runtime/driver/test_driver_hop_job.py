@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import fields
 from types import SimpleNamespace
 
@@ -52,7 +53,7 @@ def record_visits(folder, member, *numbers):
 
 def save(spec, member, visit, samples):
     state = TrainingState(part_samples=samples, visited=tuple(range(visit)), visit=visit)
-    CheckpointFolder(checkpoint_folder(spec, member)).save({"w": np.zeros(2)}, state)
+    return CheckpointFolder(checkpoint_folder(spec, member)).save({"w": np.zeros(2)}, state)
 
 
 def job_of(folder, spec):
@@ -116,6 +117,29 @@ def test_visits_that_no_checkpoint_has_are_undone(folder, spec):
     *_, undone = read_events(folder.events_of("a"))
     assert (undone.kind, undone.data["numbers"]) == ("visits_undone", [2, 3])
     assert recorded_visits(folder).of("a") == {1}
+
+
+def test_a_member_without_its_checkpoints_does_not_begin_anew(folder, spec):
+    record_visits(folder, "a", 1, 2, 3)
+    for visit in (1, 2):
+        manifest = save(spec, "a", visit, 10 * visit)
+        told = {"bytes": manifest.bytes, "sha256": manifest.sha256, "duration_s": 0.1}
+        record(folder, "a", "checkpoint", epoch=0, part_samples=10 * visit, path=manifest.file, **told)
+    shutil.rmtree(checkpoint_folder(spec, "a"))
+    assert found(folder, spec)[0] == {"a": 3, "b": -1}
+    recorded = recorded_visits(folder)
+    job = HopJob(job_of(folder, spec))
+    job.reconcile(newest_states(spec, ["a"], recorded), {"a": 0}, recorded)
+    assert recorded_visits(folder).of("a") == {1, 2, 3}
+
+
+def test_a_saved_visit_that_was_undone_leaves_a_fresh_network(folder, spec):
+    record_visits(folder, "a", 1)
+    record(folder, "a", "visits_undone", numbers=[1], reason="lost")
+    manifest = save(spec, "a", 1, 10)
+    told = {"bytes": manifest.bytes, "sha256": manifest.sha256, "duration_s": 0.1}
+    record(folder, "a", "checkpoint", epoch=0, part_samples=10, path=manifest.file, **told)
+    assert found(folder, spec)[0] == {"a": -1, "b": -1}
 
 
 def test_what_killed_ranks_left_is_deleted_when_hops_begin(spec):
