@@ -18,6 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from hetctl.model.disk_errors import is_transient
 from hetctl.model.serialization import encode, parse
 from hetctl.model.training_progress import EpochResult
 from hetctl.storage.atomic_io import (
@@ -372,7 +373,10 @@ class CheckpointFolder:
         return TrainingState()
 
     def inherit(self, origin: CheckpointFolder) -> None:
-        """Copy the files of another member's folder, unless this folder has any: all of them or none.
+        """Take the files of another member's folder, unless this folder has any: all of them or none.
+
+        Files of checkpoints, which nobody changes, are linked, since copies of large ones take minutes.
+        Others, such as those of commands, are copied.
 
         Raises
         ------
@@ -384,7 +388,13 @@ class CheckpointFolder:
         copy = self.path.with_name(f".{self.path.name}.copy")
         shutil.rmtree(copy, ignore_errors=True)
         left_out = shutil.ignore_patterns(TENSORBOARD, PARENT)
-        shutil.copytree(origin.path, copy, ignore=left_out, copy_function=_copy_durably)
+        finished = origin._finished()
+
+        def take(source: str, target: str) -> None:
+            is_finished = Path(source).relative_to(origin.path).parts[0] in finished
+            (_link_or_copy if is_finished else _copy_durably)(source, target)
+
+        shutil.copytree(origin.path, copy, ignore=left_out, copy_function=take)
         for folder, _, _ in os.walk(copy):
             sync_folder(Path(folder))
         write_json(copy / PARENT, encode(Inherited(len(origin.newest_state().epochs))))
@@ -408,6 +418,14 @@ class CheckpointFolder:
         # Numbers in the names have fixed widths, so the order of names is that of training.
         found = (self.path / name for name in self._entries("epoch-*.json"))
         return sorted(found, key=lambda path: path.stem, reverse=True)
+
+    def _finished(self) -> set[str]:
+        """Return the names of the files and folders of all checkpoints."""
+        names: set[str] = set()
+        for path in self._manifests():
+            with suppress(FileNotFoundError, ValueError):
+                names |= {path.name, *_names_in(_manifest_in(path))}
+        return names
 
     def _entries(self, pattern: str) -> list[str]:
         """Return the names in the folder that match a pattern; none if there is no folder."""
@@ -491,6 +509,15 @@ def _names_in(manifest: Manifest) -> set[str]:
 
 def _manifest_in(path: Path) -> Manifest:
     return parse(Manifest, path.read_text(encoding="utf-8"))
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if is_transient(error):
+            raise
+        _copy_durably(source, target)
 
 
 def _copy_durably(source: str, target: str) -> None:

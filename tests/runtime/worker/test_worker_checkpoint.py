@@ -201,6 +201,23 @@ def test_modes_do_not_depend_on_the_umask(folder):
     assert stat.S_IMODE(folder.path.stat().st_mode) == 0o700
 
 
+def test_a_trial_shares_checkpoints_but_no_files_of_a_command(folder, tmp_path):
+    """To copy large checkpoints would take minutes, in which the driver does nothing else."""
+    folder.save(arrays(1), state(2))
+    (folder.path / "model.pt").write_text("of a command, which may write into it")
+    child = CheckpointFolder(tmp_path / "child" / "run")
+    child.path.parent.mkdir()
+    child.inherit(folder)
+    shared = {path.name for path in folder.path.iterdir() if path.samefile(child.path / path.name)}
+    assert shared == {f"epoch-00002-000000000000.{ending}" for ending in ("json", "npz")}
+    # Each goes its own way.
+    for seed in (3, 4, 5):
+        folder.save(arrays(seed), state(seed))
+        child.save(arrays(10 * seed), state(seed))
+    assert child.load().arrays["optimizer/0000"] == 50
+    assert folder.load().arrays["optimizer/0000"] == 5
+
+
 def test_a_trial_inherits_what_its_parent_has_once(folder, tmp_path):
     child = CheckpointFolder(tmp_path / "child")
     child.inherit(folder)
