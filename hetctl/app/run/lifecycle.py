@@ -24,7 +24,15 @@ from hetctl.app.run.next_state import reason_to_end
 from hetctl.app.run.replay import keep_replay
 from hetctl.app.run.select_run import record_of, require_folder, unfinished
 from hetctl.app.run.spec import planned_run
-from hetctl.app.run.submission import NextJob, adopt, in_submission, next_job_of, rendered, submit_last
+from hetctl.app.run.submission import (
+    NextJob,
+    adopt,
+    identity_of,
+    in_submission,
+    next_job_of,
+    rendered,
+    submit_last,
+)
 from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.model.ensemble import Ensemble
@@ -172,7 +180,10 @@ def cancel(project: Project, run: str | None) -> RunTransition:
         alive = [job for job in refresh_jobs(catalog, batch, folder) if not job.state.over]
         batch.cancel([job.batch_id for job in alive])
     jobs = ", ".join(f"job {job.batch_id}" for job in alive) or "no job"
-    return replace(cancelled, reason=f"{jobs} cancelled; `hetctl submit` goes on from the checkpoints")
+    next_step = "`hetctl submit` goes on from the checkpoints"
+    if not folder.spec.exists():
+        next_step = f"{folder.path} is gone: `hetctl submit --new` starts another run"
+    return replace(cancelled, reason=f"{jobs} cancelled; {next_step}")
 
 
 def _continue(
@@ -306,7 +317,7 @@ def _are_queued(jobs: Sequence[Job]) -> bool:
 
 def _next_job(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job]) -> NextJob:
     """Render the job after a run's jobs; nothing is written."""
-    job = next_job_of(spec, catalog.identity, jobs)
+    job = next_job_of(spec, identity_of(project, catalog), jobs)
     jobs = (*jobs[: job.number], job)
     return NextJob(spec, jobs, rendered(project, spec, jobs))
 

@@ -12,7 +12,7 @@ from hetctl.app.run.continue_run import RequestedOptions, continued, is_done, pl
 from hetctl.app.run.job_states import ended_by_files, job_events
 from hetctl.app.run.replay import check_replay
 from hetctl.app.run.select_run import record_of, require_folder
-from hetctl.app.run.submission import NextJob, Submission, new_job, next_job_of, rendered
+from hetctl.app.run.submission import NextJob, Submission, identity_of, new_job, next_job_of, rendered
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
@@ -38,7 +38,7 @@ def planned_run(
     # A run keeps its site as the file has it, without links that were measured.
     spec = new_spec(project, catalog, replace(request, profiles=measured.profiles), requested)
     spec = as_planned(spec, plan, measured)
-    job = new_job(spec, catalog.identity, 0)
+    job = new_job(spec, identity_of(project, catalog), 0)
     return NextJob(spec, (job,), rendered(project, spec, [job], plan), plan)
 
 
@@ -70,7 +70,7 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, requested: Requ
         jobs = ended_by_files(catalog.jobs(run), job_events(folder), done=False, silent=True)
         alive = [job for job in jobs if not job.state.over and job.batch_id]
         behind = f"job {alive[-1].batch_id}, last seen {alive[-1].state.value}," if alive else ""
-        next_job = next_job_of(spec, catalog.identity, jobs)
+        next_job = next_job_of(spec, identity_of(project, catalog), jobs)
         # The phase in which a run of several phases will be then is known only to its jobs.
         plan = plan_of_rest(project, catalog, spec) if len(spec.phases) == 1 else None
     earlier = [moved(job, JobState.FINISHED) if job in alive else job for job in jobs]

@@ -85,15 +85,20 @@ class NextJob:
     behind: str = ""
 
 
+def identity_of(project: Project, catalog: Catalog) -> str:
+    """Return what a project has in common with no other, not even with a copy of its folder."""
+    return f"{catalog.identity}{project.home.path}"
+
+
 def new_job(spec: RunSpec, identity: str, number: int) -> Job:
     """Return a job that is about to be submitted.
 
     Parameters
     ----------
     identity : str
-        Identity of the catalog; the same job of the same catalog always has the same name.
+        Identity of the project; the same job of the same project always has the same name.
     """
-    # The catalog's identity keeps jobs of other projects with runs of the same name apart.
+    # By its name a job is found whose submission was cut short.
     token = hashlib.sha256(f"{identity}/{spec.run}/{number}".encode()).hexdigest()[:8]
     return Job(
         number=number,

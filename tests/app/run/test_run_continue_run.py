@@ -269,9 +269,20 @@ def test_a_removed_folder_is_named_with_what_is_left_to_do(project, slurm):
         assert (told.code, "of run trio-001 is gone" in told.stderr) == (2, True)
         assert "`hetctl submit --new` starts another run" in told.stderr
     assert not project.home.run(RUN).path.exists()
-    assert project.here("cancel").code == 0
+    told = project.here("cancel").stdout
+    assert "`hetctl submit --new` starts another run" in told
+    assert "goes on from the checkpoints" not in told
     assert project.here("submit", "--new").code == 0
     assert len(scripts(slurm)) == 2
+
+
+def test_jobs_of_a_copied_project_have_names_of_their_own(project, slurm, tmp_path):
+    """By its name a copy would take a job of the original for its own."""
+    copy = replace(project, path=shutil.copytree(project.path, tmp_path / "copy"))
+    for made in (project, copy):
+        assert made.here("submit", "--new").code == 0
+    names = [re.search(r"--job-name=(hetctl-trio-002-0-\S+)", text)[1] for text in scripts(slurm)[-2:]]
+    assert len(set(names)) == 2
 
 
 def test_limits_of_epochs_may_be_raised(project):
