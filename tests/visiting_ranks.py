@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -35,6 +36,7 @@ from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.transport import Address, Connection
 from hetctl.runtime.worker import context
+from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.group import Group, RankInfo
 from hetctl.runtime.worker.messages import (
     VISIT,
@@ -60,6 +62,16 @@ def serve_visits(memory, binding, channel, networks_bytes):
     node_folder.MEMORY = memory
     context.NETWORKS_BYTES = networks_bytes
     return serve(binding, channel)
+
+
+def serve_without_saving(memory, binding, channel, networks_bytes):
+    """Be such a rank whose checkpoints cannot be written, however long it tries."""
+
+    def no_answer(*_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    CheckpointFolder.save = no_answer
+    return serve_visits(memory, binding, channel, networks_bytes)
 
 
 def loader_of(pair, member, seed, gpus=1):
@@ -156,12 +168,12 @@ class Visits:
 class VisitedRank:
     """A rank in a process of its own, and what it has sent."""
 
-    def __init__(self, visits, gpu, networks_bytes=2**30):
+    def __init__(self, visits, gpu, networks_bytes=2**30, serving=serve_visits):
         self.visits, self.gpu = visits, gpu
         ours, theirs = socket.socketpair()
         binding = Binding(NODE, gpu, None, (0,))
         with theirs:
-            self.process = fork(serve_visits, visits.folder / "memory", binding, theirs, networks_bytes)
+            self.process = fork(serving, visits.folder / "memory", binding, theirs, networks_bytes)
         self._end, self._connection = ours, Connection(ours)
         self._arrived = queue.SimpleQueue()
         self.messages = []

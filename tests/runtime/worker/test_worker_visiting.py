@@ -23,6 +23,7 @@ from visiting_ranks import (
     ensemble_of,
     hops,
     order_of,
+    serve_without_saving,
     train_alone,
     trained_alone,
     write_parts,
@@ -267,6 +268,15 @@ def test_a_rank_ends_if_a_checkpoint_cannot_be_read(tmp_path, path, ranks):
     assert rank.end() == EXIT_CODES[ExitReason.PROGRAM_ERROR]
     (event,) = read_folder(tmp_path / "run/events")
     assert (event.kind, event.source) == ("failed", "adam")
+
+
+def test_an_idle_rank_ends_if_a_checkpoint_cannot_be_written(tmp_path, path, ranks):
+    """After the time for which it is tried again."""
+    rank = ranks(Visits(tmp_path, ensemble_of("pytorch", path)), serving=serve_without_saving)
+    assert rank.visit(DROPPING, VisitSpec(0, 1, 0, False))
+    assert rank.end() == EXIT_CODES[ExitReason.DISK_ERROR]
+    (event,) = read_folder(tmp_path / "run/events")
+    assert (event.kind, event.source, event.data["reason"]) == ("failed", "adam", "disk-error")
 
 
 # In groups
