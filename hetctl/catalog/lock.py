@@ -62,6 +62,10 @@ class Holder:
         return f"`{self.command}` (process {self.process.pid} on host {self.machine.host}, since {since})"
 
 
+_LEFT: set[Holder] = set()
+"""Locks of this process that it has left, although the file may still be there: the disk did not answer."""
+
+
 class ProjectLock:
     """Lock of the project within a ``with`` block.
 
@@ -107,6 +111,9 @@ class ProjectLock:
                 self._wait(own)
                 self._heartbeat.enter_context(_touching(self._path, self._heartbeat_s))
         except OSError as error:
+            self._heartbeat.close()
+            # The file may be there all the same, and this process may try again.
+            _LEFT.add(self._holder)
             if is_transient(error):
                 raise
             raise BadInputError(
@@ -119,10 +126,17 @@ class ProjectLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._heartbeat.close()
-        with suppress(FileNotFoundError):
+        try:
             # A process that was stopped for too long has lost the lock to another one.
             if _read(self._path.read_text(encoding="utf-8")) == self._holder:
                 self._path.unlink()
+        except FileNotFoundError:
+            pass
+        except OSError as failure:
+            if not is_transient(failure):
+                raise
+            LOGGER.warning("the lock stays until process %d ends: %s", os.getpid(), failure)
+            _LEFT.add(self._holder)
 
     @contextmanager
     def released(self) -> Iterator[None]:
@@ -184,7 +198,8 @@ class ProjectLock:
                 holder = _read(file.read())
                 # Both times are those of the file server: clocks of hosts differ.
                 silent_s = own.stat().st_mtime - os.fstat(file.fileno()).st_mtime
-                if holder is not None and not (holder.gone if holder.here else silent_s > SILENT_S):
+                is_over = holder and (holder.gone if holder.here else silent_s > SILENT_S)
+                if holder and holder not in _LEFT and not is_over:
                     raise self._locked_by(holder)
                 # Another process may have replaced the file between open and lock.
                 if not os.path.samestat(os.fstat(file.fileno()), self._path.stat()):

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -260,6 +261,29 @@ def test_a_lock_that_names_nobody_does_not_lock_out(path: Path, text: str) -> No
     put(path, text)
     with ProjectLock(path, "hetctl plan"):
         assert pid_in(path) == os.getpid()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("name", ["unlink", "open"])
+def test_a_lock_left_while_the_disk_failed_is_taken_anew(
+    path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """When it is given back, or as soon as it is taken; others have to wait for the end of this process."""
+    owner = Path if name == "unlink" else os
+    works = getattr(owner, name)
+
+    def no_answer(file: Path, *how: object, **more: object) -> object:
+        if file == path:
+            raise OSError(errno.ESHUTDOWN, "Cannot send after transport endpoint shutdown")
+        return works(file, *how, **more)
+
+    monkeypatch.setattr(owner, name, no_answer)
+    with suppress(OSError), ProjectLock(path, "hetctl advance"):
+        pass
+    monkeypatch.undo()
+    assert pid_in(path) == os.getpid()
+    with ProjectLock(path, "hetctl advance"), pytest.raises(LockedError), ProjectLock(path, "hetctl plan"):
+        pytest.fail("locked twice")
     assert not path.exists()
 
 
