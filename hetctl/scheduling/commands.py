@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from hetctl.model.hops import Visit
 from hetctl.model.plan import Allocation
 
 
@@ -16,9 +17,19 @@ class Task:
     ----------
     allocation : Allocation
         Member of the task and its GPUs.
+    visit : Visit or None
+        Visit to one partition, with which the task ends; None: it is none.
+    state : str or None
+        Name of the state from which a visit starts; it is or arrives in the store of the worker's node. None:
+        the newest checkpoint, or a fresh network.
+    checkpoint : int
+        Number of the newest visit in that checkpoint; -1 if no visit is in it.
     """
 
     allocation: Allocation
+    visit: Visit | None = None
+    state: str | None = None
+    checkpoint: int = -1
 
     @property
     def name(self) -> str:
@@ -28,7 +39,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Command to start tasks as one round, on free GPUs.
+    """Command to start tasks on free GPUs, as one round or, if they are visits, in the round of all visits.
 
     Parameters
     ----------
@@ -40,8 +51,8 @@ class Start:
 
     round: int
     tasks: tuple[Task, ...]
-    predicted_s: float
-    planner_state: Any
+    predicted_s: float = 0.0
+    planner_state: Any = None
 
 
 @dataclass(frozen=True, slots=True)

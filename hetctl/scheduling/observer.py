@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from hetctl.model.workload import Workload
+from hetctl.scheduling.job_scheduler import RunningTask
 from hetctl.scheduling.planners.base import Held
-from hetctl.scheduling.rounds import RunningTask
 
 
 @dataclass(frozen=True)

@@ -16,29 +16,23 @@ class Pool:
     """
 
     def __init__(self, nodes: Iterable[Node] = ()) -> None:
-        self._nodes: dict[str, Node] = {}
+        self.nodes: dict[str, Node] = {}
         self._free: dict[str, Node] = {}
-        self.nodes: tuple[Node, ...] = ()
-        self.gpus = 0
-        self.free_gpus = 0
+        self.gpus = self.free_gpus = 0
         self.add(nodes)
 
     def add(self, nodes: Iterable[Node]) -> None:
         """Add nodes with all their GPUs free."""
         for node in nodes:
-            self._nodes[node.name] = self._free[node.name] = node
+            self.nodes[node.name] = self._free[node.name] = node
+            self.gpus += len(node.gpus)
             self.free_gpus += len(node.gpus)
-        self._list()
 
     def remove(self, name: str) -> None:
         """Remove a lost node and its GPUs."""
-        if self._nodes.pop(name, None):
+        if lost := self.nodes.pop(name, None):
+            self.gpus -= len(lost.gpus)
             self.free_gpus -= len(self._free.pop(name).gpus)
-            self._list()
-
-    def _list(self) -> None:
-        self.nodes = tuple(self._nodes.values())
-        self.gpus = sum(len(node.gpus) for node in self.nodes)
 
     @property
     def free(self) -> tuple[Node, ...]:
@@ -47,7 +41,7 @@ class Pool:
 
     def has(self, placement: tuple[Placement, ...]) -> bool:
         """Return true if all nodes of a placement are in the job."""
-        return all(part.node in self._nodes for part in placement)
+        return all(part.node in self.nodes for part in placement)
 
     def can_hold(self, placement: tuple[Placement, ...]) -> bool:
         """Return true if all GPUs of a placement are free."""

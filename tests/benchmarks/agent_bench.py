@@ -166,7 +166,7 @@ def _start(framework: str, nodes: int) -> tuple[float, float]:
     with ranks_on(nodes, START_RANKS // nodes, framework, sys.executable) as (pool, _):
         began = time.monotonic()
         sets = [ResourceSet(node.name, node.gpus) for node in pool.nodes]
-        pool._agents.start_step(AGENTS, sets)
+        pool.agents.start_step(AGENTS, sets)
         gpus = [(node.name, gpu) for node in pool.nodes for gpu in node.gpus]
         for gpu in gpus:
             pool._rank_for(gpu, AGENTS, None)
@@ -264,7 +264,7 @@ def ranks_on(
         files = AgentFiles.within(folder)
         places = [Node(f"n{n}", tuple(range(ranks))) for n in range(nodes)]
         pool = RankPool(site, places, files, (framework,) if framework else ())
-        pool.open_stores(store)
+        pool.agents.store = store
         try:
             yield pool, folder
         finally:

@@ -84,14 +84,14 @@ class Hops:
         name = f"m-{number}"
         (self.source / name).write_bytes(os.urandom(size_bytes))
         began = time.perf_counter()
-        self.pool.fetch(TARGET, name, SOURCE)
+        self.pool.agents.fetch(TARGET, name, SOURCE)
         while not self.pool.stores.fetched:
             self.pool.wait(PATIENCE_S)
         seconds = time.perf_counter() - began
         ((_, fetched),) = self.pool.stores.fetched
         assert fetched.bytes == size_bytes, fetched.error
         self.pool.stores.fetched.clear()
-        self.pool.forget([name], [SOURCE, TARGET])
+        self.pool.agents.forget([name], [SOURCE, TARGET])
         until(self.pool, lambda: not (self.source / name).exists() and not (self.target / name).exists())
         return seconds, fetched.duration_s
 

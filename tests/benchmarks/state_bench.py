@@ -40,7 +40,7 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.reports.status_table import status_table
 from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.scheduling.commands import Task
-from hetctl.scheduling.rounds import RunningTask
+from hetctl.scheduling.job_scheduler import RunningTask
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.run_files import write_spec

@@ -14,7 +14,7 @@ def test_free_gpus_are_listed_in_the_clusters_order() -> None:
     assert gpus.free == (Node("node-0", (0,), "v100"), Node("node-2", (0, 1), "p100"))
     assert (gpus.free_gpus, gpus.gpus, gpus.can_hold(BOTH)) == (3, 6, False)
     gpus.release(BOTH)
-    assert gpus.free == gpus.nodes == CLUSTER.nodes
+    assert gpus.free == tuple(gpus.nodes.values()) == CLUSTER.nodes
     assert (gpus.free_gpus, gpus.can_hold(BOTH)) == (6, True)
 
 
@@ -25,6 +25,6 @@ def test_gpus_of_a_lost_node_are_gone_whoever_holds_them() -> None:
     gpus.remove("node-1")
     assert (gpus.gpus, gpus.free_gpus, gpus.has(BOTH), gpus.can_hold(BOTH)) == (4, 3, False, False)
     gpus.release(BOTH)
-    assert gpus.free == gpus.nodes == (CLUSTER.nodes[0], CLUSTER.nodes[2])
+    assert gpus.free == tuple(gpus.nodes.values()) == (CLUSTER.nodes[0], CLUSTER.nodes[2])
     gpus.add([CLUSTER.nodes[1]])
     assert (gpus.gpus, gpus.free_gpus, gpus.can_hold(BOTH)) == (6, 6, True)

@@ -1,4 +1,4 @@
-"""Events of a job in which members hop, beside those of `hetctl.scheduling.events`.
+"""Events and commands of a job in which members hop, beside those of `hetctl.scheduling`.
 
 Times are in seconds on the caller's clock.
 """
@@ -113,4 +113,70 @@ class MemberJoined:
     progress: HopProgress
 
 
-HopEvents = StoreOpened | StoreLost | VisitDone | StateFetched | StateWritten | RankEnded | MemberJoined
+@dataclass(frozen=True, slots=True)
+class OpenHops:
+    """Command to open the round in which all visits of the job take place."""
+
+    round: int
+    members: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """Command to copy a state from the store of the node `source` to that of `node`."""
+
+    node: str
+    state: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class ForgetStates:
+    """Command to delete states that no visit needs any more."""
+
+    nodes: tuple[str, ...]
+    states: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UndoVisits:
+    """Command to record that visits count no more: their states were lost before they were in a checkpoint.
+
+    Parameters
+    ----------
+    numbers : tuple of int
+        Numbers of the visits.
+    """
+
+    member: str
+    numbers: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Converge:
+    """Command to record that a member has converged; its last state is in a checkpoint."""
+
+    member: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReportPlan:
+    """Command to record a new plan of visits.
+
+    Parameters
+    ----------
+    predicted_s, lower_bound_s : float
+        Predicted time of the planned visits, and its lower bound, in seconds from now.
+    workers : mapping of str to tuple of str
+        Partitions by worker.
+    reason : str
+        Change that required the plan.
+    """
+
+    scheduler: str
+    predicted_s: float
+    lower_bound_s: float
+    workers: Mapping[str, tuple[str, ...]]
+    reason: str

@@ -14,11 +14,13 @@ import selectors
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
 from hetctl.cluster.launchers.agents import NodeGpu, agents_step, cancel_command
@@ -50,15 +52,17 @@ from hetctl.runtime.agent.messages import (
     StageOrder,
     StoreOrder,
 )
-from hetctl.runtime.driver.agent_step import AgentLink, AgentStep
 from hetctl.runtime.driver.classify_exit import MISPLACED
 from hetctl.runtime.driver.launched_steps import StepPool
 from hetctl.runtime.interfaces import control_address
-from hetctl.runtime.job_logs import append, length_of, log_line
+from hetctl.runtime.job_logs import append, end_of, length_of, log_line
 from hetctl.runtime.transport import Connection, JobIdentity, Listener
 from hetctl.runtime.worker.messages import write_address
 from hetctl.storage.paths import AgentFiles
 from hetctl.storage.patience import PATIENT
+
+if TYPE_CHECKING:
+    from hetctl.runtime.driver.rank_pool import RankPool
 
 STEP_END_S = 1.0
 """Seconds in which a step ends after one of its agents has closed its connection, if it ends with it."""
@@ -70,44 +74,98 @@ TOUCH_EVERY_S = 2.0
 """Seconds between two touches of the driver's file and two heartbeats, which show agents that it runs."""
 LAST_S = 10.0
 """Seconds in which the agent of the last node, having closed its connection, may return or end its step."""
+MOST_RETURNS = 3
+"""Losses of a node after which it is used again; the next ones would cost its members more than it gains."""
 NO_STAGES: Mapping[str, StageOrder] = MappingProxyType({})
 
 
-class RankEvents(Protocol):
-    """Receiver of the reports of agents about the ranks on their GPUs, which are named by planned nodes."""
+@dataclass
+class AgentLink:
+    """Connection to an agent.
 
-    def on_message(self, gpu: NodeGpu, message: Any) -> None:
-        """Process a message of a rank."""
+    Parameters
+    ----------
+    held : ResourceSet
+        Resource set as planned.
+    node : str
+        Node on which the agent runs.
+    lost_at : float
+        Time at which it counts as lost, by the monotonic clock; each message moves it.
+    closed : bool
+        True once the agent has closed its connection.
+    """
 
-    def on_end(self, gpu: NodeGpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
-        """Process the end of a rank's process on `node`; `overuse` is the reason if the agent ended it."""
+    held: ResourceSet
+    node: str
+    connection: Connection
+    lost_at: float
+    closed: bool = False
 
-    def on_staged(self, node: str, staged: StagedPartitions) -> None:
-        """Process the end of the stage-in of a node."""
 
-    def on_store(self, node: str, partitions: frozenset[int]) -> None:
-        """Process the opening of a node's store of states; the node has these partitions."""
+@dataclass
+class AgentStep:
+    """A running step of agents.
 
-    def on_fetched(self, node: str, fetched: Fetched) -> None:
-        """Process the end of a copy of a state to a node."""
+    Parameters
+    ----------
+    sets : dict of str to ResourceSet
+        Resource sets by planned node, without those whose agents are lost.
+    member : bool
+        True if the step belongs to one member and ends with its group.
+    log : Path
+        File for the output of its agents and their launcher.
+    log_start : int
+        Length of the log in bytes at the launch.
+    join_until : float
+        Time by which all agents must connect, by the monotonic clock; the others are lost.
+    agents : dict of str to AgentLink
+        Agents that have connected and are not lost, by the planned nodes of their sets.
+    to_start : dict of NodeGpu to str or None
+        GPUs of ranks that are forked when their agents have connected, with their frameworks.
+    lost : dict of str to Node
+        Nodes that are lost, by name; they are used again when an agent connects from there.
+    losses : Counter
+        Number of losses of each node.
+    released_at : float or None
+        Time at which its agents were released, by the same clock; None if they were not.
+    """
 
-    def on_return(self, node: str) -> None:
-        """Process the return of a lost node: it has a new agent, and nothing of what it had before."""
+    sets: dict[str, ResourceSet]
+    member: bool
+    log: Path
+    log_start: int
+    join_until: float
+    agents: dict[str, AgentLink] = field(default_factory=dict)
+    to_start: dict[NodeGpu, str | None] = field(default_factory=dict)
+    lost: dict[str, Node] = field(default_factory=dict)
+    losses: Counter[str] = field(default_factory=Counter)
+    released_at: float | None = None
+    signalled: signal.Signals | None = None
 
-    def on_loss(
-        self, step: str, exit_code: int, node: str = "", output: str = "", lost_node: str | None = None
-    ) -> None:
-        """Process the loss of all ranks of a step on a node.
+    @property
+    def output(self) -> str:
+        """Output since the launch, of a step of all nodes; empty for a member's, whose log has it."""
+        return "" if self.member else end_of(self.log, self.log_start)
 
-        Parameters
-        ----------
-        node : str
-            Planned node of the ranks; empty: all nodes of the step.
-        output : str
-            Output of the launcher.
-        lost_node : str or None
-            Node that is lost with the ranks, if one is.
+    def expects(self, node: str) -> bool:
+        """Return true if an agent on that node may connect.
+
+        The step is not released, and the node neither has an agent nor is lost.
         """
+        return self.released_at is None and self.agent_on(node) is None and node not in self.lost
+
+    def agent_on(self, node: str) -> AgentLink | None:
+        """Return the agent on a node."""
+        return next((agent for agent in self.agents.values() if agent.node == node), None)
+
+    def may_return(self, node: str) -> bool:
+        """Return true if an agent on a lost node may connect again."""
+        return self.released_at is None and node in self.lost and self.losses[node] <= MOST_RETURNS
+
+    def sets_on(self, node: str) -> list[str]:
+        """Return the keys of the resource sets on a node, of connected agents or else as planned."""
+        where = {key: self.agents[key].node if key in self.agents else key for key in self.sets}
+        return [key for key, real in where.items() if real == node]
 
 
 class AgentPool:
@@ -126,8 +184,8 @@ class AgentPool:
     ----------
     frameworks : sequence of str
         Frameworks that the agent of a whole node imports once, for all its ranks.
-    events : RankEvents
-        Receiver of the agents' reports, called in `receive` and `wait`.
+    ranks : RankPool
+        Receiver of the agents' reports about their ranks, called in `receive` and `wait`.
     shutdown_s : float
         Seconds in which steps of released agents end; they are terminated then, and killed after twice that.
     stages : mapping of str to StageOrder
@@ -142,7 +200,7 @@ class AgentPool:
         nodes: Sequence[Node],
         files: AgentFiles,
         frameworks: Sequence[str],
-        events: RankEvents,
+        ranks: RankPool,
         shutdown_s: float = SHUTDOWN_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
         holds_lease: Callable[[], bool] = lambda: True,
@@ -156,7 +214,7 @@ class AgentPool:
         self.site = site.yielding_to(os.environ)
         self._files = files
         self._frameworks = frameworks
-        self._events = events
+        self._ranks = ranks
         self._timeouts = site.timeouts
         self._shutdown_s = shutdown_s
         self._steps = StepPool()
@@ -253,7 +311,7 @@ class AgentPool:
         if agent and address:
             self._send(agent, {FETCH: name, "address": address})
         else:
-            self._events.on_fetched(node, Fetched(name, error=f"{node} or {source} is lost"))
+            self._ranks.on_fetched(node, Fetched(name, error=f"{node} or {source} is lost"))
 
     def forget(self, names: Sequence[str], nodes: Iterable[str]) -> None:
         """Have the agents of nodes delete states; lost nodes have none any more."""
@@ -279,7 +337,7 @@ class AgentPool:
             for agent in step.agents.values():
                 self._close(agent)
                 self._stores.pop(agent.node, None)
-            self._events.on_loss(ended.name, ended.exit_code, output=step.output)
+            self._ranks.on_loss(ended.name, ended.exit_code, output=step.output)
         # After ended steps: an agent that ended with its step, which is
         # started again, must not cost the node.
         self._watch_steps(time.monotonic())
@@ -355,18 +413,18 @@ class AgentPool:
 
     def _pass_on(self, agent: AgentLink, message: Any) -> None:
         if FROM in message:
-            self._events.on_message((agent.held.node, message[FROM]), message["message"])
+            self._ranks.on_message((agent.held.node, message[FROM]), message["message"])
         elif ENDED in message:
             gpu = agent.held.node, message[ENDED]
             overuse = message[OVERUSE] and decode(Overuse, message[OVERUSE])
-            self._events.on_end(gpu, message["exit_code"], overuse, agent.node)
+            self._ranks.on_end(gpu, message["exit_code"], overuse, agent.node)
         elif STAGED in message:
-            self._events.on_staged(agent.node, decode(StagedPartitions, message[STAGED]))
+            self._ranks.on_staged(agent.node, decode(StagedPartitions, message[STAGED]))
         elif STATES in message:
             self._stores[agent.node] = message[STATES]
-            self._events.on_store(agent.node, frozenset(message["partitions"]))
+            self._ranks.on_store(agent.node, frozenset(message["partitions"]))
         elif FETCHED in message:
-            self._events.on_fetched(agent.node, decode(Fetched, message[FETCHED]))
+            self._ranks.on_fetched(agent.node, decode(Fetched, message[FETCHED]))
 
     def _watch_steps(self, now: float) -> None:
         for name, step in list(self._running.items()):
@@ -419,7 +477,7 @@ class AgentPool:
             node = step.lost.pop(name)
             self.nodes = (*self.nodes, node)
             step.sets[name] = ResourceSet(name, node.gpus)
-            self._events.on_return(name)
+            self._ranks.on_return(name)
 
     def _reject(
         self, found: AgentFacts, node: str | None, step: AgentStep | None, connection: Connection
@@ -483,7 +541,7 @@ class AgentPool:
         _log_in(step, f"{MISPLACED}: {reason}")
         self.release(name)
         # By these words in its log the step counts as not launched, and not as a failure of the member.
-        self._events.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
+        self._ranks.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
 
     def _mark_node_lost(self, node: str) -> None:
         """Record the loss of a node: its groups end, and nothing is placed on it unless it returns."""
@@ -499,7 +557,7 @@ class AgentPool:
                 del step.sets[planned]
                 if agent := step.agents.pop(planned, None):
                     self._close(agent)
-                self._events.on_loss(name, KILLED, planned, step.output, node)
+                self._ranks.on_loss(name, KILLED, planned, step.output, node)
 
 
 def _new_identity(site: Site) -> JobIdentity:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -20,19 +19,15 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
 from hetctl.runtime.data.stage_in import stage_orders
-from hetctl.runtime.driver.active_round import ActiveRound
 from hetctl.runtime.driver.classify_exit import failed_nodes
-from hetctl.runtime.driver.job_modes import JobContext, modes_of
+from hetctl.runtime.driver.job_modes import JobContext, JobMode, modes_of
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
-from hetctl.runtime.driver.phased_core import PhasedCore
+from hetctl.runtime.driver.rank_group import RankGroup
 from hetctl.runtime.driver.rank_pool import RankPool
-from hetctl.runtime.driver.round_launcher import Exchanges, RoundLauncher
+from hetctl.runtime.driver.rounds import Exchanges, Rounds
 from hetctl.runtime.driver.run_members import RunMembers, SearchTrials
-from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.runtime.job_logs import disk_error_reason, log_line
-from hetctl.runtime.worker.messages import RANK_SIGNALS
 from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Stop
-from hetctl.scheduling.core import POLL_S
 from hetctl.scheduling.events import (
     EpochDone,
     JobEnding,
@@ -43,8 +38,10 @@ from hetctl.scheduling.events import (
     TaskSignalled,
     Tick,
 )
+from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import options_from
+from hetctl.scheduling.round_scheduler import POLL_S
 from hetctl.storage.event_files import EventQueue
 from hetctl.storage.kept_modules import with_kept_modules
 from hetctl.storage.lease import Lease
@@ -82,7 +79,7 @@ class DiskTrouble:
 
 
 class Driver:
-    """Process that sends a job's events to its scheduling (`Core`) and executes the commands.
+    """Process that sends a job's events to its scheduling (`JobScheduler`) and executes the commands.
 
     One driver runs in each allocation. Members that start together are a round. Times in the scheduling count
     from the start of the run.
@@ -130,19 +127,19 @@ class Driver:
         self._signal_delay_s = signal_delay_s
         self._planner = planner_named(self._spec.planner)
         nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
-        self._nodes = [node.name for node in nodes]
+        self._scheduler = JobScheduler()
         self._returned: list[str] = []
         self._rank_pool = RankPool(
             *(self._spec.site, nodes, self._files.agents, self._spec.ensemble.preloaded),
-            stages=stage_orders(self._spec.ensemble.partitions, self._nodes),
+            stages=stage_orders(self._spec.ensemble.partitions, [node.name for node in nodes]),
             holds_lease=lambda: self._lease.is_fresh,
+            grace_s=self._spec.grace_s,
         )
         self._exchanges = Exchanges(self._spec.site, self._files)
         # On a full disk the driver goes on, since trainers must still be told to stop.
         self._queue = EventQueue(folder.events, self._note_disk_error)
         self._trouble: DiskTrouble | None = None
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
-        self._open: dict[int, ActiveRound] = {}
         self._members = RunMembers(
             *(folder, self._spec, self._rank_pool.gpus, self._rank_pool.take_written),
             *(self._trials(), self._note_disk_error),
@@ -158,26 +155,26 @@ class Driver:
             first_round=first_round,
             planner_state=PATIENT.call(read_planner_state, folder),
         )
-        self._launcher = RoundLauncher(
+        self._rounds = Rounds(
             *(folder, self._spec, job, deadline, self._opened.max_uninterrupted_s),
             *(self._rank_pool, self._exchanges, self._queue, self._note_disk_error, self._lease.mark),
         )
-        self._modes = modes_of(self._context())
+        self._later = modes_of(self._context())
         self._executors: dict[type, Callable[[Any], None]] = {
             Start: self._start,
             Stop: self._stop,
-            EndRound: self._end_round,
+            EndRound: lambda command: self._rounds.end(command.round, command.reason),
             EndJob: self._end_job,
-            ScheduleTick: self._schedule_tick,
+            # The main loop polls often enough.
+            ScheduleTick: lambda _: None,
         }
-        for mode in self._modes:
-            self._executors.update(mode.executors)
-        self._core = PhasedCore([partial(PATIENT.call, mode.core) for mode in self._modes])
+        self._modes: list[JobMode] = []
+        self._begin_phase()
         self._next_rates = 0.0
         self._next_live_metrics = 0.0
         self._next_state = time.monotonic() + STATE_EVERY_S
         self._ended_by: str | None = None
-        self._unclosed: list[EndedGroup] = []
+        self._unclosed: list[RankGroup] = []
 
     def _context(self) -> JobContext:
         """Return the interface of this job to its modes."""
@@ -188,9 +185,7 @@ class Driver:
             options=options_from(self._spec.options),
             rank_pool=self._rank_pool,
             members=self._members,
-            launcher=self._launcher,
-            rounds=self._open,
-            send=self._send,
+            rounds=self._rounds,
             events=self._queue,
             on_failure=self._note_disk_error,
         )
@@ -205,9 +200,16 @@ class Driver:
         return PATIENT.call(
             TrialQueue,
             *(self._folder, self._spec, self._rank_pool.gpus),
-            lambda name: any(name in opened.active for opened in self._open.values()),
+            lambda name: name in self._scheduler.running,
             *(self._queue, self._note_disk_error),
         )
+
+    def _begin_phase(self) -> None:
+        """Begin the next phase of the job; reports for a mode wait until its phase has begun."""
+        mode = self._later.pop(0)
+        self._executors.update(mode.executors)
+        self._scheduler = PATIENT.call(mode.scheduler)
+        self._modes.append(mode)
 
     def run(self) -> str:
         """Run rounds until no work is left or the job has to end; return the reason of the end."""
@@ -223,7 +225,6 @@ class Driver:
             self._lease.check()
             self._process_ends()
             self._report_staged()
-            self._enforce_stops()
             self._report_rates()
             self._write_live_metrics()
             self._keep_state()
@@ -262,7 +263,7 @@ class Driver:
         return time.time() - self._began_at
 
     def _send(self, event: Any) -> None:
-        self._execute(self._core.handle(event))
+        self._execute(self._scheduler.handle(event))
 
     def _send_all(self, events: Iterable[Iterable[Any]]) -> None:
         for event in chain.from_iterable(events):
@@ -271,7 +272,7 @@ class Driver:
     def _schedule(self) -> None:
         if self._trouble is not None:
             self._look_at_disk()
-        if self._core.ending or self._has_answered():
+        if self._scheduler.ending or self._has_answered():
             self._execute_schedule()
         if self._ended_by is None:
             # Messages end the wait: a sleep of 50 ms cost each rank that was
@@ -298,7 +299,7 @@ class Driver:
 
     def _execute_schedule(self) -> None:
         try:
-            self._execute(self._core.schedule(self._now_s()))
+            self._execute(self._scheduler.schedule(self._now_s()))
         except OSError as error:
             self._note_disk_error(error)
 
@@ -309,7 +310,7 @@ class Driver:
         if any(task.exit_code for task in ended):
             # Ranks fail once another driver has the lease: that must not count against their members.
             self._lease.renew()
-        if not self._core.ending and any(task.got_sigterm for task in ended):
+        if not self._scheduler.ending and any(task.got_sigterm for task in ended):
             # A batch system that ends a job signals steps and driver in any order.
             time.sleep(self._signal_delay_s)
         self._send(Tick(self._now_s()))
@@ -337,7 +338,7 @@ class Driver:
         if self._lease.is_claimed and self._end_reason is None:
             log_line("the driver of another job waits for the run: this one ends")
             self.end("signal")
-        if self._end_reason and not self._core.ending:
+        if self._end_reason and not self._scheduler.ending:
             self._send(JobEnding(self._now_s(), self._end_reason))
 
     def _report_joined_nodes(self) -> None:
@@ -345,15 +346,13 @@ class Driver:
 
         A node whose agent has died and is back at once was never lost to the scheduling.
         """
-        for node in [node for node in self._rank_pool.nodes if node.name not in self._nodes]:
-            self._nodes.append(node.name)
+        for node in [node for node in self._rank_pool.nodes if node.name not in self._scheduler.pool.nodes]:
             self._send(NodeJoined(self._now_s(), node))
 
     def _report_lost_nodes(self) -> None:
         """Report lost nodes to the scheduling, after the ends of the tasks on them."""
         present = {node.name for node in self._rank_pool.nodes}
-        for name in [name for name in self._nodes if name not in present]:
-            self._nodes.remove(name)
+        for name in [name for name in self._scheduler.pool.nodes if name not in present]:
             self._send(NodeLost(self._now_s(), name))
 
     def _record_returns(self) -> None:
@@ -362,12 +361,11 @@ class Driver:
             self._events.write("node_joined", job=self._job, node=node)
         self._returned = []
 
-    def _close_task(self, task: EndedGroup) -> None:
+    def _close_task(self, task: RankGroup) -> None:
         """Report the end of a task to the scheduling, and nodes that failed with it."""
-        running = self._core.running[task.name]
-        open_round = self._open[running.round]
+        running = self._scheduler.running[task.name]
         try:
-            report = open_round.report_of(task.name)
+            report = self._rounds.report_of(task.name, running.round)
         except OSError as error:
             self._note_disk_error(error)
             if not self._end_reason:
@@ -375,10 +373,11 @@ class Driver:
                 self._unclosed.append(task)
                 return
             report = TaskReport()
-        reason = open_round.close(task, report, self._members.peak_memory(task.name))
+        reason = self._rounds.close(task, running, report, self._members.peak_memory(task.name))
         for mode in self._modes:
             mode.on_task_ended(running, reason.value)
-        no_room = task.exit_code == 0 and open_round.had_no_room(task.name)
+        # Its next epoch, as measured, would have passed the deadline.
+        no_room = task.exit_code == 0 and DEADLINE in report.stop_reasons
         if reason is ExitReason.NODE_FAILURE:
             self._report_failed_nodes(task)
         self._send(TaskEnded(self._now_s(), task.name, reason, no_room))
@@ -386,7 +385,7 @@ class Driver:
             # Named by the launcher, or still needed: Slurm starts no more steps in a job that lost a node.
             self._send(JobEnding(self._now_s(), reason.value))
 
-    def _report_failed_nodes(self, task: EndedGroup) -> None:
+    def _report_failed_nodes(self, task: RankGroup) -> None:
         placed = (place.node for place in task.placement)
         nodes = task.lost_nodes or failed_nodes(task.output, placed)
         self._events.write("node_failed", job=self._job, member=task.name, nodes=list(nodes))
@@ -410,7 +409,7 @@ class Driver:
         if self._planner.paradigm != "elastic" or time.monotonic() < self._next_rates:
             return
         self._next_rates = time.monotonic() + RATES_EVERY_S
-        for name, rate in self._members.rates_seen(self._core.running).items():
+        for name, rate in self._members.rates_seen(self._scheduler.running).items():
             self._send(EpochDone(self._now_s(), name, rate))
 
     def _write_live_metrics(self) -> None:
@@ -436,15 +435,11 @@ class Driver:
             self._executors[type(command)](command)
 
     def _start(self, command: Start) -> None:
-        """Start a round; report members that cannot be launched as ended."""
-        allocations = [task.allocation for task in command.tasks]
+        """Start tasks; report those that cannot be launched as ended."""
         started: set[str] = set()
         try:
-            members = self._members.as_they_are(allocation.member for allocation in allocations)
-            planned = command.predicted_s, command.planner_state
-            opened = self._launcher.open(command.round, allocations, members, *planned)
-            self._open[command.round] = opened
-            started = set(opened.active)
+            members = self._members.as_they_are(task.name for task in command.tasks)
+            started = self._rounds.start(command, members)
         except OSError as error:
             self._note_disk_error(error)
         for task in command.tasks:
@@ -452,32 +447,19 @@ class Driver:
                 self._send(TaskEnded(self._now_s(), task.name, ExitReason.NOT_LAUNCHED))
 
     def _stop(self, command: Stop) -> None:
-        open_round = self._open.get(command.round)
-        busy_s = {} if command.at_once else self._busy_s
-        if open_round is None:
-            return  # The round could not be opened.
-        if command.member is None:
-            open_round.stop(command.reason, busy_s)
-        else:
-            open_round.stop_member(command.member, command.reason, busy_s)
-
-    def _end_round(self, command: EndRound) -> None:
-        if open_round := self._open.pop(command.round, None):
-            open_round.end(command.reason)
+        for name, running in self._scheduler.running.items():
+            if running.round == command.round and command.member in (None, name):
+                busy_s = 0.0 if command.at_once else self._busy_s.get(name, 0.0)
+                self._rank_pool.stop(name, command.reason, busy_s)
 
     def _end_job(self, command: EndJob) -> None:
-        self._ended_by = command.reason
-
-    def _schedule_tick(self, _command: ScheduleTick) -> None:
-        """Do nothing: the main loop polls often enough."""
-
-    def _enforce_stops(self) -> None:
-        """Signal members that were told to stop and have not done so within the grace period."""
-        for open_round in self._open.values():
-            for name, seconds in open_round.overdue():
-                if due := [number for share, number in RANK_SIGNALS if seconds > share * self._spec.grace_s]:
-                    open_round.terminated.add(name)
-                    self._rank_pool.send_signal(due[-1], name)
+        """End the job, or begin its next phase if one has finished."""
+        if command.reason != FINISHED or not self._later:
+            self._ended_by = command.reason
+            return
+        opened = self._scheduler.reopened(self._now_s())
+        self._begin_phase()
+        self._send(opened)
 
 
 def _reason_to_leave(files: JobFiles, deadline: float) -> str:

@@ -8,35 +8,29 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from hetctl.methods.hopper.hop_commands import (
+from hetctl.methods.hopper.hop_events import (
     Converge,
     FetchState,
     ForgetStates,
-    OpenHops,
-    ReportPlan,
-    StartVisit,
-    UndoVisits,
-)
-from hetctl.methods.hopper.hop_core import HopCore, RunningVisit
-from hetctl.methods.hopper.hop_events import (
-    HopEvents,
     MemberJoined,
+    OpenHops,
     RankEnded,
+    ReportPlan,
     StateFetched,
     StateWritten,
     StoreLost,
     StoreOpened,
+    UndoVisits,
     VisitDone,
 )
 from hetctl.methods.hopper.hop_plans import HopPlanner
-from hetctl.methods.hopper.hop_start import HopRules
+from hetctl.methods.hopper.hop_scheduler import HopRules, HopScheduler
 from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, visits_to_repeat
 from hetctl.model.events import DRIVER
-from hetctl.model.exit_reason import ExitReason
 from hetctl.model.frameworks import FRAMEWORKS
-from hetctl.model.hops import Visit, gpus_in, node_of, worker_named
-from hetctl.model.plan import HOPPER, Allocation, Placement
+from hetctl.model.hops import Visit, node_of, worker_named
+from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
@@ -53,9 +47,10 @@ from hetctl.runtime.driver.hop_history import (
 )
 from hetctl.runtime.driver.job_modes import JobContext, JobMode
 from hetctl.runtime.driver.rank_pool import StoreReports
+from hetctl.runtime.driver.rounds import place_of
 from hetctl.runtime.worker.checkpoint import TrainingState
-from hetctl.runtime.worker.messages import StateSaved, VisitReport, VisitSpec
-from hetctl.scheduling.events import TaskEnded
+from hetctl.runtime.worker.messages import StateSaved, VisitReport
+from hetctl.scheduling.job_scheduler import RunningTask
 from hetctl.storage.patience import PATIENT
 
 TRIALS_EVERY_S = 1.0
@@ -71,24 +66,25 @@ class HopJob(JobMode):
 
     def __init__(self, job: JobContext) -> None:
         super().__init__(job)
+        agents = job.rank_pool.agents
         self.executors = {
             OpenHops: self._open,
-            StartVisit: self._start,
-            FetchState: self._fetch,
-            ForgetStates: self._forget,
+            FetchState: lambda command: agents.fetch(command.node, command.state, command.source),
+            ForgetStates: lambda command: agents.forget(command.states, command.nodes),
             UndoVisits: self._undo,
-            Converge: self._converge,
-            ReportPlan: self._report_plan,
+            Converge: lambda command: self._write(command.member, "converged", reason=command.reason),
+            ReportPlan: lambda command: self._write(DRIVER, "hop_plan", **encode(command)),
         }
+        # Agents that start from now on open stores.
+        agents.store = _store_order(job.spec)
         self._round = 0
-        self._started: dict[str, StartVisit] = {}
+        self._running: Mapping[str, RunningTask] = {}
         self._results: dict[tuple[str, int], EpochResult] = {}
         self._fetched: dict[tuple[str, str], Fetched] = {}
         self._asked: dict[str, int] = {}
         self._next_trials = 0.0
-        job.rank_pool.open_stores(_store_order(job.spec))
 
-    def core(self) -> HopCore:
+    def scheduler(self) -> HopScheduler:
         """Begin the hops: return their scheduling, for members in the states of their newest checkpoints."""
         job = self.job
         observer = job.observer(job.planner)
@@ -106,7 +102,9 @@ class HopJob(JobMode):
         progress = [
             hop_progress(member, states[member.name], count) for member in job.members.as_they_are(fit)
         ]
-        return HopCore(self._rules(count, number), progress, self._planner(), observer)
+        scheduler = HopScheduler(self._rules(count, number), progress, self._planner(), observer)
+        self._running = scheduler.running
+        return scheduler
 
     def _rules(self, partitions: int, first_number: int) -> HopRules:
         spec = self.job.spec
@@ -143,22 +141,23 @@ class HopJob(JobMode):
             if len(state.epochs) > epochs[name]:
                 self._write(name, "epoch", **encode(state.epochs[-1]))
 
-    def reports(self) -> Iterator[HopEvents]:
+    def reports(self) -> Iterator[Any]:
         """Yield what agents and ranks have reported since the last call; record visits and checkpoints."""
         for event in self._events(self.job.now_s):
             yield event
             self._next_trials = 0.0
 
-    def _events(self, now_s: float) -> Iterator[HopEvents]:
+    def _events(self, now_s: float) -> Iterator[Any]:
         rank_pool = self.job.rank_pool
         reports, rank_pool.stores = rank_pool.stores, StoreReports()
         for node, fetched in reports.fetched:
             self._fetched[node, fetched.name] = fetched
             yield StateFetched(now_s, node, fetched.name, fetched.error)
         for visited in reports.visited:
+            task = self._running[visited.member].task if visited.member in self._running else None
             # A rank that was given up may report a visit that was started again elsewhere.
-            if visited.number == self._started[visited.member].visit.number:
-                yield self._done(visited, now_s)
+            if task and task.visit and visited.number == task.visit.number:
+                yield self._done(visited, task.visit, task.state or "", now_s)
         for saved in reports.saved:
             yield self._saved(saved, now_s)
         for node, gpu in reports.ended:
@@ -182,60 +181,28 @@ class HopJob(JobMode):
             yield MemberJoined(job.now_s, progress)
         self._asked.update(asked)
 
-    def on_task_ended(self, running: Any, reason: str) -> None:
+    def on_task_ended(self, running: RunningTask, reason: str) -> None:
         """Record a visit that has ended without a new state."""
-        if isinstance(running, RunningVisit) and not running.done:
+        if (visit := running.task.visit) and not running.done:
             times = {"began_at": self.job.members.began_at + running.since_s, "ended_at": time.time()}
-            self._write(
-                running.visit.config, "visit_lost", **_described(running.visit), **times, reason=reason
-            )
+            self._write(visit.config, "visit_lost", **_described(visit), **times, reason=reason)
 
     def _open(self, command: OpenHops) -> None:
         """Begin the round of all visits: the agents of all nodes start now."""
-        job = self.job
+        self._round = command.round
+        self.job.rounds.open(command.round, command.members)
         try:
-            job.rounds[command.round] = job.launcher.open_visits(command.round, command.members)
-            self._round = command.round
-            PATIENT.call(job.rank_pool.start_agents)
+            PATIENT.call(self.job.rank_pool.start_agents)
         except OSError as error:
-            job.on_failure(error)
-
-    def _start(self, command: StartVisit) -> None:
-        """Record the start of a visit, and start it; report one that cannot be launched as ended."""
-        job, visit = self.job, command.visit
-        name, opened = visit.config, job.rounds[command.round]
-        (member,) = job.members.as_they_are([name])
-        self._started[name] = command
-        allocation = _allocation_of(visit, job.members.rates(name))
-        spec = VisitSpec(state=command.state, checkpoint=command.checkpoint, **_place(visit))
-        try:
-            job.launcher.visit(opened, allocation, spec, member)
-        except OSError as error:
-            job.on_failure(error)
-        if name not in opened.active:
-            job.send(TaskEnded(job.now_s, name, ExitReason.NOT_LAUNCHED))
-
-    def _fetch(self, command: FetchState) -> None:
-        self.job.rank_pool.fetch(command.node, command.state, command.source)
-
-    def _forget(self, command: ForgetStates) -> None:
-        self.job.rank_pool.forget(command.states, command.nodes)
+            self.job.on_failure(error)
 
     def _undo(self, command: UndoVisits) -> None:
         for number in command.numbers:
             self._results.pop((command.member, number), None)
         self._write(command.member, "visits_undone", numbers=list(command.numbers), reason=command.reason)
 
-    def _converge(self, command: Converge) -> None:
-        self._write(command.member, "converged", reason=command.reason)
-
-    def _report_plan(self, command: ReportPlan) -> None:
-        self._write(DRIVER, "hop_plan", **encode(command))
-
-    def _done(self, report: VisitReport, now_s: float) -> VisitDone:
-        command = self._started[report.member]
-        visit = command.visit
-        hop = self._fetched.pop((node_of(visit.worker), command.state or ""), Fetched(""))
+    def _done(self, report: VisitReport, visit: Visit, state: str, now_s: float) -> VisitDone:
+        hop = self._fetched.pop((node_of(visit.worker), state), Fetched(""))
         self._write(
             report.member,
             "visit",
@@ -293,22 +260,5 @@ def _store_order(spec: RunSpec) -> StoreOrder:
     return StoreOrder(run_key(spec.run, spec.checkpoints), paths, tuple(spec.site.network.control))
 
 
-def _allocation_of(visit: Visit, rates: Mapping[int, float]) -> Allocation:
-    """Return the GPUs of a visit, with the member's expected rate on so many, in samples/s."""
-    gpus = gpus_in(visit.worker)
-    place = Placement(node_of(visit.worker), gpus)
-    return Allocation(visit.config, len(gpus), HOPPER, rates.get(len(gpus), rates[1]), (place,))
-
-
-def _place(visit: Visit) -> dict[str, Any]:
-    """Return number, epoch (counted from 1), partition and kind of a visit."""
-    return {
-        "number": visit.number,
-        "epoch": visit.epoch // 2 + 1,
-        "partition": int(visit.partition.removeprefix("p")),
-        "evaluates": visit.epoch % 2 == 1,
-    }
-
-
 def _described(visit: Visit) -> dict[str, Any]:
-    return {**_place(visit), "worker": visit.worker}
+    return {**place_of(visit), "worker": visit.worker}

@@ -10,13 +10,12 @@ from typing import Any
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE
 from hetctl.model.registry import load_entry
 from hetctl.model.run import RunSpec
-from hetctl.runtime.driver.active_round import ActiveRound
-from hetctl.runtime.driver.phased_core import PhaseCore
 from hetctl.runtime.driver.rank_pool import RankPool
-from hetctl.runtime.driver.round_launcher import RoundLauncher
+from hetctl.runtime.driver.rounds import Rounds
 from hetctl.runtime.driver.run_members import RunMembers, RunObserver
-from hetctl.scheduling.core import Core, JobOptions
+from hetctl.scheduling.job_scheduler import JobScheduler, RunningTask
 from hetctl.scheduling.planners.base import Options, Planner
+from hetctl.scheduling.round_scheduler import JobOptions, RoundScheduler
 from hetctl.storage.event_files import EventQueue
 from hetctl.storage.paths import RunFolder
 
@@ -29,10 +28,6 @@ class JobContext:
     ----------
     planner : Planner
         Planner of the run.
-    rounds : dict of int to ActiveRound
-        Running rounds by index.
-    send : callable
-        Function that passes an event to the scheduling, and executes the commands that follow.
     events : EventQueue
         Events of the driver.
     on_failure : callable
@@ -46,9 +41,7 @@ class JobContext:
     options: Options
     rank_pool: RankPool
     members: RunMembers
-    launcher: RoundLauncher
-    rounds: dict[int, ActiveRound]
-    send: Callable[[Any], None]
+    rounds: Rounds
     events: EventQueue
     on_failure: Callable[[OSError], None]
 
@@ -82,7 +75,7 @@ class JobMode:
         self.job = job
         self.executors: Mapping[type, Callable[[Any], None]] = {}
 
-    def core(self) -> PhaseCore:
+    def scheduler(self) -> JobScheduler:
         """Begin the mode's phase: return its scheduling."""
         raise NotImplementedError
 
@@ -100,23 +93,17 @@ class JobMode:
         """
         return ()
 
-    def on_task_ended(self, running: Any, reason: str) -> None:
-        """Record the end of a task, if it is one of this mode, before the scheduling is told.
-
-        Parameters
-        ----------
-        running : Any
-            Task in `PhaseCore.running`.
-        """
+    def on_task_ended(self, running: RunningTask, reason: str) -> None:
+        """Record the end of a task, if it is one of this mode, before the scheduling is told."""
 
 
 class DataParallelJob(JobMode):
     """Rounds of groups as the run's planner decides."""
 
-    def core(self) -> Core:
+    def scheduler(self) -> RoundScheduler:
         """Return the scheduling by the run's planner."""
         planner, options = self.job.planner, self.job.options
-        return Core(planner, options, JobOptions(), self.job.observer(planner))
+        return RoundScheduler(planner, options, JobOptions(), self.job.observer(planner))
 
 
 MODES: Mapping[str, str] = {

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from hetctl.methods.pipeline.layouts import Layouts, pipeline_planner
 from hetctl.runtime.driver.job_modes import JobMode
-from hetctl.scheduling.core import Core, JobOptions
+from hetctl.scheduling.round_scheduler import JobOptions, RoundScheduler
 
 
 class PipelineJob(JobMode):
     """Rounds of one pipeline each, laid out on the nodes that the job has."""
 
-    def core(self) -> Core:
+    def scheduler(self) -> RoundScheduler:
         """Return the scheduling of the run's pipelines."""
         job = self.job
         planner = pipeline_planner(Layouts(job.spec.pipelines, job.members.planned_like).find)
-        return Core(planner, job.options, JobOptions(), job.observer(planner, pipelines=True))
+        return RoundScheduler(planner, job.options, JobOptions(), job.observer(planner, pipelines=True))

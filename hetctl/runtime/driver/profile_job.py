@@ -17,8 +17,8 @@ from hetctl.model.site import Node
 from hetctl.runtime.data.stage_in import stage_orders
 from hetctl.runtime.driver.classify_exit import exit_reason_of
 from hetctl.runtime.driver.job_nodes import nodes_of_this_job
+from hetctl.runtime.driver.rank_group import RankGroup
 from hetctl.runtime.driver.rank_pool import RankPool
-from hetctl.runtime.driver.running_group import EndedGroup
 from hetctl.runtime.job_logs import private_log
 from hetctl.runtime.worker.measuring.measure_preprocessing import PREPROCESS
 from hetctl.runtime.worker.messages import (
@@ -147,7 +147,7 @@ class _ProfileDriver:
             lost = "" if self._rank_pool.nodes else self._loss("the job has lost all nodes")
             self._fail(point.source, lost or _what_lacks(point))
 
-    def _report(self, ended: EndedGroup) -> None:
+    def _report(self, ended: RankGroup) -> None:
         if ended.exit_code == 0:
             self.measured += 1
             return

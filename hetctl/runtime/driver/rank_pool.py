@@ -8,10 +8,11 @@ ranks on it end.
 
 from __future__ import annotations
 
+import math
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,12 +23,19 @@ from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import LiveMetrics
-from hetctl.runtime.agent.messages import Fetched, Overuse, StagedPartitions, StageOrder, StoreOrder
+from hetctl.runtime.agent.messages import Fetched, Overuse, StagedPartitions, StageOrder
 from hetctl.runtime.driver.agent_pool import KILLED, NO_STAGES, SHUTDOWN_S, AgentPool
-from hetctl.runtime.driver.running_group import EndedGroup, RankSlot, RunningGroup
+from hetctl.runtime.driver.rank_group import RankGroup, RankSlot
 from hetctl.runtime.job_logs import length_of
 from hetctl.runtime.worker.group import RankInfo
-from hetctl.runtime.worker.messages import Assignment, StateSaved, StopMessage, TaskMessage, VisitReport
+from hetctl.runtime.worker.messages import (
+    RANK_SIGNALS,
+    Assignment,
+    StateSaved,
+    StopMessage,
+    TaskMessage,
+    VisitReport,
+)
 from hetctl.scheduling.pool import Pool
 from hetctl.storage.paths import AgentFiles
 
@@ -68,7 +76,12 @@ class StoreReports:
 class RankPool:
     """The ranks of one batch job, and the groups they form.
 
-    It receives the reports of its agents (`RankEvents`).
+    It receives the reports of its agents, which name GPUs by planned nodes (`on_message` and the like).
+
+    Attributes
+    ----------
+    agents : AgentPool
+        Agents of the job, through which its ranks are reached.
 
     Parameters
     ----------
@@ -80,6 +93,8 @@ class RankPool:
         Partitions that nodes copy first, as in `AgentPool`.
     holds_lease : callable
         Same as in `AgentPool`.
+    grace_s : float
+        Seconds in which a group that was told to stop has to end.
     """
 
     def __init__(
@@ -91,13 +106,13 @@ class RankPool:
         shutdown_s: float = SHUTDOWN_S,
         stages: Mapping[str, StageOrder] = NO_STAGES,
         holds_lease: Callable[[], bool] = lambda: True,
+        grace_s: float = math.inf,
     ) -> None:
-        self._timeouts = site.timeouts
-        self._agents = AgentPool(site, nodes, files, frameworks, self, shutdown_s, stages, holds_lease)
+        self._timeouts, self._grace_s = site.timeouts, grace_s
+        self.agents = AgentPool(site, nodes, files, frameworks, self, shutdown_s, stages, holds_lease)
         self.stores = StoreReports()
         self._slots: dict[NodeGpu, RankSlot] = {}
-        self._running: dict[str, RunningGroup] = {}
-        self._running_on: dict[NodeGpu, RunningGroup] = {}
+        self._running: dict[str, RankGroup] = {}
         self._killed: dict[NodeGpu, float] = {}
         self._written: dict[str, int] = {}
         self._staged: list[tuple[str, StagedPartitions]] = []
@@ -108,7 +123,7 @@ class RankPool:
     @property
     def nodes(self) -> tuple[Node, ...]:
         """Nodes that are not lost."""
-        return self._agents.nodes
+        return self.agents.nodes
 
     @property
     def gpus(self) -> int:
@@ -143,25 +158,21 @@ class RankPool:
             If the agents cannot be started.
         """
         log_start = length_of(task.log)
-        site = self._agents.site
+        site = self.agents.site
         sets = sets_by_step(site, self.nodes, task.step_prefix, {task.name: placement})
         own = tuple(sets) if site.launch == MEMBERS else ()
         frameworks = code.preloaded if own and code else None
         for name, held in sets.items():
-            self._agents.start_step(name, held, task.log if own else None, frameworks)
+            self.agents.start_step(name, held, task.log if own else None, frameworks)
         step_on = {each.node: name for name, held in sets.items() for each in held}
         slots = [self._rank_for(gpu, step_on[gpu[0]], code) for gpu in gpus_of(placement)]
-        running = RunningGroup(
+        running = self._running[task.name] = RankGroup(
             *(task, placement, slots, own, secrets.token_hex(32)),
             *(log_start, time.time(), time.monotonic()),
         )
-        self._running[task.name] = running
-        self._running_on |= dict.fromkeys(gpus_of(placement), running)
+        for slot in slots:
+            slot.group = running
         self._assign(running)
-
-    def open_stores(self, order: StoreOrder | None) -> None:
-        """Have the agents that start from now on open stores of states; None: have them open none."""
-        self._agents.store = order
 
     def start_agents(self) -> None:
         """Start the agents of all nodes, before the first task.
@@ -171,55 +182,56 @@ class RankPool:
         OSError
             If they cannot be started.
         """
-        for name, held in sets_by_step(self._agents.site, self.nodes, "", {}).items():
-            self._agents.start_step(name, held)
+        for name, held in sets_by_step(self.agents.site, self.nodes, "", {}).items():
+            self.agents.start_step(name, held)
 
-    def fetch(self, node: str, name: str, source: str) -> None:
-        """Have a state copied from the store of the node `source` to that of `node`."""
-        self._agents.fetch(node, name, source)
-
-    def forget(self, names: Sequence[str], nodes: Iterable[str]) -> None:
-        """Have states deleted from the stores of nodes."""
-        self._agents.forget(names, nodes)
-
-    def reap(self) -> list[EndedGroup]:
+    def reap(self) -> list[RankGroup]:
         """Return the results of the groups that have ended since the last call; their GPUs are free."""
-        self._agents.receive()
+        self.agents.receive()
         self._record_killed_ranks(time.monotonic())
         due = time.monotonic() >= self._next_watch
         for running in self._running.values():
             self._assign(running)
-            if due or running.ending is not None:
+            if due or running.ending is not None or running.stop is not None:
                 self._watch(running)
         if due:
             self._next_watch = time.monotonic() + WATCH_EVERY_S
-        ended: list[EndedGroup] = []
+        ended: list[RankGroup] = []
         for running in [running for running in self._running.values() if self._has_ended(running)]:
             try:
-                ended.append(running.ended())
+                running.complete()
             except OSError as error:
                 if not is_transient(error):
                     raise
                 continue  # Its log says why it has ended: it counts as running until that can be read.
-            del self._running[running.task.name]
-            for gpu in gpus_of(running.placement):
-                del self._running_on[gpu]
+            del self._running[running.name]
+            for slot in running.slots:
+                slot.group = None
+            ended.append(running)
         return ended
 
     def wait(self, seconds: float) -> None:
         """Wait for `seconds`, or until a message or the end of a rank arrives on which `reap` acts."""
         limit, self._is_urgent = time.monotonic() + seconds, False
         while not self._is_urgent and (left := limit - time.monotonic()) > 0:
-            self._agents.wait(left)
+            self.agents.wait(left)
 
-    def stop(self, name: str, reason: str) -> None:
-        """Tell the ranks of the group with a task of that name to stop; the first reason stands."""
+    def stop(self, name: str, reason: str, busy_s: float = 0.0) -> None:
+        """Tell the ranks of the group with a task of that name to stop; the first reason stands.
+
+        Parameters
+        ----------
+        busy_s : float
+            Seconds for which they may be too busy to notice it.
+        """
         running = self._running.get(name)
-        if running is None or running.stop is not None:
+        if running is None:
             return
-        running.stop = reason
-        for rank in running.assigned:
-            self._send_stop(running, running.slots[rank])
+        running.stopping_since = min(time.monotonic() + busy_s, running.stopping_since)
+        if running.stop is None:
+            running.stop = reason
+            for rank in running.assigned:
+                self._send_stop(running, running.slots[rank])
 
     def live_metrics(self) -> dict[str, LiveMetrics]:
         """Return the last metrics of the groups that have sent any, by the names of their tasks."""
@@ -248,20 +260,16 @@ class RankPool:
         """Return the names of the tasks of groups in which a rank has received SIGTERM."""
         return tuple(name for name, group in self._running.items() if group.signalled)
 
-    def send_signal(self, number: signal.Signals, name: str) -> None:
-        """Send a signal to the ranks of the group with a task of that name."""
-        if running := self._running.get(name):
-            self._signal(running, number)
-
     def shutdown(self) -> None:
         """Release all agents and end their ranks; all have ended on return."""
-        self._agents.shutdown()
+        self.agents.shutdown()
 
     def on_message(self, gpu: NodeGpu, message: Any) -> None:
         """Process a message of a rank."""
-        slot, group = self._slots.get(gpu), self._running_on.get(gpu)
+        slot = self._slots.get(gpu)
         if slot is None:
             return
+        group = slot.group
         # Heartbeats and live metrics need no reaction, and come from all ranks all the time.
         self._is_urgent |= not URGENT.isdisjoint(message)
         if "visited" in message:
@@ -276,7 +284,7 @@ class RankPool:
         elif group and slot in group.working:
             group.on_message(slot, message)
             if "written" in message:
-                self.note_written(group.task.name, message["written"])
+                self.note_written(group.name, message["written"])
 
     def on_end(self, gpu: NodeGpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
         """Record the end of a rank; one that was killed may be the first sign of the loss of its node."""
@@ -286,10 +294,10 @@ class RankPool:
             slot.awaits_end = False
             self._start_rank(slot)
             return
-        group = self._running_on.get(gpu)
+        group = slot.group if slot else None
         if overuse and group:
             group.note_overuse(overuse, f"the rank on GPU {gpu[1]} of {node}")
-        if exit_code == KILLED and group and gpu in self._slots:
+        if exit_code == KILLED and group:
             # The loss of an agent kills its ranks, and that of a rank may be reported first.
             self._killed[gpu] = time.monotonic() + NODE_LOSS_DELAY_S
         else:
@@ -317,7 +325,17 @@ class RankPool:
     def on_loss(
         self, step: str, exit_code: int, node: str = "", output: str = "", lost_node: str | None = None
     ) -> None:
-        """Record the loss of the ranks of a step, on one of its nodes or on all."""
+        """Record the loss of the ranks of a step.
+
+        Parameters
+        ----------
+        node : str
+            Planned node of the ranks; empty: all nodes of the step.
+        output : str
+            Output of the launcher.
+        lost_node : str or None
+            Node that is lost with the ranks, if one is.
+        """
         of_step = [gpu for gpu, slot in self._slots.items() if slot.step == step]
         for gpu in [gpu for gpu in of_step if node in ("", gpu[0])]:
             self._record_lost_rank(gpu, exit_code, output, lost_node)
@@ -330,21 +348,20 @@ class RankPool:
             self._start_rank(slot)
         elif code and slot.code and slot.code != code:
             slot = self._slots[gpu] = RankSlot(gpu, step, awaits_end=True)
-            self._agents.send(step, gpu, {"shutdown": True})
+            self.agents.send(step, gpu, {"shutdown": True})
         slot.code = code or slot.code
         return slot
 
     def _start_rank(self, slot: RankSlot) -> None:
-        self._agents.start_rank(slot.step, slot.gpu, slot.code.framework if slot.code else None)
+        self.agents.start_rank(slot.step, slot.gpu, slot.code.framework if slot.code else None)
 
     def _record_lost_rank(
         self, gpu: NodeGpu, exit_code: int, output: str = "", lost_node: str | None = None
     ) -> None:
         self._killed.pop(gpu, None)
-        slot, group = self._slots.pop(gpu, None), self._running_on.get(gpu)
-        if slot and group and slot in group.working:
-            group.record_lost_rank(slot, exit_code, output, lost_node)
-        if slot:
+        if slot := self._slots.pop(gpu, None):
+            if slot.group and slot in slot.group.working:
+                slot.group.record_lost_rank(slot, exit_code, output, lost_node)
             # Also in a group: it may still have written the checkpoint of the member before.
             self.stores.ended.append(gpu)
 
@@ -352,10 +369,10 @@ class RankPool:
         """Record the loss of ranks killed `NODE_LOSS_DELAY_S` ago whose agents still run."""
         for gpu in [gpu for gpu, due in self._killed.items() if now >= due]:
             slot = self._slots.get(gpu)
-            if slot is None or self._agents.serves(slot.step, gpu):
+            if slot is None or self.agents.serves(slot.step, gpu):
                 self._record_lost_rank(gpu, KILLED)
 
-    def _assign(self, running: RunningGroup) -> None:
+    def _assign(self, running: RankGroup) -> None:
         """Send assignments to ranks that are ready; the others need the address that rank 0 reports."""
         if running.ending is not None or len(running.assigned) == len(running.slots):
             return
@@ -364,23 +381,30 @@ class RankPool:
                 continue
             master = running.master if rank else None
             spans_nodes = len({placed.node for placed in running.placement}) > 1
-            identity = self._agents.identity if spans_nodes else None
+            identity = self.agents.identity if spans_nodes else None
             rank_info = RankInfo(rank, len(running.slots), running.key, master, identity)
             running.assigned.add(rank)
             assignment = encode(Assignment(running.task, rank_info, running.started_at, bool(running.steps)))
-            self._agents.send(slot.step, slot.gpu, {"task": assignment})
+            self.agents.send(slot.step, slot.gpu, {"task": assignment})
             if running.stop is not None:
                 self._send_stop(running, slot)
 
-    def _send_stop(self, running: RunningGroup, slot: RankSlot) -> None:
+    def _send_stop(self, running: RankGroup, slot: RankSlot) -> None:
         stop = StopMessage(running.key, running.stop or "")
-        self._agents.send(slot.step, slot.gpu, {"stop": encode(stop)})
+        self.agents.send(slot.step, slot.gpu, {"stop": encode(stop)})
 
-    def _watch(self, running: RunningGroup) -> None:
-        """Kill a group that hangs, and the rest of one that has failed: these can write no checkpoint."""
+    def _watch(self, running: RankGroup) -> None:
+        """Kill a group that hangs, and the rest of one that has failed: these can write no checkpoint.
+
+        One that was told to stop and has not done so within the grace period is ended by signals.
+        """
         now, ending_s = time.monotonic(), self._timeouts.ending_s
         if running.over:
             return
+        late_s = now - running.stopping_since
+        if due := [number for share, number in RANK_SIGNALS if late_s > share * self._grace_s]:
+            running.terminated = True
+            self._signal(running, due[-1])
         if running.ending is None and now - running.last_message_at > self._timeouts.hang_s:
             running.hung = True
             running.end()
@@ -390,14 +414,14 @@ class RankPool:
             running.killed = not running.hung
             self._signal(running, signal.SIGKILL)
 
-    def _signal(self, running: RunningGroup, number: signal.Signals) -> None:
+    def _signal(self, running: RankGroup, number: signal.Signals) -> None:
         for slot in running.working:
-            self._agents.signal(slot.step, slot.gpu, number)
+            self.agents.signal(slot.step, slot.gpu, number)
 
-    def _has_ended(self, running: RunningGroup) -> bool:
+    def _has_ended(self, running: RankGroup) -> bool:
         """Return true if a group and its own steps have ended: only then are its GPUs free."""
         if not running.over:
             return False
         for name in running.steps:
-            self._agents.release(name)
-        return not any(map(self._agents.runs, running.steps))
+            self.agents.release(name)
+        return not any(map(self.agents.runs, running.steps))

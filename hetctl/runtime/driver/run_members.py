@@ -14,9 +14,9 @@ from hetctl.model.run import LOCKSTEP, RunSpec, Usage
 from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
+from hetctl.scheduling.job_scheduler import RunningTask
 from hetctl.scheduling.observer import ObservedMembers
 from hetctl.scheduling.planners.base import Held
-from hetctl.scheduling.rounds import RunningTask
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_state import RunState

@@ -48,7 +48,7 @@ from hetctl.runtime.worker.reporting import failure_reason, report_failure, writ
 from hetctl.runtime.worker.scripts.command_training import run_command
 from hetctl.runtime.worker.training import train
 from hetctl.runtime.worker.visiting import visit
-from hetctl.scheduling.rounds import SIGNAL
+from hetctl.scheduling.job_scheduler import SIGNAL
 from hetctl.storage.processes import name_process
 
 DEVICE_VARIABLE = "HETCTL_DEVICE"

@@ -16,7 +16,6 @@ from hetctl.model.exit_reason import ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
 from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop
-from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.events import (
     JobOpened,
     MemberArrived,
@@ -26,6 +25,7 @@ from hetctl.scheduling.events import (
     Tick,
 )
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
+from hetctl.scheduling.round_scheduler import JobOptions, RoundScheduler
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario, Successors
 from hetctl.scheduling.simulate.simulated_members import SimulatedMembers
 from hetctl.scheduling.simulate.simulated_task import SimulatedTask, begin_at_pace, lost, paced, stopped
@@ -99,7 +99,7 @@ class Engine:
     def _wait_until(self, at_s: float) -> None:
         """Advance the time between two jobs."""
         self.now = at_s
-        # Between jobs there is no core to receive events: the generator only runs for its side effects.
+        # Between jobs there is no scheduling to receive events: the generator only runs for its side effects.
         deque(self._due_events(), maxlen=0)
 
     def _run_job(self) -> EndJob:
@@ -120,7 +120,8 @@ class Engine:
         self._opened = JobOpened(self.now, nodes, deadline_s, self._next_round, self._planner_state)
         self._fresh = True
         self._ended: EndJob | None = None
-        self._core = Core(self._planner, self._options, self._job, self._members, self._plan_fitting)
+        rules = self._planner, self._options, self._job
+        self._scheduler = RoundScheduler(*rules, self._members, self._plan_fitting)
         self._send(self._opened)
 
     def _next_s(self) -> float:
@@ -131,11 +132,11 @@ class Engine:
         return min(queued_s, self._arrivals[0].at_s if self._arrivals else math.inf)
 
     def _send(self, event: SchedulingEvent) -> None:
-        self._carry_out(self._core.handle(event))
+        self._carry_out(self._scheduler.handle(event))
 
     def _schedule(self) -> None:
         self._tick_at_s = math.inf
-        self._carry_out(self._core.schedule(self.now))
+        self._carry_out(self._scheduler.schedule(self.now))
         for number in self._touched & self._rounds.keys():
             self._set_pace(self._rounds[number])
         self._touched.clear()
@@ -267,7 +268,7 @@ class Engine:
 
     def _is_stopping(self, task: SimulatedTask) -> bool:
         """Return true if the member in training got a stop command."""
-        return self._core.running[task.workload.name].stopping
+        return self._scheduler.running[task.workload.name].stopping
 
     def _set_pace(self, indices: Iterable[int]) -> None:
         """Set the rates of members that share their data to the slowest one's."""

@@ -18,8 +18,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import Node, Queue, Site, Timeouts
 from hetctl.runtime.agent.messages import AgentFacts, StoreOrder
 from hetctl.runtime.data.sharing.node_folder import MEMORY, node_folder, state_folder
-from hetctl.runtime.driver.agent_pool import AgentPool
-from hetctl.runtime.driver.agent_step import MOST_RETURNS, AgentStep
+from hetctl.runtime.driver.agent_pool import MOST_RETURNS, AgentPool, AgentStep
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.transport import connect
 from hetctl.runtime.worker.messages import TRAIN, StateSaved, TaskMessage, VisitReport
@@ -106,7 +105,7 @@ class Job:
         order = StoreOrder(self.run, paths)
         nodes = [Node(name, (0, 1)) for name in NODES]
         self.rank_pool = RankPool(SITE, nodes, AgentFiles.within(folder), ())
-        self.rank_pool.open_stores(order)
+        self.rank_pool.agents.store = order
         self.rank_pool.start_agents()
         self.opened = dict(self.wait_for(lambda stores: len(stores.opened) == 2 and stores.opened))
         self.rank_pool.stores.opened.clear()
@@ -194,7 +193,7 @@ def test_agents_tell_which_partitions_their_nodes_have(job):
 
 def test_a_state_hops_from_node_to_node(job):
     (job.store("n1") / "m-1").write_bytes(STATE)
-    job.rank_pool.fetch("n2", "m-1", "n1")
+    job.rank_pool.agents.fetch("n2", "m-1", "n1")
     node, result = job.fetched()
     assert (node, result.name, result.bytes, result.error) == ("n2", "m-1", len(STATE), "")
     assert (job.store("n2") / "m-1").read_bytes() == STATE
@@ -207,8 +206,8 @@ def test_states_hop_both_ways_while_ranks_work(job):
         for number in range(3):
             (job.store(node) / f"{node}-{number}").write_bytes(STATE + node.encode())
     for number in range(3):
-        job.rank_pool.fetch("n2", f"n1-{number}", "n1")
-        job.rank_pool.fetch("n1", f"n2-{number}", "n2")
+        job.rank_pool.agents.fetch("n2", f"n1-{number}", "n1")
+        job.rank_pool.agents.fetch("n1", f"n2-{number}", "n2")
     assert [job.fetched()[1].error for _ in range(6)] == [""] * 6
     for node, other in (NODES, NODES[::-1]):
         assert all((job.store(other) / f"{node}-{n}").read_bytes() == STATE + node.encode() for n in range(3))
@@ -237,7 +236,7 @@ def test_the_end_of_a_rank_is_reported_also_of_one_at_work(job):
 
 
 def test_an_unknown_state_is_an_error(job):
-    job.rank_pool.fetch("n2", "m-9", "n1")
+    job.rank_pool.agents.fetch("n2", "m-9", "n1")
     assert "does not have m-9" in job.fetched()[1].error
     assert job.states("n2") == []
 
@@ -246,7 +245,7 @@ def test_forgotten_states_are_deleted(job):
     for node in NODES:
         for name in ("m-1", "m-2"):
             (job.store(node) / name).write_bytes(STATE)
-    job.rank_pool.forget(["m-1"], NODES)
+    job.rank_pool.agents.forget(["m-1"], NODES)
     job.wait_for(lambda _: [job.states(node) for node in NODES] == [["m-2"]] * 2)
 
 
@@ -254,7 +253,7 @@ def test_a_source_that_dies_leaves_no_part_of_a_state(job):
     with (job.store("n1") / "m-1").open("wb") as file:
         file.truncate(LARGE_BYTES)
     source = job.keeper_of("n1")
-    job.rank_pool.fetch("n2", "m-1", "n1")
+    job.rank_pool.agents.fetch("n2", "m-1", "n1")
     while not job.states("n2"):
         assert not job.rank_pool.stores.fetched
     os.kill(source, signal.SIGKILL)
@@ -262,7 +261,7 @@ def test_a_source_that_dies_leaves_no_part_of_a_state(job):
     assert (node, bool(result.error)) == ("n2", True)
     assert job.states("n2") == []
     job.wait_for(lambda _: [node.name for node in job.rank_pool.nodes] == ["n2"])
-    job.rank_pool.fetch("n2", "m-1", "n1")
+    job.rank_pool.agents.fetch("n2", "m-1", "n1")
     assert "is lost" in job.fetched()[1].error
     # The next user of any such folder on the node removes what is left.
     with node_folder(f"{job.run}-next"):

@@ -59,7 +59,7 @@ def save(spec, member, visit, samples):
 def job_of(folder, spec):
     """Return a job of which only the files are real."""
     unused = dict.fromkeys(field.name for field in fields(JobContext))
-    rank_pool = SimpleNamespace(open_stores=lambda _: None, note_written=lambda *_: None)
+    rank_pool = SimpleNamespace(agents=SimpleNamespace(), note_written=lambda *_: None)
     events = EventQueue(folder.events, pytest.fail)
     return JobContext(
         **unused

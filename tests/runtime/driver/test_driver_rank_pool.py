@@ -226,7 +226,7 @@ def test_waiting_ends_with_results_and_not_with_heartbeats(job, monkeypatch, res
     job.end_of("first")
     arriving = [{}, {"heartbeat": {}}, {"written": 7}, {result: True}, {}]
     monkeypatch.setattr(
-        job.rank_pool._agents, "wait", lambda _: job.rank_pool.on_message(("localhost", 0), arriving.pop(0))
+        job.rank_pool.agents, "wait", lambda _: job.rank_pool.on_message(("localhost", 0), arriving.pop(0))
     )
     job.rank_pool.wait(PATIENCE_S)
     assert arriving == [{}]
@@ -273,17 +273,17 @@ def test_ranks_wait_for_parts_and_their_agent_does_not(start, tmp_path, slow_par
 
 
 def test_signals_end_ranks_that_wait_for_parts(start, slow_part):
-    job = start(stages={"localhost": slow_part[1]})
+    job = start(stages={"localhost": slow_part[1]}, grace_s=0.1)
     job.start("one", 0, 1)
+    job.rank_pool.stop("one", "deadline")
     ended = []
 
     def has_ended():
-        job.rank_pool.send_signal(signal.SIGTERM, "one")
         ended.extend(job.rank_pool.reap())
         return ended
 
     (step,) = wait_for(has_ended)
-    assert (step.exit_code, job.did("one")) == (128 + signal.SIGTERM, [])
+    assert (step.exit_code > 128, step.terminated, job.did("one")) == (True, True, [])
 
 
 def test_output_goes_to_the_log_of_the_task_at_work(job):
@@ -336,18 +336,17 @@ def test_a_group_without_a_sign_of_life_is_ended(start, rank):
     assert (other.exit_code, other.hung) == (0, False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_signal_reaches_one_group_alone(job, number):
-    job.start("told", 0, 1, steps=1000)
+def test_a_group_that_does_not_stop_in_time_is_ended_alone(start):
+    job = start(grace_s=1.0)
+    job.start("unresponsive", 0, 1, steps=100_000, unresponsive=True)
     job.start("other", 2, steps=1000)
-    wait_for(lambda: len(job.at_work("told") + job.at_work("other")) == 3)
-    job.rank_pool.send_signal(number, "told")
-    (told,) = job.end_of("told")
-    by_sigterm = number == signal.SIGTERM
-    assert (told.exit_code, told.signalled) == ((0, True) if by_sigterm else (128 + number, False))
+    wait_for(lambda: len(job.at_work("unresponsive") + job.at_work("other")) == 3)
+    job.rank_pool.stop("unresponsive", "deadline")
+    (unresponsive,) = job.end_of("unresponsive")
+    assert (unresponsive.terminated, unresponsive.exit_code > 128) == (True, True)
     job.enough()
     (other,) = job.end_of("other")
-    assert (other.exit_code, other.signalled) == (0, False)
+    assert (other.exit_code, other.signalled, other.terminated) == (0, False, False)
 
 
 def test_rank_0_tells_how_long_its_event_file_has_become(job):
@@ -623,7 +622,7 @@ def test_a_misplaced_agent_ends_its_member(start, tmp_path, monkeypatch, facts, 
     unresponsive.chmod(0o755)
     job = start(replace(BY_MEMBERS, device="gpu"), shutdown_s=0.2)
     monkeypatch.setattr(sys, "executable", str(unresponsive))
-    job.rank_pool._agents.nodes = (NODE, Node("n2", NODE.gpus))
+    job.rank_pool.agents.nodes = (NODE, Node("n2", NODE.gpus))
     job.start("m", 0, 1)
     stranger = connect_as(job, f"{tmp_path.name}/m", **facts)
     (step,) = job.end_of("m")
@@ -641,7 +640,7 @@ def test_a_launcher_that_chooses_nodes_may_use_another_node(start, tmp_path, mon
     unresponsive.write_text("#!/bin/sh\nexec sleep 100\n")
     unresponsive.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(unresponsive))
-    job.rank_pool._agents.nodes = (NODE, Node("n2", NODE.gpus))
+    job.rank_pool.agents.nodes = (NODE, Node("n2", NODE.gpus))
     job.start("m", 2, 3)
     agent = connect_as(job, f"{tmp_path.name}/m", "n2")
     wait_for(lambda: job.rank_pool.reap() == [] and _has_word(agent))

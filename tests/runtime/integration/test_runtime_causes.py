@@ -20,7 +20,7 @@ from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.exit_reason import ExitReason
 from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Queue, Site, Timeouts
-from hetctl.scheduling.core import LAUNCH_PAUSES_S
+from hetctl.scheduling.job_scheduler import LAUNCH_PAUSES_S
 
 NODES = ("n1", "n2", "n3")
 SITE = Site("slurm", "slurm", "srun", 3, 1, 1, 2**30, (Queue("main"),), device="slot")

@@ -11,8 +11,8 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
-from hetctl.scheduling.core import POLL_S
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
+from hetctl.scheduling.round_scheduler import POLL_S
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate

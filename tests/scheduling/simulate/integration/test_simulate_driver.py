@@ -21,10 +21,12 @@ from hetctl.model.plan import Placement
 from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Cluster
 from hetctl.perf.workloads import active_workloads
+from hetctl.runtime.driver.job_modes import DataParallelJob
 from hetctl.scheduling.commands import Command, EndJob, ScheduleTick, Start
 from hetctl.scheduling.events import SchedulingEvent, TaskEnded
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import options_from
+from hetctl.scheduling.round_scheduler import RoundScheduler
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulated_task import SimulatedTask
@@ -140,6 +142,29 @@ def test_one_round_for_all_types_that_stops_as_one(both: Both) -> None:
     assert len(simulated[1][1]) == 4, "all four GPUs are given anew when one of them is free"
 
 
+def test_reports_for_a_phase_wait_until_it_has_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As stores of states that agents open while the phase before the hops still trains."""
+    asked: list[bool] = []
+
+    class Later(DataParallelJob):
+        begun = False
+
+        def scheduler(self) -> RoundScheduler:
+            self.begun = True
+            return super().scheduler()
+
+        def reports(self) -> tuple[()]:
+            asked.append(self.begun)
+            return ()
+
+    monkeypatch.setattr(
+        "hetctl.runtime.driver.driver.modes_of", lambda job: [DataParallelJob(job), Later(job)]
+    )
+    run = VirtualRun(tmp_path, monkeypatch, [profile("a", 3, 10.0)], "independent", {}, ONE)
+    assert len(run.rounds()) == 1
+    assert asked == [True] * len(asked) != []
+
+
 def test_a_job_continues_without_a_failed_node(both: Both) -> None:
     profiles = [profile(name, 3, 10.0) for name in "abcdef"]
     driven, simulated = both("independent", profiles, failed_at_s={"node-1": 15.0})
@@ -174,7 +199,7 @@ def test_the_rounds_of_other_planners(both: Both, planner: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "what", ["virtual_job.VirtualPool.start", "hetctl.runtime.driver.round_launcher.write_planner_state"]
+    "what", ["virtual_job.VirtualPool.start", "hetctl.runtime.driver.rounds.write_planner_state"]
 )
 def test_a_failed_start_ends_the_job_and_the_next_one_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
@@ -265,7 +290,7 @@ def test_both_adapters_are_commanded_the_same(
         lockstep=drawn.lockstep,
     )
     log: list[Conclusion] = []
-    monkeypatch.setattr("hetctl.scheduling.simulate.engine.Core", recorded(log, virtual.decisions))
+    monkeypatch.setattr("hetctl.scheduling.simulate.engine.RoundScheduler", recorded(log, virtual.decisions))
     simulate(virtual.ensemble, drawn, monkeypatch)
     monkeypatch.undo()
     virtual.rounds()

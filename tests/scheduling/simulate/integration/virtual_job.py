@@ -27,13 +27,13 @@ from hetctl.model.training_progress import EpochResult, LiveMetrics
 from hetctl.runtime.agent.messages import StagedPartitions
 from hetctl.runtime.driver.agent_pool import KILLED
 from hetctl.runtime.driver.driver import Driver
-from hetctl.runtime.driver.running_group import EndedGroup
+from hetctl.runtime.driver.rank_group import RankGroup
 from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.scheduling.commands import Command, ScheduleTick
-from hetctl.scheduling.core import Core, JobOptions
 from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.planners.base import Decision, Planner, Request
+from hetctl.scheduling.round_scheduler import JobOptions, RoundScheduler
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
@@ -46,7 +46,7 @@ Conclusion = tuple[SchedulingEvent | None, list[Command]]
 """An event and the commands that followed; None: those that follow from all events of a moment."""
 
 
-class Recorded(Core):
+class Recorded(RoundScheduler):
     """The scheduling of a job, with all that it is sent and commands."""
 
     log: list[Conclusion]
@@ -94,7 +94,7 @@ def told_once(planner: Planner, decisions: dict[str, Decision]) -> Planner:
 
 
 def recorded(log: list[Conclusion], decisions: dict[str, Decision]) -> type[Recorded]:
-    """Return a replacement of `Core`; all jobs of a run write to one log."""
+    """Return a replacement of `RoundScheduler`; all jobs of a run write to one log."""
     return type("RecordedHere", (Recorded,), {"log": log, "decisions": decisions})
 
 
@@ -183,7 +183,7 @@ class VirtualPool:
         if self.lockstep:
             self._set_pace({task.round})
 
-    def stop(self, name: str, reason: str) -> None:
+    def stop(self, name: str, reason: str, _busy_s: float) -> None:
         for group in self.groups:
             if group.task.name == name:
                 group.told = group.told or reason
@@ -208,7 +208,7 @@ class VirtualPool:
     def signalled(self) -> tuple[str, ...]:
         return ()
 
-    def reap(self) -> list[EndedGroup]:
+    def reap(self) -> list[RankGroup]:
         self.nodes = tuple(n for n in self.nodes if self.failed_at.get(n.name, math.inf) > time.time())
         over = [(group, lost) for group in self.groups if (lost := self._train(group)) is not None]
         # Work that is done at the moment in which a node fails counts as done.
@@ -217,8 +217,11 @@ class VirtualPool:
         if self.lockstep:
             self._set_pace({group.task.round for group, _ in over})
         return [
-            EndedGroup(
-                group.task.name, group.allocation.placement, KILLED if lost else 0, "", lost_nodes=lost
+            RankGroup(
+                group.task,
+                group.allocation.placement,
+                exit_code=KILLED if lost else 0,
+                lost_nodes=lost,
             )
             for group, lost in over
         ]
@@ -234,9 +237,6 @@ class VirtualPool:
 
     def shutdown(self) -> None:
         assert not self.groups
-
-    def send_signal(self, *_: Any) -> None:
-        raise AssertionError("every group leaves in time")
 
     def next_at(self) -> float:
         """Return when the next thing happens."""
@@ -353,7 +353,7 @@ class VirtualRun:
         self._monkeypatch.setattr(time, "time", lambda: self._now)
         self._monkeypatch.setattr(time, "sleep", self._sleep)
         self._monkeypatch.setattr(os, "fsync", lambda _: None)
-        self._monkeypatch.setattr("hetctl.runtime.driver.job_modes.Core", self._core)
+        self._monkeypatch.setattr("hetctl.runtime.driver.job_modes.RoundScheduler", self._core)
         for job in range(MOST_JOBS):
             if not any(p.active for p in progress_in(self._run, self.ensemble, 2).values()):
                 return list(self._read())

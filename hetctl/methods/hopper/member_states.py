@@ -1,8 +1,7 @@
-"""Places of the members' states: the stores that have the newest one, and what a loss of nodes undoes."""
+"""Places of a member's states: the stores that have the newest one, and what a loss of nodes undoes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from hetctl.model.hops import Visit, slots_in
@@ -40,6 +39,11 @@ class MemberStates:
     writer: str | None = None
     unsaved: list[Visit] = field(default_factory=list)
     failures: int = 0
+
+    @classmethod
+    def at(cls, number: int) -> MemberStates:
+        """Return the states of a member with the visit of this number in its checkpoint; -1: with none."""
+        return cls(number=number, saved_number=number)
 
     @property
     def is_saved(self) -> bool:
@@ -79,44 +83,3 @@ class MemberStates:
         """Record the loss of a node with its store."""
         self.nodes.discard(node)
         self.coming.discard(node)
-
-
-class StateBook:
-    """Newest states of all members.
-
-    Parameters
-    ----------
-    saved : mapping of str to int
-        Number of the newest visit in the checkpoint of each member; -1 if there is none.
-    """
-
-    def __init__(self, saved: Mapping[str, int]) -> None:
-        self._members = {name: MemberStates(None, number, number) for name, number in saved.items()}
-
-    def add(self, member: str, number: int) -> None:
-        """Add a member, of whose visits the one with this number is the newest in its checkpoint, or none."""
-        self._members[member] = MemberStates(None, number, number)
-
-    def of(self, member: str) -> MemberStates:
-        """Return the states of a member."""
-        return self._members[member]
-
-    def holding(self, state: str) -> MemberStates | None:
-        """Return the member's states of which one is the newest; None if it is outdated."""
-        return next((states for states in self._members.values() if states.state == state), None)
-
-    def member_of(self, states: MemberStates) -> str:
-        """Return the member with these states."""
-        return next(name for name, own in self._members.items() if own is states)
-
-    def drop_node(self, node: str) -> None:
-        """Record the loss of a node with its store."""
-        for states in self._members.values():
-            states.drop_node(node)
-
-    def without_writer(self, worker: str) -> list[str]:
-        """Return the members whose newest checkpoint was to be written by a rank that has ended."""
-        names = [name for name, states in self._members.items() if states.writer == worker]
-        for name in names:
-            self._members[name].writer = None
-        return names

@@ -13,12 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.hopper import hop_commands as do
 from hetctl.methods.hopper import hop_events
-from hetctl.methods.hopper.hop_core import OPEN_S, HopCore
 from hetctl.methods.hopper.hop_events import HopProgress, MemberJoined
 from hetctl.methods.hopper.hop_plans import HopPlanner
-from hetctl.methods.hopper.hop_start import HopRules
+from hetctl.methods.hopper.hop_scheduler import OPEN_S, HopRules, HopScheduler
 from hetctl.methods.hopper.schedule import SearchOptions
 from hetctl.methods.hopper.state_machine import HopperState
 from hetctl.model.ensemble import Member, StopRule
@@ -27,7 +25,7 @@ from hetctl.model.hops import Unit, Visit, gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling import events
-from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Stop
+from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Stop
 
 SAVE_S, HOP_S = 0.3, 0.2
 QUICK_SHARE = 0.3
@@ -74,7 +72,7 @@ class Executor:
         planner = HopPlanner(self.scheduler, SearchOptions(self.seed, 0.02))
         progress = [self.progress.get(name) or HopProgress(self.members[name]) for name in self.members]
         rules = HopRules(self.partitions, self.seed, self.replay)
-        self.core = HopCore(rules, progress, planner, self.observed)
+        self.core = HopScheduler(rules, progress, planner, self.observed)
         self.draw = random.Random(self.seed)
         self.queue, self.order, self.now = [], itertools.count(), 0.0
         self.stores = {node: set() for node in self.nodes}
@@ -117,18 +115,19 @@ class Executor:
             self.send(hop_events.StoreOpened(self.now, node, self.homes[node]))
 
     def start(self, command):
-        visit, node = command.visit, node_of(command.visit.worker)
+        (task,) = command.tasks
+        visit, node = task.visit, node_of(task.visit.worker)
         assert int(visit.partition[1:]) in self.homes[node], "data stays where it is"
         newest = self.newest[visit.config]
         saved = f"{visit.config}-{self.checkpoints[visit.config]}"
-        assert command.state == newest if command.state else newest in (None, saved)
-        assert command.checkpoint == self.checkpoints[visit.config]
+        assert task.state == newest if task.state else newest in (None, saved)
+        assert task.checkpoint == self.checkpoints[visit.config]
         seconds = 100.0 / self.rates[len(gpus_in(visit.worker))] if visit.epoch % 2 == 0 else 0.1
-        self.at(seconds * self.draw.uniform(0.8, 1.2), self.end_visit, visit, command.state, self.now)
+        self.at(seconds * self.draw.uniform(0.8, 1.2), self.end_visit, visit, task.state, self.now)
 
     def is_at_work(self, visit):
         running = self.core.running.get(visit.config)
-        return running is not None and running.visit == visit
+        return running is not None and running.task.visit == visit
 
     def end_visit(self, visit, state, began):
         if not self.is_at_work(visit):
@@ -201,8 +200,8 @@ class Executor:
         if node not in self.nodes or len(self.nodes) == 1:
             return
         for name, running in list(self.core.running.items()):
-            if node_of(running.visit.worker) == node:
-                self.lost.append(running.visit)
+            if node_of(running.task.visit.worker) == node:
+                self.lost.append(running.task.visit)
                 self.send(events.TaskEnded(self.now, name, ExitReason.NODE_FAILURE))
         del self.nodes[node]
         self.stores[node] = set()
@@ -212,7 +211,7 @@ class Executor:
         names = sorted(self.core.running)
         if names:
             name = names[number % len(names)]
-            self.lost.append(self.core.running[name].visit)
+            self.lost.append(self.core.running[name].task.visit)
             self.send(events.TaskEnded(self.now, name, ExitReason.KILLED))
 
     def join_node(self, node, gpus):
@@ -235,15 +234,15 @@ class Executor:
         self.stores[node] = set()
         self.send(hop_events.StoreLost(self.now, node))
         for name, running in list(self.core.running.items()):
-            if node_of(running.visit.worker) == node:
-                self.lost.append(running.visit)
+            if node_of(running.task.visit.worker) == node:
+                self.lost.append(running.task.visit)
                 self.send(events.TaskEnded(self.now, name, ExitReason.NODE_FAILURE))
         self.at(0.3, self.open_store, node)
 
     def restart_agents(self):
         """Kill all ranks and agents, which start again with empty stores."""
         for name, running in list(self.core.running.items()):
-            self.lost.append(running.visit)
+            self.lost.append(running.task.visit)
             self.send(events.TaskEnded(self.now, name, ExitReason.KILLED))
         for node in self.nodes:
             self.stores[node] = set()
@@ -260,13 +259,13 @@ class Executor:
         return [visit for visit in self.done if visit.number not in self.undone]
 
     EXECUTE: ClassVar = {
-        do.OpenHops: lambda *_: None,
-        do.StartVisit: start,
-        do.FetchState: fetch,
-        do.ForgetStates: forget,
-        do.UndoVisits: undo,
-        do.Converge: converge,
-        do.ReportPlan: lambda self, command: self.plans.append(command),
+        hop_events.OpenHops: lambda *_: None,
+        Start: start,
+        hop_events.FetchState: fetch,
+        hop_events.ForgetStates: forget,
+        hop_events.UndoVisits: undo,
+        hop_events.Converge: converge,
+        hop_events.ReportPlan: lambda self, command: self.plans.append(command),
         Stop: stop,
         ScheduleTick: lambda self, command: self.at(max(0.0, command.at_s - self.now), lambda: None),
         EndRound: lambda *_: None,
@@ -391,7 +390,7 @@ def test_a_visit_that_waits_for_a_state_of_a_lost_node_stops():
         stops.append(command.reason)
 
     job = Executor({"a": (0,), "b": (0,)}, everywhere("ab", 4), {"x": 1, "y": 1, "z": 1}, 4)
-    job.EXECUTE = {**Executor.EXECUTE, do.FetchState: fetch_and_lose, Stop: stop}
+    job.EXECUTE = {**Executor.EXECUTE, hop_events.FetchState: fetch_and_lose, Stop: stop}
     job.run()
     assert job.ended == "finished"
     assert_complete(job)

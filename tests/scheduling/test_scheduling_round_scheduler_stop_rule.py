@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.scheduling.rounds import should_stop
+from hetctl.scheduling.round_scheduler import should_stop
 
 ROOM = {"a": 8, "b": 8}
 

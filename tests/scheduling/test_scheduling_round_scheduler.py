@@ -17,7 +17,6 @@ from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop
-from hetctl.scheduling.core import LAUNCH_PAUSES_S, LONGEST_LAUNCH_PAUSE_S, POLL_S, Core, JobOptions
 from hetctl.scheduling.events import (
     EpochDone,
     JobEnding,
@@ -30,9 +29,10 @@ from hetctl.scheduling.events import (
     TaskSignalled,
     Tick,
 )
+from hetctl.scheduling.job_scheduler import LAUNCH_PAUSES_S, LONGEST_LAUNCH_PAUSE_S, RunningTask
 from hetctl.scheduling.observer import ObservedMembers
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
-from hetctl.scheduling.rounds import RunningTask
+from hetctl.scheduling.round_scheduler import POLL_S, JobOptions, RoundScheduler
 
 
 def one_each(request: Request) -> Decision:
@@ -63,7 +63,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.members = {name: self.member(name) for name in self.names}
-        self.core = Core(self.planner, Options(), self.job, self)
+        self.core = RoundScheduler(self.planner, Options(), self.job, self)
         self.opening = self.core.handle(JobOpened(0.0, self.nodes, self.deadline_s, 5, "remembered"))
 
     def member(self, name: str) -> Workload:

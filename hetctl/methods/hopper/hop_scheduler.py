@@ -1,44 +1,37 @@
-"""The scheduling of a batch job in which members hop: events in, commands out (CEREBRO, section 3.2).
+"""The scheduling of a batch job in which members hop (CEREBRO, section 3.2).
 
-It has the interface of `hetctl.scheduling.core.Core`, and like it no clock, file or process. A worker is a
-GPU, or a group of GPUs of one node where more GPUs than members are left. In the hopper's state machine the
-training visits of epoch e, counted from 1, are its epoch 2(e - 1), and the evaluation visits that follow its
-epoch 2(e - 1) + 1.
+A worker is a GPU, or a group of GPUs of one node where more GPUs than members are left. In the hopper's state
+machine the training visits of epoch e, counted from 1, are its epoch 2(e - 1), and the evaluation visits that
+follow its epoch 2(e - 1) + 1.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from hetctl.methods.hopper import hop_events
-from hetctl.methods.hopper.hop_commands import (
+from hetctl.methods.hopper.hop_events import (
     Converge,
     FetchState,
     ForgetStates,
-    HopCommand,
+    HopProgress,
     OpenHops,
     ReportPlan,
-    StartVisit,
     UndoVisits,
 )
-from hetctl.methods.hopper.hop_events import HopProgress
 from hetctl.methods.hopper.hop_plans import HopPlanner, is_evaluation
-from hetctl.methods.hopper.hop_start import HopRules, at_workers, state_at_start
-from hetctl.methods.hopper.state_book import StateBook
+from hetctl.methods.hopper.member_states import MemberStates
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.worker_groups import workers_of
-from hetctl.model.exit_reason import CLEAN_EXITS, JOB_FATAL, ExitReason
+from hetctl.model.exit_reason import CLEAN_EXITS
 from hetctl.model.hops import Unit, Visit, gpus_in, node_of, slots_in
+from hetctl.model.plan import HOPPER, Allocation, Placement
 from hetctl.model.site import Node
 from hetctl.scheduling import events
-from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Stop
-from hetctl.scheduling.core import FINISHED, LaunchPauses
-from hetctl.scheduling.events import SchedulingEvent
+from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Task
+from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler, RunningTask
 from hetctl.scheduling.observer import Observer
-from hetctl.scheduling.rounds import DEADLINE, SIGNAL
 
 STATE_LOST = "state lost"
 """Reason for stopping a visit whose state cannot be fetched."""
@@ -52,37 +45,31 @@ PATIENCE_S = 5.0
 """Seconds between two attempts to end a job that waits."""
 
 
-@dataclass
-class RunningVisit:
-    """A visit in execution.
+@dataclass(frozen=True)
+class HopRules:
+    """Rules of a job in which members hop.
 
     Parameters
     ----------
-    starts_from : str or None
-        Name of the state that the visit starts from; None: a checkpoint or a fresh network.
-    since_s : float
-        Time of its start.
-    done : bool
-        True once its new state is in the store.
+    partitions : int
+        Number of partitions of the data.
+    replay : sequence of Visit
+        Visits to repeat, in the order of their starts; empty: the planner's.
+    first_number : int
+        Number of the job's first visit, larger than those of earlier jobs.
+    least_members : int
+        Least number of members that hop; fewer end the hops, each after its epoch. 0: hop to the end.
     """
 
-    visit: Visit
-    round: int
-    starts_from: str | None
-    since_s: float
-    done: bool = False
-    stopping: bool = False
+    partitions: int
+    seed: int = 0
+    replay: Sequence[Visit] = ()
+    first_number: int = 0
+    least_members: int = 0
 
 
-class HopCore:
-    """State machine that schedules one job of hops.
-
-    Attributes
-    ----------
-    running : dict of str to RunningVisit
-        Visits by member.
-    ending : str or None
-        Reason for which the job ends; then no visit is started any more.
+class HopScheduler(JobScheduler):
+    """Scheduling in which each task is a visit of a member to a partition.
 
     Parameters
     ----------
@@ -97,8 +84,7 @@ class HopCore:
     def __init__(
         self, rules: HopRules, progress: Sequence[HopProgress], planner: HopPlanner, observer: Observer
     ) -> None:
-        self.running: dict[str, RunningVisit] = {}
-        self.ending: str | None = None
+        super().__init__()
         self._rules, self._planner, self._observer = rules, planner, observer
         self._progress = tuple(progress)
         self._members = {each.member.name: each.member for each in progress}
@@ -107,8 +93,7 @@ class HopCore:
         self._replay = tuple(rules.replay)
         reschedule = None if rules.replay else self._plan
         self._hopper = Hopper.resume(state_at_start(rules, progress, self._names), reschedule)
-        self._book = StateBook({each.member.name: each.visit for each in progress})
-        self._nodes: dict[str, Node] = {}
+        self._states = {each.member.name: MemberStates.at(each.visit) for each in progress}
         self._stores: dict[str, tuple[str, ...]] = {}
         self._awaited: set[str] = set()
         self._opening: dict[str, float] = {}
@@ -117,42 +102,32 @@ class HopCore:
         self._converging: dict[str, str] = {}
         self._may_be_used_up = True
         self._change = "start"
-        self._deadline_s = math.inf
-        self._pauses = LaunchPauses()
-        self._ended_s = math.inf
         self._round = 0
-        self._commands: list[Command | HopCommand] = []
+        self._handlers |= {
+            hop_events.StoreOpened: self._on_store_opened,
+            hop_events.StoreLost: self._on_store_lost,
+            hop_events.VisitDone: self._on_visit_done,
+            hop_events.MemberJoined: self._on_member_joined,
+            hop_events.StateFetched: self._on_state_fetched,
+            hop_events.StateWritten: self._on_state_written,
+            hop_events.RankEnded: lambda event: self._end_writer(event.worker),
+        }
 
-    @property
-    def handles(self) -> frozenset[type]:
-        """Kinds of events that it accepts."""
-        return frozenset(_HANDLERS)
-
-    def handle(self, event: SchedulingEvent | hop_events.HopEvents) -> list[Command | HopCommand]:
-        """Record an event and return the commands that follow at once."""
-        _HANDLERS[type(event)](self, event)
-        return self._take_commands()
-
-    def schedule(self, now_s: float) -> list[Command | HopCommand]:
-        """Return the commands that follow from all events until now."""
+    def _review(self, now_s: float) -> None:
         if self._may_be_used_up and (limit := self._observer.used_up()):
             self._end(limit, now_s)
         self._may_be_used_up = False
-        if not self.ending and self._is_complete and now_s >= self._pauses.until_s:
+
+    def _start_tasks(self, now_s: float) -> None:
+        if self._is_complete:
             self._regroup(now_s)
             self._follow_replay()
             self._start_visits(now_s)
             self._prefetch()
             self._check_end(now_s)
-        if self.ending and not self.running:
-            self._end_job(now_s)
-        else:
-            self._commands.append(ScheduleTick(now_s + PATIENCE_S))
-        return self._take_commands()
 
-    def _take_commands(self) -> list[Command | HopCommand]:
-        commands, self._commands = self._commands, []
-        return commands
+    def _next_s(self, now_s: float) -> float:
+        return now_s + PATIENCE_S
 
     @property
     def _is_complete(self) -> bool:
@@ -177,7 +152,7 @@ class HopCore:
                 self._regrouping.pop(node.name, None)
                 if wanted != self._workers_on(node.name):
                     self._regrouping[node.name] = wanted
-        busy = {node_of(running.visit.worker) for running in self.running.values()}
+        busy = set(map(self._node_of, self.running))
         for name in self._regrouping.keys() - busy:
             self._replace_workers(name, self._regrouping.pop(name))
 
@@ -210,15 +185,14 @@ class HopCore:
     @property
     def _open_nodes(self) -> tuple[Node, ...]:
         """Nodes whose agents have opened stores."""
-        return tuple(node for node in self._nodes.values() if node.name in self._stores)
+        return tuple(node for node in self.pool.nodes.values() if node.name in self._stores)
 
     def _on_job_opened(self, event: events.JobOpened) -> None:
-        self._nodes = {node.name: node for node in event.nodes}
-        self._awaited = set(self._nodes)
-        self._deadline_s, self._round = event.deadline_s, event.first_round
+        super()._on_job_opened(event)
+        self._awaited = set(self.pool.nodes)
+        self._round, self._next_round = self._next_round, self._next_round + 1
         self._commands.append(OpenHops(self._round, tuple(self._members)))
         self._end_finished_members(self._progress)
-        self._on_tick(event)
 
     def _end_finished_members(self, progress: Iterable[HopProgress]) -> None:
         """Stop members that have met their stop rules before, and whole epochs of too few members."""
@@ -232,22 +206,15 @@ class HopCore:
             if not each.visited and not each.evaluating:
                 self._hopper.config_stops(each.member.name)
 
-    def _on_tick(self, event: events.JobOpened | events.Tick) -> None:
-        if event.now_s >= self._deadline_s:
-            self._end(DEADLINE, event.now_s)
-
     def _on_node_joined(self, event: events.NodeJoined) -> None:
         """Note a node that connects late, or returns; its workers join with its store."""
-        self._nodes[event.node.name] = event.node
+        super()._on_node_joined(event)
         self._opening[event.node.name] = event.now_s + OPEN_S
 
     def _on_node_lost(self, event: events.NodeLost) -> None:
-        """Continue on the remaining nodes; visits on the lost node have ended and are planned again."""
         self._remove_workers(event.node, f"node {event.node} was lost")
         self._opening.pop(event.node, None)
-        del self._nodes[event.node]
-        if not self._nodes:
-            self._end(ExitReason.NODE_FAILURE.value, event.now_s)
+        super()._on_node_lost(event)
 
     def _on_store_lost(self, event: hop_events.StoreLost) -> None:
         """Wait with visits to a node until its next agent has opened a store."""
@@ -260,22 +227,23 @@ class HopCore:
         self._awaited.discard(node)
         self._regrouping.pop(node, None)
         self._grouped_for = None
-        self._book.drop_node(node)
         self._change = "node lost"
         for worker in self._workers_on(node):
             self._hopper.worker_fails(worker)
-        for slot in workers_of(self._nodes[node]):
-            self._book.without_writer(slot)
+        for states in self._states.values():
+            states.drop_node(node)
+            if states.writer and node_of(states.writer) == node:
+                states.writer = None
         for name, running in self.running.items():
-            states = self._book.of(name)
+            states = self._states[name]
             # Its state was on the way from there; the copy would fail only after some time.
-            if states.is_lost and running.starts_from == states.state and not running.stopping:
+            if states.is_lost and running.task.state == states.state and not running.stopping:
                 self._stop(name, STATE_LOST)
         for member in self._members:
             self._recover(member, reason)
 
     def _on_store_opened(self, event: hop_events.StoreOpened) -> None:
-        if event.node not in self._nodes:
+        if event.node not in self.pool.nodes:
             return
         self._opening.pop(event.node, None)
         if event.node in self._stores:
@@ -289,15 +257,13 @@ class HopCore:
 
     def _drop_states(self, node: str) -> None:
         """Record that a node's agent was started again, and its store is empty."""
-        self._book.drop_node(node)
+        for states in self._states.values():
+            states.drop_node(node)
         for name, running in self.running.items():
-            if node_of(running.visit.worker) == node and running.starts_from is not None:
+            if self._node_of(name) == node and running.task.state is not None:
                 self._stop(name, STATE_LOST)
         for member in self._members:
             self._recover(member, f"the agent on {node} was started again")
-
-    def _on_member_arrived(self, _event: events.MemberArrived) -> None:
-        """Do nothing: a member joins the hops with its progress (`MemberJoined`)."""
 
     def _on_member_joined(self, event: hop_events.MemberJoined) -> None:
         """Let a trial hop that a search has asked for: a new one, or one that goes on after a pause."""
@@ -307,43 +273,39 @@ class HopCore:
             return
         if name not in self._members:
             self._history[name] = list(joined.history)
-            self._book.add(name, joined.visit)
+            self._states[name] = MemberStates.at(joined.visit)
         self._members[name] = joined.member
         self._hopper.config_joins(name, 2 * len(self._history[name]))
 
-    def _on_task_signalled(self, event: events.TaskSignalled) -> None:
-        if not self.running[event.name].stopping:
-            self._stop(event.name, SIGNAL)
-
     def _on_task_ended(self, event: events.TaskEnded) -> None:
-        ended = self.running.pop(event.name)
-        member, worker = event.name, ended.visit.worker
+        ended, member = self.running[event.name], event.name
+        super()._on_task_ended(event)
         self._may_be_used_up = True
+        visit = _visit_of(ended)
         if not ended.done:
-            self._hopper.unit_failed(ended.visit)
+            self._hopper.unit_failed(visit)
         if event.reason not in CLEAN_EXITS:
-            for slot in slots_in(worker):
-                self._on_rank_ended(hop_events.RankEnded(event.now_s, slot))
+            for slot in slots_in(visit.worker):
+                self._end_writer(slot)
             # It may have failed for good.
             if member not in self._observer.left(event.now_s):
                 self._hopper.config_stops(member)
         self._recover(member, "its state was lost")
-        if event.reason in JOB_FATAL:
-            self._end(event.reason.value, event.now_s)
-        self._pauses.add(event)
 
-    def _on_rank_ended(self, event: hop_events.RankEnded) -> None:
+    def _end_writer(self, worker: str) -> None:
         """Roll back members whose checkpoint only the ended rank could write."""
-        for name in self._book.without_writer(event.worker):
-            if name in self._converging:
-                self._roll_back(name, "the rank that was to write its checkpoint ended")
+        for name, states in self._states.items():
+            if states.writer == worker:
+                states.writer = None
+                if name in self._converging:
+                    self._roll_back(name, "the rank that was to write its checkpoint ended")
 
     def _on_visit_done(self, event: hop_events.VisitDone) -> None:
         running = self.running.get(event.member)
-        if running is None or running.visit.number != event.number:
+        if running is None or _visit_of(running).number != event.number:
             return
-        running.done = self._hopper.unit_done(running.visit)
-        visit, states = running.visit, self._book.of(event.member)
+        visit, states = _visit_of(running), self._states[event.member]
+        running.done = self._hopper.unit_done(visit)
         self._planner.note(visit, event.now_s - running.since_s)
         old = states.state
         held_by = states.renew(visit, event.state, node_of(visit.worker))
@@ -365,17 +327,18 @@ class HopCore:
         self._hopper.config_joins(member, visit.epoch + 1)
 
     def _on_state_written(self, event: hop_events.StateWritten) -> None:
-        states = self._book.of(event.member)
+        states = self._states[event.member]
         states.saved(event.number)
         if states.is_saved and event.member in self._converging:
             self._commands.append(Converge(event.member, self._converging.pop(event.member)))
             self._free(event.member)
 
     def _on_state_fetched(self, event: hop_events.StateFetched) -> None:
-        states = self._book.holding(event.state)
-        if states is None:
+        member = next((name for name, own in self._states.items() if own.state == event.state), None)
+        if member is None:
             self._commands.append(ForgetStates((event.node,), (event.state,)))
             return
+        states = self._states[member]
         states.coming.discard(event.node)
         if not event.error:
             states.nodes.add(event.node)
@@ -385,25 +348,19 @@ class HopCore:
             # No way leads there from the nodes that have it: the checkpoint is in reach of all.
             self._commands.append(ForgetStates(tuple(sorted(states.nodes)), (event.state,)))
             states.nodes.clear()
-            self._recover(self._book.member_of(states), f"its state cannot be copied to {event.node}")
+            self._recover(member, f"its state cannot be copied to {event.node}")
         for name, running in self.running.items():
-            waits = running.starts_from == event.state and node_of(running.visit.worker) == event.node
+            waits = running.task.state == event.state and self._node_of(name) == event.node
             if waits and not running.stopping:
                 self._stop(name, STATE_LOST)
 
-    def _on_job_ending(self, event: events.JobEnding) -> None:
-        self._end(event.reason, event.now_s)
-
-    def _ignore(self, _event: events.EpochDone) -> None:
-        """Do nothing: epochs are known from visits."""
-
     def _recover(self, member: str, reason: str) -> None:
         """Return to the newest checkpoint if no store has the member's state, and no visit works with it."""
-        if self._book.of(member).is_lost and member not in self.running:
+        if self._states[member].is_lost and member not in self.running:
             self._roll_back(member, reason)
 
     def _roll_back(self, member: str, reason: str) -> None:
-        states = self._book.of(member)
+        states = self._states[member]
         if states.state is not None and states.nodes:
             self._commands.append(ForgetStates(tuple(sorted(states.nodes)), (states.state,)))
         undone = states.roll_back()
@@ -419,7 +376,7 @@ class HopCore:
 
     def _free(self, member: str) -> None:
         """Forget the state of a member that trains no more; one that goes on later has its checkpoint."""
-        states = self._book.of(member)
+        states = self._states[member]
         if states.state is not None and (holding := states.nodes | states.coming):
             self._commands.append(ForgetStates(tuple(sorted(holding)), (states.state,)))
         states.roll_back()
@@ -432,32 +389,20 @@ class HopCore:
         done = {visit.partition for visit in self._hopper.log if visit.unit[:2] == of_pass[0].unit[:2]}
         return done.issuperset(self._names)
 
-    def _stop(self, member: str, reason: str) -> None:
-        running = self.running[member]
-        running.stopping = True
-        self._commands.append(Stop(running.round, reason, member))
-
-    def _end(self, reason: str, now_s: float) -> None:
-        """Start no more visits and stop the running ones; the first reason is kept."""
-        if self.ending:
-            return
-        self.ending, self._ended_s = reason, now_s
-        for running in self.running.values():
-            running.stopping = True
-        if self.running:
-            self._commands.append(Stop(self._round, reason, at_once=True))
-
     def _end_job(self, now_s: float) -> None:
-        writing = any(self._book.of(name).writer for name in self._members)
-        if writing and now_s < self._ended_s + WRITE_S:
+        if self._is_writing and now_s < self._ended_s + WRITE_S:
             self._commands.append(ScheduleTick(self._ended_s + WRITE_S))
             return
         self._commands.append(EndRound(self._round, self.ending or FINISHED))
         self._commands.append(EndJob(self.ending or FINISHED))
 
+    @property
+    def _is_writing(self) -> bool:
+        return any(states.writer for states in self._states.values())
+
     def _check_end(self, now_s: float) -> None:
         """End a job in which nothing runs and nothing could be started."""
-        if self.running or any(self._book.of(name).writer for name in self._members):
+        if self.running or self._is_writing:
             return
         if self._hopper.is_over:
             self._end(FINISHED, now_s)
@@ -470,26 +415,29 @@ class HopCore:
             self._end(DEADLINE, now_s)
 
     def _start_visits(self, now_s: float) -> None:
-        # Ranks report their states shortly before they have ended.
-        busy = {slot for running in self.running.values() for slot in slots_in(running.visit.worker)}
-
         def may_start(unit: Unit, worker: str) -> bool:
-            if unit.config in self.running or node_of(worker) in self._regrouping:
+            place = _place_of(worker)
+            # Ranks report their states shortly before they have ended. In a replay, groups of several sizes
+            # share the GPUs.
+            is_free = unit.config not in self.running and self.pool.can_hold(place)
+            if not is_free or node_of(worker) in self._regrouping:
                 return False
-            # In a replay, groups of several sizes share the GPUs.
-            if not busy.isdisjoint(slots_in(worker)):
+            if now_s + self._planner.seconds(unit, worker) > self._opened.deadline_s:
                 return False
-            if now_s + self._planner.seconds(unit, worker) > self._deadline_s:
-                return False
-            busy.update(slots_in(worker))
+            self.pool.take(place)
             return True
 
-        for visit in self._hopper.dispatch(now_s, may_start):
-            node = node_of(visit.worker)
-            states = self._book.of(visit.config)
-            self._fetch(visit.config, node)
-            self.running[visit.config] = RunningVisit(visit, self._round, states.state, now_s)
-            self._commands.append(StartVisit(self._round, visit, states.state, states.saved_number))
+        started = self._hopper.dispatch(now_s, may_start)
+        # Not without visits: it may read files.
+        left = self._observer.left(now_s) if started else {}
+        for visit in started:
+            place, rates = _place_of(visit.worker), left[visit.config].rates
+            gpus, states = len(place[0].gpus), self._states[visit.config]
+            allocation = Allocation(visit.config, gpus, HOPPER, rates.get(gpus, rates[1]), place)
+            self._fetch(visit.config, place[0].node)
+            task = Task(allocation, visit, states.state, states.saved_number)
+            self._run(task, self._round, now_s)
+            self._commands.append(Start(self._round, (task,)))
 
     def _prefetch(self) -> None:
         """Copy the states that busy workers need next to their nodes, while these train."""
@@ -499,7 +447,7 @@ class HopCore:
                 self._fetch(unit.config, node_of(worker))
 
     def _fetch(self, member: str, node: str) -> None:
-        states = self._book.of(member)
+        states = self._states[member]
         if states.state is None or node in states.nodes or node in states.coming:
             return
         states.coming.add(node)
@@ -508,7 +456,7 @@ class HopCore:
     def _plan(self, state: HopperState, now_s: float) -> tuple[Visit, ...]:
         """Make a plan for the present workers, and report it."""
         left = self._observer.left(now_s)
-        cluster = tuple(self._nodes.values())
+        cluster = tuple(self.pool.nodes.values())
         made = self._planner.plan(state, left, cluster, now_s)
         self._commands.append(
             ReportPlan(
@@ -519,22 +467,60 @@ class HopCore:
         self._change = "used up"
         return made.visits
 
+    def _node_of(self, member: str) -> str:
+        """Return the node that a member visits."""
+        return node_of(_visit_of(self.running[member]).worker)
 
-_HANDLERS: Mapping[type, Callable[[HopCore, Any], None]] = {
-    events.JobOpened: HopCore._on_job_opened,
-    events.NodeJoined: HopCore._on_node_joined,
-    events.NodeLost: HopCore._on_node_lost,
-    events.MemberArrived: HopCore._on_member_arrived,
-    events.TaskSignalled: HopCore._on_task_signalled,
-    events.TaskEnded: HopCore._on_task_ended,
-    events.EpochDone: HopCore._ignore,
-    events.Tick: HopCore._on_tick,
-    events.JobEnding: HopCore._on_job_ending,
-    hop_events.StoreOpened: HopCore._on_store_opened,
-    hop_events.StoreLost: HopCore._on_store_lost,
-    hop_events.VisitDone: HopCore._on_visit_done,
-    hop_events.MemberJoined: HopCore._on_member_joined,
-    hop_events.StateFetched: HopCore._on_state_fetched,
-    hop_events.StateWritten: HopCore._on_state_written,
-    hop_events.RankEnded: HopCore._on_rank_ended,
-}
+
+def _visit_of(running: RunningTask) -> Visit:
+    assert running.task.visit is not None
+    return running.task.visit
+
+
+def _place_of(worker: str) -> tuple[Placement, ...]:
+    return (Placement(node_of(worker), gpus_in(worker)),)
+
+
+def at_workers(visits: Sequence[Visit], homes: Mapping[str, Sequence[str]]) -> tuple[Visit, ...]:
+    """Return visits at the present workers: those of the same names, or others like them.
+
+    A worker is like another one if it has the partitions and as many GPUs.
+
+    Parameters
+    ----------
+    homes : mapping of str to sequence of str
+        Partitions by worker.
+    """
+    visited: dict[str, set[str]] = {}
+    for visit in visits:
+        visited.setdefault(visit.worker, set()).add(visit.partition)
+    places = {worker: worker for worker in visited if visited[worker].issubset(homes.get(worker, ()))}
+    for worker in visited.keys() - places.keys():
+        free = (
+            w
+            for w in homes
+            if w not in places.values()
+            and visited[worker].issubset(homes[w])
+            and len(gpus_in(w)) == len(gpus_in(worker))
+        )
+        places[worker] = next(free, worker)
+    return tuple(replace(visit, worker=places[visit.worker]) for visit in visits)
+
+
+def state_at_start(rules: HopRules, progress: Iterable[HopProgress], names: Sequence[str]) -> HopperState:
+    """Return the hopper's state at the start of a job, with the visits of the present epochs done."""
+    log, configs = [], {}
+    for each in progress:
+        name, epoch = each.member.name, 2 * len(each.history)
+        trained = range(rules.partitions) if each.evaluating else each.visited
+        evaluated = each.visited if each.evaluating else ()
+        log += [Visit(-1, name, epoch, names[number], "") for number in trained]
+        log += [Visit(-1, name, epoch + 1, names[number], "") for number in evaluated]
+        configs[name] = epoch + each.evaluating
+    return HopperState(
+        partitions=tuple(names),
+        seed=rules.seed,
+        configs=configs,
+        log=tuple(log),
+        started=rules.first_number,
+    )

@@ -1,17 +1,19 @@
-"""Start of a round: its events, the groups of its members, and its leaders on several nodes."""
+"""Rounds of a job: their events, the groups of their tasks, and their leaders on several nodes."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.disk_errors import is_transient
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
+from hetctl.model.exit_reason import EXIT_CODES, MEMBER_FAULTS, ExitReason
+from hetctl.model.hops import Visit
 from hetctl.model.plan import Allocation
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
@@ -21,8 +23,9 @@ from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.runtime.data.input_share import InputShare
 from hetctl.runtime.data.lineup import Lineup, nodes_of, shares_of, write_lineup
 from hetctl.runtime.data.sharing.node_folder import run_key
-from hetctl.runtime.driver.active_round import ActiveRound
+from hetctl.runtime.driver.classify_exit import DESCRIPTIONS, exit_reason_of, with_peak
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
+from hetctl.runtime.driver.rank_group import RankGroup
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.worker.messages import (
@@ -34,25 +37,29 @@ from hetctl.runtime.worker.messages import (
     TrainingSpec,
     VisitSpec,
 )
+from hetctl.scheduling.commands import Start, Task
+from hetctl.scheduling.job_scheduler import RunningTask
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import EventQueue
+from hetctl.storage.event_log import EventFile, end_of_file
 from hetctl.storage.lease import LeaseMark
 from hetctl.storage.paths import JobFiles, RunFolder
 from hetctl.storage.run_files import checkpoint_folder, write_planner_state
+from hetctl.storage.task_fold import TaskReport, report_of
 
 SHUTDOWN_S = 5.0
 """Seconds that leaders have to end at the end of the job, when no trainer is left."""
 
 
-@dataclass(frozen=True)
-class RoundLauncher:
-    """Launcher of the rounds of one job.
+@dataclass
+class Rounds:
+    """The rounds of one job.
 
     Parameters
     ----------
     deadline, max_uninterrupted_s
         Deadlines of `TrainingSpec`.
-    events : EventQueue
+    queue : EventQueue
         Events of the driver.
     on_failure : callable
         Function called with the error if something cannot be written or launched.
@@ -65,64 +72,94 @@ class RoundLauncher:
     max_uninterrupted_s: float
     rank_pool: RankPool
     exchanges: Exchanges
-    events: EventQueue
+    queue: EventQueue
     on_failure: Callable[[OSError], None]
     lease: LeaseMark
+    _open: set[int] = field(default_factory=set)
+    _event_files: dict[str, EventFile] = field(default_factory=dict)
 
-    def open(
-        self,
-        index: int,
-        allocations: Sequence[Allocation],
-        members: Sequence[Member],
-        predicted_s: float,
-        planner_state: Any,
-    ) -> ActiveRound:
-        """Start members with their allocations as one round.
+    def open(self, index: int, names: Sequence[str], predicted_s: float = 0.0) -> None:
+        """Record the start of a round."""
+        fields = {"job": self.job, "predicted_s": predicted_s, "members": list(names)}
+        self.queue.writer(DRIVER, index).write("round_started", **fields)
+        self._open.add(index)
+
+    def start(self, command: Start, members: Sequence[Member]) -> set[str]:
+        """Start tasks, as a round unless theirs is open; return those that could be launched.
 
         Parameters
         ----------
         members : sequence of Member
-            Members in the order of `allocations`, with the batch sizes of this training.
-        planner_state : Any
-            The planner's state, which the next job reads.
+            Members in the order of the tasks, with the batch sizes of this training.
 
         Raises
         ------
         OSError
             If the start of the round cannot be written; no member is started then.
         """
-        names = [allocation.member for allocation in allocations]
-        write_planner_state(self.folder, planner_state)
-        opened = self._opened(index, names, predicted_s)
-        if error := self.events.error:
+        allocations = [task.allocation for task in command.tasks]
+        shares: Mapping[str, tuple[InputShare, ...]]
+        if command.round in self._open:
+            shares = {member.name: (InputShare(),) for member in members}
+        else:
+            self._begin(command)
+            lineup = self._lineup(command.round, allocations, members)
+            try:
+                self.exchanges.start(lineup)
+            except OSError as error:
+                self.on_failure(error)
+            shares = shares_of(lineup)
+        launched = (
+            self._launch(command.round, task, member, shares[member.name])
+            for task, member in zip(command.tasks, members, strict=True)
+        )
+        return {name for name in launched if name}
+
+    def _begin(self, command: Start) -> None:
+        write_planner_state(self.folder, command.planner_state)
+        self.open(command.round, [task.name for task in command.tasks], command.predicted_s)
+        if error := self.queue.error:
             if is_transient(error):
                 # Its start will still be written.
-                opened.end("failed")
+                self.end(command.round, "failed")
+            self._open.discard(command.round)
             raise error
-        lineup = self._lineup(index, allocations, members)
-        try:
-            self.exchanges.start(lineup)
-        except OSError as error:
-            self.on_failure(error)
-        shares = shares_of(lineup)
-        for allocation, member in zip(allocations, members, strict=True):
-            self._launch(opened, allocation, member, shares[member.name])
-        return opened
 
-    def open_visits(self, index: int, names: Sequence[str]) -> ActiveRound:
-        """Begin the round in which all visits of a job take place."""
-        return self._opened(index, names, 0.0, visits=True)
+    def report_of(self, name: str, index: int) -> TaskReport:
+        """Return the report of a member's trainer; OSError if its events cannot be read."""
+        # A trainer that outlives its driver for a moment may still write events of an earlier round.
+        return report_of(e for e in self._event_files[name].fresh() if e.round == index)
 
-    def _opened(
-        self, index: int, names: Sequence[str], predicted_s: float, *, visits: bool = False
-    ) -> ActiveRound:
-        events = self.events.writer(DRIVER, index)
-        events.write("round_started", job=self.job, predicted_s=predicted_s, members=list(names))
-        return ActiveRound(self.folder, index, events, self.rank_pool.stop, visits=visits)
+    def close(self, group: RankGroup, running: RunningTask, report: TaskReport, peak: int) -> ExitReason:
+        """Record the end of a task and its reason; return the reason.
 
-    def visit(self, opened: ActiveRound, allocation: Allocation, visit: VisitSpec, member: Member) -> None:
-        """Start a visit of a member in the round of all visits."""
-        self._launch(opened, allocation, member, (InputShare(),), visit)
+        Parameters
+        ----------
+        peak : int
+            Known peak of the member's memory in bytes, used if its trainer reported none.
+        """
+        reason = reason_of_end(group, running, report)
+        description = group.description(reason)
+        if reason is ExitReason.OUT_OF_MEMORY and not group.overuse:
+            description = with_peak(description, report.peak_memory_bytes or peak)
+        self._write_end(running.round, group.name, group.exit_code, reason, description)
+        return reason
+
+    def end(self, index: int, reason: str) -> None:
+        """Record the end of a round, if it could be opened."""
+        if index in self._open:
+            self._open.remove(index)
+            self.queue.writer(DRIVER, index).write("round_ended", ended_by=reason)
+
+    def _write_end(self, index: int, name: str, exit_code: int, reason: ExitReason, description: str) -> None:
+        self.queue.writer(DRIVER, index).write(
+            "task_ended",
+            member=name,
+            exit_code=exit_code,
+            reason=reason.value,
+            description=description,
+            fault=reason in MEMBER_FAULTS,
+        )
 
     def _lineup(self, index: int, allocations: Sequence[Allocation], members: Sequence[Member]) -> Lineup:
         return Lineup(
@@ -138,16 +175,11 @@ class RoundLauncher:
             timeouts=self.spec.site.timeouts,
         )
 
-    def _launch(
-        self,
-        opened: ActiveRound,
-        allocation: Allocation,
-        member: Member,
-        shares: tuple[InputShare, ...],
-        visit: VisitSpec | None = None,
-    ) -> None:
+    def _launch(self, index: int, task: Task, member: Member, shares: tuple[InputShare, ...]) -> str | None:
+        """Launch a task; return its name, or None if that fails."""
+        allocation, visit = task.allocation, task.visit
         # Before the group forms: GPUs of a step whose driver is killed are counted from this event on.
-        opened.events.write(
+        self.queue.writer(DRIVER, index).write(
             "task_started",
             member=member.name,
             gpus=allocation.gpus,
@@ -157,22 +189,22 @@ class RoundLauncher:
             batch_size=member.batch_size,
             **({"pipeline": encode(allocation.pipeline)} if allocation.pipeline else {}),
         )
-        training = replace(self._training(opened.index, allocation, member, shares), visit=visit)
+        spec = VisitSpec(state=task.state, checkpoint=task.checkpoint, **place_of(visit)) if visit else None
+        training = replace(self._training(index, allocation, member, shares), visit=spec)
         own = RUN_COMMAND if member.command else TRAIN
         kind = VISIT if visit else STAGE if allocation.pipeline else own
+        message = TaskMessage(kind, str(self.folder.path), member.name, training)
         try:
             # Before the ranks start: what the file gets from now on is this round's.
-            opened.expect_events_of(member.name)
-            self.rank_pool.start(
-                TaskMessage(kind, str(self.folder.path), member.name, training),
-                allocation.placement,
-                training.ensemble.code,
-            )
+            self._event_files[member.name] = end_of_file(self.folder.events_of(member.name), member.name)
+            self.rank_pool.start(message, allocation.placement, training.ensemble.code)
         except OSError as error:
             self.on_failure(error)
-            opened.note_not_launched(member.name)
-        else:
-            opened.active[member.name] = allocation
+            reason = ExitReason.NOT_LAUNCHED
+            exit_code = EXIT_CODES[ExitReason.PROGRAM_ERROR]
+            self._write_end(index, member.name, exit_code, reason, DESCRIPTIONS[reason])
+            return None
+        return member.name
 
     def _training(
         self, index: int, allocation: Allocation, member: Member, shares: tuple[InputShare, ...]
@@ -225,6 +257,39 @@ class RoundLauncher:
         types = {node.name: node.gpu_type for node in self.rank_pool.nodes}
         held = {types.get(place.node) for place in allocation.placement}
         return next(iter(held)) or None if len(held) == 1 else None
+
+
+def reason_of_end(group: RankGroup, running: RunningTask, report: TaskReport) -> ExitReason:
+    """Return why a task ended; a member that was told to stop may also be killed while it does."""
+    if group.hung:
+        return ExitReason.HUNG
+    # The signal was the driver's own: its exit code must not count as a failure of the member.
+    if group.terminated:
+        return ExitReason.STOPPED
+    # The ranks of a visit report to the driver, and write no events.
+    if group.exit_code == 0 and (report.exit_reason or running.task.visit):
+        return report.exit_reason or ExitReason.STOPPED
+    # srun and ranks may exit with 0 after a node is lost, so a clean exit counts
+    # only with the trainer's last event.
+    reason = exit_reason_of(group.exit_code, group.output, report.failed_by)
+    if reason is not ExitReason.KILLED:
+        return reason
+    # The trainer's last event says that its state is in a checkpoint: it was killed at its very end.
+    if report.exit_reason:
+        return report.exit_reason
+    if group.lost_nodes:
+        return ExitReason.NODE_FAILURE
+    return ExitReason.STOPPED if running.stopping else reason
+
+
+def place_of(visit: Visit) -> dict[str, Any]:
+    """Return number, epoch (counted from 1), partition and kind of a visit."""
+    return {
+        "number": visit.number,
+        "epoch": visit.epoch // 2 + 1,
+        "partition": int(visit.partition.removeprefix("p")),
+        "evaluates": visit.epoch % 2 == 1,
+    }
 
 
 class Exchanges:

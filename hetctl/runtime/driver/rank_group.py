@@ -1,7 +1,8 @@
-"""A group at work: its ranks, their messages, and its result."""
+"""A group of ranks: their messages while it works, and its result."""
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Iterator
@@ -36,6 +37,8 @@ class RankSlot:
         Code that it loads with its first member; None: it has loaded none.
     awaits_end : bool
         True until the rank before it on the GPU, which had loaded other code, has ended.
+    group : RankGroup or None
+        Group to which it belongs; None: it waits for one.
     """
 
     gpu: NodeGpu
@@ -43,58 +46,12 @@ class RankSlot:
     ready: bool = False
     code: TrainingCode | None = None
     awaits_end: bool = False
-
-
-@dataclass(frozen=True)
-class EndedGroup:
-    """Result of a group.
-
-    Parameters
-    ----------
-    name : str
-        Name of the group's task.
-    exit_code : int
-        128 + n if signal n ended it; if the group failed, the exit code of the first rank that failed.
-    output : str
-        End of the output of its ranks and of the launcher of their agents.
-    hung : bool
-        True if it was ended because it sent no heartbeat.
-    lost_nodes : tuple of str
-        Nodes whose agents, and thus the group, were lost.
-    signalled : bool
-        True if one of its ranks received SIGTERM and was to stop.
-    overuse : Overuse or None
-        Memory use for which an agent has ended a rank.
-    """
-
-    name: str
-    placement: tuple[Placement, ...]
-    exit_code: int
-    output: str
-    hung: bool = False
-    lost_nodes: tuple[str, ...] = ()
-    signalled: bool = False
-    overuse: Overuse | None = None
-
-    @property
-    def got_sigterm(self) -> bool:
-        """True if SIGTERM made it stop, or ended it."""
-        return self.signalled or self.exit_code == 128 + signal.SIGTERM
-
-    def description(self, reason: ExitReason) -> str:
-        """Return a description of the reason for its end."""
-        if reason is ExitReason.OUT_OF_MEMORY and self.overuse:
-            return _described(self.overuse)
-        if reason in DESCRIPTIONS:
-            return DESCRIPTIONS[reason]
-        if self.exit_code > 128:
-            return f"killed by {_signal_name(self.exit_code - 128)}"
-        return f"exit code {self.exit_code}"
+    group: RankGroup | None = None
 
 
 @dataclass
-class RunningGroup:
-    """A group at work.
+class RankGroup:
+    """A group at work, and its result.
 
     Parameters
     ----------
@@ -105,21 +62,27 @@ class RunningGroup:
     started_at : float
         Start in seconds since the epoch.
     last_message_at : float
-        Time of the last message of any rank, in seconds of the monotonic clock, as for `ending`.
+        Time of the last message of any rank, in seconds of the monotonic clock, as for the other times.
     live_metrics : LiveMetrics or None
         Last metrics of rank 0.
     stop : str or None
         Reason why it is to stop with a checkpoint; None if it continues.
+    stopping_since : float
+        Time from which its delay counts if it was told to stop.
+    terminated : bool
+        True if it had to be ended by a signal, as it did not stop.
     assigned, done, lost : set of int
         Ranks that have their assignment, that have finished, and that have ended.
     exit_code : int
-        Exit code of the first rank that failed by itself.
+        Exit code of the first rank that failed by itself, 128 + n if signal n ended it.
     overuse : Overuse or None
         Memory use of the first rank that an agent has ended for it.
-    launcher_output : str
-        Output of the launcher, if the group was lost with its agents.
-    lost_nodes : dict of str to None
-        Nodes whose agents were lost, in order; an ordered set.
+    output : str
+        Output of the launcher, if the group was lost with its agents; after the end, that of its ranks, too.
+    lost_nodes : tuple of str
+        Nodes whose agents, and thus the group, were lost.
+    hung : bool
+        True if it was ended because it sent no heartbeat.
     signalled : bool
         True if one of its ranks received SIGTERM and is to stop.
     ending : float or None
@@ -130,26 +93,38 @@ class RunningGroup:
 
     task: TaskMessage
     placement: tuple[Placement, ...]
-    slots: list[RankSlot]
-    steps: tuple[str, ...]
-    key: str
-    log_start: int
-    started_at: float
-    last_message_at: float
+    slots: list[RankSlot] = field(default_factory=list)
+    steps: tuple[str, ...] = ()
+    key: str = ""
+    log_start: int = 0
+    started_at: float = 0.0
+    last_message_at: float = 0.0
     master: Address | None = None
     live_metrics: LiveMetrics | None = None
     stop: str | None = None
+    stopping_since: float = math.inf
+    terminated: bool = False
     assigned: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     lost: set[int] = field(default_factory=set)
     exit_code: int = 0
     overuse: Overuse | None = None
-    launcher_output: str = ""
-    lost_nodes: dict[str, None] = field(default_factory=dict)
+    output: str = ""
+    lost_nodes: tuple[str, ...] = ()
     hung: bool = False
     signalled: bool = False
     ending: float | None = None
     killed: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of its task."""
+        return self.task.name
+
+    @property
+    def got_sigterm(self) -> bool:
+        """True if SIGTERM made it stop, or ended it."""
+        return self.signalled or self.exit_code == 128 + signal.SIGTERM
 
     @property
     def over(self) -> bool:
@@ -192,9 +167,9 @@ class RunningGroup:
             Node of the rank, if the node is lost.
         """
         self.lost.add(self.slots.index(slot))
-        self.launcher_output = output or self.launcher_output
-        if lost_node is not None:
-            self.lost_nodes[lost_node] = None
+        self.output = output or self.output
+        if lost_node is not None and lost_node not in self.lost_nodes:
+            self.lost_nodes += (lost_node,)
         # A rank that only lost a peer may be seen before the peer itself, whose exit code is the cause.
         if not self.exit_code or (self.exit_code == LOST_PEER and not self.killed):
             # srun exits with 0 after a node failure, which must not pass for success.
@@ -206,19 +181,24 @@ class RunningGroup:
         self.ending = self.ending or time.monotonic()
         self.done |= set(range(len(self.slots))) - self.assigned
 
-    def ended(self) -> EndedGroup:
-        """Return the result; if its ranks wrote no output, that of the launchers is appended to its log."""
+    def complete(self) -> None:
+        """Read its output; if its ranks wrote none, that of the launchers is appended to its log."""
         output = end_of(self.task.log, self.log_start)
-        if self.launcher_output and not output:
+        if self.output and not output:
             # On a full disk the job ends in order.
             with suppress(OSError):
-                append(self.task.log, self.launcher_output)
-        return EndedGroup(
-            *(self.task.name, self.placement, self.exit_code, self.launcher_output + output, self.hung),
-            tuple(self.lost_nodes),
-            self.signalled,
-            self.overuse,
-        )
+                append(self.task.log, self.output)
+        self.output += output
+
+    def description(self, reason: ExitReason) -> str:
+        """Return a description of the reason for its end."""
+        if reason is ExitReason.OUT_OF_MEMORY and self.overuse:
+            return _described(self.overuse)
+        if reason in DESCRIPTIONS:
+            return DESCRIPTIONS[reason]
+        if self.exit_code > 128:
+            return f"killed by {_signal_name(self.exit_code - 128)}"
+        return f"exit code {self.exit_code}"
 
 
 def _described(overuse: Overuse) -> str:
