@@ -47,7 +47,7 @@ advance() {
 # Of several scripts with this number, the first one to make the link is the job (ln is atomic). A requeued
 # job finds its own number.
 take_number() {
-    [ -e "$claim" ] || echo "$batch_id" >"$claim-$batch_id" || return 1
+    [ -e "$claim" ] || { echo "$batch_id" >"$claim-$batch_id" && sync "$claim-$batch_id"; } || return 1
     [ -e "$claim" ] || ln "$claim-$batch_id" "$claim" || [ -e "$claim" ] || return 1
     claimed=$(cat "$claim") && [ -n "$claimed" ]
 }
