@@ -16,6 +16,8 @@ from test_house import MAY_IMPORT
 from hetctl.cli.main import cli
 from hetctl.inputs.quantities import format_duration
 from hetctl.model import errors
+from hetctl.model.event_records import FORMS
+from hetctl.model.events import Event
 from hetctl.model.hops import HopSpan
 from hetctl.model.job import Job
 from hetctl.model.pipelines import PipelineLayout
@@ -177,6 +179,18 @@ def test_every_event_is_described_with_its_fields():
         row = next((row for row in rows if row.startswith(f"| `{kind}` |")), "")
         assert row, f"event {kind} is not in docs/files.md"
         assert [field for field in fields if f"`{field}`" not in row] == [], kind
+
+
+def test_every_event_is_written_with_the_fields_that_are_read():
+    checked = set()
+    for kind, given in events_written():
+        needed = {
+            f.name for f in dataclasses.fields(FORMS.get(kind, Event)) if f.default is dataclasses.MISSING
+        }
+        if kind in FORMS and not needed.isdisjoint(given):  # others write a whole value
+            assert needed <= set(given), kind
+            checked.add(kind)
+    assert len(checked) > 10
 
 
 def dataclasses_in(kind):

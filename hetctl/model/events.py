@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 DRIVER = "driver"
@@ -37,6 +38,14 @@ class Event:
     time: float
     data: Mapping[str, Any]
     round: int = 0
+
+    @cached_property
+    def record(self) -> Any:
+        """Its fields as the type that `FORMS` has for its kind; ValueError if it is corrupt."""
+        # Those who only write events start sooner without the classes of all kinds.
+        from hetctl.model.event_records import record_of
+
+        return record_of(self.kind, self.data)
 
     @property
     def order(self) -> Order:

@@ -61,7 +61,7 @@ DONE, LOST, UNDONE = "done", "lost", "undone"
 
 
 @dataclass(frozen=True)
-class RunVisit:
+class VisitEnd:
     """Training or evaluation of a member on one partition at one worker.
 
     Parameters
@@ -74,10 +74,6 @@ class RunVisit:
         Node and GPUs, as `worker_named` names them.
     began_at, ended_at : float
         Seconds since the epoch.
-    state : str
-        ``done``; ``lost`` if it ended without a result; ``undone`` if its result was lost later.
-    round : int
-        Index of the round of its job.
     waited_s, hop_s : float
         Seconds for which it waited for the member's state, and of the transfer of the state between nodes.
     bytes : int
@@ -88,7 +84,6 @@ class RunVisit:
         Reason why it was lost.
     """
 
-    member: str
     number: int
     epoch: int
     evaluates: bool
@@ -96,8 +91,6 @@ class RunVisit:
     worker: str
     began_at: float
     ended_at: float
-    state: str = DONE
-    round: int = 0
     waited_s: float = 0.0
     hop_s: float = 0.0
     bytes: int = 0
@@ -112,13 +105,28 @@ class RunVisit:
 
 
 @dataclass(frozen=True)
-class RunHopPlan:
-    """Plan of visits that a driver made.
+class RunVisit(VisitEnd):
+    """Visit of a member in a run.
 
     Parameters
     ----------
-    time : float
-        Time of the plan in seconds since the epoch.
+    state : str
+        ``done``; ``lost`` if it ended without a result; ``undone`` if its result was lost later.
+    round : int
+        Index of the round of its job.
+    """
+
+    member: str = ""
+    state: str = DONE
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class HopPlanMade:
+    """Plan of visits that a driver has made.
+
+    Parameters
+    ----------
     predicted_s, lower_bound_s : float
         Predicted time of the planned visits, and its lower bound, in seconds from then.
     workers : mapping of str to tuple of str
@@ -127,13 +135,19 @@ class RunHopPlan:
         Change that required it.
     """
 
-    time: float
-    round: int
     scheduler: str
     predicted_s: float
     lower_bound_s: float
     workers: Mapping[str, tuple[str, ...]]
     reason: str
+
+
+@dataclass(frozen=True)
+class RunHopPlan(HopPlanMade):
+    """Plan of visits in a run, made at `time` in seconds since the epoch."""
+
+    time: float = 0.0
+    round: int = 0
 
 
 @dataclass(frozen=True)

@@ -164,12 +164,12 @@ class EventLog:
         changed = []
         for event in driver_events:
             if event.kind == "task_started":
-                self._in_training[event.data["member"]] = None
+                self._in_training[event.record.member] = None
             elif event.kind == "task_ended":
-                self._in_training.pop(event.data["member"], None)
+                self._in_training.pop(event.record.member, None)
             else:
                 continue
-            changed.append(event.data["member"])
+            changed.append(event.record.member)
         return changed
 
     def _grown(self) -> Iterator[str]:

@@ -14,7 +14,6 @@ from hetctl.model.epoch_history import EpochHistory
 from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.model.exit_reason import FREE_DISK_ERRORS, FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
 from hetctl.model.searches import REPORT, TRIAL
-from hetctl.model.serialization import decode
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
@@ -160,7 +159,7 @@ def _before_events(ensemble: Ensemble, known: Mapping[str, Progress]) -> dict[st
 def member_of(event: Event) -> str:
     """Return the member whose progress an event may change; empty if it changes none."""
     if event.source == DRIVER:
-        return str(event.data.get("member")) if event.kind in OF_DRIVERS else ""
+        return str(event.record.member) if event.kind in OF_DRIVERS else ""
     return event.source if event.kind in OF_MEMBERS else ""
 
 
@@ -173,7 +172,7 @@ def _with(state: MemberFold, **changed: Any) -> MemberFold:
 
 
 def _with_error(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    return with_fields(state, error=str(event.data.get("error", "")))
+    return with_fields(state, error=event.record.error)
 
 
 def _after_task(state: MemberFold, event: Event, member: Member, retries: int) -> MemberFold:
@@ -185,7 +184,7 @@ def _after_task(state: MemberFold, event: Event, member: Member, retries: int) -
 def _counted(state: MemberFold, event: Event, member: Member, retries: int) -> dict[str, Any]:
     """Count the end of a task against the member or not; return the changes of its progress."""
     progress = state.progress
-    reason, description = ExitReason(event.data["reason"]), str(event.data["description"])
+    reason, description = event.record.reason, event.record.description
     if reason is ExitReason.OUT_OF_MEMORY:
         smaller = member.smaller_batch(progress.batch_size or member.batch_size)
         return {"batch_size": smaller} if smaller else {"failed": description}
@@ -202,26 +201,26 @@ def _counted(state: MemberFold, event: Event, member: Member, retries: int) -> d
 
 
 def _after_request(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    return _with(state, asked=int(event.data["epochs"]))
+    return _with(state, asked=event.record.epochs)
 
 
 def _after_report(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    return _with(state, reported=int(event.data["epochs"]))
+    return _with(state, reported=event.record.epochs)
 
 
 def _stopped(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    return _with(state, part_samples=int(event.data.get("part_samples", 0)))
+    return _with(state, part_samples=event.record.part_samples)
 
 
 def _converged(state: MemberFold, event: Event, member: Member, _retries: int) -> MemberFold:
     rule = member.stop
-    reason = rule.still_converged(str(event.data["reason"]), partial(state.epochs.values, rule.metric))
+    reason = rule.still_converged(event.record.reason, partial(state.epochs.values, rule.metric))
     return _with(state, converged=reason)
 
 
 def _restarted(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
     """Record a start on ranks that had trained before."""
-    seconds = event.data.get("restart_s")
+    seconds = event.record.restart_s
     if seconds is None:
         return state
     return _with(state, restarts_s=(*state.progress.restarts_s, float(seconds))[-RECENT_RESTARTS:])
@@ -229,25 +228,28 @@ def _restarted(state: MemberFold, event: Event, _member: Member, _retries: int) 
 
 def _resumed(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
     """Return to the checkpoint from which a trainer resumes: later epochs are trained again."""
-    last = int(event.data["epochs"])
+    last = event.record.epochs
     kept = [(done, line) for done, line in state.epochs.after(last) if line > event.seq]
     epochs = _extended(state.epochs.until(last), kept)
-    state = _with(state, epochs=epochs, part_samples=int(event.data["part_samples"]))
+    state = _with(state, epochs=epochs, part_samples=event.record.part_samples)
     return with_fields(state, resumed=max(state.resumed, (event.seq, last)))
 
 
 def _with_checkpoint(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
+    return _after_reaching(state, event, (event.record.epoch, event.record.part_samples))
+
+
+def _after_reaching(state: MemberFold, event: Event, reached: tuple[int, int]) -> MemberFold:
     # A resumed member reports epochs again; only getting further than ever before is progress.
-    reached = int(event.data["epoch"]), int(event.data.get("part_samples", 0))
     if reached <= state.reached:
         return state
     return with_fields(_with(state, disk_errors=0), reached=reached, reached_at=event.time)
 
 
-def _with_epoch(state: MemberFold, event: Event, member: Member, retries: int) -> MemberFold:
+def _with_epoch(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
     """Add an epoch, or replace it by what a trainer that has resumed before it made of it."""
-    state = _with_checkpoint(state, event, member, retries)
-    done, (resumed_at, last) = decode(EpochResult, event.data), state.resumed
+    done, (resumed_at, last) = event.record, state.resumed
+    state = _after_reaching(state, event, (done.epoch, 0))
     later = state.epochs.after(done.epoch - 1)
     old, line = later[0] if later and later[0][0].epoch == done.epoch else (None, -1)
     is_outdated = event.seq < max(line, resumed_at if done.epoch > last else -1)

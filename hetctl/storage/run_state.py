@@ -247,10 +247,10 @@ class RunFacts:
             if event.kind == "first_step":
                 self.first_step = _earlier(self.first_step, event)
             elif event.source == DRIVER and event.kind == TRIAL:
-                name = str(event.data["member"])
+                name = event.record.member
                 self.trials[name] = _later(self.trials.get(name), event)
             elif event.source == DRIVER and event.kind == SEARCH_ENDED:
-                self.search_ended = str(event.data["reason"])
+                self.search_ended = event.record.reason
             elif event.source == DRIVER and event.kind in OF_JOBS:
                 self.jobs = in_order([*self.jobs, event])
             elif event.source == DRIVER and event.kind in ("round_started", "round_ended"):
@@ -268,7 +268,7 @@ class RunFacts:
     def restore(self, rows: list[Any]) -> None:
         """Continue from an earlier state."""
         rounds, jobs, (trials, self.search_ended), first_step, last, self.began_at = rows
-        self.trials = {str(event.data["member"]): event for event in map(_event, trials)}
+        self.trials = {event.record.member: event for event in map(_event, trials)}
         for event in map(_event, rounds):
             self.rounds[event.round][event.kind] = event
         self.jobs = [_event(row) for row in jobs]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from hetctl.model.event_records import Stages, TaskStartedRecord
 from hetctl.model.events import DRIVER, Event
-from hetctl.model.serialization import decode
 from hetctl.storage.event_log import EventFile
-from hetctl.storage.event_schema import Stages, TaskStartedRecord
 from hetctl.storage.paths import RunFolder
 
 
@@ -23,18 +22,18 @@ class StageFold:
         for event in events:
             if event.kind == "stages":
                 _keep_newest(self._stages, event.source, event)
-            elif event.source == DRIVER and event.kind == "task_started" and event.data.get("pipeline"):
-                _keep_newest(self._tasks, str(event.data["member"]), event)
+            elif event.source == DRIVER and event.kind == "task_started" and event.record.pipeline:
+                _keep_newest(self._tasks, event.record.member, event)
 
     def task_of(self, member: str) -> TaskStartedRecord | None:
         """Return the newest task of a member as a pipeline; None before the first."""
         event = self._tasks.get(member)
-        return None if event is None else decode(TaskStartedRecord, event.data)
+        return event.record if event else None
 
     def stages_of(self, member: str) -> Stages | None:
         """Return the newest report of a member's stages; None before the first."""
         event = self._stages.get(member)
-        return None if event is None else decode(Stages, event.data)
+        return event.record if event else None
 
 
 def _keep_newest(found: dict[str, Event], member: str, event: Event) -> None:

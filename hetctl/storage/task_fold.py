@@ -79,7 +79,7 @@ class TaskFold:
         fresh: dict[TaskKey, list[Event]] = defaultdict(list)
         for event in events:
             if event.source == DRIVER and event.kind in ("task_started", "task_ended"):
-                fresh[event.round, str(event.data["member"])].append(event)
+                fresh[event.round, event.record.member].append(event)
         for (index, name), new_events in fresh.items():
             self._folds_of(name).setdefault(index, OrderedFold((), _after)).add(new_events)
         return {(index, name): self._folds[name][index].state for index, name in fresh}
@@ -97,12 +97,13 @@ def _after(tasks: Tasks, event: Event) -> Tasks:
     """Apply the next event; a task that starts again before its end replaces its earlier start."""
     open_tasks = tasks[-1:] if tasks and tasks[-1].ended_at is None else ()
     before = tasks[: len(tasks) - len(open_tasks)]
-    data = event.data
+    record = event.record
     if event.kind == "task_started":
-        return (*before, TaskRecord(event.time, int(data["gpus"]), data.get("placement")))
+        # Placements as in the event: rows of snapshots have them so, too.
+        return (*before, TaskRecord(event.time, record.gpus, event.data.get("placement")))
     return (
         *before,
-        *(replace(task, ended_at=event.time, exit_code=data.get("exit_code")) for task in open_tasks),
+        *(replace(task, ended_at=event.time, exit_code=record.exit_code) for task in open_tasks),
     )
 
 
@@ -138,18 +139,19 @@ class TaskReport:
 
     def add(self, event: Event) -> None:
         """Apply the next event."""
-        kind, data = event.kind, event.data
+        kind = event.kind
         self.last_at = event.time if self.last_at is None else max(self.last_at, event.time)
-        self.peak_memory_bytes = data.get("peak_memory_bytes", self.peak_memory_bytes)
         self.exit_reason = LAST_EVENTS.get(kind, self.exit_reason)
         if kind == "failed":
-            self.failed_by = data.get("reason", self.failed_by)
+            self.failed_by = event.record.reason or self.failed_by
+            self.peak_memory_bytes = event.record.peak_memory_bytes or self.peak_memory_bytes
         elif kind == "stopped":
-            self.stop_reasons += (data["reason"],)
+            self.stop_reasons += (event.record.reason,)
         elif kind == "first_step":
             self.epoch_since = event.time
-        elif kind == "epoch" and "evaluate_s" in data:  # others are only reported again
-            self.epoch_since, self.rate = event.time, data.get("rate")
+            self.peak_memory_bytes = event.record.peak_memory_bytes or self.peak_memory_bytes
+        elif kind == "epoch" and "evaluate_s" in event.data:  # others are only reported again
+            self.epoch_since, self.rate = event.time, event.record.rate
 
 
 def report_of(events: Iterable[Event]) -> TaskReport:

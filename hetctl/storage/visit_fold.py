@@ -29,14 +29,16 @@ class VisitFold:
         for event in events:
             if event.source == DRIVER:
                 if event.kind == "hop_plan":
-                    self._plans[event.order] = _plan(event)
+                    made = RunHopPlan(**vars(event.record), time=event.time, round=event.round)
+                    self._plans[event.order] = made
             elif event.kind in STATES:
                 self._put(event)
             elif event.kind == "visits_undone":
-                self._undone.update((event.source, int(number)) for number in event.data["numbers"])
+                self._undone.update((event.source, number) for number in event.record.numbers)
 
     def _put(self, event: Event) -> None:
-        visit = _visit(event)
+        about = {"member": event.source, "state": STATES[event.kind], "round": event.round}
+        visit = RunVisit(**vars(event.record) | about)
         key = visit.member, visit.number
         # Of two events of one visit the later one counts.
         if key not in self._visits or self._visits[key][0] < event.order:
@@ -99,31 +101,9 @@ class VisitLog:
 
 STATES = {"visit": DONE, "visit_lost": LOST}
 """Kinds of events about single visits, with the state that each reports."""
-FIELDS = ("number", "epoch", "evaluates", "partition", "worker", "began_at", "ended_at")
-OPTIONAL = ("waited_s", "hop_s", "bytes", "samples", "loss", "reason")
-
-
-def _visit(event: Event) -> RunVisit:
-    data = event.data
-    given: dict[str, Any] = {name: data[name] for name in FIELDS}
-    given |= {name: data[name] for name in OPTIONAL if name in data}
-    return RunVisit(event.source, **given, state=STATES[event.kind], round=event.round)
 
 
 def _plan_of(row: Row) -> RunHopPlan:
     plan = RunHopPlan(*row)
     # JSON has no tuples.
     return replace(plan, workers={worker: tuple(partitions) for worker, partitions in plan.workers.items()})
-
-
-def _plan(event: Event) -> RunHopPlan:
-    data = event.data
-    return RunHopPlan(
-        time=event.time,
-        round=event.round,
-        scheduler=data["scheduler"],
-        predicted_s=data["predicted_s"],
-        lower_bound_s=data["lower_bound_s"],
-        workers={worker: tuple(partitions) for worker, partitions in data["workers"].items()},
-        reason=data["reason"],
-    )

@@ -153,10 +153,10 @@ class TotalsFold:
                 self._newest[event.source].add([event])
             elif event.kind == "visits_undone":
                 fold = self._newest[event.source]
-                self.is_exact = self.is_exact and fold.has(event.data["numbers"])
+                self.is_exact = self.is_exact and fold.has(event.record.numbers)
                 fold.add([event])
             elif event.kind == "epoch" and event.source in self._newest:
-                counted = self._newest[event.source].take(int(event.data["epoch"]))
+                counted = self._newest[event.source].take(event.record.epoch)
                 self._counted[event.source].add(counted)
 
     @property

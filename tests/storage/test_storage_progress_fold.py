@@ -36,8 +36,13 @@ def epoch(member, number, **later):
     return event(member, "epoch", **result | later)
 
 
-def ended(member, reason="program-error", description="exit code 1"):
-    return event(DRIVER, "task_ended", member=member, exit_code=1, reason=reason, description=description)
+def started(member, time, gpus):
+    return event(DRIVER, "task_started", time, member=member, gpus=gpus, placement=[])
+
+
+def ended(member, reason="program-error", description="exit code 1", time=0.0):
+    end = {"member": member, "exit_code": 1, "reason": reason, "description": description}
+    return event(DRIVER, "task_ended", time, **end)
 
 
 def fold(*events):
@@ -246,7 +251,7 @@ def test_part_of_an_epoch_counts_until_the_epoch_is_finished():
 
 
 def test_members_that_are_not_in_the_ensemble_are_passed_over():
-    assert fold(epoch("stranger", 1), ended("stranger", 1)) == fold()
+    assert fold(epoch("stranger", 1), ended("stranger")) == fold()
 
 
 @given(st.lists(st.integers(1, 8), max_size=12), st.randoms())
@@ -276,11 +281,11 @@ def test_events_of_all_rounds_are_read(tmp_path):
 def test_use_counts_rounds_and_gpu_seconds():
     events = [
         event(DRIVER, "round_started", 0),
-        event(DRIVER, "task_started", 10, member="a", gpus=2),
-        event(DRIVER, "task_started", 10, member="b", gpus=1),
-        event(DRIVER, "task_ended", 30, member="a"),
+        started("a", 10, 2),
+        started("b", 10, 1),
+        ended("a", time=30),
         event(DRIVER, "round_started", 30),
-        event("a", "task_started", 30, member="a", gpus=50),
+        event("a", "task_started", 30, member="a", gpus=50, placement=[]),
     ]
     assert usage_of(events, now=50) == Usage(rounds=2, gpu_seconds=20 * 2 + 40)
 
@@ -288,7 +293,7 @@ def test_use_counts_rounds_and_gpu_seconds():
 def test_a_task_of_a_killed_job_counts_until_the_last_event():
     events = [
         event(DRIVER, "job_started", 0),
-        event(DRIVER, "task_started", 10, member="a", gpus=2),
+        started("a", 10, 2),
         event("a", "epoch", 30),
         event(DRIVER, "job_started", 1000),
     ]
@@ -296,14 +301,14 @@ def test_a_task_of_a_killed_job_counts_until_the_last_event():
 
 
 def test_an_end_without_a_start_costs_nothing():
-    assert usage_of([event(DRIVER, "task_ended", 30, member="a")], now=50) == Usage(0, 0.0)
+    assert usage_of([ended("a", time=30)], now=50) == Usage(0, 0.0)
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.floats(0, 100)), max_size=8))
 def test_use_is_the_sum_over_steps(steps):
     events, now = [], 0.0
     for gpus, seconds in steps:
-        events.append(event(DRIVER, "task_started", now, member="a", gpus=gpus))
+        events.append(started("a", now, gpus))
         now += seconds
-        events.append(event(DRIVER, "task_ended", now, member="a"))
+        events.append(ended("a", time=now))
     assert usage_of(events, now).gpu_seconds == pytest.approx(sum(g * s for g, s in steps))

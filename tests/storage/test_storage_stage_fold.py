@@ -7,9 +7,9 @@ import itertools
 import pytest
 from pipelined_run import ALONE, LAYOUT, STAGES, stages, task_started
 
+from hetctl.model.event_records import record_of
 from hetctl.model.events import DRIVER, Event
 from hetctl.storage.event_files import EventWriter
-from hetctl.storage.event_schema import well_formed
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.stage_fold import StageFold, StageLog
 
@@ -39,8 +39,9 @@ def test_tasks_of_other_modes_and_other_members_are_left_out():
 
 
 def test_a_layout_that_cannot_be_read_is_no_event():
-    assert well_formed("task_started", task_started())
-    assert not well_formed("task_started", task_started() | {"pipeline": {"workers": [[{"rank": 0}]]}})
+    assert record_of("task_started", task_started()).pipeline is not None
+    with pytest.raises(ValueError, match="PipelineLayout"):
+        record_of("task_started", task_started() | {"pipeline": {"workers": [[{"rank": 0}]]}})
 
 
 def test_a_log_reads_what_was_appended(tmp_path):

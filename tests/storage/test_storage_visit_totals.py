@@ -16,6 +16,7 @@ from hetctl.storage.visit_totals import TotalsFold, totals_of
 
 MEMBERS = ("m0", "m1", "m2")
 TRACE = trace_of(MEMBERS, partitions=3, epochs=3, lost=True)
+RESULT = {"metrics": {}, "duration_s": 1.0, "gpus": 1, "finished_at": 1.0}
 
 
 def file_of(member):
@@ -29,7 +30,7 @@ def file_of(member):
             numbers = [lines[last]["number"]]
             lines.insert(last + 1, {"kind": "visits_undone", "time": time, "numbers": numbers, "reason": "x"})
         elif epoch < 3:
-            lines.insert(last + 1, {"kind": "epoch", "time": time, "epoch": epoch})
+            lines.insert(last + 1, {"kind": "epoch", "time": time, **RESULT, "epoch": epoch})
     return [Event(member, seq, line["kind"], line["time"], line) for seq, line in enumerate(lines)]
 
 
@@ -78,7 +79,7 @@ def test_a_reader_may_begin_anywhere(data):
 
 def test_visits_of_reported_epochs_are_only_counted():
     _, _, newest = fold_of(events()).rows()
-    assert {visit[2] for member in MEMBERS for _, visit in newest[member][0]} == {3}
+    assert {visit[1] for member in MEMBERS for _, visit in newest[member][0]} == {3}
 
 
 def test_totals_say_when_a_counted_visit_was_undone():

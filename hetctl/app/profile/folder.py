@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 from hetctl.app.log_tail import tail_of
 from hetctl.catalog.catalog import Catalog
@@ -13,7 +13,6 @@ from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.events import Event
 from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
 from hetctl.model.rate_shapes import shape_digest
-from hetctl.model.serialization import decode
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.profile_request import (
     LINKS,
@@ -23,8 +22,6 @@ from hetctl.storage.profile_request import (
     measurements_file,
     read_measurements,
 )
-
-T = TypeVar("T")
 
 MEASURED = ("point", "layers", "links")
 """Kinds of the events with which points end that were measured."""
@@ -61,22 +58,22 @@ def measurements_in(folders: Iterable[Path]) -> list[tuple[Path, Measurements]]:
 
 def points_in(folder: Path) -> list[ProfilePoint]:
     """Return the points that are measured."""
-    return _decoded(events_of(folder), "point", ProfilePoint)
+    return _records(folder, "point")
 
 
 def layers_in(folder: Path) -> list[LayerPoint]:
     """Return the measured layers of members."""
-    return _decoded(events_of(folder), "layers", LayerPoint)
+    return _records(folder, "layers")
 
 
 def links_in(folder: Path) -> list[LinkPoint]:
     """Return the measured links."""
-    return _decoded(events_of(folder), "links", LinkPoint)
+    return _records(folder, "links")
 
 
 def preprocess_in(folder: Path) -> list[PreprocessPoint]:
     """Return the measured throughput of the preprocessing."""
-    return _decoded(events_of(folder), "preprocess", PreprocessPoint)
+    return _records(folder, "preprocess")
 
 
 def wanted_of(measurements: Measurements, ensemble: Ensemble) -> set[ProfileTarget]:
@@ -116,7 +113,7 @@ def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) ->
     lost : bool
         True if points without a result count as failed, after the job's end.
     """
-    errors = {event.source: str(event.data["error"]) for event in events_of(folder) if event.kind == "failed"}
+    errors = {event.source: event.record.error for event in events_of(folder) if event.kind == "failed"}
     failures = []
     for point in points:
         if lost or point.source in errors:
@@ -136,5 +133,5 @@ def ingest(catalog: Catalog, folder: Path) -> None:
         catalog.save_preprocess(ensemble, site, preprocess_in(folder))
 
 
-def _decoded(events: Iterable[Event], kind: str, of: type[T]) -> list[T]:
-    return [decode(of, dict(event.data)) for event in events if event.kind == kind]
+def _records(folder: Path, kind: str) -> list[Any]:
+    return [event.record for event in events_of(folder) if event.kind == kind]

@@ -84,5 +84,5 @@ def _starting_s(spec: RunSpec, events: Sequence[Event]) -> float:
     startup_s = {profile.member: profile.startup_s for profile in spec.profiles}
     for event in events:
         if event.kind == "first_step" and event.source in startup_s:
-            return max(0.0, float(event.data["startup_s"]) - startup_s[event.source])
+            return max(0.0, float(event.record.startup_s) - startup_s[event.source])
     return 0.0

@@ -100,7 +100,7 @@ def current_jobs(
 def _updated(job: Job, statuses: Mapping[str, JobStatus], events: Sequence[Event], ending: int | None) -> Job:
     if job.state.over or not job.batch_id:
         return job
-    own = [event for event in events if event.data["job"] == job.number]
+    own = [event for event in events if event.record.job == job.number]
     status = JobStatus(JobState.FINISHED) if job.number == ending else statuses[job.batch_id]
     if status.state is JobState.UNKNOWN:
         status = replace(status, state=_state_by_files(job, own))
@@ -150,9 +150,9 @@ def _failed_nodes(status: JobStatus, events: Sequence[Event]) -> tuple[str, ...]
     seen: dict[str, None] = {}
     for event in events:
         if event.kind == "node_failed":
-            seen |= dict.fromkeys(map(str, event.data["nodes"]))
+            seen |= dict.fromkeys(event.record.nodes)
         elif event.kind == "node_joined":
-            seen.pop(str(event.data["node"]), None)
+            seen.pop(event.record.node, None)
     return tuple(dict.fromkeys([*status.failed_nodes, *seen]))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from hetctl.model.errors import BadInputError
+from hetctl.model.event_records import Stages
 from hetctl.model.hops import (
     DONE,
     HopForecast,
@@ -23,7 +24,6 @@ from hetctl.model.hops import (
 from hetctl.model.pipelines import PipelineEpoch, PipelineLayout, PipelineStatus, StageReport, pipeline_use
 from hetctl.model.run_status import BalanceHistory
 from hetctl.model.training_progress import EpochResult
-from hetctl.storage.event_schema import Stages
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.stage_fold import StageFold
 from hetctl.storage.visit_totals import Interval, VisitTotals, WorkerTotals

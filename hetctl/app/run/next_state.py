@@ -57,7 +57,7 @@ def _outcome(progress: Mapping[str, Progress], search_ended: str | None) -> tupl
 def _trouble(folder: RunFolder, jobs: Sequence[Job], state: RunState) -> str:
     """Return why another job would fail as these did; empty if it may succeed."""
     numbers = {job.number for job in jobs}
-    reasons = reasons_of_jobs(event for event in state.facts.jobs if event.data["job"] in numbers)
+    reasons = reasons_of_jobs(event for event in state.facts.jobs if event.record.job in numbers)
     # A slice, since there may be no ended job.
     if reasons[-1:] == [ExitReason.DISK_FULL.value]:
         return "the disk is full: free some space"
@@ -71,7 +71,7 @@ def _trouble(folder: RunFolder, jobs: Sequence[Job], state: RunState) -> str:
 def reasons_of_jobs(events: Iterable[Event]) -> list[str]:
     """Return the reported reasons for the ends of the run's jobs, in order of time."""
     ended = [event for event in events if event.kind == "job_ended"]
-    return [str(event.data["reason"]) for event in sorted(ended, key=lambda event: event.time)]
+    return [event.record.reason for event in sorted(ended, key=lambda event: event.time)]
 
 
 def idle_jobs(jobs: Sequence[Job], reached_at: float) -> list[Job]:

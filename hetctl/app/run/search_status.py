@@ -19,6 +19,7 @@ from hetctl.methods.automl.optuna_study import COMPLETE, FAIL, PRUNED, RUNNING, 
 from hetctl.methods.automl.search_parts import space_of, study_space_of
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
+from hetctl.model.event_records import TrialRequested
 from hetctl.model.events import Event
 from hetctl.model.run_status import MemberStatus, RunStatus
 from hetctl.model.searches import REPORT, SEARCH_ENDED, TRIAL, SearchSpec, SearchStatus, TrialStatus
@@ -58,11 +59,11 @@ def trials_of(status: RunStatus, ensemble: Ensemble, events: Sequence[Event]) ->
     search = ensemble.search
     assert search is not None
     objective = ensemble.member(search.members[0]).objective
-    asked = {str(event.data["member"]): event for event in events if event.kind == TRIAL}
-    ends = [str(event.data["reason"]) for event in events if event.kind == SEARCH_ENDED]
+    asked = {event.record.member: event.record for event in events if event.kind == TRIAL}
+    ends = [event.record.reason for event in events if event.kind == SEARCH_ENDED]
     members = {member.member: member for member in status.members}
     trials = [
-        _trial(search, event, members[name], status) for name, event in asked.items() if name in members
+        _trial(search, request, members[name], status) for name, request in asked.items() if name in members
     ]
     best_first = tuple(sorted(trials, key=lambda trial: members[trial.member].rank))
     ended = ends[-1] if ends else None
@@ -72,18 +73,20 @@ def trials_of(status: RunStatus, ensemble: Ensemble, events: Sequence[Event]) ->
     )
 
 
-def _trial(search: SearchSpec, event: Event, member: MemberStatus, status: RunStatus) -> TrialStatus:
-    parent, history = event.data.get("parent"), status.history[member.member]
+def _trial(
+    search: SearchSpec, request: TrialRequested, member: MemberStatus, status: RunStatus
+) -> TrialStatus:
+    history = status.history[member.member]
     return TrialStatus(
-        number=int(event.data["number"]),
+        number=request.number,
         member=member.member,
         state=member.state,
-        config=event.data["config"],
+        config=request.config,
         epochs=member.epochs,
-        asked=int(event.data["epochs"]),
+        asked=request.epochs,
         best=member.best,
         last=history[-1].metrics.get(member.metric) if history else None,
-        parent=search.members[parent["trial"]] if parent else None,
+        parent=search.members[request.parent.trial] if request.parent else None,
     )
 
 
@@ -154,13 +157,13 @@ def _has_study(path: Path, name: str) -> bool:
 def _left_behind(events: Iterable[Event]) -> Set[str]:
     """Return the members of trials that have reported, and after which a new trial was asked for."""
     begun, waiting, left = set[str](), set[str](), set[str]()
-    for event in events:
-        name = event.data.get("member", "")
+    for event in (event for event in events if event.kind in (TRIAL, REPORT)):
+        name = event.record.member
         if event.kind == REPORT:
             waiting.add(name)
-        elif event.kind == TRIAL and name in begun:
+        elif name in begun:
             waiting.discard(name)
-        elif event.kind == TRIAL:
+        else:
             begun.add(name)
             # Those that go on are asked for before any new one.
             left |= waiting

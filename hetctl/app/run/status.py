@@ -248,7 +248,7 @@ def _state(record: RunRecord, alive: Sequence[Job], events: Iterable[Event]) -> 
     known = [job for job in alive if job.state is not JobState.SUBMITTING]
     if not known:
         return run_after(record.state, RunReason.JOB_IN_SUBMISSION), _doubt(alive[0])
-    started = {event.data["job"] for event in events if event.kind == "job_started"}
+    started = {event.record.job for event in events if event.kind == "job_started"}
     running = [job for job in known if job.state is JobState.RUNNING and job.number in started]
     job = (running or known)[0]
     shown = f" ({job.shown_reason})" if job.shown_reason else ""

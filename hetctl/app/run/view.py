@@ -167,9 +167,9 @@ class RunView:
         begun = self.facts.rounds.get(index, {}).get("round_started")
         starts = [event for event in self.facts.jobs if event.kind == "job_started"]
         last = max(
-            (event.round for event in starts if begun and event.data["job"] == begun.data["job"]), default=0
+            (event.round for event in starts if begun and event.record.job == begun.record.job), default=0
         )
-        return begun is not None and begun.data["job"] in alive and index >= last
+        return begun is not None and begun.record.job in alive and index >= last
 
     def _open_until(self, index: int, name: str, alive: Set[int]) -> float | None:
         """Return the end of a task without one, by its or its driver's last event; None if it is running."""
@@ -214,7 +214,7 @@ class RunView:
             # Each minibatch of a pipeline is a step, whatever the number of GPUs.
             batch_changes=() if name in self.spec.pipelines else batch_changes(member, progress.epochs),
             mode=objective.mode,
-            config=self.facts.trials[name].data["config"] if name in self.facts.trials else None,
+            config=self.facts.trials[name].record.config if name in self.facts.trials else None,
         )
 
 
@@ -315,11 +315,11 @@ def _round_span(index: int, events: Mapping[str, Event], start: float, lost_at: 
     end = ended.time if ended else lost_at
     return RoundSpan(
         index=index,
-        job=int(begun.data["job"]),
+        job=begun.record.job,
         start_s=begun.time - start,
         end_s=None if end is None else end - start,
-        predicted_s=float(begun.data["predicted_s"]),
-        ended_by=str(ended.data["ended_by"]) if ended else None if lost_at is None else DRIVER_LOST,
+        predicted_s=begun.record.predicted_s,
+        ended_by=ended.record.ended_by if ended else None if lost_at is None else DRIVER_LOST,
     )
 
 

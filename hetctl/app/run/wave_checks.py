@@ -14,8 +14,7 @@ from hetctl.methods.pipeline.wsp import Bounds, staleness, violations
 from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER
 from hetctl.model.pipelines import PipelineLayout, WaveCheck, WaveRecord
-from hetctl.model.serialization import decode, parse
-from hetctl.storage.event_schema import TaskStartedRecord
+from hetctl.model.serialization import parse
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
 
@@ -63,10 +62,8 @@ def wave_checks(folder: RunFolder) -> tuple[WaveCheck, ...]:
 def _layouts_in(folder: RunFolder) -> Mapping[str, Layouts]:
     layouts: defaultdict[str, dict[int, PipelineLayout]] = defaultdict(dict)
     for event in events_in(folder):
-        if event.source == DRIVER and event.kind == "task_started":
-            task = decode(TaskStartedRecord, event.data)
-            if task.pipeline is not None:
-                layouts[task.member][event.round] = task.pipeline
+        if event.source == DRIVER and event.kind == "task_started" and event.record.pipeline:
+            layouts[event.record.member][event.round] = event.record.pipeline
     return layouts
 
 

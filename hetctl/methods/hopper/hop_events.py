@@ -159,24 +159,3 @@ class Converge:
 
     member: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReportPlan:
-    """Command to record a new plan of visits.
-
-    Parameters
-    ----------
-    predicted_s, lower_bound_s : float
-        Predicted time of the planned visits, and its lower bound, in seconds from now.
-    workers : mapping of str to tuple of str
-        Partitions by worker.
-    reason : str
-        Change that required the plan.
-    """
-
-    scheduler: str
-    predicted_s: float
-    lower_bound_s: float
-    workers: Mapping[str, tuple[str, ...]]
-    reason: str

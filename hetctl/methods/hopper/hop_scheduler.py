@@ -17,7 +17,6 @@ from hetctl.methods.hopper.hop_events import (
     ForgetStates,
     HopProgress,
     OpenHops,
-    ReportPlan,
     UndoVisits,
 )
 from hetctl.methods.hopper.hop_plans import HopPlanner, is_evaluation
@@ -25,7 +24,7 @@ from hetctl.methods.hopper.member_states import MemberStates
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.worker_groups import workers_of
 from hetctl.model.exit_reason import CLEAN_EXITS
-from hetctl.model.hops import Unit, Visit, gpus_in, node_of, slots_in
+from hetctl.model.hops import HopPlanMade, Unit, Visit, gpus_in, node_of, slots_in
 from hetctl.model.plan import HOPPER, Allocation, Placement
 from hetctl.model.site import Node
 from hetctl.scheduling import events
@@ -459,7 +458,7 @@ class HopScheduler(JobScheduler):
         cluster = tuple(self.pool.nodes.values())
         made = self._planner.plan(state, left, cluster, now_s)
         self._commands.append(
-            ReportPlan(
+            HopPlanMade(
                 *(self._planner.scheduler, made.predicted_s, made.lower_bound_s),
                 *(dict(state.workers), self._change),
             )

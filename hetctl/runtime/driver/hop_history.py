@@ -56,13 +56,13 @@ def _recorded(events: Iterable[Event]) -> RecordedVisits:
     newest = -1
     for event in events:
         if event.kind in ("visit", "visit_lost"):
-            newest = max(newest, int(event.data["number"]))
+            newest = max(newest, event.record.number)
         if event.kind == "visit":
-            numbers[event.source].add(int(event.data["number"]))
+            numbers[event.source].add(event.record.number)
         elif event.kind == "visits_undone":
-            numbers[event.source].difference_update(event.data["numbers"])
+            numbers[event.source].difference_update(event.record.numbers)
         elif event.kind == "checkpoint":
-            saved[event.source].add(visit_in(PurePath(event.data["path"]).stem))
+            saved[event.source].add(visit_in(PurePath(event.record.path).stem))
     return RecordedVisits(numbers, newest, saved)
 
 

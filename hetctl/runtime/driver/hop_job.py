@@ -15,7 +15,6 @@ from hetctl.methods.hopper.hop_events import (
     MemberJoined,
     OpenHops,
     RankEnded,
-    ReportPlan,
     StateFetched,
     StateWritten,
     StoreLost,
@@ -29,7 +28,7 @@ from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, visits_to_repeat
 from hetctl.model.events import DRIVER
 from hetctl.model.frameworks import FRAMEWORKS
-from hetctl.model.hops import Visit, node_of, worker_named
+from hetctl.model.hops import HopPlanMade, Visit, node_of, worker_named
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
@@ -73,7 +72,7 @@ class HopJob(JobMode):
             ForgetStates: lambda command: agents.forget(command.states, command.nodes),
             UndoVisits: self._undo,
             Converge: lambda command: self._write(command.member, "converged", reason=command.reason),
-            ReportPlan: lambda command: self._write(DRIVER, "hop_plan", **encode(command)),
+            HopPlanMade: lambda command: self._write(DRIVER, "hop_plan", **encode(command)),
         }
         # Agents that start from now on open stores.
         agents.store = _store_order(job.spec)

@@ -171,10 +171,10 @@ class TrialQueue:
         parent = self._search.member_of(self._search.trials[trial.parent.trial])
         own, origin = (CheckpointFolder(checkpoint_folder(self._spec, each)) for each in (name, parent))
         own.inherit(origin)
-        done = {e.data["epoch"] for e in read_events(self._folder.events_of(name)) if e.kind == "epoch"}
+        done = {e.record.epoch for e in read_events(self._folder.events_of(name)) if e.kind == "epoch"}
         events = EventWriter(self._folder.events, name, 0, lambda length: self._announce(name, length))
         for event in read_events(self._folder.events_of(parent)):
-            epoch = event.data["epoch"] if event.kind == "epoch" else math.inf
+            epoch = event.record.epoch if event.kind == "epoch" else math.inf
             # After a restart the parent may have trained on.
             if epoch <= trial.parent.epochs and epoch not in done:
                 done.add(epoch)

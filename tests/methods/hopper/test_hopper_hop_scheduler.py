@@ -21,7 +21,7 @@ from hetctl.methods.hopper.schedule import SearchOptions
 from hetctl.methods.hopper.state_machine import HopperState
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.exit_reason import ExitReason
-from hetctl.model.hops import Unit, Visit, gpus_in, node_of, slots_in
+from hetctl.model.hops import HopPlanMade, Unit, Visit, gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling import events
@@ -265,7 +265,7 @@ class Executor:
         hop_events.ForgetStates: forget,
         hop_events.UndoVisits: undo,
         hop_events.Converge: converge,
-        hop_events.ReportPlan: lambda self, command: self.plans.append(command),
+        HopPlanMade: lambda self, command: self.plans.append(command),
         Stop: stop,
         ScheduleTick: lambda self, command: self.at(max(0.0, command.at_s - self.now), lambda: None),
         EndRound: lambda *_: None,

@@ -51,7 +51,8 @@ def test_no_more_is_counted_than_the_epoch_holds():
 
 
 def test_an_epoch_begins_when_the_one_before_is_reported():
-    events = event("first_step", 0.0), event("epoch", 10.0, evaluate_s=0.1)
+    done = encode(EpochResult(1, {}, 10.0, 1, 10.0))
+    events = event("first_step", 0.0), event("epoch", 10.0, **done, evaluate_s=0.1)
     assert left(*events, now=12.0, part=0) == 320
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hetctl.model.ensemble import Member
-from hetctl.model.serialization import decode, encode
+from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.perf.script_pace import Mark, add_mark, epoch_pace
 from hetctl.runtime.worker.context import WorkerContext
@@ -91,7 +91,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
 def history_of(task: TaskMessage) -> CommandHistory:
     """Return the reports in the event file of a task."""
     events = list(read_events(task.events / f"{task.name}.jsonl"))
-    epochs = [decode(EpochResult, event.data) for event in events if event.kind == "epoch"]
+    epochs = [event.record for event in events if event.kind == "epoch"]
     named = [str(event.data["path"]) for event in reversed(events) if event.kind == NAMED]
     # The script may have removed the newest ones itself.
     checkpoint = next((path for path in named if Path(path).exists()), None)

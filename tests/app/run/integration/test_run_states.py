@@ -497,7 +497,7 @@ def test_a_job_whose_driver_reported_its_end_is_finished(before):
 def test_a_forgotten_job_that_was_requeued_may_be_alive():
     now = time.time()
     kinds = ("job_started", "job_ended", "job_started")
-    told = [Event(DRIVER, 0, kind, now + n, {"job": 0}) for n, kind in enumerate(kinds)]
+    told = [Event(DRIVER, 0, kind, now + n, {"job": 0, "reason": "x"}) for n, kind in enumerate(kinds)]
     (job,) = current_jobs([a_job(JobState.RUNNING)], Answer(JobState.UNKNOWN), told)
     assert job.state is JobState.UNKNOWN
     (job,) = current_jobs([a_job(JobState.RUNNING)], Answer(JobState.UNKNOWN), told[:2])

@@ -1,4 +1,4 @@
-"""Required fields of each kind of event; an event without them was corrupted on disk."""
+"""Records of events, by their kind: the fields that are read; a line without them was corrupted on disk."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetctl.model.exit_reason import ExitReason
+from hetctl.model.hops import HopPlanMade, VisitEnd
 from hetctl.model.pipelines import PipelineLayout, StageReport
 from hetctl.model.plan import Placement
-from hetctl.model.profile import PreprocessPoint, ProfilePoint
+from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
 from hetctl.model.searches import REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode
-from hetctl.model.training_progress import EpochResult, RankShare
+from hetctl.model.training_progress import EpochResult
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,7 @@ class FirstStep:
 
     startup_s: float = 0.0
     restart_s: float | None = None
+    peak_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class Checkpoint:
 
     epoch: int
     part_samples: int
+    path: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,24 +126,11 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Failed:
-    """Failure of a member or of a measurement."""
+    """Failure of a member or of a measurement; `reason` is the value of an `ExitReason`."""
 
     error: str
-
-
-@dataclass(frozen=True)
-class BalanceStarted:
-    """Start of a manager of batch sizes, with the parts of all ranks at that time."""
-
-    reason: str
-    ranks: tuple[RankShare, ...]
-
-
-@dataclass(frozen=True)
-class BatchSizes:
-    """Parts of all ranks after a change of the batch sizes."""
-
-    ranks: tuple[RankShare, ...]
+    reason: str | None = None
+    peak_memory_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -153,93 +143,10 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class Straggler:
-    """Rank that delays its group and whose batch cannot become smaller."""
-
-    rank: RankShare
-    message: str
-
-
-@dataclass(frozen=True)
-class MigrationRecord:
-    """Samples of partitioned data that one rank has sent to another; ranks are given as node and GPU."""
-
-    source: str
-    target: str
-    samples: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class SampleAccessesRecord:
-    """Visits of the samples of partitioned data after an epoch, and how many samples each rank holds."""
-
-    epoch: int
-    fewest: int
-    most: int
-    held: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class PartitionsStagedRecord:
-    """Partitions of the data that a node has copied to its own disk, and those that were there already."""
-
-    node: str
-    copied: tuple[int, ...]
-    kept: tuple[int, ...]
-    bytes: int
-    duration_s: float
-    errors: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class VisitEnded:
-    """End of a visit of a member that hops, with its new state."""
-
-    number: int
-    epoch: int
-    evaluates: bool
-    partition: int
-    worker: str
-    began_at: float
-    ended_at: float
-    waited_s: float
-    hop_s: float
-    bytes: int
-    samples: int
-    loss: float | None = None
-
-
-@dataclass(frozen=True)
-class VisitLost:
-    """End of a visit without a new state."""
-
-    number: int
-    epoch: int
-    evaluates: bool
-    partition: int
-    worker: str
-    began_at: float
-    ended_at: float
-    reason: str
-
-
-@dataclass(frozen=True)
 class VisitsUndone:
     """Visits whose states were lost before they were in a checkpoint."""
 
     numbers: tuple[int, ...]
-    reason: str
-
-
-@dataclass(frozen=True)
-class HopPlanMade:
-    """Plan of the visits of members that hop, with the partitions by worker."""
-
-    scheduler: str
-    predicted_s: float
-    lower_bound_s: float
-    workers: Mapping[str, tuple[str, ...]]
     reason: str
 
 
@@ -284,7 +191,6 @@ FORMS: dict[str, type] = {
     "job_ended": JobEnded,
     "node_failed": NodeFailed,
     "node_joined": NodeBack,
-    "partitions_staged": PartitionsStagedRecord,
     "round_started": RoundStarted,
     "round_ended": RoundEnded,
     "task_started": TaskStartedRecord,
@@ -293,14 +199,9 @@ FORMS: dict[str, type] = {
     "first_step": FirstStep,
     "epoch": EpochResult,
     "checkpoint": Checkpoint,
-    "balance_started": BalanceStarted,
-    "batch_sizes": BatchSizes,
     "stages": Stages,
-    "straggler": Straggler,
-    "migration": MigrationRecord,
-    "sample_accesses": SampleAccessesRecord,
-    "visit": VisitEnded,
-    "visit_lost": VisitLost,
+    "visit": VisitEnd,
+    "visit_lost": VisitEnd,
     "visits_undone": VisitsUndone,
     "hop_plan": HopPlanMade,
     TRIAL: TrialRequested,
@@ -310,15 +211,12 @@ FORMS: dict[str, type] = {
     "stopped": Stopped,
     "failed": Failed,
     "point": ProfilePoint,
+    "layers": LayerPoint,
+    "links": LinkPoint,
     "preprocess": PreprocessPoint,
 }
 
 
-def well_formed(kind: str, data: Mapping[str, Any]) -> bool:
-    """Return true if an event has the required fields of its kind; unlisted kinds require none."""
-    try:
-        if kind in FORMS:
-            decode(FORMS[kind], data)
-    except (ValueError, OverflowError):
-        return False
-    return True
+def record_of(kind: str, data: Mapping[str, Any]) -> Any:
+    """Return the record of an event; of a kind without one its fields. ValueError if it is corrupt."""
+    return decode(FORMS[kind], data) if kind in FORMS else data
