@@ -21,7 +21,7 @@ LOOK = """
 import importlib.resources as resources, hetctl
 from pathlib import Path
 from hetctl.inputs.site_file import list_sites
-from hetctl.app.init_project import examples
+from hetctl.app.project import examples
 print(Path(hetctl.__file__).parent.parent)
 names = [path.name for path in resources.files("hetctl_templates").iterdir()]
 print(sorted(name for name in names if name.endswith(".j2")))

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import psutil
 from one_driver import problems
 
-from hetctl.cluster.batch.slots import FOLDER_VARIABLE
+from hetctl.cluster.batch.local import FOLDER_VARIABLE
 from hetctl.model.errors import BadInputError
 from hetctl.model.exit_reason import EXIT_CODES, ExitReason
 from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer, ProfilePoint

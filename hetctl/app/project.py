@@ -1,4 +1,4 @@
-"""Project that a command runs in: its folder, its home, its ensemble and its site.
+"""Project that a command runs in: its folder, home, ensemble and site, and its start from an example.
 
 Pydantic, which checks the users' files, is only imported when one is read, and SQLAlchemy when the catalog
 is opened: each takes a third of a command's time.
@@ -6,6 +6,7 @@ is opened: each takes a third of a command's time.
 
 from __future__ import annotations
 
+import importlib.resources
 import os
 import shutil
 import socket
@@ -27,6 +28,7 @@ from hetctl.storage.paths import Home
 
 if TYPE_CHECKING:
     from hetctl.catalog.catalog import Catalog
+
 
 ENSEMBLE_FILE = "ensemble.yaml"
 DEFAULT_SITE = "local"
@@ -227,3 +229,33 @@ def _refuse_login_node(host: str) -> None:
         "name its site with --site or HETCTL_SITE; `hetctl sites` lists them, and a site file of yours can"
         f" extend {general}; --site local trains on this machine",
     )
+
+
+def examples() -> list[str]:
+    """Return the names of the examples that come with hetctl."""
+    folder = importlib.resources.files("hetctl.examples")
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and entry.name[0] != "_")
+
+
+def start_project(folder: Path, example: str) -> list[Path]:
+    """Copy an example into a folder, which is created if needed; return the files.
+
+    Raises
+    ------
+    BadInputError
+        If there is no such example, a file would be replaced, or the folder cannot be written.
+    """
+    if example not in examples():
+        raise BadInputError(f"no example {example!r}", f"choose one of: {', '.join(examples())}")
+    source = importlib.resources.files("hetctl.examples") / example
+    contents = {entry.name: entry.read_bytes() for entry in source.iterdir() if entry.is_file()}
+    for name in contents:
+        if (folder / name).exists():
+            raise BadInputError(f"{folder / name} exists already", "choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (folder / name).write_bytes(content)
+    except OSError as error:
+        raise BadInputError(f"cannot write {folder}: {error.strerror}") from None
+    return [folder / name for name in sorted(contents)]

@@ -15,8 +15,7 @@ from typing import TypeVar
 
 from hetctl.app.profile.folder import ingest, measurements_in
 from hetctl.app.project import Project
-from hetctl.app.run.job_states import ended_by_files, job_events
-from hetctl.app.run.next_state import reason_to_end
+from hetctl.app.run.job_states import ended_by_files, job_events, reason_to_end
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.database import (
     UnusableCatalogError,

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from hetctl.app.plan.member_rules import refuse_wide_members
-from hetctl.app.plan.plan_request import AUTO, check_planner, chosen, refuse_lockstep
+from hetctl.app.plan.planning import AUTO, check_planner, chosen, refuse_lockstep
 from hetctl.app.profile.known import profiles_at
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog

@@ -17,7 +17,7 @@ def command(folder: Path, example: str) -> None:
     \b
     Example: hetctl init demo --example digits
     """
-    from hetctl.app.init_project import start_project
+    from hetctl.app.project import start_project
 
     paths = start_project(folder, example)
     for path in paths:

@@ -22,8 +22,8 @@ from hetctl.cli.parameter_types import Seconds
 from hetctl.model.errors import MembersFailedError
 
 if TYPE_CHECKING:
-    from hetctl.app.profile.layer_profiling import LayerOutcome
-    from hetctl.app.profile.outcome import JobUnderWay, ProfileOutcome
+    from hetctl.app.profile.profiling import LayerOutcome
+    from hetctl.app.profile.session import JobUnderWay, ProfileOutcome
     from hetctl.app.project import Project
     from hetctl.model.ensemble import Ensemble
     from hetctl.model.site import Site
@@ -117,7 +117,7 @@ def command(
     outcome: ProfileOutcome | LayerOutcome
     with ProfileDisplay(quiet=as_json) as display:
         if members or links:
-            from hetctl.app.profile.layer_profiling import profile_layers
+            from hetctl.app.profile.profiling import profile_layers
 
             outcome = profile_layers(project, asked, members, links=links, observer=display)
         else:
@@ -147,11 +147,11 @@ def show(members: tuple[str, ...], as_json: bool, **options: Any) -> None:
     project = this_project()
     ensemble, site = ensemble_and_site(project, **options)
     if members:
-        from hetctl.app.profile.layer_profiling import known_layers
+        from hetctl.app.profile.profiling import known_layers
 
         _show(ensemble, site, known_layers(project, ensemble, site, members), as_json=as_json)
     else:
-        from hetctl.app.profile.outcome import known_profile
+        from hetctl.app.profile.session import known_profile
 
         _show(ensemble, site, known_profile(project, ensemble, site), as_json=as_json)
 
@@ -226,7 +226,7 @@ def export_table(member: str | None, output: Any, **options: Any) -> None:
     \b
     Example: hetctl profile export -o rates.csv
     """
-    from hetctl.app.profile.layer_profiling import export_layers
+    from hetctl.app.profile.profiling import export_layers
     from hetctl.app.profile.rate_tables import export_rates
 
     project = this_project()
@@ -277,7 +277,7 @@ def _show(
 
 def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome) -> None:
     from hetctl.app.profile.known import stale_points
-    from hetctl.app.profile.outcome import ProfileOutcome
+    from hetctl.app.profile.session import ProfileOutcome
     from hetctl.reports.profile_tables import layers_table, profile_table, shapes_text
     from hetctl.reports.summary import FailureGroup, grouped, named
 
@@ -307,7 +307,7 @@ def _line(job: JobUnderWay) -> str:
 
 def _fields(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome) -> dict[str, Any]:
     from hetctl.app.profile.known import stale_points
-    from hetctl.app.profile.outcome import ProfileOutcome
+    from hetctl.app.profile.session import ProfileOutcome
     from hetctl.model.serialization import encode
 
     fields: dict[str, Any] = {"ensemble": ensemble.name, "site": site.name, **encode(outcome)}

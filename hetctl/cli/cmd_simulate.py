@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TABLES = {
     ("unit_times", "replay"): "hetctl.app.hopper:HopReplayRequest",
     ("unit_times",): "hetctl.app.hopper:HopperRequest",
-    ("layer_table",): "hetctl.app.pipeline.plan_pipelines:PipelineRequest",
+    ("layer_table",): "hetctl.app.pipeline:PipelineRequest",
     ("workers",): "hetctl.app.balance:BalanceRequest",
     ("replay",): "hetctl.app.balance:BalanceReplayRequest",
 }

@@ -43,7 +43,7 @@ def show(name: str, as_json: bool) -> None:
     \b
     Example: hetctl sites show summit
     """
-    from hetctl.app.profile.measured_layers import traced_site
+    from hetctl.app.profile.known import traced_site
     from hetctl.reports.site_tables import keys_table
 
     site, keys = traced_site(this_project(), name)

@@ -27,7 +27,7 @@ from hetctl.cli.parameter_types import FiniteRange
 from hetctl.model.run_states import UNDER_WAY
 
 if TYPE_CHECKING:
-    from hetctl.app.plan.plan_request import PlanRequest
+    from hetctl.app.plan.planning import PlanRequest
     from hetctl.app.project import Project
     from hetctl.app.run.continue_run import RequestedOptions
     from hetctl.app.run.lifecycle import RunTransition

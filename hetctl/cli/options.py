@@ -23,7 +23,7 @@ from hetctl.model.training_settings import BALANCE_MODES
 
 if TYPE_CHECKING:
     from hetctl.app.plan.job_request import JobSizeChoice
-    from hetctl.app.plan.plan_request import PlanRequest
+    from hetctl.app.plan.planning import PlanRequest
     from hetctl.app.project import Project
     from hetctl.model.ensemble import Ensemble
     from hetctl.model.job import JobSize
@@ -279,7 +279,7 @@ def plan_request(
 ) -> tuple[PlanRequest, JobSizeChoice]:
     """Return the input of planning from the ensemble and the values of all other shared options."""
     from hetctl.app.plan.job_request import sizing
-    from hetctl.app.plan.plan_request import PlanRequest
+    from hetctl.app.plan.planning import PlanRequest
     from hetctl.model.run import CACHED, NONE, Budget
 
     machine = site_of(project, members, site, account=account, launch=launch)

@@ -84,7 +84,7 @@ LOCAL = BatchSystemEntry(
     title="this machine",
     client="hetctl.cluster.batch.local:LocalBatch",
     submit=("bash",),
-    checks="hetctl.app.doctor.batch_checks:local_checks",
+    checks="hetctl.app.doctor.site_checks:local_checks",
     least_query_interval_s=0.0,
 )
 SLURM = BatchSystemEntry(
@@ -92,7 +92,7 @@ SLURM = BatchSystemEntry(
     title="Slurm",
     client="hetctl.cluster.batch.slurm:SlurmBatch",
     submit=("sbatch", "--parsable"),
-    checks="hetctl.app.doctor.batch_checks:slurm_checks",
+    checks="hetctl.app.doctor.site_checks:slurm_checks",
     # The variable is compressed, such as n[1-4,7]: Slurm itself expands it.
     node_list=NodeList("SLURM_JOB_NODELIST", 'exec scontrol show hostnames "$SLURM_JOB_NODELIST"'),
     job_variable="SLURM_JOB_ID",
@@ -110,7 +110,7 @@ LSF = BatchSystemEntry(
     title="LSF",
     client="hetctl.cluster.batch.lsf:LsfBatch",
     submit=("bsub",),
-    checks="hetctl.app.doctor.batch_checks:lsf_checks",
+    checks="hetctl.app.doctor.site_checks:lsf_checks",
     # The file has a line for each core; at sites with jsrun the launch node is the first.
     node_list=NodeList("LSB_DJOB_HOSTFILE", 'exec cat "$LSB_DJOB_HOSTFILE"'),
     job_variable="LSB_JOBID",

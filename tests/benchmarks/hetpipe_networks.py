@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from hetctl.app.pipeline.inputs import measured_profile
+from hetctl.app.pipeline import measured_profile
 from hetctl.inputs.layer_profile import read_layers
 from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
 from hetctl.methods.pipeline.layers import Layer, LayerProfile

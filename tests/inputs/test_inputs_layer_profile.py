@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.app.pipeline.inputs import measured_profile
+from hetctl.app.pipeline import measured_profile
 from hetctl.inputs.layer_profile import read_layers
 from hetctl.model.errors import BadInputError
 

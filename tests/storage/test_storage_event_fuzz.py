@@ -8,7 +8,7 @@ import random
 import pytest
 from whole_folds import progress_of, usage_of
 
-from hetctl.app.run.next_state import reasons_of_jobs
+from hetctl.app.run.job_states import reasons_of_jobs
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.storage.event_files import read_events
 

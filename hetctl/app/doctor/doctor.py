@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.app.doctor.batch_checks import run_command
 from hetctl.app.doctor.probe_job import probed
 from hetctl.app.doctor.site_checks import (
     ability_check,
     command_checks,
     filesystem_of,
     place_check,
+    run_command,
 )
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from hetctl.app.hopper import MOST_TIMES
-from hetctl.app.plan.gpu_memory import demands_of, limits_of
 from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data_parallel_makespans
-from hetctl.app.plan.plan_request import PlanRequest
+from hetctl.app.plan.planning import PlanRequest, demands_of, limits_of
 from hetctl.methods.hop_phase import evaluation_times, hop_phase, size_of_groups, unit_times
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.parallelism import does_not_fit, too_large

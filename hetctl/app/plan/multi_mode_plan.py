@@ -7,12 +7,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from hetctl.app.pipeline.members import MemberLayers
-from hetctl.app.plan.gpu_memory import demands_of, limits_of, refuse_large_parts
 from hetctl.app.plan.hop_phases import hop_run, hops, refuse_bare_nodes
 from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data_parallel
-from hetctl.app.plan.pipeline_phases import known_layers, pipeline_member_of, pipelines
-from hetctl.app.plan.plan_request import PlanRequest
+from hetctl.app.plan.pipeline_phases import MemberLayers, known_layers, pipeline_member_of, pipelines
+from hetctl.app.plan.planning import PlanRequest, demands_of, limits_of, refuse_large_parts
 from hetctl.methods.hopper.modes import hopper_epochs
 from hetctl.methods.parallelism import Demand, HopChoice, ModeLimits, choose_modes, does_not_fit, too_large
 from hetctl.model.errors import BadInputError, InfeasibleError

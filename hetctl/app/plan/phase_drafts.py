@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
-from hetctl.app.plan.plan_request import PlanRequest, data_parallel_plan
+from hetctl.app.plan.planning import PlanRequest, data_parallel_plan
 from hetctl.methods.phase_run import PhaseRun
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, Allocation, Forecast, ModeChoice, Phase, Plan, Round

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hetctl.app.plan.plan_request import JOB_OVERHEAD_S, ROUND_OVERHEAD_S
+from hetctl.app.plan.planning import JOB_OVERHEAD_S, ROUND_OVERHEAD_S
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.events import Event
 from hetctl.model.run import LOCKSTEP, RunSpec

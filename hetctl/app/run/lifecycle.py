@@ -8,20 +8,19 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.app.plan.plan_request import PlanRequest
+from hetctl.app.plan.planning import PlanRequest
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.continue_run import RequestedOptions, continued, is_done
+from hetctl.app.run.continue_run import RequestedOptions, continued, is_done, keep_replay
 from hetctl.app.run.job_states import (
     at_work,
     claimant_in,
     current_jobs,
     job_events,
+    reason_to_end,
     refresh_jobs,
     save_jobs,
 )
-from hetctl.app.run.next_state import reason_to_end
-from hetctl.app.run.replay import keep_replay
 from hetctl.app.run.select_run import record_of, require_folder, unfinished
 from hetctl.app.run.spec import planned_run
 from hetctl.app.run.submission import (

@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hetctl.app.plan.member_rules import refuse_without_hops
-from hetctl.app.plan.plan_request import AUTO, PlanRequest
-from hetctl.app.plan.planning import saved_or_new_plan, with_profiles
+from hetctl.app.plan.planning import AUTO, PlanRequest, saved_or_new_plan, with_profiles
 from hetctl.app.project import Project
-from hetctl.app.run.continue_run import RequestedOptions, continued, is_done, plan_of_rest
+from hetctl.app.run.continue_run import RequestedOptions, check_replay, continued, is_done, plan_of_rest
 from hetctl.app.run.job_states import ended_by_files, job_events
-from hetctl.app.run.replay import check_replay
 from hetctl.app.run.select_run import record_of, require_folder
 from hetctl.app.run.submission import NextJob, Submission, identity_of, new_job, next_job_of, rendered
 from hetctl.catalog.catalog import Catalog
@@ -146,7 +144,7 @@ def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     if not any(allocation.mode == PIPELINE for each in plan.rounds for allocation in each.allocations):
         return spec
     # Imported here since other runs need nothing of pipelines.
-    from hetctl.app.plan.pipeline_problems import with_pipelines
+    from hetctl.app.plan.pipeline_phases import with_pipelines
 
     return with_pipelines(spec, plan, request)
 

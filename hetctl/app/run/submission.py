@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
 from hetctl.app.run.changes import Change
-from hetctl.app.run.next_state import excluded_nodes
+from hetctl.app.run.job_states import excluded_nodes
 from hetctl.app.run.select_run import record_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem, JobRequest, SubmissionInDoubtError

@@ -14,7 +14,7 @@ from typing import Any
 
 from submitit.core import core, job_environment, utils
 
-from hetctl.cluster.batch.lsf_commands import bjobs_command, lsf_id, parse_bjobs, parse_job_id
+from hetctl.cluster.batch.lsf import bjobs_command, lsf_id, parse_bjobs, parse_job_id
 from hetctl.model.job import JobState
 
 PARAMETERS: dict[str, Any] = {

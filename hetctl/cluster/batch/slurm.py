@@ -1,39 +1,271 @@
-"""Client of Slurm: squeue for jobs in Slurm's memory, sacct for older ones."""
+"""Client of Slurm and its commands: squeue for jobs in its memory, sacct for older ones."""
 
 from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.cluster.batch.base import FunctionCall, JobRequest
-from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
-from hetctl.cluster.batch.slurm_commands import (
-    GONE,
-    NO_ACCOUNTING,
-    OVER_ALREADY,
-    REFUSALS,
-    TRANSIENT,
-    JobRecord,
-    find_command,
-    find_gone_command,
-    parse_failed_nodes,
-    parse_found,
-    parse_job_id,
-    parse_sacct,
-    parse_squeue,
-    record_of,
-    sacct_command,
-    sinfo_command,
-    squeue_command,
-)
+from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner
 from hetctl.cluster.batch.submitit_jobs import array_elements, setup_lines, submit_function
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobState, JobStatus
+
+STATES = {
+    "BOOT_FAIL": JobState.NODE_FAILED,
+    "CANCELLED": JobState.CANCELLED,
+    "COMPLETED": JobState.FINISHED,
+    "COMPLETING": JobState.RUNNING,  # its processes may still be ending
+    "CONFIGURING": JobState.PENDING,
+    "DEADLINE": JobState.TIMEOUT,
+    "EXPEDITING": JobState.PENDING,
+    "FAILED": JobState.FAILED,
+    "NODE_FAIL": JobState.NODE_FAILED,
+    "OUT_OF_MEMORY": JobState.OUT_OF_MEMORY,
+    "PENDING": JobState.PENDING,
+    "POWER_UP_NODE": JobState.PENDING,
+    "PREEMPTED": JobState.PREEMPTED,
+    "REQUEUED": JobState.PENDING,
+    "REQUEUE_FED": JobState.PENDING,
+    "REQUEUE_HOLD": JobState.PENDING,
+    "RESIZING": JobState.RUNNING,
+    "RESV_DEL_HOLD": JobState.PENDING,
+    "REVOKED": JobState.CANCELLED,
+    "RUNNING": JobState.RUNNING,
+    "SIGNALING": JobState.RUNNING,
+    "SPECIAL_EXIT": JobState.PENDING,
+    "STAGE_OUT": JobState.RUNNING,
+    "STOPPED": JobState.RUNNING,
+    "SUSPENDED": JobState.RUNNING,
+    "TIMEOUT": JobState.TIMEOUT,
+}
+
+TRANSIENT = (
+    "Unable to contact slurm controller",
+    "Socket timed out",
+    "Zero Bytes were transmitted or received",
+    "Unexpected message received",
+    "Communication connection failure",
+    "Connection refused",  # the accounting daemon is down
+    "Connection timed out",
+    "Slurm backup controller in standby mode",
+    "Resource temporarily unavailable",
+)
+"""Messages of temporary failures."""
+
+REFUSALS = (
+    # Of the command itself, which has sent nothing.
+    "(connect failure)",
+    "unrecognized option",
+    "invalid option",
+    "Invalid --",
+    "invalid number of",
+    "Invalid directive found in batch script",
+    "Unable to open file",
+    "Batch script ",
+    "This does not look like a batch script",
+    "cli_filter plugin terminated with error",
+    # Of the controller.
+    "partition specified",
+    "partition name specified",
+    "specification",
+    "account/partition combination",
+    "Job violates accounting/QOS policy",
+    "time limit is invalid",
+    "configuration is not available",
+    "configuration not available",
+    "node not available",
+    "partition not available",
+    "permission denied",
+    "not permitted to use this partition",
+    "Access denied",
+    "Requested reservation",
+    "Requested nodes not in this partition",
+    "Invalid node name specified",
+    "More processors requested than permitted",
+    "Requested account has breached requested QOS usage threshold",
+    "Job dependency problem",
+)
+"""Parts of messages of sbatch after which no job exists (slurm_errno.c); any other failure leaves a doubt."""
+
+GONE = ("Invalid job id",)
+"""Messages of squeue about a single job that is no longer in Slurm's memory."""
+NO_ACCOUNTING = ("accounting storage is disabled",)
+OVER_ALREADY = ("already completing or completed", *GONE)
+
+NODE_TROUBLE = ("down", "drain", "err", "fail", "unk")
+"""Prefixes of the states of nodes that do not work; a * after a state marks a node that does not respond."""
+
+JOB_ID = re.compile(r"[0-9]{1,18}(_([0-9]{1,18}|\[[0-9,%-]+\]))?\Z")
+MEMORY_DAYS = 30
+"""Number of days for which the accounting is searched for a name."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """Slurm's record of a job; `nodes` in Slurm's notation, ``n[1-4,7]``."""
+
+    status: JobStatus
+    nodes: str = ""
+
+
+def squeue_command(ids: Sequence[str]) -> list[str]:
+    """Return the query for jobs in Slurm's memory; for an array, for all its elements."""
+    columns = "JobArrayID:|,State:|,exit_code:|,Reason:|,NodeList:|"
+    # --states=all: by default squeue hides ended jobs, which it keeps for MinJobAge.
+    return ["squeue", "--noheader", "--array", "--states=all", f"--Format={columns}", _jobs(ids)]
+
+
+def parse_squeue(text: str) -> dict[str, JobRecord]:
+    """Parse the output of `squeue_command`, by job; lines without a complete record are skipped."""
+    records = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == 6 and JOB_ID.match(fields[0]):
+            job, state, code, reason, nodes, _ = fields
+            records[job] = _record(state, code, "" if reason == "None" else reason, nodes)
+    return records
+
+
+def sacct_command(ids: Sequence[str]) -> list[str]:
+    """Return the query of the accounting for older jobs; for a requeued job it reports the last run."""
+    return ["sacct", "-X", "-P", "-n", "--format=JobID,State,ExitCode,NodeList", _jobs(ids)]
+
+
+def parse_sacct(text: str) -> dict[str, JobRecord]:
+    """Parse the output of `sacct_command`, by job; lines without a complete record are skipped."""
+    records = {}
+    for line in text.splitlines():
+        fields = [field.strip() for field in line.split("|")]
+        if len(fields) == 4 and JOB_ID.match(fields[0]):
+            job, state, code, nodes = fields
+            records[job] = _record(state, code, "", nodes)
+    return records
+
+
+def find_command(names: Sequence[str], user: int) -> list[str]:
+    """Return the query for a user's jobs of these names in Slurm's memory."""
+    return ["squeue", "--noheader", "--states=all", f"--user={user}", "--format=%F|%j", _named(names)]
+
+
+def find_gone_command(names: Sequence[str], user: int) -> list[str]:
+    """Return the query of the accounting for a user's jobs of these names."""
+    # By default sacct searches from midnight of this day on.
+    since = f"--starttime=now-{MEMORY_DAYS}days"
+    return ["sacct", "-X", "-P", "-n", f"--user={user}", since, "--format=JobID,JobName", _named(names)]
+
+
+def parse_found(text: str) -> dict[str, str]:
+    """Parse ``id|name`` lines: the ids by name, the newest if there are several."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        job, separator, name = line.strip().partition("|")
+        if separator and name and JOB_ID.match(job):
+            job = _array_of(job)
+            found[name] = max(job, found.get(name, job), key=int)
+    return found
+
+
+def sinfo_command(nodes: str) -> list[str]:
+    """Return the query for the states of nodes."""
+    return ["sinfo", "--noheader", "--Node", "--format=%N|%T", f"--nodes={nodes}"]
+
+
+def parse_failed_nodes(text: str) -> tuple[str, ...]:
+    """Parse ``node|state`` lines, one per partition of a node; return the nodes that do not work."""
+    failed = {}
+    for line in text.splitlines():
+        node, _, state = line.strip().partition("|")
+        if node and (state.lower().startswith(NODE_TROUBLE) or state.endswith("*")):
+            failed[node] = True
+    return tuple(failed)
+
+
+def parse_job_id(text: str) -> str:
+    """Parse the output of ``sbatch --parsable``: ``id`` or ``id;cluster``.
+
+    Raises
+    ------
+    SubmissionInDoubtError
+        If there is no job id in the output.
+    """
+    lines = text.strip().splitlines()
+    job = lines[-1].partition(";")[0] if lines else ""
+    if not (job.isascii() and job.isdigit()):
+        raise SubmissionInDoubtError(f"sbatch printed no job id: {text.strip()!r}", DOUBT)
+    return job
+
+
+def record_of(job: str, records: Mapping[str, JobRecord]) -> JobRecord | None:
+    """Return the record of a job; elements of an array that have not started may share one record.
+
+    Slurm lists them as ``6_[2-5%2]``, and after their cancellation as ``6``.
+    """
+    if job in records:
+        return records[job]
+    array, _, index = job.partition("_")
+    for key, record in records.items():
+        if index and key.startswith(f"{array}_[") and _holds(key, int(index)):
+            return record
+    rest = records.get(array)
+    return None if rest and rest.status.state == JobState.FINISHED else rest
+
+
+def _record(words: str, code: str, reason: str, nodes: str) -> JobRecord:
+    state = _state_named(words.split()[0] if words else "")  # sacct appends the user: "CANCELLED by 1000"
+    exit_code = _exit_code(code) if state.over else None
+    if state == JobState.FINISHED and exit_code != 0:
+        state = JobState.FAILED  # Slurm 20.11 reports COMPLETED, -1 if the prolog failed
+    elif state == JobState.NODE_FAILED or (state != JobState.FINISHED and exit_code == 0):
+        exit_code = None  # Slurm ended it: there is no exit code, or a fabricated one
+    if state == JobState.CANCELLED:
+        reason = ""  # squeue still reports the reason for which it was pending
+    return JobRecord(JobStatus(state, exit_code, reason or words), nodes)
+
+
+def _state_named(word: str) -> JobState:
+    """Return the state of a name; sacct truncates long names (``OUT_OF_ME+``); ambiguous ones are UNKNOWN."""
+    if not word.endswith("+"):
+        return STATES.get(word, JobState.UNKNOWN)
+    found = [state for name, state in STATES.items() if name.startswith(word.rstrip("+"))]
+    return found[0] if len(found) == 1 else JobState.UNKNOWN
+
+
+def _exit_code(text: str) -> int | None:
+    """Parse sacct's ``code:signal``, or squeue's status in the form of wait(2)."""
+    if match := re.fullmatch(r"(\d{1,3}):(\d{1,3})", text, re.ASCII):
+        code, number = int(match.group(1)), int(match.group(2))
+    elif re.fullmatch(r"\d{1,5}", text, re.ASCII):
+        code, number = int(text) >> 8, int(text) & 0x7F
+    else:
+        return None
+    return 128 + number if number else code
+
+
+def _jobs(ids: Sequence[str]) -> str:
+    return "--jobs=" + ",".join(dict.fromkeys(_array_of(job) for job in ids))
+
+
+def _named(names: Sequence[str]) -> str:
+    return f"--name={','.join(names)}"
+
+
+def _array_of(job: str) -> str:
+    return job.partition("_")[0]
+
+
+def _holds(elements: str, index: int) -> bool:
+    """Return true if ``6_[2-5,9%2]`` has an element of this index."""
+    ranges = elements.partition("[")[2].rstrip("]").partition("%")[0].split(",")
+    ends = [part.split("-") for part in ranges if re.fullmatch(r"\d{1,9}(-\d{1,9})?", part, re.ASCII)]
+    return any(int(end[0]) <= index <= int(end[-1]) for end in ends)
+
 
 FIRST_ELEMENT = 0
 """Index of the first element of submitit's arrays."""

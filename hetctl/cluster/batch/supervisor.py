@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from hetctl.cluster.batch.local import Claim, End, claim, claim_file, end_file, status_of
-from hetctl.cluster.batch.slots import Slots, lock_folder
+from hetctl.cluster.batch.local import Claim, End, Slots, claim, claim_file, end_file, lock_folder, status_of
 from hetctl.model.disk_errors import is_transient
 from hetctl.model.garbage import skip_last_collections
 from hetctl.model.job import GIVEN_GPUS, JobState

@@ -19,7 +19,7 @@ from hetctl.app.doctor.site_checks import (
     place_check,
     queue_check,
 )
-from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts
+from hetctl.cluster.batch.queues import NodeClass, QueueFacts
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.inputs.site_schema import SiteModel

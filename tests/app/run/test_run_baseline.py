@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from hetctl.app.plan.plan_request import ROUND_OVERHEAD_S
+from hetctl.app.plan.planning import ROUND_OVERHEAD_S
 from hetctl.app.run.baseline import comparison_of
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import Event

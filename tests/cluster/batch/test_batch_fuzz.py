@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.cluster.batch.lsf_commands import parse_bhist, parse_bjobs
-from hetctl.cluster.batch.lsf_commands import parse_found as parse_found_lsf
-from hetctl.cluster.batch.lsf_commands import parse_found_gone as parse_found_gone_lsf
-from hetctl.cluster.batch.slurm_commands import (
+from hetctl.cluster.batch.lsf import parse_bhist, parse_bjobs
+from hetctl.cluster.batch.lsf import parse_found as parse_found_lsf
+from hetctl.cluster.batch.lsf import parse_found_gone as parse_found_gone_lsf
+from hetctl.cluster.batch.slurm import (
     parse_failed_nodes,
     parse_found,
     parse_sacct,

@@ -9,10 +9,10 @@ import pytest
 from hetctl.cluster.batch import batch_system_of
 from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
 from hetctl.cluster.batch.command import Answer, CommandRunner, NoAnswerError
-from hetctl.cluster.batch.lsf import LsfBatch
-from hetctl.cluster.batch.lsf_commands import (
+from hetctl.cluster.batch.lsf import (
     REASONS,
     STATES,
+    LsfBatch,
     bhist_command,
     bjobs_command,
     find_command,

@@ -11,9 +11,10 @@ import pytest
 from hetctl.cluster.batch import batch_system_of
 from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
 from hetctl.cluster.batch.command import Answer, CommandRunner, NoAnswerError
-from hetctl.cluster.batch.slurm import SlurmBatch, _directives
-from hetctl.cluster.batch.slurm_commands import (
+from hetctl.cluster.batch.slurm import (
     STATES,
+    SlurmBatch,
+    _directives,
     find_command,
     find_gone_command,
     parse_failed_nodes,

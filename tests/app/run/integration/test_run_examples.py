@@ -12,7 +12,7 @@ import pytest
 from machine_speed import limit
 from workbench import ProjectFolder, wait_for
 
-from hetctl.app.init_project import start_project
+from hetctl.app.project import start_project
 from hetctl.storage.progress_fold import events_in
 
 pytestmark = pytest.mark.training

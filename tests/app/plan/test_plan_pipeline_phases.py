@@ -6,9 +6,9 @@ import pytest
 from tiny_networks import ENSEMBLES
 from workbench import new_project
 
-from hetctl.app.pipeline.inputs import measured_profile
-from hetctl.app.profile.layer_profiling import LayerOutcome
-from hetctl.app.profile.measured_layers import rows_of
+from hetctl.app.pipeline import measured_profile
+from hetctl.app.profile.known import rows_of
+from hetctl.app.profile.profiling import LayerOutcome
 from hetctl.methods.pipeline.stage_costs import bytes_alone
 from hetctl.model.serialization import decode
 

@@ -1,15 +1,17 @@
-"""Queues, nodes and accounts, by answers of Slurm."""
+"""Queues, nodes and accounts, by answers of Slurm and LSF."""
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts
-from hetctl.cluster.batch.slurm_queries import (
+from hetctl.cluster.batch.queues import (
+    NodeClass,
+    QueueFacts,
     parse_accounts,
     parse_nodes_of_partition,
     parse_partition,
     parse_qos,
+    parse_queue,
     parse_slurm_time,
 )
 
@@ -83,3 +85,37 @@ def test_any_text_is_read_without_a_traceback(text):
         assert parse(text, "main") is None or "main" in text
     assert all(group.gpus >= 0 for group in parse_nodes_of_partition(text))
     assert parse_slurm_time(text) is None or text.strip()
+
+
+LSF_QUEUE = """
+QUEUE: normal
+  -- For normal low priority jobs, running only if hosts are lightly loaded.
+
+PARAMETERS/STATISTICS
+PRIO NICE STATUS          MAX JL/U JL/P JL/H NJOBS  PEND   RUN SSUSP USUSP  RSV PJOBS
+ 30    0  Open:Active       -    -    -    -     0     0     0     0     0    0     0
+
+DEFAULT LIMITS:
+ RUNLIMIT
+ 15.0 min of hostA
+
+MAXIMUM LIMITS:
+ RUNLIMIT
+ 720.0 min of hostA
+
+SCHEDULING PARAMETERS
+"""
+
+
+def test_the_maximum_of_a_queue_counts():
+    assert parse_queue(LSF_QUEUE, "normal") == QueueFacts(True, None, 720 * 60)
+    assert parse_queue(LSF_QUEUE.replace("Open:Active", "Closed:Inact"), "normal") == QueueFacts(
+        False, None, 720 * 60
+    )
+    assert parse_queue(LSF_QUEUE.partition("MAXIMUM")[0], "normal") == QueueFacts(True)
+    assert parse_queue("xyz: No such queue\n", "xyz") is None
+
+
+@given(st.text(alphabet="QUEUE: mainRLIT.0123456789-\n", max_size=200))
+def test_any_text_of_lsf_is_read_without_a_traceback(text):
+    assert parse_queue(text, "main") is None or "main" in text

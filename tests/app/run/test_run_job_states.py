@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hetctl.app.run.next_state import IDLE_JOBS, NODE_FAILURES, excluded_nodes, idle_jobs, used_until_now
+from hetctl.app.run.job_states import IDLE_JOBS, NODE_FAILURES, excluded_nodes, idle_jobs, used_until_now
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.job import Job, JobState
 from hetctl.storage.paths import RunFolder

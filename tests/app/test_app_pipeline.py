@@ -2,7 +2,7 @@
 
 import pytest
 
-from hetctl.app.pipeline.inputs import cluster_of, profile_of
+from hetctl.app.pipeline import cluster_of, profile_of
 from hetctl.inputs.layer_profile import read_layers
 from hetctl.inputs.pipeline_cluster import read_cluster
 from hetctl.model.errors import BadInputError, InfeasibleError

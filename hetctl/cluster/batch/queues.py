@@ -1,16 +1,31 @@
-"""Slurm's queues, nodes and accounts: commands, and parsers of their output.
-
-All functions are pure.
-"""
+"""Queues, nodes and accounts of Slurm and LSF: commands, and the parsers of their output."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-
-from hetctl.cluster.batch.queue_info import NodeClass, QueueFacts
+from dataclasses import dataclass
 
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
+
+
+@dataclass(frozen=True)
+class QueueFacts:
+    """Limits of a queue; None means that there is no limit, or that it is unknown."""
+
+    open: bool
+    max_nodes: int | None = None
+    max_wall_s: int | None = None
+
+
+@dataclass(frozen=True)
+class NodeClass:
+    """Class of identical nodes: their number, and the resources that Slurm allocates on each."""
+
+    nodes: int
+    cores: int
+    memory_mib: int
+    gpus: int
 
 
 def partition_command(name: str) -> list[str]:
@@ -105,3 +120,20 @@ def _gpus(text: str) -> int:
     """Return the number of GPUs in ``gpu:a100:4(S:0-1),craynetwork:4``."""
     counts = re.findall(r"(?:^|,)gpu(?::[^:,()]+)?:(\d{1,6})", text, re.ASCII)
     return sum(map(int, counts))
+
+
+def queue_command(name: str) -> list[str]:
+    """Return LSF's query for a queue."""
+    return ["bqueues", "-l", name]
+
+
+def parse_queue(text: str, name: str) -> QueueFacts | None:
+    """Parse the output of `queue_command`; None if it is not about that queue.
+
+    The run limit is below the heading MAXIMUM LIMITS, in minutes; a default limit may precede it.
+    """
+    if re.search(rf"^QUEUE: {re.escape(name)}\s*$", text, re.MULTILINE) is None:
+        return None
+    limits = text.partition("MAXIMUM LIMITS:")[2] or re.sub(r"DEFAULT LIMITS:.*?\n\n", "", text, flags=re.S)
+    wall = re.search(r"RUNLIMIT[^\n]*\n\s*(\d{1,9})(?:\.\d+)? min", limits, re.ASCII)
+    return QueueFacts("Open:" in text, None, int(wall[1]) * MINUTE_S if wall else None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.app.plan.gpu_memory import demand_in_parts, refuse_large_parts
+from hetctl.app.plan.planning import demand_in_parts, refuse_large_parts
 from hetctl.methods.parallelism import Demand, ModeLimits
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.errors import InfeasibleError

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from hetctl.app.profile.interruptions import HEEDED, Interruption, Interruptions
+from hetctl.app.profile.follow import HEEDED, Interruption, Interruptions
 
 
 def send(number):
