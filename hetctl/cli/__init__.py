@@ -1,1 +1,1 @@
-"""One module per command: parse, call one function of `app`, print one value of `report`."""
+"""Commands: parse, call one function of `app`, print one value of `report`."""

@@ -12,7 +12,7 @@ from hetctl.cli.parameter_types import OutputFile
 
 
 @click.group("hopper")
-def command() -> None:
+def hopper_command() -> None:
     """Show what members of runs did that hopped over partitioned data.
 
     \b
@@ -20,7 +20,7 @@ def command() -> None:
     """
 
 
-@command.command("trace")
+@hopper_command.command("trace")
 @click.argument("run", required=False)
 @click.option(
     "-o",

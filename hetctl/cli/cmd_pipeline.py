@@ -10,7 +10,7 @@ from hetctl.model.errors import HetctlError
 
 
 @click.group("pipeline")
-def command() -> None:
+def pipeline_command() -> None:
     """Check members of runs that trained as pipelines.
 
     \b
@@ -18,7 +18,7 @@ def command() -> None:
     """
 
 
-@command.command("check")
+@pipeline_command.command("check")
 @click.argument("run", required=False)
 @json_option
 def check(run: str | None, as_json: bool) -> None:

@@ -30,7 +30,7 @@ from hetctl.cli.output import print_json, print_table
 @predict_option
 @click.option("--explain", is_flag=True, help="Show why each member gets its GPUs, and why others wait.")
 @json_option
-def command(ensemble: str | None, as_json: bool, **options: Any) -> None:
+def plan_command(ensemble: str | None, as_json: bool, **options: Any) -> None:
     """Compute the rounds until every member has converged, and store the plan in the catalog.
 
     \b

@@ -76,7 +76,7 @@ SCRATCH = (
 @click.option("--force", is_flag=True, help="Measure known points again.")
 @json_option
 @click.pass_context
-def command(
+def profile_command(
     context: click.Context,
     /,
     jobs: int,
@@ -127,7 +127,7 @@ def command(
     exit_on_failure(failure, as_json=as_json)
 
 
-@command.command("show")
+@profile_command.command("show")
 @click.option(
     "--layers",
     "members",
@@ -156,7 +156,7 @@ def show(members: tuple[str, ...], as_json: bool, **options: Any) -> None:
         _show(ensemble, site, known_profile(project, ensemble, site), as_json=as_json)
 
 
-@command.command("import")
+@profile_command.command("import")
 @click.argument("table", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option(
     "--name", metavar="NAME", help="Create an ensemble of this name from the table alone, for simulations."
@@ -203,7 +203,7 @@ def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool)
         click.echo(f"next: hetctl simulate {name} --gpus N")
 
 
-@command.command("export")
+@profile_command.command("export")
 @ensemble_option
 @site_option
 @click.option(

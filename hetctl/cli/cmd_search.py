@@ -15,7 +15,7 @@ MOST_TRIALS = 20
 
 
 @click.group("search")
-def command() -> None:
+def search_command() -> None:
     """Show or export the trials of a search.
 
     \b
@@ -23,7 +23,7 @@ def command() -> None:
     """
 
 
-@command.command("show")
+@search_command.command("show")
 @click.argument("run", required=False)
 @click.option(
     "--best",
@@ -50,7 +50,7 @@ def show(run: str | None, best: int, as_json: bool) -> None:
         print_table(search_table(found, best))
 
 
-@command.command("export")
+@search_command.command("export")
 @click.argument("run", required=False)
 @click.option(
     "--output",

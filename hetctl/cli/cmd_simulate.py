@@ -287,7 +287,7 @@ OF_TABLES = [
 )
 @json_option
 @click.pass_context
-def command(
+def simulate_command(
     context: click.Context, /, report: Path | None, trace: Path | None, as_json: bool, **options: Any
 ) -> None:
     """Simulate a planner on ensemble NAME of the catalog; or hops, pipelines or batches from a table.
@@ -316,7 +316,7 @@ def command(
         context.exit(1)
 
 
-command.params.extend(OF_TABLES)
+simulate_command.params.extend(OF_TABLES)
 
 
 def _of_table(context: click.Context, options: dict[str, Any]) -> Simulated | None:

@@ -1,17 +1,18 @@
-"""``hetctl sites`` and its sub-commands."""
+"""Commands of sites: ``sites`` with its sub-commands, and ``doctor``."""
 
 from __future__ import annotations
 
 import click
 
 from hetctl.cli.options import json_option, this_project
-from hetctl.cli.output import print_json, print_table
+from hetctl.cli.output import exit_on_failure, print_json, print_table
+from hetctl.model.frameworks import FRAMEWORKS
 
 
 @click.group("sites", invoke_without_command=True)
 @json_option
 @click.pass_context
-def command(context: click.Context, /, as_json: bool) -> None:
+def sites_command(context: click.Context, /, as_json: bool) -> None:
     """List the known sites, show one, or check a site file.
 
     \b
@@ -23,7 +24,7 @@ def command(context: click.Context, /, as_json: bool) -> None:
         raise click.UsageError(f"--json goes after {context.invoked_subcommand}", context)
 
 
-@command.command("list")
+@sites_command.command("list")
 @json_option
 def list_(as_json: bool) -> None:
     """List the known sites: the project's, your own, and those that come with hetctl.
@@ -34,7 +35,7 @@ def list_(as_json: bool) -> None:
     _print_list(as_json=as_json)
 
 
-@command.command("show")
+@sites_command.command("show")
 @click.argument("name")
 @json_option
 def show(name: str, as_json: bool) -> None:
@@ -44,7 +45,7 @@ def show(name: str, as_json: bool) -> None:
     Example: hetctl sites show summit
     """
     from hetctl.app.profile.known import traced_site
-    from hetctl.reports.site_tables import keys_table
+    from hetctl.reports.setup_tables import keys_table
 
     site, keys = traced_site(this_project(), name)
     if as_json:
@@ -53,7 +54,7 @@ def show(name: str, as_json: bool) -> None:
         print_table(keys_table(keys))
 
 
-@command.command("check")
+@sites_command.command("check")
 @click.argument("site")
 @json_option
 def check(site: str, as_json: bool) -> None:
@@ -66,7 +67,7 @@ def check(site: str, as_json: bool) -> None:
     queried; `hetctl doctor` does that.
     """
     from hetctl.app.doctor.sample_jobs import check_site
-    from hetctl.reports.site_tables import check_table
+    from hetctl.reports.setup_tables import check_table
 
     checked = check_site(this_project(), site)
     if as_json:
@@ -76,7 +77,7 @@ def check(site: str, as_json: bool) -> None:
 
 
 def _print_list(*, as_json: bool) -> None:
-    from hetctl.reports.site_tables import sites_table
+    from hetctl.reports.setup_tables import sites_table
 
     project = this_project()
     sites = [(project.site(name), str(path)) for name, path in project.sites()]
@@ -84,3 +85,44 @@ def _print_list(*, as_json: bool) -> None:
         print_json({"sites": [{"file": path, "site": site} for site, path in sites]})
     else:
         print_table(sites_table(sites))
+
+
+@click.command("doctor")
+@click.option(
+    "-s",
+    "--site",
+    metavar="NAME|FILE",
+    envvar="HETCTL_SITE",
+    help="Check this site: a name, or a file.  [default: the site of this machine]",
+)
+@click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Check this queue or partition.")
+@click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Check this account.")
+@click.option("--job", is_flag=True, help="Run a short job on two nodes, too, and wait for it.")
+@click.option(
+    "--framework",
+    type=click.Choice(tuple(FRAMEWORKS)),
+    help="Measure the all-reduce of this framework with --job.  [default: the first that the nodes have]",
+)
+@json_option
+def doctor_command(
+    site: str | None, queue: str | None, account: str | None, job: bool, framework: str | None, as_json: bool
+) -> None:
+    """Check a site and report what to fix: commands, queue, limits, account, folders, Python.
+
+    \b
+    Example: hetctl doctor --site slurm --job
+
+    With --job, a short job also tests whether ranks start, get their GPUs and connect, and how fast GPUs
+    exchange data within a node and between nodes.
+    """
+    if framework and not job:
+        raise click.UsageError("--framework requires --job")
+    from hetctl.app.doctor.doctor import examine
+    from hetctl.reports.setup_tables import doctor_table
+
+    examination = examine(this_project(), site, account, queue, job=job, framework=framework)
+    if as_json:
+        print_json(examination, examination.failure)
+    else:
+        print_table(doctor_table(examination.site, examination.checks))
+    exit_on_failure(examination.failure, as_json=as_json)

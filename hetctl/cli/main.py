@@ -21,25 +21,29 @@ if TYPE_CHECKING:
     from hetctl.app.project import Waits
 
 COMMANDS = {
-    "init": "Create a project from an example.",
-    "partition": "Divide the training data into parts, for nodes with disks of their own.",
-    "profile": "Measure the training rate of every member.",
-    "plan": "Compute which members train together, and on how many GPUs.",
-    "simulate": "Simulate a planner on a cluster of any size; or hops, pipelines or batches.",
-    "hopper": "Write the visits of members that hopped over partitioned data.",
-    "pipeline": "Check members that trained as pipelines.",
-    "render": "Print the batch script of a job; no machine is queried.",
-    "submit": "Start a run, or continue the unfinished one.",
-    "advance": "Submit a run's next job.",
-    "status": "Show the progress of a run.",
-    "search": "Show or export the trials of a search.",
-    "cancel": "Cancel a run's jobs; its checkpoints are kept.",
-    "catalog": "Make the catalog anew from the files of runs and profiles.",
-    "report": "Write an HTML page about a run: Gantt chart and learning curves.",
-    "sites": "List the known sites, show one, or check a site file.",
-    "doctor": "Check a site and report what to fix.",
-    "schema": "Print the JSON Schema of ensemble or site files.",
+    "init": ("cmd_project", "Create a project from an example."),
+    "partition": ("cmd_project", "Divide the training data into parts, for nodes with disks of their own."),
+    "profile": ("cmd_profile", "Measure the training rate of every member."),
+    "plan": ("cmd_plan", "Compute which members train together, and on how many GPUs."),
+    "simulate": (
+        "cmd_simulate",
+        "Simulate a planner on a cluster of any size; or hops, pipelines or batches.",
+    ),
+    "hopper": ("cmd_hopper", "Write the visits of members that hopped over partitioned data."),
+    "pipeline": ("cmd_pipeline", "Check members that trained as pipelines."),
+    "render": ("cmd_run", "Print the batch script of a job; no machine is queried."),
+    "submit": ("cmd_run", "Start a run, or continue the unfinished one."),
+    "advance": ("cmd_run", "Submit a run's next job."),
+    "status": ("cmd_run", "Show the progress of a run."),
+    "search": ("cmd_search", "Show or export the trials of a search."),
+    "cancel": ("cmd_run", "Cancel a run's jobs; its checkpoints are kept."),
+    "catalog": ("cmd_project", "Make the catalog anew from the files of runs and profiles."),
+    "report": ("cmd_run", "Write an HTML page about a run: Gantt chart and learning curves."),
+    "sites": ("cmd_sites", "List the known sites, show one, or check a site file."),
+    "doctor": ("cmd_sites", "Check a site and report what to fix."),
+    "schema": ("cmd_project", "Print the JSON Schema of ensemble or site files."),
 }
+"""Module of each command, and its line in the help."""
 
 
 FREE_SPACE = "free some space and try again"
@@ -67,13 +71,14 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         with without_collections():
-            command: click.Command = importlib.import_module(f"hetctl.cli.cmd_{cmd_name}").command
+            module = importlib.import_module(f"hetctl.cli.{COMMANDS[cmd_name][0]}")
+        command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """List the commands without importing them."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
 @click.group(

@@ -14,7 +14,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.path import Path
 
-from hetctl.reports.palette import GREY, INK, RULE
+from hetctl.reports.style import GREY, INK, RULE
 
 WIDTH = 11.2  # inches
 LABEL_SIZE = 8

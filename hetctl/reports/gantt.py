@@ -12,7 +12,7 @@ from matplotlib.patches import PathPatch
 
 from hetctl.model.run_status import TaskSpan
 from hetctl.reports.figures import LABEL_SIZE, WIDTH, Tips, draw_svg, fits, rectangles, time_unit
-from hetctl.reports.palette import GREY, IDLE, INK, RULE, ink_on
+from hetctl.reports.style import GREY, IDLE, INK, RULE, ink_on
 from hetctl.reports.summary import Spans, end_of, job_spans, now_s
 from hetctl.reports.units import device_word, format_seconds
 

@@ -8,8 +8,8 @@ from typing import Any
 from jinja2 import DictLoader, Environment, StrictUndefined
 from markupsafe import Markup
 
-from hetctl.reports.palette import ink_on
 from hetctl.reports.pipeline_tables import describe_layout
+from hetctl.reports.style import ink_on
 from hetctl.reports.summary import gpus_by_round, named
 from hetctl.reports.units import (
     format_bytes,

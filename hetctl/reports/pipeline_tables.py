@@ -10,7 +10,7 @@ from rich.text import Text
 
 from hetctl.model.pipelines import PipelineLayout, PipelineStatus, PipelineUse, StagePlan, WaveCheck
 from hetctl.model.plan import Allocation, Plan
-from hetctl.reports.table_style import ruled_table
+from hetctl.reports.style import ruled_table
 from hetctl.reports.units import NONE, device_word, format_bytes, format_percent, printable
 
 NOTE = "waits: of first stages, for waves of others (D); idle: bubbles of all stages"

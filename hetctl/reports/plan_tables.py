@@ -12,10 +12,9 @@ from rich.text import Text
 
 from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, Phase, Plan, Round
-from hetctl.reports.palette import colours_of, ink_on
 from hetctl.reports.pipeline_tables import stage_tables
+from hetctl.reports.style import colours_of, ink_on, ruled_table
 from hetctl.reports.summary import IDLE_MARK
-from hetctl.reports.table_style import ruled_table
 from hetctl.reports.units import device_word, format_rate, format_seconds, printable
 
 ROUNDS_SHOWN = 20

@@ -17,7 +17,7 @@ from hetctl.model.profile import (
     ProfilePoint,
 )
 from hetctl.model.rate_shapes import RateShape, some_of
-from hetctl.reports.table_style import ruled_table
+from hetctl.reports.style import ruled_table
 from hetctl.reports.units import (
     NONE,
     device_word,

@@ -11,7 +11,6 @@ from hetctl.model.run_status import RunStatus
 from hetctl.model.searches import SearchStatus
 from hetctl.reports.gantt import gantt_svg
 from hetctl.reports.page import fill
-from hetctl.reports.palette import colours_of
 from hetctl.reports.run_charts import (
     BOLD_MEMBERS,
     MOST_HISTORIES,
@@ -22,9 +21,10 @@ from hetctl.reports.run_charts import (
     comparable,
     hop_svg,
     learning_svg,
+    search_svg,
     stage_svg,
 )
-from hetctl.reports.search_chart import search_svg
+from hetctl.reports.style import colours_of
 from hetctl.reports.summary import (
     STATES,
     busy_fraction,

@@ -12,8 +12,8 @@ from hetctl.model.run_status import RoundSpan, TaskSpan
 from hetctl.model.simulation import HopSimulation, Interval, Simulation, SimulationResult
 from hetctl.reports.gantt import HOPS, RUN, Wording, gantt_svg
 from hetctl.reports.page import fill
-from hetctl.reports.palette import colours_of
 from hetctl.reports.simulation_tables import view_of
+from hetctl.reports.style import colours_of
 from hetctl.reports.summary import Spans, one_round
 
 MOST_DRAWN = 20_000

@@ -19,7 +19,7 @@ from hetctl.model.simulation import (
     Simulation,
     SimulationResult,
 )
-from hetctl.reports.table_style import ruled_table
+from hetctl.reports.style import ruled_table
 from hetctl.reports.units import (
     NONE,
     device_word,

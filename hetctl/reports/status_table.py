@@ -15,6 +15,7 @@ from hetctl.model.run_status import MemberStatus, RunStatus
 from hetctl.model.searches import SearchStatus
 from hetctl.model.training_progress import LiveMetrics, RankShare
 from hetctl.reports.pipeline_tables import pipeline_tables
+from hetctl.reports.style import ruled_table
 from hetctl.reports.summary import (
     FailureGroup,
     describe_batches,
@@ -25,7 +26,6 @@ from hetctl.reports.summary import (
     gpus_by_round,
     named,
 )
-from hetctl.reports.table_style import ruled_table
 from hetctl.reports.units import (
     NONE,
     device_word,

@@ -17,8 +17,8 @@ from hetctl.model.run_status import (
     MemberRate,
     RunStatus,
 )
-from hetctl.reports.palette import COLOURS, colours_of, ink_on
 from hetctl.reports.run_page import render_page
+from hetctl.reports.style import COLOURS, colours_of, ink_on
 
 MakeRun = Callable[..., RunStatus]
 VOID = {"meta", "br", "link", "img"}

@@ -24,7 +24,7 @@ from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import LiveMetrics, RankShare
 from hetctl.reports.plan_tables import plan_table
 from hetctl.reports.profile_tables import layers_table, profile_table, shapes_text
-from hetctl.reports.site_tables import sites_table
+from hetctl.reports.setup_tables import sites_table
 from hetctl.reports.status_table import status_table
 
 MakeRun = Callable[..., RunStatus]

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from hetctl.model.searches import SearchStatus, TrialStatus
-from hetctl.reports.search_chart import Scale, search_svg
+from hetctl.reports.run_charts import Scale, search_svg
 
 
 def search(*configs, losses=None):

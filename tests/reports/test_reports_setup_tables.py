@@ -6,7 +6,7 @@ from rich.console import Console
 
 from hetctl.model.check_result import CheckResult, CheckStatus
 from hetctl.model.site import SiteKey
-from hetctl.reports.site_tables import doctor_table, keys_table
+from hetctl.reports.setup_tables import doctor_table, keys_table
 
 
 def show(renderable) -> list[str]:

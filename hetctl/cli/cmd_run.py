@@ -1,7 +1,8 @@
-"""``hetctl submit``."""
+"""Commands of a run: ``submit``, ``render``, ``advance``, ``status``, ``cancel`` and ``report``."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from hetctl.cli.options import (
     this_project,
     warn,
 )
-from hetctl.cli.output import print_json
+from hetctl.cli.output import print_json, write_text
 from hetctl.cli.parameter_types import FiniteRange
 from hetctl.model.run_states import UNDER_WAY
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from hetctl.app.run.lifecycle import RunTransition
     from hetctl.model.ensemble import Ensemble
     from hetctl.model.run import Budget
+
 
 SITE_AND_SIZE = {"ensemble", "site", "account", "launch", "gpus", "time", "queue"}
 NOT_OF_PLANNERS = {*SITE_AND_SIZE, "planner", "sharing", "mode", "predict_rates"}
@@ -78,7 +80,7 @@ OF_RUNS = {"retries", "chain", "replay"}
 )
 @json_option
 @click.pass_context
-def command(
+def submit_command(
     context: click.Context,
     /,
     dry_run: bool,
@@ -152,7 +154,6 @@ def _requested(context: click.Context, options: Mapping[str, Any], budget: Budge
 
 def _preview(project: Project, plan: PlanRequest, requested: RequestedOptions, *, as_json: bool) -> None:
     from hetctl.app.run.spec import preview
-    from hetctl.cli.cmd_render import print_submission, submission_fields
 
     submission = preview(project, plan, requested)
     if as_json:
@@ -166,7 +167,6 @@ def _preview_next(
 ) -> None:
     """Print the next job of an unfinished run; only its script goes to stdout."""
     from hetctl.app.run.spec import preview_next
-    from hetctl.cli.cmd_render import print_submission, submission_fields
     from hetctl.model.serialization import encode
 
     shown = preview_next(project, run, ensemble, requested)
@@ -196,3 +196,176 @@ def _print_outcome(project: Project, outcome: RunTransition, *, wait: bool, as_j
         click.echo(f"run {outcome.run}: {outcome.reason}")
         if outcome.state in UNDER_WAY:
             click.echo("follow it with: hetctl status --watch")
+
+
+@click.command("render")
+@ensemble_option
+@site_options
+@planner_options
+@sharing_option
+@click.option(
+    "--run", metavar="NAME", default="preview", show_default=True, help="Name the run in the script."
+)
+@json_option
+def render_command(ensemble: str | None, run: str, as_json: bool, **options: Any) -> None:
+    """Print the batch script of a run's first job, and the command that would submit it.
+
+    \b
+    Example: hetctl render --site summit --gpus 24 --time 2h --account ABC123
+
+    Nothing is written, and no machine is queried: any site's script can be rendered anywhere.
+    """
+    from hetctl.app.run.spec import render
+    from hetctl.inputs.names import NAME_RULE, SAFE_NAME
+
+    if not SAFE_NAME.fullmatch(run):
+        raise click.BadParameter(f"{run!r} {NAME_RULE}", param_hint="'--run'")
+    project = this_project()
+    submission = render(project, run, plan_request(project, project.ensemble(ensemble), **options)[0])
+    if as_json:
+        print_json(submission_fields(submission))
+    else:
+        print_submission(submission)
+
+
+def submission_fields(submission: Any) -> dict[str, Any]:
+    """Return a submission as a mapping for JSON."""
+    return {
+        "run": submission.run,
+        "path": str(submission.request.script),
+        "script": submission.script,
+        "command": list(submission.request.command),
+        "steps": [
+            {"name": step.name, "argv": list(step.argv), "environment": dict(step.environment)}
+            for step in submission.steps
+        ],
+        "packing": list(submission.packing),
+    }
+
+
+def print_submission(submission: Any) -> None:
+    """Print a script on stdout, and its path, steps, packing and command as comments on stderr."""
+    click.echo(f"# {submission.request.script}", err=True)
+    click.echo(submission.script, nl=False)
+    for step in submission.steps:
+        words = (*(f"{name}={value}" for name, value in step.environment.items()), *step.argv)
+        click.echo(f"# the driver starts the step {step.name}: {shlex.join(words)}", err=True)
+    for line in submission.packing:
+        click.echo(f"# first round, {line}", err=True)
+    click.echo(f"# submit with: {shlex.join(submission.request.command)}", err=True)
+
+
+@click.command("advance")
+@click.argument("run", required=False)
+@click.option("--after-job", metavar="N", type=int, help="Go on after job N, which calls this at its end.")
+@click.option(
+    "--queue-next-after",
+    metavar="N",
+    type=int,
+    help="Queue a job behind job N, which calls this at its start.",
+)
+@json_option
+def advance_command(
+    run: str | None, after_job: int | None, queue_next_after: int | None, as_json: bool
+) -> None:
+    """Submit the next job of RUN (default: the newest) if one is needed.
+
+    \b
+    Example: hetctl advance
+
+    Job scripts call this at their end, so that a run needs no login session; those of a run that was
+    submitted with --chain call it at their start, too.
+    """
+    from hetctl.app.rebuild_catalog import rebuilding_if_needed
+    from hetctl.app.run.lifecycle import advance, chain
+
+    project = this_project()
+    if queue_next_after is not None:
+        if run is None:
+            raise click.UsageError("--queue-next-after needs RUN")
+        outcome = rebuilding_if_needed(project, lambda: chain(project, run, queue_next_after))
+    elif after_job is not None:
+        outcome = rebuilding_if_needed(project, lambda: advance(project, run, after_job=after_job))
+    else:
+        outcome = advance(project, run)
+    if as_json:
+        print_json(outcome)
+    else:
+        click.echo(f"run {outcome.run}: {outcome.state}: {outcome.reason}")
+
+
+@click.command("status")
+@click.argument("run", required=False)
+@click.option("--watch", is_flag=True, help="Update the display until the run ends.")
+@json_option
+def status_command(run: str | None, watch: bool, as_json: bool) -> None:
+    """Show the progress of RUN (default: the newest), member by member.
+
+    \b
+    Example: hetctl status --watch
+    """
+    from hetctl.app.run.status import run_status
+    from hetctl.cli.watch import follow, most_shown, show
+
+    project = this_project()
+    status = run_status(project, run, most_shown(as_json=as_json))
+    if watch:
+        follow(project, status.run, as_json=as_json, advancing=False)
+    else:
+        show(status, as_json=as_json)
+
+
+@click.command("cancel")
+@click.argument("run", required=False)
+@json_option
+def cancel_command(run: str | None, as_json: bool) -> None:
+    """Cancel the jobs of RUN (default: the newest); `hetctl submit` continues from the checkpoints.
+
+    \b
+    Example: hetctl cancel digits-001
+    """
+    from hetctl.app.run.lifecycle import cancel
+
+    outcome = cancel(this_project(), run)
+    if as_json:
+        print_json(outcome)
+    else:
+        click.echo(f"run {outcome.run}: {outcome.state}: {outcome.reason}")
+
+
+@click.command("report")
+@click.argument("run", required=False)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default="report.html",
+    show_default=True,
+    help="Write this file.",
+)
+@json_option
+def report_command(run: str | None, output: Path, as_json: bool) -> None:
+    """Write one self-contained HTML page about RUN (default: the newest).
+
+    \b
+    Example: hetctl report -o report.html
+    """
+    from hetctl.app.run.status import compared_status, search_in
+    from hetctl.model.serialization import encode
+
+    project = this_project()
+    status = compared_status(project, run)
+    # Matplotlib takes half a second, which a refusal does not need.
+    from hetctl.reports.run_page import render_page
+    from hetctl.reports.summary import describe_comparison
+
+    write_text(output, render_page(status, search_in(project, status)))
+    if as_json:
+        print_json(
+            {"run": status.run, "path": str(output.resolve()), "comparison": encode(status.comparison)}
+        )
+    else:
+        click.echo(f"wrote {output}")
+        if status.comparison:
+            click.echo(describe_comparison(status))
