@@ -1,14 +1,142 @@
-"""Training rates of members that were not measured, from those of the most similar ones."""
+"""Rates in place of profiled ones: those seen in training, and those of the most similar members."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
+from hetctl.model.epoch_history import EpochHistory
 from hetctl.model.profile import MemberProfile
-from hetctl.perf.seen_rates import known_rates
+from hetctl.model.training_progress import EpochResult
+
+NOTEWORTHY = 0.2
+"""Relative error of a rate above which it is reported."""
+
+Rates = Mapping[int, float]
+
+
+def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict[int, float]]:
+    """Return the rates of epochs by type and number of GPUs: medians of the newest ones.
+
+    A rate changes with the members that run beside it. The type is "" at a site with one type, and of a group
+    on several types.
+
+    Parameters
+    ----------
+    epochs : iterable of EpochResult
+        Epochs of one member, in order of time.
+    batch_size : int
+        Batch size; epochs with another one are ignored.
+    """
+    rates: dict[str, dict[int, float]] = defaultdict(dict)
+    for (gpu_type, gpus, size), newest in EpochHistory.of(epochs).rates.items():
+        # A member that ran out of memory trains with smaller batches since then, at another rate.
+        if size == batch_size:
+            rates[gpu_type][gpus] = statistics.median(newest)
+    return dict(rates)
+
+
+def seen_overhead_s(epochs: Iterable[EpochResult], batch_size: int) -> float | None:
+    """Return the median of the newest epochs' seconds beyond their samples; None if unknown."""
+    newest = EpochHistory.of(epochs).overheads_s.get(batch_size)
+    return statistics.median(newest) if newest else None
+
+
+def known_rates(
+    profile: MemberProfile,
+    epochs: Iterable[EpochResult] = (),
+    batch_size: int = 0,
+    *,
+    in_lockstep: bool = False,
+) -> MemberProfile:
+    """Return a profile with values that were observed in earlier runs, and in the epochs of this one.
+
+    Parameters
+    ----------
+    epochs, batch_size
+        Same as in `seen_rates`.
+    in_lockstep : bool
+        Whether the epochs were trained at the pace of the slowest member of a flotilla. Their rates are then
+        lower bounds of the member's own, and count only where they are above those known before.
+    """
+    epochs = EpochHistory.of(epochs)
+    seen = {gpu_type: dict(rates) for gpu_type, rates in profile.seen_rates.items()}
+    now = seen_rates(epochs, batch_size)
+    if in_lockstep:
+        now = _higher(now, _with_rates(profile, seen))
+    for gpu_type, rates in now.items():
+        seen[gpu_type] = {**seen.get(gpu_type, {}), **rates}
+    return _with_rates(_with_overhead(profile, seen_overhead_s(epochs, batch_size)), seen)
+
+
+def _higher(seen: Mapping[str, Rates], known: MemberProfile) -> dict[str, dict[int, float]]:
+    """Return the rates that are above those of a profile."""
+    return {
+        gpu_type: {
+            gpus: rate
+            for gpus, rate in rates.items()
+            if rate > (known.rates_by_type.get(gpu_type) or known.rates).get(gpus, math.inf)
+        }
+        for gpu_type, rates in seen.items()
+    }
+
+
+def _with_rates(profile: MemberProfile, seen: Mapping[str, Rates]) -> MemberProfile:
+    """Return a profile with its rates corrected by observed ones."""
+    if not seen:
+        return profile
+    by_type = {
+        gpu_type: corrected(rates, seen.get(gpu_type, {}))
+        for gpu_type, rates in profile.rates_by_type.items()
+    }
+    # With rates by type, those without a type were seen on several types at once: they are those of none.
+    untyped = {} if profile.rates_by_type else seen.get("", {})
+    own = {**untyped, **seen.get(profile.gpu_type or "", {})}
+    return replace(profile, rates=corrected(profile.rates, own), rates_by_type=by_type)
+
+
+def _with_overhead(profile: MemberProfile, overhead_s: float | None) -> MemberProfile:
+    """Return a profile with the overhead of epochs observed in this run, or else in earlier ones."""
+    seen_s = profile.seen_overhead_s if overhead_s is None else overhead_s
+    if seen_s is None:
+        return profile
+    # The overhead that was seen includes evaluation and checkpoint, so both must not be added again.
+    return replace(profile, epoch_s=max(0.0, seen_s - profile.evaluate_s), save_s=0.0)
+
+
+def corrected(profiled: Rates, seen: Rates) -> dict[int, float]:
+    """Return profiled rates, replaced by observed ones where there are any.
+
+    Load from other members slows a member down on any number of GPUs. A rate that was profiled but not
+    observed is therefore corrected by the factor of the nearest observed number of GPUs. If the profiled
+    rate there was too low by accident, the factor would make other rates superlinear; they are therefore
+    limited to growth in proportion to the GPUs.
+    """
+    rates = {gpus: _corrected(gpus, rate, profiled, seen) for gpus, rate in profiled.items()}
+    return dict(sorted({**rates, **seen}.items()))
+
+
+def _corrected(gpus: int, rate: float, profiled: Rates, seen: Rates) -> float:
+    known = [other for other in seen if other in profiled]
+    if not known:
+        return rate
+    # Of two equally near numbers the smaller one, whatever the order of the mapping.
+    nearest = min(known, key=lambda other: (abs(other - gpus), other))
+    factor = seen[nearest] / profiled[nearest]
+    in_proportion = seen[nearest] * gpus / nearest
+    if gpus > nearest:
+        return min(rate * factor, max(rate, in_proportion))
+    return max(rate * factor, min(rate, in_proportion))
+
+
+def is_noteworthy(planned: float, seen: float) -> bool:
+    """Return true if a planned rate differs from the observed one by more than `NOTEWORTHY` of the latter."""
+    return abs(planned - seen) > NOTEWORTHY * seen
+
 
 Key = tuple[str | int, ...]
 

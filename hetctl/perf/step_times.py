@@ -1,10 +1,10 @@
-"""Rate from timed training steps: robust, with no more steps than its precision requires."""
+"""Rates from timed training steps, and from what a script of the user's own reports."""
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -92,3 +92,178 @@ def _half_width(seconds: Sequence[float]) -> float:
     ends = [group * len(seconds) // groups for group in range(groups + 1)]
     means = [statistics.fmean(seconds[start:end]) for start, end in pairwise(ends)]
     return STUDENT_T[groups - 2] * statistics.stdev(means) / math.sqrt(groups)
+
+
+RUN_S = 0.1
+"""Shortest time in seconds between two reports that is taken as one run of steps."""
+PART_SHARE = 0.5
+"""Least share of an epoch between two reports within it, for their rate to be that of the epoch."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Report of a script, at the time of its arrival.
+
+    Parameters
+    ----------
+    time : float
+        Seconds, by any clock.
+    epoch : int
+        Number of the epoch.
+    samples : float
+        Samples of the epoch that are done; 0: the script did not say.
+    finished : bool
+        True at the end of the epoch.
+    seconds : float or None
+        Seconds of training in a finished epoch, if the script said so.
+    """
+
+    time: float
+    epoch: int
+    samples: float
+    finished: bool = True
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class EpochPace:
+    """Rate of an epoch in samples/s, and its seconds beyond its samples at that rate; None: not known."""
+
+    rate: float | None = None
+    overhead_s: float | None = None
+
+
+@dataclass(frozen=True)
+class ScriptPace:
+    """Rate of a script in steady state.
+
+    Parameters
+    ----------
+    per_sample : StepTimes
+        Times of a sample.
+    runs : int
+        Number of timed runs between two reports.
+    startup_s : float
+        Seconds from its start to its first sample.
+    epoch_s : float
+        Mean seconds of an epoch beyond its samples at the rate; 0 if none was seen from end to end.
+    epoch_samples : float or None
+        Samples of its last finished epoch; None: it has finished none.
+    """
+
+    per_sample: StepTimes
+    runs: int
+    startup_s: float
+    epoch_s: float
+    epoch_samples: float | None
+
+    @property
+    def rate(self) -> float:
+        """Samples per second."""
+        return 1 / self.per_sample.mean_s
+
+
+def add_mark(marks: Sequence[Mark], mark: Mark) -> list[Mark]:
+    """Return the marks with a new one; of those within an epoch the first and the last are kept."""
+    within = [other for other in marks[-2:] if not other.finished and other.epoch == mark.epoch]
+    kept = marks[:-1] if len(within) == 2 else marks
+    return [*kept, mark]
+
+
+def epoch_pace(marks: Sequence[Mark]) -> EpochPace:
+    """Return the pace of the epoch that the last of the marks has finished.
+
+    Without seconds of its own, reports within it count if they have seen half of it; else the time since the
+    epoch before; and for the first one after a start, that since the first report within it.
+
+    Parameters
+    ----------
+    marks : sequence of Mark
+        Marks from the end of the epoch before, if the script has trained it, to the end of this one.
+    """
+    *earlier, end = marks
+    before = next((mark for mark in earlier if mark.finished), None)
+    if not end.samples:
+        return EpochPace()
+    whole_s = end.time - before.time if before else None
+    parts = [mark for mark in earlier if not mark.finished and mark.epoch == end.epoch]
+    rate = end.samples / end.seconds if end.seconds else _rate_of_parts(parts, end.samples)
+    if rate:
+        overhead_s = None if whole_s is None else max(0.0, whole_s - end.samples / rate)
+        return EpochPace(rate, overhead_s)
+    rate = end.samples / whole_s if whole_s else _rate_between(parts[0], end) if parts else None
+    return EpochPace(rate, None if rate is None else 0.0)
+
+
+def script_pace(marks: Sequence[Mark], began: float) -> ScriptPace | None:
+    """Return the pace of a script; None if two reports are too few for one.
+
+    Parameters
+    ----------
+    marks : sequence of Mark
+        Marks by time.
+    began : float
+        Start of the script, by the clock of the marks.
+    """
+    marks = [mark for mark in marks if mark.samples]
+    if not (runs := [seconds / samples for samples, seconds in _runs(marks)]):
+        return None
+    times = step_times(runs)
+    first, ends = marks[0], [mark for mark in marks if mark.finished]
+    trained_s = first.samples * times.mean_s
+    beyond = [
+        end.time - start.time - end.samples * times.mean_s
+        for start, end in pairwise(ends)
+        if end.epoch > start.epoch
+    ]
+    return ScriptPace(
+        per_sample=times,
+        runs=len(runs),
+        startup_s=max(0.0, first.time - began - trained_s),
+        epoch_s=max(0.0, statistics.fmean(beyond)) if beyond else 0.0,
+        epoch_samples=ends[-1].samples if ends else None,
+    )
+
+
+def is_measured(marks: Sequence[Mark]) -> bool:
+    """Return true if the rate is known, and a whole epoch was seen from end to end."""
+    marks = [mark for mark in marks if mark.samples]
+    runs = list(_runs(marks))
+    known = is_known([seconds / samples for samples, seconds in runs], sum(seconds for _, seconds in runs))
+    return known and sum(mark.finished for mark in marks) > 1
+
+
+def _runs(marks: Sequence[Mark]) -> Iterator[tuple[float, float]]:
+    """Yield samples and seconds of runs of steps: those within epochs, else of whole epochs."""
+    within = list(_runs_within(marks))
+    yield from within or _whole_epochs([mark for mark in marks if mark.finished])
+
+
+def _runs_within(marks: Sequence[Mark]) -> Iterator[tuple[float, float]]:
+    begin: Mark | None = None
+    for mark in marks:
+        if mark.finished or begin is None or mark.epoch != begin.epoch or mark.samples <= begin.samples:
+            begin = None if mark.finished else mark
+        elif mark.time - begin.time >= RUN_S:
+            yield mark.samples - begin.samples, mark.time - begin.time
+            begin = mark
+
+
+def _whole_epochs(ends: Sequence[Mark]) -> Iterator[tuple[float, float]]:
+    """Yield samples and seconds of finished epochs; the first one has none if the script did not say."""
+    for before, end in zip([None, *ends], ends, strict=False):
+        seconds = end.seconds or (end.time - before.time if before else None)
+        if seconds:
+            yield end.samples, seconds
+
+
+def _rate_of_parts(parts: Sequence[Mark], samples: float) -> float | None:
+    """Return the rate between the first and the last part; None if they are too close to each other."""
+    if not parts or parts[-1].samples - parts[0].samples < PART_SHARE * samples:
+        return None
+    return _rate_between(parts[0], parts[-1])
+
+
+def _rate_between(begin: Mark, end: Mark) -> float | None:
+    samples, seconds = end.samples - begin.samples, end.time - begin.time
+    return samples / seconds if samples > 0 and seconds > 0 else None

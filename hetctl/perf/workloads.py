@@ -16,8 +16,7 @@ from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Workload
 from hetctl.perf.epochs_to_converge import ConvergenceForecast
 from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
-from hetctl.perf.rate_prediction import nearest_config
-from hetctl.perf.seen_rates import known_rates
+from hetctl.perf.rate_prediction import known_rates, nearest_config
 
 RECENT_RESTARTS = 9
 """Number of newest restarts, of all members, from which the next restart of another one is predicted."""

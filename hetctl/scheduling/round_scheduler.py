@@ -10,7 +10,7 @@ from hetctl.model.exit_reason import CLEAN_EXITS, ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import has_room, least_task_s, task_s
-from hetctl.perf.seen_rates import is_noteworthy
+from hetctl.perf.rate_prediction import is_noteworthy
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import EndJob, EndRound, Start, Task
 from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler

@@ -68,7 +68,7 @@ from tables import Figure, Table
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
-from hetctl.perf.allotments import allotment_bound, allotments_of
+from hetctl.perf.epoch_timeline import allotment_bound, allotments_of
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
 from hetctl.scheduling.planners.doubling import double

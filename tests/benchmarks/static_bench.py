@@ -21,7 +21,7 @@ from pathlib import Path
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
-from hetctl.perf.allotments import allotment_bound, allotments_of
+from hetctl.perf.epoch_timeline import allotment_bound, allotments_of
 from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options

@@ -20,8 +20,7 @@ from hetctl.model.run import LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import InterNode, IntraNode, NodeLinks, Site, SiteKey
 from hetctl.model.training_progress import EpochResult
-from hetctl.perf.rate_prediction import nearest_config, predicted_profile
-from hetctl.perf.seen_rates import seen_overhead_s, seen_rates
+from hetctl.perf.rate_prediction import nearest_config, predicted_profile, seen_overhead_s, seen_rates
 from hetctl.storage.run_state import state_in
 
 NAMED = 3

@@ -16,7 +16,7 @@ from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, TaskSpan
 from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
 from hetctl.perf.rate_extrapolation import rate_on
-from hetctl.perf.seen_rates import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
+from hetctl.perf.rate_prediction import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.run_state import RunFacts, RunState
 from hetctl.storage.task_fold import TaskRecord

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
-from hetctl.perf.allotments import allotment_bound, allotments_of
+from hetctl.perf.epoch_timeline import allotment_bound, allotments_of
 from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request, gpu_count
 from hetctl.scheduling.planners.independent import drawn
 from hetctl.scheduling.planners.static_schedule import Heads, PlacedRuns, Problem, Run, placeable

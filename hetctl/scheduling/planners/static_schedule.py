@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from hetctl.perf.allotments import Allotments
+from hetctl.perf.epoch_timeline import Allotments
 from hetctl.scheduling.planners.capacity import most_on_one
 
 NEAR = 1e-3

@@ -12,7 +12,7 @@ from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 
-from hetctl.perf.allotments import Allotments
+from hetctl.perf.epoch_timeline import Allotments
 from hetctl.scheduling.planners.static_schedule import (
     Placed,
     PlacedRuns,

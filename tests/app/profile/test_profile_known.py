@@ -31,7 +31,7 @@ from hetctl.model.profile import Hardware, MemberProfile, ProfilePoint
 from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.site import NodeType, Queue, Site
-from hetctl.perf.seen_rates import known_rates
+from hetctl.perf.rate_prediction import known_rates
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home
 from hetctl.storage.progress_fold import events_in

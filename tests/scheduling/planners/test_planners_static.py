@@ -15,7 +15,7 @@ from ortools.sat.python import cp_model
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
-from hetctl.perf.allotments import allotment_bound, allotments_of
+from hetctl.perf.epoch_timeline import allotment_bound, allotments_of
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import MAKESPAN, MEAN_JCT, Options, Request
 from hetctl.scheduling.planners.static import STATIC, decide, reasons

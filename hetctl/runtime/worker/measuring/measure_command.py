@@ -14,7 +14,7 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.profile import Hardware, ProfilePoint
 from hetctl.model.rate_shapes import shape_digest
 from hetctl.model.serialization import encode
-from hetctl.perf.script_pace import Mark, ScriptPace, is_measured, script_pace
+from hetctl.perf.step_times import Mark, ScriptPace, is_measured, script_pace
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.hardware import gpu_and_driver

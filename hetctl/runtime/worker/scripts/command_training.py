@@ -10,7 +10,7 @@ from pathlib import Path
 from hetctl.model.ensemble import Member
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
-from hetctl.perf.script_pace import Mark, add_mark, epoch_pace
+from hetctl.perf.step_times import Mark, add_mark, epoch_pace
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend
 from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.perf.script_pace import EpochPace, Mark, add_mark, epoch_pace, is_measured, script_pace
+from hetctl.perf.step_times import EpochPace, Mark, add_mark, epoch_pace, is_measured, script_pace
 
 
 def within(epoch: int, began: float, samples: float, rate: float, every_s: float = 0.5) -> list[Mark]:

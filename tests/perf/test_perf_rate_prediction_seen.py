@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochResult
-from hetctl.perf.seen_rates import corrected, is_noteworthy, known_rates, seen_rates
+from hetctl.perf.rate_prediction import corrected, is_noteworthy, known_rates, seen_rates
 
 RATES = st.floats(0.1, 1e6)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from hetctl.perf.allreduce_model import fit_speed
+from hetctl.perf.rate_extrapolation import fit_speed
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from ortools.sat.python import cp_model
 
 from hetctl.model.workload import Workload
-from hetctl.perf.allotments import Allotments, allotment_bound, allotments_of
 from hetctl.perf.bounds import fluid_bound
-from hetctl.perf.epoch_timeline import task_s
+from hetctl.perf.epoch_timeline import Allotments, allotment_bound, allotments_of, task_s
 
 times = st.dictionaries(st.integers(1, 12), st.floats(0.1, 1000.0), min_size=1).map(lambda d: {1: 900.0} | d)
 
