@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import SupportsFloat
 
-from hetctl.model.command_line import ANSWER_VARIABLE, PROGRESS_VARIABLE, RESUME_VARIABLE, STOP_VARIABLE
+from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, RESUME_VARIABLE, STOP_VARIABLE
 
 PART_EVERY_S = 0.25
 """Seconds between two reports within an epoch; those in between are dropped."""

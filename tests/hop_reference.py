@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from hetctl.model.garbage import frozen_afterwards, skip_last_collections
+from hetctl.model.interpreter import frozen_afterwards, skip_last_collections
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import decode
 from hetctl.runtime.data.batches import Batches, held_out_batches

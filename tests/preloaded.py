@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.frameworks import preload_framework
 
 for name in FRAMEWORKS:

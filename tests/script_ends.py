@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.model.command_line import PROGRESS_VARIABLE, STOP_VARIABLE
+from hetctl.model.training_settings import PROGRESS_VARIABLE, STOP_VARIABLE
 
 
 class ScriptEnds:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hetctl import OF_SCRIPTS
-from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.training_settings import FRAMEWORKS
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "hetctl"

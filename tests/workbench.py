@@ -19,9 +19,8 @@ from one_driver import problems
 
 from hetctl.cluster.batch.local import FOLDER_VARIABLE
 from hetctl.model.errors import BadInputError
-from hetctl.model.exit_reason import EXIT_CODES, ExitReason
-from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer, ProfilePoint
-from hetctl.model.rate_shapes import shape_digest
+from hetctl.model.events import EXIT_CODES, ExitReason
+from hetctl.model.profile import Hardware, LayerPoint, MeasuredLayer, ProfilePoint, shape_digest
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.worker.group import Group, join_group

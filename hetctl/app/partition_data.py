@@ -13,7 +13,7 @@ from pathlib import Path
 from hetctl.app.plan.member_rules import refuse_commands
 from hetctl.model.ensemble import Ensemble, Partitions
 from hetctl.model.errors import BadInputError, HetctlError
-from hetctl.model.partition_manifest import PARTITION_FILE, PartitionFile
+from hetctl.model.hops import PARTITION_FILE, PartitionFile
 from hetctl.model.serialization import encode, parse
 from hetctl.runtime.data.write_partitions import PartitionAnswer, PartitionRequest
 from hetctl.storage.atomic_io import write_json

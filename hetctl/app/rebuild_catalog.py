@@ -28,10 +28,9 @@ from hetctl.catalog.database import (
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, DamagedFileError
-from hetctl.model.job import Job, JobState
+from hetctl.model.job import ENDED, QUEUED, STOPPED, Job, JobState, run_after
 from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
-from hetctl.model.run_states import ENDED, QUEUED, STOPPED, run_after
 from hetctl.model.site import Site
 from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.profile_request import measurements_file, read_measurements

@@ -35,14 +35,12 @@ from hetctl.catalog.schema import (
     RUNS,
     SITES,
 )
-from hetctl.model.disk_errors import is_transient
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.errors import BadInputError
-from hetctl.model.job import Job
+from hetctl.model.errors import BadInputError, is_transient
+from hetctl.model.job import Job, RunReason, run_after
 from hetctl.model.plan import Plan
 from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
 from hetctl.model.run import RunSpec
-from hetctl.model.run_states import RunReason, run_after
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.storage.atomic_io import make_private_folder

@@ -21,8 +21,7 @@ from sqlalchemy.exc import DatabaseError
 from sqlalchemy.pool import StaticPool
 
 from hetctl.catalog.schema import ALEMBIC_VERSION, METADATA, PROJECT, REVISION
-from hetctl.model.disk_errors import is_transient
-from hetctl.model.errors import BadInputError, DiskError, HetctlError, LockedError
+from hetctl.model.errors import BadInputError, DiskError, HetctlError, LockedError, is_transient
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.paths import Home
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from hetctl.model.disk_errors import is_transient
-from hetctl.model.errors import BadInputError, LockedError
+from hetctl.model.errors import BadInputError, LockedError, is_transient
 from hetctl.model.serialization import encode, parse
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.processes import HostBoot, Process

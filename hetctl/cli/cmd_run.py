@@ -25,7 +25,7 @@ from hetctl.cli.options import (
 )
 from hetctl.cli.output import print_json, write_text
 from hetctl.cli.parameter_types import FiniteRange
-from hetctl.model.run_states import UNDER_WAY
+from hetctl.model.job import UNDER_WAY
 
 if TYPE_CHECKING:
     from hetctl.app.plan.planning import PlanRequest

@@ -93,7 +93,7 @@ def export(
 
 def _export_study(run: str | None, study: Path, *, watch: bool) -> None:
     from hetctl.app.run.search_status import export_study
-    from hetctl.model.run_states import UNDER_WAY
+    from hetctl.model.job import UNDER_WAY
 
     project = this_project()
     status = export_study(project, run, study)

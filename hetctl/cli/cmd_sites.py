@@ -6,7 +6,7 @@ import click
 
 from hetctl.cli.options import json_option, this_project
 from hetctl.cli.output import exit_on_failure, print_json, print_table
-from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.training_settings import FRAMEWORKS
 
 
 @click.group("sites", invoke_without_command=True)

@@ -13,9 +13,8 @@ import click
 
 from hetctl import __version__
 from hetctl.cli.output import fail, report_interruption, wants_json
-from hetctl.model.disk_errors import is_transient
-from hetctl.model.errors import DiskError, HetctlError, InterruptedCommandError
-from hetctl.model.garbage import skip_last_collections, without_collections
+from hetctl.model.errors import DiskError, HetctlError, InterruptedCommandError, is_transient
+from hetctl.model.interpreter import skip_last_collections, without_collections
 
 if TYPE_CHECKING:
     from hetctl.app.project import Waits

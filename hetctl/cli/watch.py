@@ -11,7 +11,7 @@ import click
 
 from hetctl.cli.output import console, exit_on_failure, print_json, print_table
 from hetctl.model.errors import HetctlError, LockedError, MembersFailedError, RunStalledError
-from hetctl.model.run_states import BETWEEN_JOBS, IN_DOUBT, STALLED, UNDER_WAY
+from hetctl.model.job import BETWEEN_JOBS, IN_DOUBT, STALLED, UNDER_WAY
 from hetctl.model.run_status import MOST_MEMBERS
 from hetctl.model.serialization import encode
 

@@ -10,8 +10,7 @@ from hetctl.inputs.member_schema import ConfigKey, Entry, FrameworkName, Functio
 from hetctl.inputs.names import SafeName
 from hetctl.inputs.search_schema import SearchModel
 from hetctl.inputs.validation import Strict
-from hetctl.model.frameworks import USUAL_FRAMEWORK
-from hetctl.model.training_settings import BALANCE_MODES, MANAGERS, PREDICTORS
+from hetctl.model.training_settings import BALANCE_MODES, MANAGERS, PREDICTORS, USUAL_FRAMEWORK
 
 # A type checker cannot evaluate a Literal that is built from a table.
 if TYPE_CHECKING:

@@ -8,10 +8,8 @@ from hetctl.inputs.ensemble_schema import EnsembleModel
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MemberEntry
 from hetctl.inputs.yaml_source import Location
-from hetctl.model.command_line import BUILT_IN, unknown_placeholders
 from hetctl.model.ensemble import Member
-from hetctl.model.frameworks import FRAMEWORKS
-from hetctl.model.training_settings import EVERY_EPOCH, ON
+from hetctl.model.training_settings import BUILT_IN, EVERY_EPOCH, FRAMEWORKS, ON, unknown_placeholders
 
 Problem = tuple[Location, str]
 OF_FUNCTIONS = ("framework", "functions", "data", "partitions")

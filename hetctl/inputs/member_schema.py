@@ -23,7 +23,7 @@ from hetctl.inputs.names import MemberName, SafeName
 from hetctl.inputs.quantities import parse_interval
 from hetctl.inputs.validation import Matching, Strict
 from hetctl.model.errors import BadInputError
-from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.training_settings import FRAMEWORKS
 
 FUNCTION_RULE = "must be module:function"
 Value = str | int | float

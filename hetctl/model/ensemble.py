@@ -10,10 +10,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from hetctl.model.command_line import CHECKPOINT_DIR, PLACEHOLDER, filled
 from hetctl.model.searches import SearchSpec
 from hetctl.model.serialization import encode
-from hetctl.model.training_settings import BalanceSettings, CheckpointInterval
+from hetctl.model.training_settings import (
+    CHECKPOINT_DIR,
+    PLACEHOLDER,
+    BalanceSettings,
+    CheckpointInterval,
+    filled,
+)
 
 COMMAND = "command"
 """Value of `Ensemble.framework` if all members are commands: hetctl imports no framework for them."""

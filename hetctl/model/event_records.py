@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import ExitReason
 from hetctl.model.hops import HopPlanMade, VisitEnd
 from hetctl.model.pipelines import PipelineLayout, StageReport
 from hetctl.model.plan import Placement

@@ -1,11 +1,68 @@
-"""Events: the reports of the driver and trainers of a run."""
+"""Events of a run: the reports of its driver and trainers, and the reasons for which tasks end."""
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+
+class ExitReason(enum.Enum):
+    """Reason for which a task ended.
+
+    FINISHED: the member has converged. STOPPED: it left with a checkpoint, because the driver or SIGTERM
+    requested it, because no further epoch fitted, or because it was forced to leave. TIME, PREEMPTED,
+    CANCELLED: the batch system ended it with its job. NOT_LAUNCHED: the batch system did not answer the
+    launcher, or started agents on other nodes. DISK_ERROR: the file system did not answer for minutes. HUNG:
+    no rank sent a heartbeat.
+    """
+
+    FINISHED = "finished"
+    STOPPED = "told"
+    TIME = "time"
+    PREEMPTED = "preempted"
+    CANCELLED = "cancelled"
+    NOT_LAUNCHED = "not-launched"
+    NODE_FAILURE = "node-failure"
+    OUT_OF_MEMORY = "out-of-memory"
+    DISK_FULL = "disk-full"
+    DISK_ERROR = "disk-error"
+    HUNG = "hung"
+    KILLED = "killed"
+    PROGRAM_ERROR = "program-error"
+
+
+CLEAN_EXITS = frozenset({ExitReason.FINISHED, ExitReason.STOPPED})
+"""Reasons for which the trainer exits regularly: by itself, or at the driver's request."""
+
+MEMBER_FAULTS = frozenset(
+    {ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.HUNG, ExitReason.OUT_OF_MEMORY}
+)
+"""Failures counted against the member; no other is, except those beyond the free ones below."""
+
+FREE_NODE_FAILURES = 3
+"""Node failures of a member in one run that are not counted against it; further ones are."""
+
+FREE_DISK_ERRORS = 3
+"""Disk errors of a member in a row, without progress between them, that are not counted against it."""
+
+JOB_FATAL = frozenset({ExitReason.TIME, ExitReason.PREEMPTED, ExitReason.CANCELLED, ExitReason.DISK_FULL})
+"""Reasons that would end every other task of the job, too."""
+
+# 71, 73 and 74 are EX_OSERR, EX_CANTCREAT and EX_IOERR of sysexits.h; 75 below is EX_TEMPFAIL.
+EXIT_CODES = {
+    ExitReason.PROGRAM_ERROR: 1,
+    ExitReason.OUT_OF_MEMORY: 71,
+    ExitReason.DISK_ERROR: 73,
+    ExitReason.DISK_FULL: 74,
+}
+"""Exit codes of ranks by reason."""
+
+LOST_PEER = 75
+"""Exit code of a rank that failed only because another rank of its group had ended."""
+
 
 DRIVER = "driver"
 

@@ -1,9 +1,10 @@
-"""States of a batch job."""
+"""Jobs of runs, and the states of jobs and runs with the transitions between them."""
 
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from hetctl.model.site import Queue
 
@@ -137,3 +138,140 @@ class JobSizeOption:
     jobs: int
     makespan_s: float
     gpu_hours: float
+
+
+QUEUED, IN_DOUBT, RUNNING, BETWEEN_JOBS = "queued", "in-doubt", "running", "between-jobs"
+CANCELLED, STOPPED, STALLED = "cancelled", "stopped", "stalled"
+FINISHED, FAILED = "finished", "failed"
+
+UNDER_WAY = (QUEUED, IN_DOUBT, RUNNING, BETWEEN_JOBS)
+"""States in which a run goes on; the catalog has one of QUEUED and RUNNING for all four."""
+RESUMABLE = (CANCELLED, STOPPED, STALLED)
+"""States of a run that has no jobs until `hetctl submit` continues it."""
+ENDED = (FINISHED, FAILED)
+"""States of a run without work left."""
+
+
+class RunReason(enum.Enum):
+    """Events that change the state of a run; the value describes one in the documentation."""
+
+    BEGUN = "`hetctl submit` enters it into the catalog"
+    REFUSED = "the batch system refuses its first job: the entry is removed"
+    SUBMITTED = "a job is submitted, or found after a submission that was cut short"
+    JOB_ALIVE = "`hetctl advance` finds a job of it waiting or running"
+    CONVERGED = "every member has converged"
+    MEMBERS_FAILED = "no member is left to train, and some failed"
+    BUDGET = "a budget is used up"
+    NO_PROGRESS = "the disk is full, or two jobs in a row got nothing done"
+    CANCELLED = "`hetctl cancel`"
+    CONTINUED = "`hetctl submit` continues it"
+    DRIVER_STARTED = "the driver of a job has started"
+    JOB_WAITS = "a job waits, or its driver has not started yet"
+    JOB_IN_SUBMISSION = "its job is being submitted, or that was cut short"
+    NO_JOB = "its jobs have ended, and the next one is not submitted yet"
+
+
+@dataclass(frozen=True)
+class RunRule:
+    """Transition of a run for a reason; None stands for a run that is not in the catalog."""
+
+    before: tuple[str | None, ...]
+    reason: RunReason
+    after: str | None
+
+
+@dataclass(frozen=True)
+class JobRule:
+    """Transition of a job; None stands for a job that is not in the catalog."""
+
+    before: tuple[JobState | None, ...]
+    reason: str
+    after: JobState | None
+
+
+RUN_TRANSITIONS = (
+    RunRule((None,), RunReason.BEGUN, QUEUED),
+    RunRule((QUEUED,), RunReason.REFUSED, None),
+    RunRule(UNDER_WAY, RunReason.SUBMITTED, QUEUED),
+    RunRule(UNDER_WAY, RunReason.JOB_ALIVE, RUNNING),
+    RunRule(UNDER_WAY, RunReason.CONVERGED, FINISHED),
+    RunRule(UNDER_WAY, RunReason.MEMBERS_FAILED, FAILED),
+    RunRule(UNDER_WAY, RunReason.BUDGET, STOPPED),
+    RunRule(UNDER_WAY, RunReason.NO_PROGRESS, STALLED),
+    RunRule((*UNDER_WAY, *RESUMABLE), RunReason.CANCELLED, CANCELLED),
+    RunRule((*UNDER_WAY, *RESUMABLE), RunReason.CONTINUED, QUEUED),
+    RunRule(UNDER_WAY, RunReason.DRIVER_STARTED, RUNNING),
+    RunRule(UNDER_WAY, RunReason.JOB_WAITS, QUEUED),
+    RunRule(UNDER_WAY, RunReason.JOB_IN_SUBMISSION, IN_DOUBT),
+    RunRule(UNDER_WAY, RunReason.NO_JOB, BETWEEN_JOBS),
+)
+
+_SUBMITTED = (JobState.PENDING, JobState.RUNNING, JobState.UNKNOWN)
+JOB_TRANSITIONS = (
+    JobRule((None,), "it is entered into the catalog before it is submitted", JobState.SUBMITTING),
+    JobRule((JobState.SUBMITTING,), "the batch system refuses it, or does not have it", None),
+    JobRule((JobState.SUBMITTING,), "the batch system has it", JobState.PENDING),
+    # A running job waits again after the batch system has requeued it.
+    JobRule((JobState.RUNNING, JobState.UNKNOWN), "it waits, or waits again", JobState.PENDING),
+    JobRule((JobState.PENDING, JobState.UNKNOWN), "it has started", JobState.RUNNING),
+    JobRule(
+        (JobState.PENDING, JobState.RUNNING),
+        "the batch system no longer lists it, and its time is not over",
+        JobState.UNKNOWN,
+    ),
+    JobRule(
+        (JobState.SUBMITTING, *_SUBMITTED),
+        "it ended with exit code 0, or its driver has reported its end",
+        JobState.FINISHED,
+    ),
+    JobRule(_SUBMITTED, "it ended with another exit code", JobState.FAILED),
+    JobRule(_SUBMITTED, "it used more memory than it had", JobState.OUT_OF_MEMORY),
+    JobRule(_SUBMITTED, "it reached its wall-clock limit", JobState.TIMEOUT),
+    JobRule(_SUBMITTED, "the batch system took its nodes for another job", JobState.PREEMPTED),
+    JobRule(_SUBMITTED, "one of its nodes failed", JobState.NODE_FAILED),
+    JobRule(_SUBMITTED, "it was cancelled", JobState.CANCELLED),
+    JobRule(_SUBMITTED, "the batch system no longer lists it, and its time is over", JobState.VANISHED),
+)
+
+RUN_AFTER = {(state, row.reason): row.after for row in RUN_TRANSITIONS for state in row.before}
+JOB_REASONS = {(state, row.after): row.reason for row in JOB_TRANSITIONS for state in row.before}
+
+
+def run_after(before: str | None, reason: RunReason) -> str:
+    """Return the state of a run after a transition.
+
+    Raises
+    ------
+    ValueError
+        If the table has no such transition to a state.
+    """
+    after = RUN_AFTER.get((before, reason))
+    if after is None:
+        raise ValueError(f"a run that is {before or 'new'} has no transition for: {reason.value}")
+    return after
+
+
+def check_run_removal(state: str) -> None:
+    """Raise ValueError unless a run in this state may be removed from the catalog."""
+    if (state, RunReason.REFUSED) not in RUN_AFTER:
+        raise ValueError(f"a run that is {state} is not to be removed")
+
+
+def check_job_removal(state: JobState) -> None:
+    """Raise ValueError unless a job in this state may be removed from the catalog."""
+    if (state, None) not in JOB_REASONS:
+        raise ValueError(f"a job that is {state.value} is not to be removed")
+
+
+def moved(job: Job, state: JobState, **fields: Any) -> Job:
+    """Return a job in its next state, with other values of `fields`; the same state is no transition.
+
+    Raises
+    ------
+    ValueError
+        If the table has no such transition.
+    """
+    # Repeated reports of one state are normal: a job is queried as long as it is alive.
+    if state is not job.state and (job.state, state) not in JOB_REASONS:
+        raise ValueError(f"job {job.number} is {job.state.value} and cannot become {state.value}")
+    return replace(job, state=state, **fields)

@@ -1,9 +1,18 @@
-"""Progress of a member: its finished epochs, the ends of its tasks, and its live metrics in training."""
+"""Progress of a member: its finished epochs, the ends of its tasks, and its live metrics in training.
+
+A run has up to millions of epochs: `EpochHistory` holds them in rows of numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from array import array
+from base64 import b64decode, b64encode
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, overload
+from zlib import compress, decompress
 
 
 @dataclass(frozen=True)
@@ -145,3 +154,243 @@ class LiveMetrics:
     loss: float | None = None
     gpu_busy_fraction: float | None = None
     ranks: tuple[RankShare, ...] = ()
+
+
+NEWEST = 3
+"""Number of newest epochs whose rates are kept apart."""
+
+
+Kind = tuple[str | None, bool, bool, bool, tuple[str, ...]]
+"""Contents of a row: type of GPU; whether there are a rate, a batch size, an overhead; names of metrics."""
+LINE, EPOCH, FIRST_METRIC = 1, 2, 9
+"""Columns. Column 0 is the number of the kind; the others follow as in `_numbers`."""
+
+
+def _kind(done: EpochResult) -> Kind:
+    optional = done.rate is not None, done.batch_size is not None, done.overhead_s is not None
+    return (done.gpu_type, *optional, tuple(done.metrics))
+
+
+def _numbers(kind: int, line: int, done: EpochResult) -> tuple[float, ...]:
+    times = done.duration_s, done.gpus, done.finished_at
+    return (
+        *(kind, line, done.epoch, *times),
+        *(done.rate or 0.0, done.batch_size or 0, done.overhead_s or 0.0, *done.metrics.values()),
+    )
+
+
+class _Rows:
+    """Rows of one width, only ever added to: histories that begin alike share them."""
+
+    __slots__ = ("kinds", "numbers", "width")
+
+    def __init__(self, kinds: Iterable[Kind] = (), width: int = FIRST_METRIC, numbers: bytes = b"") -> None:
+        self.kinds = {kind: number for number, kind in enumerate(kinds)}
+        self.width, self.numbers = width, array("d", numbers)
+
+    def first(self, count: int) -> _Rows:
+        """Return a copy of the first rows."""
+        return _Rows(self.kinds, self.width, self.numbers[: count * self.width].tobytes())
+
+    def widened(self, width: int) -> _Rows:
+        """Return a copy with more columns."""
+        wide = _Rows(self.kinds, width)
+        more = (0.0,) * (width - self.width)
+        for begin in range(0, len(self.numbers), self.width):
+            wide.numbers.extend((*self.numbers[begin : begin + self.width], *more))
+        return wide
+
+    def add(self, done: EpochResult, line: int) -> None:
+        """Add a row, which may be narrower; OverflowError if a number fits no float."""
+        row = _numbers(self.kinds.setdefault(_kind(done), len(self.kinds)), line, done)
+        self.numbers.extend(array("d", (*row, *(0.0,) * (self.width - len(row)))))
+
+    def results(self, begin: int, end: int) -> Iterator[EpochResult]:
+        """Yield the results in some rows."""
+        kinds, width = list(self.kinds), self.width
+        for at in range(begin * width, end * width, width):
+            kind, _, epoch, duration_s, gpus, finished_at, rate, batch, overhead_s, *values = self.numbers[
+                at : at + width
+            ]
+            gpu_type, has_rate, has_batch, has_overhead, names = kinds[int(kind)]
+            yield EpochResult(
+                *(int(epoch), dict(zip(names, values, strict=False)), duration_s, int(gpus), finished_at),
+                rate if has_rate else None,
+                int(batch) if has_batch else None,
+                gpu_type,
+                overhead_s if has_overhead else None,
+            )
+
+
+class EpochHistory(Sequence[EpochResult]):
+    """Finished epochs of a member; it never changes.
+
+    To add an epoch takes no copy of those before. One that was read from its `row` unpacks its epochs when
+    they are needed.
+
+    Attributes
+    ----------
+    rates : mapping of (str, int, int or None) to tuple of float
+        Newest rates by type of GPU ("": none, or several), number of GPUs, and batch size.
+    overheads_s : mapping of int or None to tuple of float
+        Newest overheads by batch size.
+    """
+
+    __slots__ = ("_count", "_last", "_packed", "_unpacked", "overheads_s", "rates")
+
+    def __init__(self) -> None:
+        self._unpacked: _Rows | None = _Rows()
+        self._packed: Any = None
+        self._last: EpochResult | None = None
+        self._count = 0
+        self.rates: Mapping[tuple[str, int, int | None], tuple[float, ...]] = {}
+        self.overheads_s: Mapping[int | None, tuple[float, ...]] = {}
+
+    @classmethod
+    def of(cls, epochs: Iterable[EpochResult]) -> EpochHistory:
+        """Return a history with these epochs."""
+        if isinstance(epochs, cls):
+            return epochs
+        return cls().plus(epochs)
+
+    def plus(self, epochs: Iterable[EpochResult], lines: Iterable[int] = ()) -> EpochHistory:
+        """Return a history with more epochs behind; OverflowError if a number fits no float.
+
+        Parameters
+        ----------
+        lines : iterable of int
+            Line of each in the member's file; empty: they have none.
+        """
+        numbers = iter(lines)
+        history = self
+        for done in epochs:
+            history = history._with(done, next(numbers, -1))
+        return history
+
+    def _with(self, done: EpochResult, line: int) -> EpochHistory:
+        rows, width = self._rows, FIRST_METRIC + len(done.metrics)
+        # Another history may have added its own rows behind these.
+        if len(rows.numbers) != self._count * rows.width:
+            rows = rows.first(self._count)
+        if width > rows.width:
+            rows = rows.widened(width)
+        rows.add(done, line)
+        made = EpochHistory.__new__(EpochHistory)
+        made._unpacked, made._packed, made._count = rows, None, self._count + 1
+        made.rates, made.overheads_s = self.rates, self.overheads_s
+        made._note(done)
+        return made
+
+    def _note(self, done: EpochResult) -> None:
+        self._last = done
+        if done.rate:
+            key = done.gpu_type or "", done.gpus, done.batch_size
+            self.rates = {**self.rates, key: (*self.rates.get(key, ()), done.rate)[-NEWEST:]}
+        if done.overhead_s is not None:
+            before = self.overheads_s.get(done.batch_size, ())
+            self.overheads_s = {**self.overheads_s, done.batch_size: (*before, done.overhead_s)[-NEWEST:]}
+
+    def until(self, epoch: int) -> EpochHistory:
+        """Return the epochs up to that number; all must be in the order of their numbers."""
+        if self._last is None or epoch >= self._last.epoch:
+            return self
+        made = EpochHistory.__new__(EpochHistory)
+        made._unpacked, made._packed, made._count = self._rows, None, self._position(epoch)
+        made._last, made.rates, made.overheads_s = None, {}, {}
+        for done in made:
+            made._note(done)
+        return made
+
+    def after(self, epoch: int) -> list[tuple[EpochResult, int]]:
+        """Return the epochs behind that number, each with its line; all must be in their order."""
+        if self._last is None or epoch >= self._last.epoch:
+            return []
+        rows, begin = self._rows, self._position(epoch)
+        lines = map(int, rows.numbers[begin * rows.width + LINE : self._count * rows.width : rows.width])
+        return list(zip(rows.results(begin, self._count), lines, strict=True))
+
+    def _position(self, epoch: int) -> int:
+        """Return the number of epochs up to that number."""
+        rows = self._rows
+        return bisect_right(
+            range(self._count), epoch, key=lambda at: int(rows.numbers[at * rows.width + EPOCH])
+        )
+
+    def values(self, metric: str) -> list[float]:
+        """Return the values of a metric, of the epochs that have it."""
+        rows = self._rows
+        places = {names.index(metric) if metric in names else None for *_, names in rows.kinds}
+        if len(places) == 1 and None not in places:
+            begin = FIRST_METRIC + next(iter(places))  # type: ignore[operator]
+            return rows.numbers[begin : self._count * rows.width : rows.width].tolist()
+        return [done.metrics[metric] for done in self if metric in done.metrics]
+
+    def row(self) -> list[Any]:
+        """Return the argument of `from_row`, without the epochs."""
+        rates = [[*key, newest] for key, newest in self.rates.items()]
+        last = self._last and list(vars(self._last).values())
+        return [self._count, last, rates, list(self.overheads_s.items())]
+
+    def packed(self) -> bytes:
+        """Return the epochs as one line of text."""
+        if self._packed is None:
+            rows = self._rows
+            head = f"{rows.width} {json.dumps(list(rows.kinds))}\n".encode()
+            body = rows.numbers[: self._count * rows.width].tobytes()
+            self._packed = b64encode(compress(head + body, 1))
+        return bytes(self._packed)
+
+    @classmethod
+    def from_row(cls, row: Sequence[Any], packed: bytes | memoryview) -> EpochHistory:
+        """Return the history of which these are `row` and `packed`."""
+        made = cls.__new__(cls)
+        made._count, last, rates, overheads_s = row
+        made._last = last and EpochResult(*last)
+        made.rates = {(gpu_type, gpus, size): tuple(newest) for gpu_type, gpus, size, newest in rates}
+        made.overheads_s = {size: tuple(newest) for size, newest in overheads_s}
+        made._unpacked, made._packed = None, packed
+        return made
+
+    @property
+    def _rows(self) -> _Rows:
+        if self._unpacked is None:
+            head, _, body = decompress(b64decode(self._packed)).partition(b"\n")
+            width, kinds = head.split(b" ", 1)
+            found = ((gpu_type, *has, tuple(names)) for gpu_type, *has, names in json.loads(kinds))
+            self._unpacked = _Rows(found, int(width), body)
+        return self._unpacked
+
+    def __len__(self) -> int:
+        """Return the number of epochs."""
+        return self._count
+
+    def __iter__(self) -> Iterator[EpochResult]:
+        """Yield the epochs in their order."""
+        return self._rows.results(0, self._count)
+
+    @overload
+    def __getitem__(self, at: int) -> EpochResult: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[EpochResult, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> EpochResult | tuple[EpochResult, ...]:
+        """Return one epoch, or those of a slice."""
+        if isinstance(at, slice):
+            return tuple(self[place] for place in range(*at.indices(self._count)))
+        place = range(self._count)[at]
+        if place == self._count - 1 and self._last is not None:
+            return self._last
+        return next(self._rows.results(place, place + 1))
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the epochs with those of another sequence."""
+        if not isinstance(other, Sequence) or len(other) != self._count:
+            return NotImplemented if not isinstance(other, Sequence) else False
+        return all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        """Return the epochs as text."""
+        return f"EpochHistory({list(self)!r})"

@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from hetctl.model.ensemble import Member, StopRule
-from hetctl.model.epoch_history import EpochHistory
-from hetctl.model.training_progress import Progress
+from hetctl.model.training_progress import EpochHistory, Progress
 from hetctl.perf.convergence import (
     FLOORS,
     LEAST_WEIGHT,

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from hetctl.model.epoch_history import EpochHistory
 from hetctl.model.profile import MemberProfile
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import EpochHistory, EpochResult
 
 NOTEWORTHY = 0.2
 """Relative error of a rate above which it is reported."""

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError
-from hetctl.model.profile import MemberProfile
-from hetctl.model.rate_shapes import compared_config, shapes_of
+from hetctl.model.profile import MemberProfile, compared_config, shapes_of
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Workload

@@ -15,8 +15,9 @@ from hetctl.model.profile import (
     MeasuredLayer,
     PreprocessPoint,
     ProfilePoint,
+    RateShape,
+    some_of,
 )
-from hetctl.model.rate_shapes import RateShape, some_of
 from hetctl.reports.style import ruled_table
 from hetctl.reports.units import (
     NONE,

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from hetctl.model.check_result import CheckResult, CheckStatus
 from hetctl.model.ensemble import Partitions
-from hetctl.model.partition_manifest import PartitionFile
+from hetctl.model.hops import PartitionFile
 from hetctl.model.site import Site, SiteKey
 from hetctl.reports.style import ruled_table
 from hetctl.reports.units import device_word, format_bytes, printable

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import BinaryIO
 
-from hetctl.model.disk_errors import DISK_FULL_ERRORS, is_transient
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.errors import DISK_FULL_ERRORS, is_transient
+from hetctl.model.events import ExitReason
 
 LONGEST_OUTPUT = 2**18
 """Bytes at the end of a log that are searched for the cause of a step's end."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import ExitReason
 from hetctl.model.site import Node
 from hetctl.perf.epoch_timeline import PART_SHARE
 

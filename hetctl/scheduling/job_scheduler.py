@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetctl.model.exit_reason import JOB_FATAL, ExitReason
+from hetctl.model.events import JOB_FATAL, ExitReason
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import ScheduleTick, Stop, Task
 from hetctl.scheduling.pool import Pool

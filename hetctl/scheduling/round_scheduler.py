@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from hetctl.model.exit_reason import CLEAN_EXITS, ExitReason
+from hetctl.model.events import CLEAN_EXITS, ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import has_room, least_task_s, task_s

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hetctl.model.disk_errors import is_transient
+from hetctl.model.errors import is_transient
 from hetctl.model.events import Event, in_order
 from hetctl.storage.atomic_io import sync_folder
 from hetctl.storage.patience import AT_ONCE, Patience

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from hetctl.model.disk_errors import is_transient
+from hetctl.model.errors import is_transient
 
 P = ParamSpec("P")
 T = TypeVar("T")

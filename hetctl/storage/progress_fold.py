@@ -10,11 +10,17 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from hetctl.model.ensemble import Ensemble, Member
-from hetctl.model.epoch_history import EpochHistory
-from hetctl.model.events import DRIVER, Event, in_order
-from hetctl.model.exit_reason import FREE_DISK_ERRORS, FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
+from hetctl.model.events import (
+    DRIVER,
+    FREE_DISK_ERRORS,
+    FREE_NODE_FAILURES,
+    MEMBER_FAULTS,
+    Event,
+    ExitReason,
+    in_order,
+)
 from hetctl.model.searches import REPORT, TRIAL
-from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.model.training_progress import EpochHistory, EpochResult, Progress
 from hetctl.storage.event_log import EventLog
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import Lines, OrderedFold, Row, from_row, row_of, with_fields

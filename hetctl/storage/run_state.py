@@ -9,8 +9,8 @@ from typing import Any
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import DRIVER, Event, in_order
-from hetctl.model.garbage import frozen_afterwards
 from hetctl.model.hops import RunHopPlan, RunVisit
+from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.run import RunSpec, Usage
 from hetctl.model.searches import SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode, encode

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hetctl.model.events import DRIVER, Event
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import DRIVER, Event, ExitReason
 from hetctl.model.run import Usage
 from hetctl.storage.snapshot import Lines, OrderedFold, compact, row_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from ranks import run_ranks
 
-from hetctl.model.command_line import STOP_VARIABLE
+from hetctl.model.training_settings import STOP_VARIABLE
 
 pytestmark = pytest.mark.training
 

@@ -22,9 +22,9 @@ from tables import Figure, Table
 
 from hetctl.cluster.launchers import ResourceSet
 from hetctl.cluster.launchers.agents import AGENTS
-from hetctl.model.frameworks import TENSORBOARD
 from hetctl.model.plan import Placement
 from hetctl.model.site import Node, Queue, Site
+from hetctl.model.training_settings import TENSORBOARD
 from hetctl.runtime.agent.messages import StoreOrder
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.worker.hardware import peak_of_process

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from hetctl.model.disk_errors import is_transient
+from hetctl.model.errors import is_transient
 from hetctl.storage.patience import LONGEST_PAUSE_S, Patience
 
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from whole_folds import progress_in, progress_of, usage_of
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.model.events import DRIVER, Event
-from hetctl.model.exit_reason import FREE_DISK_ERRORS, FREE_NODE_FAILURES, MEMBER_FAULTS, ExitReason
+from hetctl.model.events import DRIVER, FREE_DISK_ERRORS, FREE_NODE_FAILURES, MEMBER_FAULTS, Event, ExitReason
 from hetctl.model.run import Usage
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder

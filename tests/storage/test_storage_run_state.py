@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from whole_folds import progress_in, progress_of, usage_of
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.model.events import DRIVER, Event, in_order
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import DRIVER, Event, ExitReason, in_order
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import Usage
 from hetctl.perf.workloads import Workloads, active_workloads

@@ -23,9 +23,9 @@ from hetctl.app.project import Project
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain, first_failure
 from hetctl.model.errors import BadInputError, BatchSystemError, HetctlError
-from hetctl.model.frameworks import FRAMEWORKS
-from hetctl.model.registry import load_entry
+from hetctl.model.interpreter import load_entry
 from hetctl.model.site import Site
+from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce
 
 MOUNTS = Path("/proc/self/mountinfo")

@@ -22,9 +22,9 @@ from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.cluster.render import JobScript, render_job
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.errors import BatchSystemError
-from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.serialization import encode, parse
 from hetctl.model.site import Site
+from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.driver.probe import LEADERS_LOG, all_reduce_task, log_file
 from hetctl.runtime.frameworks import NCCL
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime, speed_of

@@ -18,9 +18,9 @@ from hetctl.cluster.launchers.agents import agents_step, packing_lines, round_pr
 from hetctl.cluster.launchers.nodes import THIS_MACHINE
 from hetctl.cluster.render import JobScript, render_job
 from hetctl.model.errors import BadInputError, HetctlError
-from hetctl.model.frameworks import USUAL_FRAMEWORK
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import MEMBERS, NODES, Node, Site
+from hetctl.model.training_settings import USUAL_FRAMEWORK
 from hetctl.storage.paths import Home
 
 RUN = "digits-001"

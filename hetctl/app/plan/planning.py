@@ -34,11 +34,10 @@ from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.methods.parallelism import Demand, ModeLimits, does_not_fit, too_large
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError, InfeasibleError
+from hetctl.model.interpreter import load_entry
 from hetctl.model.job import JobSize
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan
-from hetctl.model.profile import LayerPoint, MemberProfile
-from hetctl.model.rate_shapes import shape_digest
-from hetctl.model.registry import load_entry
+from hetctl.model.profile import LayerPoint, MemberProfile, shape_digest
 from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS, Cluster, Site

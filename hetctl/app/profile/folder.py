@@ -11,8 +11,7 @@ from hetctl.app.log_tail import tail_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.events import Event
-from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint
-from hetctl.model.rate_shapes import shape_digest
+from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint, shape_digest
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.profile_request import (
     LINKS,

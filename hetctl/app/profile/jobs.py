@@ -25,9 +25,9 @@ from hetctl.cluster.batch.base import (
 from hetctl.cluster.batch.submitit_jobs import has_result, write_call
 from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import HetctlError
+from hetctl.model.interpreter import load_entry
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.profile import INTER_NODE
-from hetctl.model.registry import load_entry
 from hetctl.model.site import Queue, Site
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.profile_request import (

@@ -14,8 +14,19 @@ from hetctl.inputs.input_errors import SourceLine
 from hetctl.inputs.layer_profile import LayerRow
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.plan import Plan
-from hetctl.model.profile import INTER_NODE, INTRA_NODE, LayerPoint, LinkPoint, MemberProfile, ProfilePoint
-from hetctl.model.rate_shapes import compared_config, measured_members, shape_digest, shapes_of, some_of
+from hetctl.model.profile import (
+    INTER_NODE,
+    INTRA_NODE,
+    LayerPoint,
+    LinkPoint,
+    MemberProfile,
+    ProfilePoint,
+    compared_config,
+    measured_members,
+    shape_digest,
+    shapes_of,
+    some_of,
+)
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.serialization import encode
 from hetctl.model.site import InterNode, IntraNode, NodeLinks, Site, SiteKey

@@ -26,8 +26,15 @@ from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.layer_profile import write_layers
 from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import BadInputError
-from hetctl.model.profile import INTER_NODE, INTRA_NODE, LayerPoint, LinkPoint, ProfilePoint
-from hetctl.model.rate_shapes import RateShape, shapes_of
+from hetctl.model.profile import (
+    INTER_NODE,
+    INTRA_NODE,
+    LayerPoint,
+    LinkPoint,
+    ProfilePoint,
+    RateShape,
+    shapes_of,
+)
 from hetctl.model.site import Cluster, Site
 from hetctl.perf.rate_extrapolation import largest_profile, profiled_gpus, rate_curve, usable_rates
 from hetctl.storage.profile_request import LAYERS, LINKS, ProfileTarget

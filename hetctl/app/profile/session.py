@@ -37,8 +37,7 @@ from hetctl.cluster.batch.base import BatchSystem
 from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import BadInputError, BatchSystemError
 from hetctl.model.job import JobSize, JobState, JobStatus
-from hetctl.model.profile import PreprocessPoint, ProfilePoint
-from hetctl.model.rate_shapes import RateShape, shapes_of
+from hetctl.model.profile import PreprocessPoint, ProfilePoint, RateShape, shapes_of
 from hetctl.model.site import Site
 from hetctl.storage.profile_request import USUAL_COMMAND_S, ProfileTarget
 

@@ -8,11 +8,9 @@ from dataclasses import replace
 
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import START_PATIENCE_S, BatchSystem
-from hetctl.model.events import DRIVER, Event, in_order
-from hetctl.model.exit_reason import ExitReason
-from hetctl.model.job import GAVE_WAY, Job, JobState, JobStatus
+from hetctl.model.events import DRIVER, Event, ExitReason, in_order
+from hetctl.model.job import GAVE_WAY, Job, JobState, JobStatus, RunReason, moved
 from hetctl.model.run import RunSpec, Usage
-from hetctl.model.run_states import RunReason, moved
 from hetctl.model.training_progress import Progress
 from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import RunFolder

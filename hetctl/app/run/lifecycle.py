@@ -36,9 +36,17 @@ from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BatchSystemError, LockedError
-from hetctl.model.job import Job, JobState
+from hetctl.model.job import (
+    CANCELLED,
+    ENDED,
+    UNDER_WAY,
+    Job,
+    JobState,
+    RunReason,
+    check_job_removal,
+    run_after,
+)
 from hetctl.model.run import RunSpec
-from hetctl.model.run_states import CANCELLED, ENDED, UNDER_WAY, RunReason, check_job_removal, run_after
 from hetctl.storage.kept_modules import keep_modules
 from hetctl.storage.lease import release_ended
 from hetctl.storage.patience import PATIENT

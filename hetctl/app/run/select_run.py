@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog, RunRecord
 from hetctl.model.errors import BadInputError
-from hetctl.model.job import Job, JobState
-from hetctl.model.run_states import ENDED, UNDER_WAY
+from hetctl.model.job import ENDED, UNDER_WAY, Job, JobState
 
 
 def record_of(catalog: Catalog, run: str | None) -> RunRecord:

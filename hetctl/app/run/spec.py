@@ -14,10 +14,9 @@ from hetctl.app.run.submission import NextJob, Submission, identity_of, new_job,
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
-from hetctl.model.job import JobState
+from hetctl.model.job import JobState, moved
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan
 from hetctl.model.run import CACHED, NONE, RunSpec
-from hetctl.model.run_states import moved
 from hetctl.storage.kept_modules import modules_of
 
 

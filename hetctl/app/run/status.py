@@ -17,12 +17,11 @@ from hetctl.catalog.database import Stamp, stamp_of
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event, in_order
-from hetctl.model.garbage import frozen_afterwards
 from hetctl.model.hops import HopStatus, worker_named
-from hetctl.model.job import Job, JobState
+from hetctl.model.interpreter import frozen_afterwards
+from hetctl.model.job import ENDED, STALLED, STOPPED, UNDER_WAY, Job, JobState, RunReason, run_after
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
-from hetctl.model.run_states import ENDED, STALLED, STOPPED, UNDER_WAY, RunReason, run_after
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.model.searches import SearchStatus
 from hetctl.storage.patience import PATIENT

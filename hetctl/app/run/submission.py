@@ -25,10 +25,9 @@ from hetctl.cluster.launchers import LaunchSpec
 from hetctl.cluster.launchers.agents import agents_step, hop_lines, packing_lines, round_prefix, sets_by_step
 from hetctl.cluster.render import JobScript, render_job, submit_command
 from hetctl.model.errors import BatchSystemError
-from hetctl.model.job import Job, JobState
+from hetctl.model.job import Job, JobState, check_job_removal, check_run_removal, moved
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, Allocation, Placement, Plan
 from hetctl.model.run import RunSpec
-from hetctl.model.run_states import check_job_removal, check_run_removal, moved
 from hetctl.model.site import NODES, Cluster, Node
 from hetctl.storage.atomic_io import write_private
 from hetctl.storage.paths import RunFolder

@@ -8,7 +8,7 @@ from pathlib import Path
 from hetctl.cluster.batch.base import BatchSystem
 from hetctl.cluster.batch.command import CommandRunner
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
-from hetctl.model.registry import load_entry
+from hetctl.model.interpreter import load_entry
 from hetctl.model.site import Site
 
 

@@ -18,8 +18,7 @@ from typing import TypeVar
 from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
 from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
 from hetctl.cluster.batch.submitit_jobs import setup_lines, write_call
-from hetctl.model.disk_errors import is_transient
-from hetctl.model.errors import BatchSystemError
+from hetctl.model.errors import BatchSystemError, is_transient
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site

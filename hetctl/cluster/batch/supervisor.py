@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from hetctl.cluster.batch.local import Claim, End, Slots, claim, claim_file, end_file, lock_folder, status_of
-from hetctl.model.disk_errors import is_transient
-from hetctl.model.garbage import skip_last_collections
+from hetctl.model.errors import is_transient
+from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.job import GIVEN_GPUS, JobState
 from hetctl.model.serialization import encode
 from hetctl.storage.atomic_io import write_json

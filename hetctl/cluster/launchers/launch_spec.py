@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import ExitReason
 from hetctl.model.site import NODES, Site
 
 NODE_VARIABLE = "HETCTL_NODE"

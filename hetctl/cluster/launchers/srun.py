@@ -11,7 +11,7 @@ from hetctl.cluster.launchers.launch_spec import (
     common_environment,
     share_of,
 )
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import ExitReason
 from hetctl.model.site import MEMBERS, NODES, Site
 
 # Slurm 22.05, 4 nodes, one without power: the agents of the other three went on, the job stayed RUNNING, and

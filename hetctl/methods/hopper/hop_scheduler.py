@@ -23,7 +23,7 @@ from hetctl.methods.hopper.hop_plans import HopPlanner, is_evaluation
 from hetctl.methods.hopper.member_states import MemberStates
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.worker_groups import workers_of
-from hetctl.model.exit_reason import CLEAN_EXITS
+from hetctl.model.events import CLEAN_EXITS
 from hetctl.model.hops import HopPlanMade, Unit, Visit, gpus_in, node_of, slots_in
 from hetctl.model.plan import HOPPER, Allocation, Placement
 from hetctl.model.site import Node

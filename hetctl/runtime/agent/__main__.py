@@ -6,7 +6,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from hetctl.model.garbage import skip_last_collections
+from hetctl.model.interpreter import skip_last_collections
 from hetctl.runtime.agent.binding import set_variables
 
 

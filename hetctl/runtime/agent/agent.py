@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from hetctl.cluster.launchers.nodes import NODE_VARIABLES, STEP_DEVICES
-from hetctl.model.exit_reason import EXIT_CODES, ExitReason
+from hetctl.model.events import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import HEARTBEAT_EVERY_S, LEASE_SHARE
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES, binding_of

@@ -28,7 +28,7 @@ import numpy as np
 from hetctl.cluster.launchers.nodes import node_named
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, HetctlError
-from hetctl.model.garbage import skip_last_collections
+from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.plan import Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.perf.preprocessing import preprocessors_needed

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.partition_manifest import PartitionFile
+from hetctl.model.hops import PartitionFile
 from hetctl.runtime.data.partition_folder import partition_path
 from hetctl.storage.atomic_io import private_file
 

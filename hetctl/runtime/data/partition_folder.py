@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.partition_manifest import MANIFEST_FILE, PARTITION_FILE, PartitionFile, PartitionManifest
+from hetctl.model.hops import MANIFEST_FILE, PARTITION_FILE, PartitionFile, PartitionManifest
 from hetctl.model.serialization import encode, parse
 from hetctl.storage.atomic_io import write_json
 

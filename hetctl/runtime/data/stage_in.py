@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hetctl.model.ensemble import Partitions
 from hetctl.model.errors import BadInputError
-from hetctl.model.partition_manifest import PartitionFile, PartitionManifest
+from hetctl.model.hops import PartitionFile, PartitionManifest
 from hetctl.runtime.agent.messages import PartitionToStage, StagedPartitions, StageOrder
 from hetctl.runtime.data.partition_folder import BLOCK_BYTES, is_whole, path_on_node, read_manifest
 from hetctl.runtime.job_logs import log_line

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, HetctlError
-from hetctl.model.garbage import skip_last_collections
-from hetctl.model.partition_manifest import PartitionManifest
+from hetctl.model.hops import PartitionManifest
+from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.serialization import encode, parse
 from hetctl.runtime.data.collated import CollatedSource
 from hetctl.runtime.data.partition_files import described, write_partition

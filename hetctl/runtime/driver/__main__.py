@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from hetctl.model.errors import HetctlError
-from hetctl.model.garbage import skip_last_collections
+from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.job import GAVE_WAY
 from hetctl.runtime.driver.driver import SIGNAL_DELAY_S, Driver
 from hetctl.runtime.job_logs import log_line

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
 from hetctl.cluster.launchers.agents import NodeGpu, agents_step, cancel_command
 from hetctl.cluster.launchers.nodes import node_of_agent
-from hetctl.model.exit_reason import EXIT_CODES, ExitReason
+from hetctl.model.events import EXIT_CODES, ExitReason
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.runtime.agent.binding import GPU

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
+from hetctl.model.events import EXIT_CODES, LOST_PEER, ExitReason
 
 GIBIBYTE = 2**30
 MISPLACED = "placement could not be kept"

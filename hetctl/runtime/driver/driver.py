@@ -11,9 +11,8 @@ from itertools import chain
 from typing import Any
 
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.model.disk_errors import is_transient
-from hetctl.model.events import DRIVER
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.errors import is_transient
+from hetctl.model.events import DRIVER, ExitReason
 from hetctl.model.job import GAVE_WAY
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode

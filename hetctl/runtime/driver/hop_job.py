@@ -27,12 +27,12 @@ from hetctl.methods.hopper.hop_scheduler import HopRules, HopScheduler
 from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, visits_to_repeat
 from hetctl.model.events import DRIVER
-from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.hops import HopPlanMade, Visit, node_of, worker_named
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.agent.messages import Fetched, StoreOrder
 from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.hop_history import (

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hetctl.model.interpreter import load_entry
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE
-from hetctl.model.registry import load_entry
 from hetctl.model.run import RunSpec
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.driver.rounds import Rounds

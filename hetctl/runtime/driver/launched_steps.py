@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hetctl.cluster.launchers import LaunchSpec
-from hetctl.model.disk_errors import is_transient
+from hetctl.model.errors import is_transient
 from hetctl.runtime.job_logs import end_of, private_log
 
 

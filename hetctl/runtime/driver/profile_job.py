@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hetctl.model.ensemble import COMMAND, TrainingCode
-from hetctl.model.garbage import skip_last_collections
+from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.plan import Placement
 from hetctl.model.profile import INTRA_NODE
 from hetctl.model.site import Node

@@ -12,7 +12,7 @@ from typing import Any
 
 from hetctl.cluster.launchers.agents import NodeGpu
 from hetctl.model.ensemble import TrainingCode
-from hetctl.model.exit_reason import LOST_PEER, ExitReason
+from hetctl.model.events import LOST_PEER, ExitReason
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode
 from hetctl.model.training_progress import LiveMetrics

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.cluster.launchers.agents import NodeGpu, gpus_of, sets_by_step
-from hetctl.model.disk_errors import is_transient
 from hetctl.model.ensemble import TrainingCode
+from hetctl.model.errors import is_transient
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site

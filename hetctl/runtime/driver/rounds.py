@@ -9,10 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.model.disk_errors import is_transient
 from hetctl.model.ensemble import Member
-from hetctl.model.events import DRIVER
-from hetctl.model.exit_reason import EXIT_CODES, MEMBER_FAULTS, ExitReason
+from hetctl.model.errors import is_transient
+from hetctl.model.events import DRIVER, EXIT_CODES, MEMBER_FAULTS, ExitReason
 from hetctl.model.hops import Visit
 from hetctl.model.plan import Allocation
 from hetctl.model.run import LOCKSTEP, RunSpec

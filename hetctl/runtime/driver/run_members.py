@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from hetctl.model.disk_errors import is_transient
 from hetctl.model.ensemble import Member
+from hetctl.model.errors import is_transient
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import LOCKSTEP, RunSpec, Usage
 from hetctl.model.training_progress import Progress

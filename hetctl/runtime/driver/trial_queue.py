@@ -10,8 +10,7 @@ from hetctl.methods.automl.search_run import SearchRun, UsedResources
 from hetctl.methods.automl.trial_history import Trial
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
-from hetctl.model.profile import MemberProfile
-from hetctl.model.rate_shapes import rate_config, shape_digest
+from hetctl.model.profile import MemberProfile, rate_config, shape_digest
 from hetctl.model.run import RunSpec, Usage
 from hetctl.model.searches import OF_SEARCHES, REPORT, SEARCH_ENDED, TRIAL
 from hetctl.model.training_progress import Progress

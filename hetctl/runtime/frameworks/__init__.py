@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.model.frameworks import FRAMEWORKS, FrameworkEntry
-from hetctl.model.garbage import without_collections
+from hetctl.model.interpreter import without_collections
+from hetctl.model.training_settings import FRAMEWORKS, FrameworkEntry
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.stage_network import Chain, TensorMemory

@@ -18,7 +18,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from hetctl.model.disk_errors import is_transient
+from hetctl.model.errors import is_transient
 from hetctl.model.serialization import encode, parse
 from hetctl.model.training_progress import EpochResult
 from hetctl.storage.atomic_io import (

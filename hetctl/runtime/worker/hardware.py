@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.agent.gpus import gpus_of_node, visible_gpus
 
 if TYPE_CHECKING:

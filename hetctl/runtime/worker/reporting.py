@@ -9,10 +9,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from hetctl.model.disk_errors import DISK_FULL_ERRORS, SERVER_ERRORS
-from hetctl.model.errors import HetctlError
-from hetctl.model.exit_reason import EXIT_CODES, ExitReason
-from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, HetctlError
+from hetctl.model.events import EXIT_CODES, ExitReason
+from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.messages import TaskMessage

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from hetctl.model.disk_errors import is_transient
+from hetctl.model.errors import is_transient
 from hetctl.model.pipelines import StageReport, pipeline_use
 from hetctl.model.training_progress import EpochResult, RankShare
 from hetctl.runtime.job_logs import log_line

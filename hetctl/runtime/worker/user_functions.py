@@ -14,7 +14,7 @@ import numpy as np
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
-from hetctl.model.garbage import without_collections
+from hetctl.model.interpreter import without_collections
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, BinaryIO
 
-from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER
+from hetctl.model.events import EXIT_CODES, LOST_PEER
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.binding import Binding, hide_gpus
 from hetctl.runtime.job_logs import private_log

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Any
 
 from hetctl.model.errors import InfeasibleError
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import ExitReason
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
 from hetctl.scheduling.commands import Command, EndJob, EndRound, ScheduleTick, Start, Stop

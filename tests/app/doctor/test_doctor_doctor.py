@@ -24,9 +24,9 @@ from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.inputs.site_schema import SiteModel
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
-from hetctl.model.frameworks import FRAMEWORKS
-from hetctl.model.registry import load_entry
+from hetctl.model.interpreter import load_entry
 from hetctl.model.site import Queue, Site
+from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime
 from hetctl.storage.probe_files import GroupEnd, ProbeEnd, RankReport
 

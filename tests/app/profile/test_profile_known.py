@@ -27,8 +27,7 @@ from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.job import Job, JobState
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Plan, Round
-from hetctl.model.profile import Hardware, MemberProfile, ProfilePoint
-from hetctl.model.rate_shapes import shape_digest
+from hetctl.model.profile import Hardware, MemberProfile, ProfilePoint, shape_digest
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.site import NodeType, Queue, Site
 from hetctl.perf.rate_prediction import known_rates

@@ -13,8 +13,7 @@ from hetctl.app.profile.profiling import counts_beyond, measured_counts
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import Ensemble, Functions, Member
-from hetctl.model.profile import Hardware, ProfilePoint
-from hetctl.model.rate_shapes import shapes_of
+from hetctl.model.profile import Hardware, ProfilePoint, shapes_of
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.profile_request import read_measurements
 

@@ -20,7 +20,7 @@ from hetctl.methods.hopper.hop_scheduler import OPEN_S, HopRules, HopScheduler
 from hetctl.methods.hopper.schedule import SearchOptions
 from hetctl.methods.hopper.state_machine import HopperState
 from hetctl.model.ensemble import Member, StopRule
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import ExitReason
 from hetctl.model.hops import HopPlanMade, Unit, Visit, gpus_in, node_of, slots_in
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload

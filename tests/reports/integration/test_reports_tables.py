@@ -17,8 +17,8 @@ from hetctl.model.profile import (
     MeasuredLayer,
     PreprocessPoint,
     ProfilePoint,
+    RateShape,
 )
-from hetctl.model.rate_shapes import RateShape
 from hetctl.model.run_status import BatchChange, RunStatus
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_progress import LiveMetrics, RankShare

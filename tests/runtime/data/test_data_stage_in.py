@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from hetctl.model.ensemble import Partitions
-from hetctl.model.partition_manifest import PartitionManifest
+from hetctl.model.hops import PartitionManifest
 from hetctl.runtime.agent.messages import PartitionToStage, StageOrder
 from hetctl.runtime.data.partition_files import described, write_partition
 from hetctl.runtime.data.partition_folder import partition_path, write_manifest

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.exit_reason import CLEAN_EXITS, EXIT_CODES, MEMBER_FAULTS, ExitReason
+from hetctl.model.events import CLEAN_EXITS, EXIT_CODES, MEMBER_FAULTS, ExitReason
 from hetctl.runtime.driver.classify_exit import exit_reason_of, failed_nodes, with_peak
 
 CANCELLED = "slurmstepd: error: *** STEP 7.3 ON n1 CANCELLED AT 2026-01-02T03:04:05"

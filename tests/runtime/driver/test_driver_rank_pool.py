@@ -19,8 +19,8 @@ from workbench import alive, wait_for
 
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.ensemble import COMMAND, Functions, TrainingCode
-from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
-from hetctl.model.partition_manifest import PartitionFile, PartitionManifest
+from hetctl.model.events import EXIT_CODES, LOST_PEER, ExitReason
+from hetctl.model.hops import PartitionFile, PartitionManifest
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode
 from hetctl.model.site import HEARTBEAT_EVERY_S, MEMBERS, NODES, Node, Queue, Site, Timeouts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import ExitReason
 from hetctl.model.hops import Visit
 from hetctl.model.plan import Allocation, Placement
 from hetctl.runtime.driver.rank_group import RankGroup

@@ -17,7 +17,7 @@ from trainless import SIGNAL_DELAY
 from workbench import processes_on, ranks_of, wait_for
 
 from hetctl.model.ensemble import Ensemble, Member
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import ExitReason
 from hetctl.model.profile import MemberProfile
 from hetctl.model.site import Queue, Site, Timeouts
 from hetctl.scheduling.job_scheduler import LAUNCH_PAUSES_S

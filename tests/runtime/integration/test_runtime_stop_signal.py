@@ -8,7 +8,7 @@ import time
 import pytest
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import ExitReason
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.reporting import failure_reason
 

@@ -19,9 +19,8 @@ from hetctl.methods.balance.managers import manager_of
 from hetctl.methods.balance.observation_log import ManagerStart, line_of, records_in, replay
 from hetctl.methods.balance.predictors import learner
 from hetctl.methods.balance.saved_state import state_of
-from hetctl.model.frameworks import FRAMEWORKS
 from hetctl.model.serialization import encode
-from hetctl.model.training_settings import AUTO, ON, BalanceSettings
+from hetctl.model.training_settings import AUTO, FRAMEWORKS, ON, BalanceSettings
 from hetctl.runtime.frameworks.packed_state import pack, unpack
 from hetctl.runtime.worker.background_training import DUTY, BackgroundTraining
 from hetctl.runtime.worker.balancing import WARM_UP, Balance, BalanceLeader, Balancer

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.worker.hardware import NodeLoad, peak_gpu_memory, peak_memory, reset_peak_memory
 
 

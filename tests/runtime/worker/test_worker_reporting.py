@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from hetctl.model.errors import BadInputError
-from hetctl.model.exit_reason import EXIT_CODES, ExitReason
+from hetctl.model.events import EXIT_CODES, ExitReason
 from hetctl.runtime.worker.reporting import report_failure
 from hetctl.storage.patience import Patience
 

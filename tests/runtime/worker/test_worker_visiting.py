@@ -32,7 +32,7 @@ from workbench import wait_for
 
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.errors import BadInputError
-from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
+from hetctl.model.events import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data import state_file

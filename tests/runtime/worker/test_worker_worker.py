@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.model.exit_reason import EXIT_CODES, LOST_PEER, ExitReason
+from hetctl.model.events import EXIT_CODES, LOST_PEER, ExitReason
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError, RankInfo

@@ -12,8 +12,7 @@ from itertools import count
 from pathlib import Path
 
 from hetctl.model.ensemble import Member
-from hetctl.model.profile import Hardware, ProfilePoint
-from hetctl.model.rate_shapes import shape_digest
+from hetctl.model.profile import Hardware, ProfilePoint, shape_digest
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from hetctl.model.ensemble import COMMAND, Ensemble, Member
 from hetctl.model.errors import BadInputError
-from hetctl.model.profile import Hardware, ProfilePoint
-from hetctl.model.rate_shapes import shape_digest
+from hetctl.model.profile import Hardware, ProfilePoint, shape_digest
 from hetctl.model.serialization import encode
 from hetctl.perf.step_times import Mark, ScriptPace, is_measured, script_pace
 from hetctl.runtime.worker.context import WorkerContext

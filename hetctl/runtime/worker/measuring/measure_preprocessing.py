@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.model.ensemble import Ensemble
-from hetctl.model.garbage import skip_last_collections
+from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.serialization import encode
 from hetctl.runtime.data.collated import CollatedSource

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hetctl.model.command_line import RESUME_VARIABLE
 from hetctl.model.ensemble import Member
+from hetctl.model.training_settings import RESUME_VARIABLE
 from hetctl.runtime.agent.binding import VISIBLE_DEVICES
 
 USUAL_DEVICES = "CUDA_VISIBLE_DEVICES"

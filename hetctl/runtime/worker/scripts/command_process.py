@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hetctl.model.command_line import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.model.errors import BadInputError
+from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.runtime.agent.rank_memory import private_bytes
 from hetctl.runtime.worker.messages import COMMAND_SIGNALS
 from hetctl.storage.processes import commands_below, die_with_parent, group_cpu_seconds

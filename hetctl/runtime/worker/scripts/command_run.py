@@ -13,9 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from hetctl.model.disk_errors import DISK_FULL_ERRORS, SERVER_ERRORS
 from hetctl.model.ensemble import Member
-from hetctl.model.errors import BadInputError
+from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, BadInputError
 from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.rank_memory import oom_kills
 from hetctl.runtime.horovod_rendezvous import horovod_rendezvous

@@ -14,11 +14,19 @@ from hetctl.app.project import Project, Waits
 from hetctl.app.run.job_states import START_PATIENCE_S, current_jobs, ended_by_files
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import SubmissionInDoubtError
-from hetctl.model import run_states
+from hetctl.model import job as job_module
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import DRIVER, Event
-from hetctl.model.job import GAVE_WAY, Job, JobState, JobStatus
-from hetctl.model.run_states import BETWEEN_JOBS, IN_DOUBT, JOB_REASONS, RUN_AFTER
+from hetctl.model.job import (
+    BETWEEN_JOBS,
+    GAVE_WAY,
+    IN_DOUBT,
+    JOB_REASONS,
+    RUN_AFTER,
+    Job,
+    JobState,
+    JobStatus,
+)
 from hetctl.storage.event_files import EventWriter
 
 RUN = "trio-001"
@@ -415,8 +423,8 @@ def test_a_run_goes_through_the_states_that_its_story_tells(story, tell, stored)
 
 def test_stories_reach_every_transition(profiled, tmp_path, monkeypatch):
     runs, jobs = Reached(RUN_AFTER), Reached(JOB_REASONS)
-    monkeypatch.setattr(run_states, "RUN_AFTER", runs)
-    monkeypatch.setattr(run_states, "JOB_REASONS", jobs)
+    monkeypatch.setattr(job_module, "RUN_AFTER", runs)
+    monkeypatch.setattr(job_module, "JOB_REASONS", jobs)
     for stored in ("queued", "running"):
         for tell in STORIES:
             folder = shutil.copytree(profiled.path, tmp_path / stored / tell.__name__)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from hetctl.model.frameworks import FRAMEWORKS
+from hetctl.model.training_settings import FRAMEWORKS
 
 pytestmark = pytest.mark.training
 

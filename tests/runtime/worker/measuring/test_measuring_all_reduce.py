@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hetctl.cluster.launchers.agents import gpus_of
-from hetctl.model.frameworks import FRAMEWORKS, PYTORCH, TENSORFLOW
 from hetctl.model.site import Node
+from hetctl.model.training_settings import FRAMEWORKS, PYTORCH, TENSORFLOW
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.frameworks import GLOO, NCCL, framework_of_groups, load_framework
 from hetctl.runtime.worker.measuring import probe_tasks

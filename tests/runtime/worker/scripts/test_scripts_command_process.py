@@ -11,7 +11,7 @@ import time
 import pytest
 
 from hetctl import script
-from hetctl.model.command_line import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
+from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.runtime.worker.scripts.command_process import (
     LONGEST_LINE,
     ReportLines,

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from hetctl.model.exit_reason import ExitReason
+from hetctl.model.events import ExitReason
 from hetctl.runtime.worker.reporting import failure_reason
 from hetctl.runtime.worker.scripts.command_run import failure_of
 

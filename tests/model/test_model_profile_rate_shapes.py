@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from hetctl.model.ensemble import Ensemble, Functions, Member
-from hetctl.model.rate_shapes import RateShape, shape_digest, shapes_of
+from hetctl.model.profile import RateShape, shape_digest, shapes_of
 
 
 def ensemble(*members: Member, rate_keys: tuple[str, ...] = ()) -> Ensemble:

@@ -1,11 +1,19 @@
-"""Pauses of Python's garbage collector, whose collections visit all objects there are."""
+"""The Python interpreter: imports on first use, and pauses of the garbage collector."""
 
 from __future__ import annotations
 
 import atexit
 import gc
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+
+def load_entry(reference: str) -> Any:
+    """Return the object that ``module:name`` names; import its module."""
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from hetctl.model.garbage import frozen_afterwards, without_collections
+from hetctl.model.interpreter import frozen_afterwards, without_collections
 
 pytestmark = pytest.mark.usefixtures("collector")
 PAUSES = [without_collections, frozen_afterwards]
@@ -54,7 +54,7 @@ def test_objects_are_frozen_where_the_name_says_so(pause, is_frozen):
 @pytest.mark.parametrize(("call", "printed"), [("", "collected\n"), ("skip_last_collections()", "")])
 def test_the_end_of_a_process_collects_nothing_if_told(call, printed):
     program = f"""
-from hetctl.model.garbage import skip_last_collections
+from hetctl.model.interpreter import skip_last_collections
 class Cycle:
     def __init__(self): self.own = self
     def __del__(self, out=print): out("collected")

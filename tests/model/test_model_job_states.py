@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.job import Job, JobState
-from hetctl.model.run_states import (
+from hetctl.model.job import (
     ENDED,
     JOB_REASONS,
     JOB_TRANSITIONS,
@@ -19,6 +18,8 @@ from hetctl.model.run_states import (
     RUN_AFTER,
     RUN_TRANSITIONS,
     UNDER_WAY,
+    Job,
+    JobState,
     RunReason,
     check_job_removal,
     check_run_removal,

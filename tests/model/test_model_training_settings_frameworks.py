@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.model.frameworks import FRAMEWORKS, FrameworkEntry
+from hetctl.model.training_settings import FRAMEWORKS, FrameworkEntry
 
 SETUP = Path(__file__).parents[2] / "setup.py"
 

@@ -8,9 +8,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.model.epoch_history import NEWEST, EpochHistory
 from hetctl.model.serialization import decode, encode
-from hetctl.model.training_progress import EpochResult, Progress
+from hetctl.model.training_progress import NEWEST, EpochHistory, EpochResult, Progress
 
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 results = st.builds(
