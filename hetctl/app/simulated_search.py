@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
-from hetctl.methods.automl.trial_history import Trial
+from hetctl.methods.automl.trials import Trial
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import SearchOutcome

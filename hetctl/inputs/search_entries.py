@@ -90,7 +90,7 @@ def trials_of(model: EnsembleModel) -> Trials | None:
     if model.search is None:
         return None
     # Imported here since most ensembles have no search.
-    from hetctl.methods.automl.search_parts import likely_configs, parts_of_search
+    from hetctl.methods.automl.search_run import likely_configs, parts_of_search
 
     spec = _spec(model.search, model.seed)
     method, source = parts_of_search(spec)

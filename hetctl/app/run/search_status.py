@@ -14,9 +14,16 @@ from pathlib import Path
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.status import run_status, search_in
-from hetctl.methods.automl.importance import importance_of
-from hetctl.methods.automl.optuna_study import COMPLETE, FAIL, PRUNED, RUNNING, StudyTrial, update_study
-from hetctl.methods.automl.search_parts import space_of, study_space_of
+from hetctl.methods.automl.optuna_study import (
+    COMPLETE,
+    FAIL,
+    PRUNED,
+    RUNNING,
+    StudyTrial,
+    importance_of,
+    update_study,
+)
+from hetctl.methods.automl.search_run import space_of, study_space_of
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.event_records import TrialRequested

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
-from hetctl.methods.automl.space import Categorical, Space, Value, draws
-from hetctl.methods.automl.trial_history import Config, TrialHistory
+from hetctl.methods.automl.trials import Categorical, Config, Space, TrialHistory, Value, draws
 from hetctl.model.errors import BadInputError
 
 

@@ -12,8 +12,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
-from hetctl.methods.automl.space import Categorical, Parameter, Space
-from hetctl.methods.automl.trial_history import Config, Report, Trial, TrialHistory
+from hetctl.methods.automl.trials import Categorical, Config, Parameter, Report, Space, Trial, TrialHistory
 from hetctl.model.errors import BadInputError
 
 SAMPLERS, PRUNERS = "samplers", "pruners"

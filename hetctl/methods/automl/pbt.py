@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hetctl.methods.automl.procedure import Method, NewTrial, TrialSource, at_least
-from hetctl.methods.automl.space import draws
-from hetctl.methods.automl.trial_history import Parent, Trial, TrialHistory
+from hetctl.methods.automl.trials import Parent, Trial, TrialHistory, draws
 from hetctl.model.errors import BadInputError
 
 

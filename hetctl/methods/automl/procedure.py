@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from hetctl.methods.automl.space import Space
-from hetctl.methods.automl.trial_history import Config, Report, Trial, TrialEvent, TrialHistory
+from hetctl.methods.automl.trials import Config, Report, Space, Trial, TrialEvent, TrialHistory
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
-from hetctl.methods.automl.trial_history import Trial
+from hetctl.methods.automl.trials import Trial
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
 from hetctl.model.profile import MemberProfile, rate_config, shape_digest

@@ -13,14 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.automl.asha import Asha
 from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
-from hetctl.methods.automl.hyperband import Hyperband
+from hetctl.methods.automl.halving import Asha, Hyperband
 from hetctl.methods.automl.optuna_search import OptunaSource
 from hetctl.methods.automl.pbt import Mutation, Pbt
 from hetctl.methods.automl.procedure import Procedure
-from hetctl.methods.automl.space import Categorical, NumberRange
-from hetctl.methods.automl.trial_history import Report, Trial
+from hetctl.methods.automl.trials import Categorical, NumberRange, Report, Trial
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import PROMOTION, STOPPING
 

@@ -8,8 +8,7 @@ from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
 from hetctl.methods.automl.optuna_search import OptunaSource, Pruned
 from hetctl.methods.automl.pbt import Mutation, Pbt
 from hetctl.methods.automl.procedure import Procedure
-from hetctl.methods.automl.space import Categorical, NumberRange
-from hetctl.methods.automl.trial_history import Report
+from hetctl.methods.automl.trials import Categorical, NumberRange, Report
 from hetctl.model.errors import BadInputError
 
 SPACE = {

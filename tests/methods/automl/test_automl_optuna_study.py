@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from hetctl.methods.automl.optuna_study import COMPLETE, FAIL, PRUNED, RUNNING, StudyTrial, update_study
-from hetctl.methods.automl.search_parts import study_space_of
-from hetctl.methods.automl.space import Categorical, NumberRange
+from hetctl.methods.automl.search_run import study_space_of
+from hetctl.methods.automl.trials import Categorical, NumberRange
 from hetctl.model.searches import SearchSpec
 
 optuna = pytest.importorskip("optuna")

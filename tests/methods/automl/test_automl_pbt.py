@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from hetctl.methods.automl.grid_random import GridSource
 from hetctl.methods.automl.pbt import Mutation, Pbt
 from hetctl.methods.automl.procedure import Procedure
-from hetctl.methods.automl.space import Categorical
-from hetctl.methods.automl.trial_history import Report, Trial
+from hetctl.methods.automl.trials import Categorical, Report, Trial
 from hetctl.model.errors import BadInputError
 
 TABLE_6 = {

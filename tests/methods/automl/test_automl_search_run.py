@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from hetctl.methods.automl.search_parts import likely_configs, parts_of_search
-from hetctl.methods.automl.search_run import SearchRun, UsedResources
-from hetctl.methods.automl.trial_history import Trial
+from hetctl.methods.automl.search_run import SearchRun, UsedResources, likely_configs, parts_of_search
+from hetctl.methods.automl.trials import Trial
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import REPORT, TRIAL, NamedPart, SearchBudget, SearchSpec
 

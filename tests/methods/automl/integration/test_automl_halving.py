@@ -9,12 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.automl.asha import Asha
 from hetctl.methods.automl.grid_random import RandomSource
-from hetctl.methods.automl.hyperband import Hyperband
+from hetctl.methods.automl.halving import Asha, Hyperband
 from hetctl.methods.automl.procedure import Method, Procedure
-from hetctl.methods.automl.space import NumberRange
-from hetctl.methods.automl.trial_history import Report, Trial
+from hetctl.methods.automl.trials import NumberRange, Report, Trial
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import DELAYED, PROMOTION, STOPPING
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hetctl.methods.automl.grid_random import GridSource, OneShot, RandomSource
 from hetctl.methods.automl.procedure import Procedure
-from hetctl.methods.automl.space import Categorical, NumberRange
+from hetctl.methods.automl.trials import Categorical, NumberRange
 from hetctl.model.errors import BadInputError
 
 shares = st.floats(0, 1, exclude_max=True)

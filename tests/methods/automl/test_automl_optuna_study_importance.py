@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from hetctl.methods.automl.importance import LEAST_TRIALS, importance_of
-from hetctl.methods.automl.space import Categorical, NumberRange
+from hetctl.methods.automl.optuna_study import LEAST_TRIALS, importance_of
+from hetctl.methods.automl.trials import Categorical, NumberRange
 
 RATE, UNITS = NumberRange(1e-4, 1.0, log=True), Categorical((1, 2, 4))
 KIND = Categorical(("a", "b", None, 4))
