@@ -25,8 +25,8 @@ from tables import Figure, Table
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from replays.speed_predictors import PREDICTORS
 
-from hetctl.methods.balance.cpu_manager import CpuManager
 from hetctl.methods.balance.manager import Observation
+from hetctl.methods.balance.managers import CpuManager
 from hetctl.methods.balance.predictors.base import Predictor, Values
 from hetctl.methods.balance.predictors.learner import Learner
 

@@ -9,8 +9,7 @@ from replays.lstm import lstm
 from replays.rnn import rnn
 
 from hetctl.methods.balance.predictors import PREDICTORS as OWN
-from hetctl.methods.balance.predictors.averages import Ema
-from hetctl.methods.balance.predictors.base import Predictor
+from hetctl.methods.balance.predictors.base import Ema, Predictor
 
 PREDICTORS: dict[str, Callable[[int, int], Predictor]] = {
     "memoryless": OWN["memoryless"],

@@ -92,7 +92,7 @@ def _balanced(
     if len(set(gpu_types.values())) < 2:
         return tuple(rounds)
     # Imported here since batches differ only between types of GPU.
-    from hetctl.methods.balance.cpu_manager import first_batches
+    from hetctl.methods.balance.managers import first_batches
 
     by_name = {member.name: member for member in members}
     chunk_of = {member.name: member.chunk for member in request.ensemble.members}

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.balance.batch_partition import Lines, Values, whole_batches
 from hetctl.methods.balance.manager import FULL_MEMORY, Observation, StragglerWarning, checked_limits
+from hetctl.methods.balance.step_time import Lines, Values, whole_batches
 
 POINTS = 16
 """Points kept per worker; consecutive iterations with the same batch form one point."""

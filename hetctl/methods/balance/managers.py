@@ -1,15 +1,235 @@
-"""Choice of the manager of batch sizes by its name."""
+"""Managers of batch sizes: those of LB-BSP (Algorithms 1 and 2), the choice of one by its name, and states.
+
+A state is plain values and arrays, from which another process continues exactly. It names the classes of its
+parts, and only those of a table are made of it: unlike a pickle, it cannot run a program.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from hetctl.methods.balance.cpu_manager import CpuManager
+import numpy as np
+from numpy.typing import NDArray
+
+from hetctl.methods.balance import curve_manager
 from hetctl.methods.balance.curve_manager import CurveManager
-from hetctl.methods.balance.gpu_manager import GpuManager
-from hetctl.methods.balance.manager import BatchSizeManager
-from hetctl.methods.balance.predictors import PREDICTORS
+from hetctl.methods.balance.manager import (
+    FULL_MEMORY,
+    BatchSizeManager,
+    Observation,
+    StragglerWarning,
+    checked_limits,
+)
+from hetctl.methods.balance.predictors import PREDICTORS, base, learner, network_training
+from hetctl.methods.balance.predictors.base import Predictor
+from hetctl.methods.balance.predictors.learner import FeedForward, Learner
+from hetctl.methods.balance.step_time import Lines, Values, whole_batches
+from hetctl.model.plan import Allocation
 from hetctl.model.training_settings import BalanceSettings
+
+
+class CpuManager:
+    """Manager for workers without accelerators: Gamma_i(x) = x / v_i, with the predicted v_i.
+
+    Parameters
+    ----------
+    batches : sequence of int
+        Batches of the first iteration; their sum is kept.
+    predictor : Predictor
+        Predictor for the same number of workers, F_i in the paper.
+    caps : sequence of int or None
+        Largest batch of each worker, None for no cap; empty if no worker has one.
+
+    Raises
+    ------
+    BadInputError, InfeasibleError
+        If batches and caps are inconsistent.
+    """
+
+    def __init__(self, batches: Sequence[int], predictor: Predictor, caps: Sequence[int | None] = ()) -> None:
+        self._limits = checked_limits(batches, caps)
+        self._predictor = predictor
+        self.batches = tuple(batches)
+        self.warnings: tuple[StragglerWarning, ...] = ()
+
+    @property
+    def learner(self) -> Learner | None:
+        """The predictor, if it has networks."""
+        return self._predictor if isinstance(self._predictor, Learner) else None
+
+    def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
+        """Return batches for the predicted speeds (Algorithm 1).
+
+        They are rounded such that the slowest worker is fastest. A worker without free memory gets no larger
+        one, as by the other managers; Algorithm 1 has no such rule.
+        """
+        self._predictor.observe(
+            np.array([seen.batch / seen.seconds for seen in observations]),
+            np.array([seen.cpu for seen in observations]),
+            np.array([seen.memory for seen in observations]),
+        )
+        speeds = self._predictor.predict()
+        full = np.array([seen.memory > FULL_MEMORY for seen in observations])
+        # At least the present batches, so that their sum fits.
+        limits = np.where(full, np.minimum(self._limits, self.batches), self._limits)
+        self.batches = _in_proportion(speeds, sum(self.batches), limits)
+        return self.batches
+
+
+def first_batches(
+    given: Allocation, samples: int, gpu_types: Mapping[str, str], rate_of: Callable[[str], float]
+) -> tuple[int, ...]:
+    """Return a batch for each GPU of an allocation in proportion to its rate (LB-BSP, Algorithm 1).
+
+    Empty if the GPUs are of one type. During training, a manager adapts the batches.
+
+    Parameters
+    ----------
+    samples : int
+        Samples of a step of the whole group, the sum of the batches.
+    gpu_types : mapping of str to str
+        GPU type of each node.
+    rate_of : callable
+        Function that returns the member's rate on as many GPUs of one type, in samples/s.
+    """
+    types = [gpu_types[part.node] for part in given.placement for _ in part.gpus]
+    if len(set(types)) == 1:
+        return ()
+    rates = np.array([rate_of(gpu_type) for gpu_type in types])
+    return _in_proportion(rates, samples, np.full_like(rates, np.inf))
+
+
+def _in_proportion(speeds: Values, total: int, limits: Values) -> tuple[int, ...]:
+    """Return integer batches with sum `total` and the least longest time x_i / v_i (lines 7 to 9)."""
+    lines = Lines(np.zeros_like(speeds), 1 / speeds)
+    # Plain rounding of the fractions could give the slowest worker a sample that delays all.
+    return tuple(whole_batches(lines, total, limits).tolist())
+
+
+FAST_STEP, FAST_WINDOW = 5, 5
+"""Step Delta in samples and window D in iterations during the approach to the balance."""
+FINE_STEP, FINE_WINDOW = 1, 20
+"""Step and window after a leader has been slower than a straggler."""
+PAPER_BATCH = 32
+"""Batch of a worker in the paper's evaluation. Larger ones begin with a step in proportion, before the two of
+the paper: with 512 samples, 5 at a time would take more than 30 iterations."""
+CHANGED = 1.5
+"""Growth of the straggler's time over the leader's, since steps are fine, that counts as a change of
+conditions: steps are then coarse again. The paper's GPUs keep their speed (section 3.3)."""
+
+
+class GpuManager:
+    """Manager of Algorithm 2, for accelerators: the leader takes over samples from the straggler.
+
+    Parameters
+    ----------
+    batches : sequence of int
+        Batches of the first iteration; their sum is kept.
+    caps : sequence of int or None
+        Largest batch of each worker, None for no cap; empty if no worker has one.
+
+    Raises
+    ------
+    BadInputError, InfeasibleError
+        If batches and caps are inconsistent.
+    """
+
+    def __init__(self, batches: Sequence[int], caps: Sequence[int | None] = ()) -> None:
+        self._limits = checked_limits(batches, caps)
+        coarse = FAST_STEP * (sum(batches) // (PAPER_BATCH * len(batches)))
+        first = [(coarse, FAST_WINDOW)] if coarse > FAST_STEP else []
+        self._levels = (*first, (FAST_STEP, FAST_WINDOW), (FINE_STEP, FINE_WINDOW))
+        self._recent: list[NDArray[np.float64]] = []
+        self._enter(0)
+        self.batches = tuple(batches)
+        self.warnings: tuple[StragglerWarning, ...] = ()
+        self.learner: None = None
+
+    def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
+        """Transfer one step of samples if the leader was faster throughout the window (Algorithm 2)."""
+        seconds = np.array([seen.seconds for seen in observations])
+        self._recent = [*self._recent, seconds][-FINE_WINDOW:]
+        # Line 12 compares with all past iterations, not with the window alone.
+        self._ever_slower |= seconds[:, None] > seconds[None, :]
+        if self._have_conditions_changed():
+            self._enter(0)
+        straggler = int(seconds.argmax())
+        faster = self._faster(observations, straggler)
+        # After the step's size: the leader must have room for a step of that size.
+        able = [worker for worker in faster if self.batches[worker] + self._step <= self._limits[worker]]
+        leader = min(able, key=lambda worker: seconds[worker], default=straggler)
+        if not faster:
+            return self.batches  # as after a tie
+        if self.batches[straggler] <= self._step:
+            self._stop_at(straggler)
+        elif not able:
+            self._enter_finer()  # others may hold a few samples more
+        elif self._always_faster(leader, straggler):
+            self._move(straggler, leader)
+        elif self._ever_slower[leader, straggler]:
+            self._enter_finer()
+        return self.batches
+
+    def _enter(self, level: int) -> None:
+        """Use the step and window of a level; those of the last one stay until conditions change."""
+        self._level = level
+        self._step, self._window = self._levels[level]
+        workers = len(self._limits)
+        self._ever_slower = np.zeros((workers, workers), dtype=bool)
+        self._least_gap = np.inf
+
+    def _enter_finer(self) -> None:
+        if self._step != FINE_STEP:
+            self._enter(self._level + 1)
+
+    def _have_conditions_changed(self) -> bool:
+        """Return true if the straggler has fallen far behind, for a window, after the balance was near."""
+        window = self._recent[-FAST_WINDOW:]
+        if self._step != FINE_STEP or len(window) < FAST_WINDOW:
+            return False
+        # A process beside the worker makes single iterations as slow, or as fast, as any.
+        seconds = np.median(window, axis=0)
+        gap = float(seconds.max() / seconds.min())
+        self._least_gap = min(self._least_gap, gap)
+        return gap > CHANGED * self._least_gap
+
+    def _stop_at(self, straggler: int) -> None:
+        """Move nothing, and warn that training is faster without the worker (lines 8 and 9).
+
+        The steps for large batches are not the paper's: they become smaller first.
+        """
+        if self._step > FAST_STEP:
+            self._enter(self._level + 1)
+        else:
+            self._warn(straggler)
+
+    def _faster(self, observations: Sequence[Observation], straggler: int) -> list[int]:
+        """Return the workers that took less time than the straggler and have free memory (line 5)."""
+        return [
+            worker
+            for worker, seen in enumerate(observations)
+            # A GPU with less than 5 % of its memory free might run out of it.
+            if seen.memory <= FULL_MEMORY and seen.seconds < observations[straggler].seconds
+        ]
+
+    def _always_faster(self, leader: int, straggler: int) -> bool:
+        window = self._recent[-self._window :]
+        return len(window) == self._window and all(past[leader] < past[straggler] for past in window)
+
+    def _move(self, straggler: int, leader: int) -> None:
+        batches = list(self.batches)
+        batches[straggler] -= self._step
+        batches[leader] += self._step
+        self.batches = tuple(batches)
+
+    def _warn(self, straggler: int) -> None:
+        samples = self.batches[straggler]
+        what = f"is the slowest with {samples} samples and cannot give away {self._step}"
+        warning = StragglerWarning(straggler, f"{what}: training is faster without it")
+        if warning not in self.warnings:
+            self.warnings += (warning,)
+
 
 Caps = Sequence[int | None]
 _MANAGERS: Mapping[str, Callable[[Sequence[int], Caps, str, int], BatchSizeManager]] = {
@@ -41,3 +261,81 @@ def manager_of(
         If batches and caps are inconsistent.
     """
     return _MANAGERS[settings.manager](batches, caps, settings.predictor, seed)
+
+
+CLASSES: dict[str, type] = {
+    kind.__name__: kind
+    for kind in (
+        CpuManager,
+        GpuManager,
+        curve_manager.CurveManager,
+        curve_manager.StepTimeHistory,
+        curve_manager.Noise,
+        curve_manager.ChangeDetector,
+        base.Memoryless,
+        base.Ema,
+        base.ObservedRange,
+        learner.Learner,
+        learner.Effort,
+        network_training.SpeedHistory,
+        network_training.Models,
+        network_training.Training,
+        FeedForward,
+    )
+}
+"""Classes of which managers, and trainings of their networks, consist."""
+
+
+def state_of(value: Any) -> Any:
+    """Return a manager or a training as mappings, lists and tuples of arrays and plain values."""
+    kind = type(value)
+    if CLASSES.get(kind.__name__) is kind:
+        return {"class": kind.__name__, "state": {name: state_of(part) for name, part in vars(value).items()}}
+    if isinstance(value, np.random.Generator):
+        return {"generator": value.bit_generator.state}
+    if isinstance(value, np.ndarray):
+        # Parts are changed in place, also while a checkpoint is being written.
+        return value.copy()
+    if isinstance(value, list):
+        return [state_of(part) for part in value]
+    return tuple(map(state_of, value)) if isinstance(value, tuple) else value
+
+
+def made_of(state: Any) -> Any:
+    """Return what a state is of.
+
+    Raises
+    ------
+    ValueError
+        If it names a class that is not in the table, or holds no state of a generator.
+    """
+    match state:
+        case {"class": name, "state": parts}:
+            if name not in CLASSES:
+                raise ValueError(f"no class {name!r} has a state")
+            made: Any = object.__new__(CLASSES[name])
+            made.__dict__.update({name: made_of(part) for name, part in parts.items()})
+            return made
+        case {"generator": numbers}:
+            generator = np.random.default_rng()
+            generator.bit_generator.state = numbers
+            return generator
+        case list():
+            return [made_of(part) for part in state]
+        case tuple():
+            return tuple(map(made_of, state))
+    return state
+
+
+def is_alike(one: Any, other: Any) -> bool:
+    """Return true if one has the parts of the other, with arrays of the same shapes; None is like any."""
+    if other is None:
+        return True
+    if isinstance(other, np.ndarray):
+        return isinstance(one, np.ndarray) and (one.shape, one.dtype) == (other.shape, other.dtype)
+    if type(other).__name__ not in CLASSES:
+        return type(one) is type(other)
+    parts = vars(other)
+    return type(one) is type(other) and (
+        vars(one).keys() == parts.keys() and all(is_alike(getattr(one, name), parts[name]) for name in parts)
+    )

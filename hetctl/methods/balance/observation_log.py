@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from hetctl.methods.balance.batch_partition import Values, fluid_time
 from hetctl.methods.balance.curve_manager import (
     FIRST_NOISE,
     LAUNCH_SHARE,
@@ -23,6 +22,7 @@ from hetctl.methods.balance.curve_manager import (
 )
 from hetctl.methods.balance.manager import BatchSizeManager, Observation, equal_batches
 from hetctl.methods.balance.managers import manager_of
+from hetctl.methods.balance.step_time import Values, fluid_time
 from hetctl.model.errors import BadInputError
 from hetctl.model.run_status import BalanceHistory, BalancePoint
 from hetctl.model.serialization import decode, encode

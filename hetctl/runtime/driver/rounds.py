@@ -244,7 +244,7 @@ class Rounds:
         if profile is None or len({types[place.node] for place in allocation.placement}) == 1:
             return ()
         # Imported here since batches differ only between types of GPU.
-        from hetctl.methods.balance.cpu_manager import first_batches
+        from hetctl.methods.balance.managers import first_batches
 
         found = {t: rate_on(allocation.gpus, profile.rates_by_type.get(t, {})) for t in types.values()}
         # A type that was not measured: the manager finds its speed.

@@ -103,7 +103,7 @@ def main() -> None:
 
 def _send(stream: IO[bytes], value: Any) -> None:
     """Write a training, or its result, behind the number of its bytes."""
-    from hetctl.methods.balance.saved_state import state_of
+    from hetctl.methods.balance.managers import state_of
     from hetctl.runtime.frameworks.packed_state import to_bytes
 
     data = to_bytes(state_of(value))
@@ -114,7 +114,7 @@ def _send(stream: IO[bytes], value: Any) -> None:
 
 def _receive(stream: IO[bytes]) -> Any:
     """Wait for what `_send` has written; EOFError if the other process has ended."""
-    from hetctl.methods.balance.saved_state import made_of
+    from hetctl.methods.balance.managers import made_of
     from hetctl.runtime.frameworks.packed_state import from_bytes
 
     return made_of(from_bytes(_whole(stream, int.from_bytes(_whole(stream, LENGTH_BYTES), "big"))))

@@ -17,11 +17,10 @@ import numpy.typing as npt
 
 from hetctl.methods.balance.drift import DriftDetector
 from hetctl.methods.balance.manager import BatchSizeManager, Observation
-from hetctl.methods.balance.managers import manager_of
+from hetctl.methods.balance.managers import is_alike, made_of, manager_of, state_of
 from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, line_of, logged
 from hetctl.methods.balance.predictors.base import Values
 from hetctl.methods.balance.predictors.learner import Learner
-from hetctl.methods.balance.saved_state import is_alike, made_of, state_of
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import ON, BalanceSettings

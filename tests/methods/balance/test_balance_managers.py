@@ -7,12 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.balance import managers
-from hetctl.methods.balance.cpu_manager import CpuManager
 from hetctl.methods.balance.curve_manager import CurveManager
-from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import Observation, equal_batches
+from hetctl.methods.balance.managers import CpuManager, GpuManager, is_alike, made_of, state_of
 from hetctl.methods.balance.predictors import PREDICTORS
-from hetctl.methods.balance.saved_state import is_alike, made_of, state_of
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.training_settings import MANAGERS, ON, BalanceSettings
 

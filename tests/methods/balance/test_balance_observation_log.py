@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hetctl.methods.balance.manager import Observation
-from hetctl.methods.balance.managers import manager_of
+from hetctl.methods.balance.managers import made_of, manager_of, state_of
 from hetctl.methods.balance.observation_log import (
     POINTS,
     ManagerStart,
@@ -19,7 +19,6 @@ from hetctl.methods.balance.observation_log import (
     replay,
 )
 from hetctl.methods.balance.predictors import learner
-from hetctl.methods.balance.saved_state import made_of, state_of
 from hetctl.model.errors import BadInputError
 from hetctl.model.training_settings import MANAGERS, ON, BalanceSettings
 

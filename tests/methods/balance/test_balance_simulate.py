@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.balance.cpu_manager import CpuManager
 from hetctl.methods.balance.curve_manager import CurveManager
-from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import Observation, equal_batches
+from hetctl.methods.balance.managers import CpuManager, GpuManager
 from hetctl.methods.balance.predictors import PREDICTORS, learner
 from hetctl.methods.balance.simulate import Conditions, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from workbench import wait_for
 
-from hetctl.methods.balance.predictors.narx import narx
-from hetctl.methods.balance.saved_state import state_of
+from hetctl.methods.balance.managers import state_of
+from hetctl.methods.balance.predictors.learner import narx
 from hetctl.runtime.frameworks.packed_state import to_bytes
 from hetctl.runtime.worker.background_training import BackgroundTraining
 from hetctl.storage.processes import Process
@@ -130,7 +130,7 @@ def test_after_its_process_was_killed_nothing_is_trained(background, processes, 
 
 PARENT = """
 import psutil, sys, time
-from hetctl.methods.balance.saved_state import made_of
+from hetctl.methods.balance.managers import made_of
 from hetctl.runtime.frameworks.packed_state import from_bytes
 from hetctl.runtime.worker.background_training import BackgroundTraining
 background = BackgroundTraining(1e9)

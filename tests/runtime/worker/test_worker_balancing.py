@@ -15,10 +15,9 @@ import pytest
 from thread_groups import groups_of_threads
 
 from hetctl.methods.balance.drift import LASTING, WINDOW
-from hetctl.methods.balance.managers import manager_of
+from hetctl.methods.balance.managers import manager_of, state_of
 from hetctl.methods.balance.observation_log import ManagerStart, line_of, records_in, replay
 from hetctl.methods.balance.predictors import learner
-from hetctl.methods.balance.saved_state import state_of
 from hetctl.model.serialization import encode
 from hetctl.model.training_settings import AUTO, FRAMEWORKS, ON, BalanceSettings
 from hetctl.runtime.frameworks.packed_state import pack, unpack

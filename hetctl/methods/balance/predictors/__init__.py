@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hetctl.methods.balance.predictors.averages import Memoryless
-from hetctl.methods.balance.predictors.base import Predictor
-from hetctl.methods.balance.predictors.narx import narx
+from hetctl.methods.balance.predictors.base import Memoryless, Predictor
+from hetctl.methods.balance.predictors.learner import narx
 
 PREDICTORS: dict[str, Callable[[int, int], Predictor]] = {
     "memoryless": lambda workers, _: Memoryless(workers),

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from replays.lstm import Lstm
 from replays.rnn import SimpleRnn
 
-from hetctl.methods.balance.predictors.narx import FeedForward
+from hetctl.methods.balance.predictors.learner import FeedForward
 from hetctl.methods.balance.predictors.network_training import MOST_STEPS, PATIENCE, Fitting, split
 
 FEATURES = 3

@@ -6,12 +6,11 @@ from itertools import islice
 import numpy as np
 import pytest
 
+from hetctl.methods.balance.managers import made_of, state_of
 from hetctl.methods.balance.predictors import learner
-from hetctl.methods.balance.predictors.averages import Ema, Memoryless
-from hetctl.methods.balance.predictors.learner import TRAINS_EVERY, Learner
-from hetctl.methods.balance.predictors.narx import EFFORT, LAGS, narx
+from hetctl.methods.balance.predictors.base import Ema, Memoryless
+from hetctl.methods.balance.predictors.learner import EFFORT, LAGS, TRAINS_EVERY, Learner, narx
 from hetctl.methods.balance.predictors.network_training import CPU, REMEMBERED, SpeedHistory
-from hetctl.methods.balance.saved_state import made_of, state_of
 from hetctl.model.errors import BadInputError
 
 

@@ -3,8 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.methods.balance.batch_partition import Lines, fluid_time, whole_batches
-from hetctl.methods.balance.step_time import TimeCurve, balanced
+from hetctl.methods.balance.step_time import Lines, TimeCurve, balanced, fluid_time, whole_batches
 
 LAUNCH = st.floats(0, 5)
 PER_SAMPLE = st.floats(1e-4, 1)

@@ -1,8 +1,8 @@
 import pytest
 from bsp_iterations import FOUR_GPUS, M60, changes, longest, play
 
-from hetctl.methods.balance.gpu_manager import GpuManager
 from hetctl.methods.balance.manager import Observation
+from hetctl.methods.balance.managers import GpuManager
 from hetctl.methods.balance.step_time import TimeCurve, balance_time
 
 
