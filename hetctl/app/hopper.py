@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hetctl.inputs.unit_time_table import UnitTimeTable, read_unit_times
-from hetctl.inputs.visit_log import read_visit_log
+from hetctl.inputs.visit_times import UnitTimeTable, read_unit_times, read_visit_log
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
 from hetctl.methods.hopper.modes import estimated_costs, modes
 from hetctl.methods.hopper.schedule import trace_line, visits_of

@@ -216,7 +216,7 @@ def render_command(ensemble: str | None, run: str, as_json: bool, **options: Any
     Nothing is written, and no machine is queried: any site's script can be rendered anywhere.
     """
     from hetctl.app.run.spec import render
-    from hetctl.inputs.names import NAME_RULE, SAFE_NAME
+    from hetctl.inputs.validation import NAME_RULE, SAFE_NAME
 
     if not SAFE_NAME.fullmatch(run):
         raise click.BadParameter(f"{run!r} {NAME_RULE}", param_hint="'--run'")

@@ -19,7 +19,7 @@ from hetctl.cli.options import (
 )
 from hetctl.cli.output import print_json, print_table, write_text
 from hetctl.cli.parameter_types import Duration, FiniteRange, GpusByType, OutputFile, Seconds
-from hetctl.inputs.visit_log import MOST_EPOCHS
+from hetctl.inputs.visit_times import MOST_EPOCHS
 from hetctl.model.interpreter import load_entry
 from hetctl.model.plan import PIPELINE_POLICIES, PS_PLACEMENTS
 from hetctl.model.training_settings import MANAGERS, PREDICTORS

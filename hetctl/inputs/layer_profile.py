@@ -1,19 +1,208 @@
-"""Layer profiles: CSV with a row for each layer and GPU type, or PipeDream's graph text."""
+"""Layer profiles: CSV with a row for each layer and GPU type, or PipeDream's graph text.
+
+A graph has a line for each node with its profile, then a line for each edge. It is converted to a chain: its
+nodes in a topological order that finishes one branch before it begins the next, each a layer of its own. The
+bytes at a cut are the sum of all outputs that are still needed after it, so that a skip connection counts at
+every cut that it spans. Chains in which branches are merged into single layers are coarser: all their cuts
+are included here.
+"""
 
 from __future__ import annotations
 
 import csv
+import graphlib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TextIO
 
 from hetctl.inputs.csv_table import NUMBER, CsvRow, Problem, records_in
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
-from hetctl.inputs.pipedream import is_graph, layers_of
 from hetctl.model.profile import MeasuredLayer
+
+NODE = re.compile(r"(\S+) -- (.*?) -- ([a-z_]+=.*)")
+EDGE = re.compile(r"(\S+) -- (\S+)")
+VALUES = ("forward_compute_time", "backward_compute_time", "activation_size", "parameter_size")
+INPUT = "Input"
+IN_PLACE = "inplace"
+MOST_BYTES = 1e15
+
+Edges = Mapping[tuple[str, str], SourceLine]
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """Operation as profiled with one minibatch.
+
+    Parameters
+    ----------
+    output_bytes : int
+        Bytes of its output.
+    """
+
+    place: SourceLine
+    name: str
+    description: str
+    forward_s: float
+    backward_s: float
+    output_bytes: int
+    parameter_bytes: int
+
+    @property
+    def title(self) -> str:
+        """Node and its kind, such as ``node12 Conv2d``."""
+        return f"{self.name} {self.description.partition('(')[0]}".strip()
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes kept for the backward pass; an in-place operation needs none of its own."""
+        return 0 if IN_PLACE in self.description else self.output_bytes
+
+
+def is_graph(text: str) -> bool:
+    """Return true if the first line of a text has the form of a graph's."""
+    return " -- " in text.lstrip().partition("\n")[0]
+
+
+def layers_of(path: Path, text: str) -> list[tuple[GraphNode, int]]:
+    """Return the nodes as a chain, each with the bytes that are transferred at a cut after it.
+
+    Inputs are omitted, as in PipeDream: they are read on the GPU of the first layer.
+
+    Raises
+    ------
+    BadInputError
+        If a line is neither node nor edge, a value is invalid, or the edges form a cycle.
+    """
+    nodes, edges = _parsed(path, text)
+    _refuse_cycles(path, nodes, edges)
+    order = [name for name in _topological(nodes, edges) if nodes[name].description != INPUT]
+    if not order:
+        raise refusal([(SourceLine(path, 1), "has no layers")])
+    return list(zip((nodes[name] for name in order), _crossing(order, nodes, edges), strict=True))
+
+
+def _parsed(path: Path, text: str) -> tuple[dict[str, GraphNode], dict[tuple[str, str], SourceLine]]:
+    nodes: dict[str, GraphNode] = {}
+    edges: dict[tuple[str, str], SourceLine] = {}
+    problems: list[Problem] = []
+    for place, line in _lines(path, text):
+        if found := NODE.fullmatch(line):
+            name, description, values = found.groups()
+            if name in nodes:
+                problems.append((place, f"node {name} is already in line {nodes[name].place.line}"))
+            node, rules = _node(place, name, description, values)
+            nodes.setdefault(name, node)
+            problems += [(place, rule) for rule in rules]
+        elif found := EDGE.fullmatch(line):
+            edges.setdefault((found[1], found[2]), place)
+        else:
+            problems.append((place, f"is neither NODE -- WHAT -- VALUES nor NODE -- NODE, got {shown(line)}"))
+    problems += [
+        (place, f"edge names node {shown(name)}, which has no line of its own")
+        for edge, place in edges.items()
+        for name in dict.fromkeys(edge)
+        if name not in nodes
+    ]
+    if problems:
+        raise refusal(problems)
+    return nodes, edges
+
+
+def _lines(path: Path, text: str) -> Iterator[tuple[SourceLine, str]]:
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield SourceLine(path, number), line.strip()
+
+
+def _node(place: SourceLine, name: str, description: str, values: str) -> tuple[GraphNode, list[str]]:
+    """Return the node, with 0 for invalid values, and the violated rules."""
+    pairs = dict(part.split("=", 1) for part in re.split(r", | -- ", values) if "=" in part)
+    rules = [f"{key} is missing" for key in VALUES if key not in pairs]
+    found = {key: _number(pairs[key]) for key in VALUES if key in pairs}
+    rules += [
+        f"{key}: must be a number from 0 to 1e15, got {shown(pairs[key])}"
+        for key, number in found.items()
+        if number is None
+    ]
+    forward_ms, backward_ms, activation, parameters = (found.get(key) or 0.0 for key in VALUES)
+    node = GraphNode(
+        place=place,
+        name=name,
+        description=description,
+        forward_s=forward_ms / 1000,
+        backward_s=backward_ms / 1000,
+        output_bytes=round(activation),
+        parameter_bytes=round(parameters),
+    )
+    return node, rules
+
+
+def _number(text: str) -> float | None:
+    """Return a number, or the sum of several in ``[1.0; 2.0]``; None if it is invalid."""
+    parts = text.strip("[]").split(";") if text.startswith("[") else [text]
+    numbers = [float(part) if NUMBER.fullmatch(part.strip()) else math.nan for part in parts]
+    # NaN marks an invalid part and fails this comparison.
+    return math.fsum(numbers) if all(0 <= number <= MOST_BYTES for number in numbers) else None
+
+
+def _refuse_cycles(path: Path, nodes: Mapping[str, GraphNode], edges: Edges) -> None:
+    sorter = graphlib.TopologicalSorter({name: [] for name in nodes})
+    for before, after in edges:
+        sorter.add(after, before)
+    try:
+        sorter.prepare()
+    except graphlib.CycleError as error:
+        cycle: Sequence[str] = error.args[1]
+        places = [edges[edge] for edge in pairwise(cycle) if edge in edges]
+        around = " -- ".join(cycle) if len(cycle) <= 8 else " -- ".join([*cycle[:4], "...", *cycle[-3:]])
+        place = max(places, default=SourceLine(path, 1))
+        raise refusal([(place, f"edge closes a cycle: {around}; layers must have an order")]) from None
+
+
+def _topological(nodes: Mapping[str, GraphNode], edges: Edges) -> list[str]:
+    """Return the nodes in depth-first topological order; among several candidates, the first in the file."""
+    after: dict[str, list[str]] = {name: [] for name in nodes}
+    waits = dict.fromkeys(nodes, 0)
+    for first, second in edges:
+        after[first].append(second)
+        waits[second] += 1
+    line = {name: node.place.line for name, node in nodes.items()}
+    ready = sorted((name for name in nodes if not waits[name]), key=line.__getitem__, reverse=True)
+    order = []
+    while ready:
+        order.append(ready.pop())
+        freed = []
+        for name in after[order[-1]]:
+            waits[name] -= 1
+            if not waits[name]:
+                freed.append(name)
+        ready += sorted(freed, key=line.__getitem__, reverse=True)
+    return order
+
+
+def _crossing(order: Sequence[str], nodes: Mapping[str, GraphNode], edges: Edges) -> list[int]:
+    """Return the bytes transferred at a cut after each node of the order; for the last node, its output."""
+    at = {name: position for position, name in enumerate(order)}
+    last_use = dict.fromkeys(order, -1)
+    for first, second in edges:
+        if first in at:
+            last_use[first] = max(last_use[first], at[second])
+    changes = [0] * (len(order) + 1)
+    for name, use in last_use.items():
+        if use >= 0:
+            changes[at[name]] += nodes[name].output_bytes
+            changes[use] -= nodes[name].output_bytes
+    crossing, total = [], 0
+    for change in changes[: len(order)]:
+        total += change
+        crossing.append(total)
+    crossing[-1] = nodes[order[-1]].output_bytes
+    return crossing
+
 
 TIMES, BYTES = ("forward_s", "backward_s"), ("activation_bytes", "parameter_bytes")
 REQUIRED = ("layer", *TIMES, *BYTES)

@@ -19,9 +19,8 @@ from pydantic import (
 )
 
 from hetctl.inputs.input_errors import shown
-from hetctl.inputs.names import MemberName, SafeName
 from hetctl.inputs.quantities import parse_interval
-from hetctl.inputs.validation import Matching, Strict
+from hetctl.inputs.validation import Matching, MemberName, SafeName, Strict
 from hetctl.model.errors import BadInputError
 from hetctl.model.training_settings import FRAMEWORKS
 

@@ -10,8 +10,8 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from hetctl.inputs.input_errors import SourceLine, suggestion
-from hetctl.inputs.interconnect_schema import LinksModel, Positive, links_of, links_problems
 from hetctl.inputs.quantities import parse_bytes
+from hetctl.inputs.site_schema import LinksModel, Positive, links_of, links_problems
 from hetctl.inputs.validation import Matching, Strict, validate
 from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
 from hetctl.model.errors import BadInputError

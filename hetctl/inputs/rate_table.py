@@ -10,7 +10,7 @@ from typing import TextIO
 
 from hetctl.inputs.csv_table import is_count, is_positive, records_in
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
-from hetctl.inputs.names import MEMBER_NAME, MEMBER_RULE
+from hetctl.inputs.validation import MEMBER_NAME, MEMBER_RULE
 
 REQUIRED = ("member", "gpus", "rate")
 OPTIONAL = ("gpu_type", "samples")

@@ -6,12 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetctl.inputs.ensemble_schema import EnsembleModel
+from hetctl.inputs.ensemble_schema import METHOD_KEYS, OF_METHODS, EnsembleModel, OptunaPartModel, SearchModel
 from hetctl.inputs.input_errors import suggestion
-from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, usual_mode
-from hetctl.inputs.names import fitted
+from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, fitted, usual_mode
 from hetctl.inputs.quantities import parse_duration
-from hetctl.inputs.search_schema import METHOD_KEYS, OF_METHODS, OptunaPartModel, SearchModel
 from hetctl.inputs.yaml_source import Location
 from hetctl.model.ensemble import Member, Objective, StopRule
 from hetctl.model.errors import BadInputError

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hetctl.inputs.input_errors import shown, suggestion
-from hetctl.inputs.interconnect_schema import links_of, links_problems
-from hetctl.inputs.names import NAME_RULE, SAFE_NAME
 from hetctl.inputs.quantities import format_duration
-from hetctl.inputs.site_schema import SiteModel, TimeoutsModel
-from hetctl.inputs.validation import validate
+from hetctl.inputs.site_schema import SiteModel, TimeoutsModel, links_of, links_problems
+from hetctl.inputs.validation import NAME_RULE, SAFE_NAME, validate
 from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import HEARTBEAT_EVERY_S, NetworkInterfaces, NodeType, Queue, Site, SiteKey, Timeouts

@@ -1,4 +1,4 @@
-"""Conversion of values to a pydantic model, with file, line and rule of every problem."""
+"""Conversion of values to a pydantic model, with file, line and rule of every problem; rules of names."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import re
 import typing
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
 from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
 from hetctl.inputs.input_errors import shown, suggestion
 from hetctl.inputs.yaml_source import Location, YamlSource
+from hetctl.model.events import DRIVER
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -116,3 +117,13 @@ def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
         yield annotation
     for argument in typing.get_args(annotation):
         yield from _models_in(argument)
+
+
+NAME_RULE = "must be 1 to 64 of A-Z a-z 0-9 . _ - and start with a letter or digit"
+MEMBER_RULE = f"{NAME_RULE}; '{DRIVER}' is reserved"
+SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# A member's events lie in a file of its name, beside `driver.jsonl`.
+MEMBER_NAME = re.compile(rf"(?!{DRIVER}$){SAFE_NAME.pattern}")
+
+SafeName = Annotated[str, Matching(SAFE_NAME.pattern, NAME_RULE)]
+MemberName = Annotated[str, Matching(MEMBER_NAME.pattern, MEMBER_RULE)]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hetctl.inputs.csv_table import CsvRow, Problem, is_count, is_positive, records_in
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
-from hetctl.inputs.names import NAME_RULE, SAFE_NAME
+from hetctl.inputs.validation import NAME_RULE, SAFE_NAME
 
 REQUIRED = ("worker", "batch", "seconds")
 OPTIONAL = ("max_batch",)

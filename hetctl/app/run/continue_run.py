@@ -22,7 +22,7 @@ from hetctl.app.run.changes import (
 )
 from hetctl.app.run.job_states import used_until_now
 from hetctl.catalog.catalog import Catalog
-from hetctl.inputs.visit_log import read_run_trace
+from hetctl.inputs.visit_times import read_run_trace
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, Plan

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.inputs.ensemble_file import read_ensemble
-from hetctl.inputs.placed_partitions import PlacedPartition, read_partition_table
+from hetctl.inputs.ensemble_file import PlacedPartition, read_ensemble, read_partition_table
 from hetctl.model.errors import BadInputError
 
 HEAD = "partition,path,nodes\n"

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.inputs.unit_time_table import UnitTimeTable
-from hetctl.inputs.visit_log import read_visit_log
+from hetctl.inputs.visit_times import UnitTimeTable, read_visit_log
 from hetctl.model.errors import BadInputError
 
 TABLE = UnitTimeTable(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.inputs.unit_time_table import UnitTimeTable, read_unit_times
+from hetctl.inputs.visit_times import UnitTimeTable, read_unit_times
 from hetctl.model.errors import BadInputError
 
 TIMES = st.floats(min_value=0, max_value=1e9)
