@@ -4,7 +4,7 @@
 `Shards` are files of samples, or parts of a stream, that are read from their beginning to their end.
 """
 
-from hetctl.runtime.data.collated import Collated
+from hetctl.runtime.data.named_arrays import Collated
 from hetctl.runtime.data.shards import Shards
 
 __all__ = ["Collated", "Shards"]

@@ -14,9 +14,8 @@ from torch.utils.checkpoint import checkpoint
 from workbench import wait_for
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.frameworks import load_framework, torch_averaging
-from hetctl.runtime.frameworks.torch_averaging import Averaging
-from hetctl.runtime.frameworks.torch_ranks import average, make_equal
+from hetctl.runtime.frameworks import load_framework, torch_ranks
+from hetctl.runtime.frameworks.torch_ranks import Averaging, average, make_equal
 from hetctl.runtime.worker.group import join_group
 
 ROWS = ((0, 7), (7, 9), (9, 9))
@@ -132,7 +131,7 @@ def statistics(rank):
 def compare(rank, folder):
     """Write the differences of each way of training, and statistics of the group."""
     group = joined(rank, folder, len(ROWS))
-    torch_averaging.FIRST_BUCKET_BYTES = torch_averaging.BUCKET_BYTES = 40
+    torch_ranks.FIRST_BUCKET_BYTES = torch_ranks.BUCKET_BYTES = 40
     torch.manual_seed(0)
     x, y = torch.randn(9, 4).clamp(-2, 2), torch.randn(9, 2)
     x[0, 0] = 3
@@ -168,7 +167,7 @@ def overlap(rank, folder):
     # The last parameter of each optimizer, which would be sent first, never gets a gradient.
     lists = [[*each.parameters(), nn.Parameter(torch.ones(300))] for each in (net, plain)]
     rules = [torch.optim.SGD(each, lr=0.1, momentum=0.9) for each in lists]
-    torch_averaging.FIRST_BUCKET_BYTES, torch_averaging.BUCKET_BYTES = 2**10, 2**18
+    torch_ranks.FIRST_BUCKET_BYTES, torch_ranks.BUCKET_BYTES = 2**10, 2**18
     averaging, weight = Averaging(rules[0]), (0.75, 0.25)[rank]
     averaging.expect(weight, ends_step=True)
     sent = []

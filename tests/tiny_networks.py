@@ -14,7 +14,7 @@ from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
-from hetctl.runtime.data.input_share import InputShare
+from hetctl.runtime.data.lineup import InputShare
 from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
@@ -120,7 +120,7 @@ def train_on(
 def context_in(arrays, framework):
     """Return what a checkpoint has of the context of ``train_fn``."""
     if framework == "pytorch":
-        from hetctl.runtime.frameworks import torch_state
+        from hetctl.runtime.frameworks import torch_parts
 
-        return torch_state.unpack(arrays)["context"]
+        return torch_parts.unpack(arrays)["context"]
     return unpack({n.removeprefix("context/"): a for n, a in arrays.items() if n.startswith("context/")})

@@ -10,12 +10,19 @@ from pathlib import Path
 from hetctl.inputs.input_errors import refusal
 from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.inputs.pipeline_cluster import ClusterFile, read_cluster
-from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster, fit_inter, fit_scaling
-from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
-from hetctl.methods.pipeline.node_memory import node_bytes
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Waves, plan
 from hetctl.methods.pipeline.simulate import simulate_plan, steady_waves
-from hetctl.methods.pipeline.stage_costs import least_bytes
+from hetctl.methods.pipeline.stage_costs import (
+    UNNAMED,
+    Layer,
+    LayerProfile,
+    Links,
+    PipelineCluster,
+    fit_inter,
+    fit_scaling,
+    least_bytes,
+)
+from hetctl.methods.pipeline.stages import node_bytes
 from hetctl.methods.pipeline.sync_cost import server_gpus
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.pipelines import PipelineSimulation, SimulatedStage, SimulatedWorker, Stage

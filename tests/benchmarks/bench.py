@@ -71,8 +71,7 @@ from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import allotment_bound, allotments_of
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options
-from hetctl.scheduling.planners.doubling import double
-from hetctl.scheduling.planners.elastic import allot
+from hetctl.scheduling.planners.doubling import allot, double
 from hetctl.scheduling.planners.static_schedule import Problem, list_schedule, placeable
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate

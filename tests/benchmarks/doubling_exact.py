@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Mapping
 
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.elastic import ResizeCandidate
+from hetctl.scheduling.planners.doubling import ResizeCandidate
 
 Curve = Callable[[random.Random], dict[int, float]]
 

@@ -38,14 +38,12 @@ from hetpipe_networks import (
 from tables import Figure, Table
 from typing_extensions import Self
 
-from hetctl.methods.pipeline.gpu_cluster import Group, PipelineCluster
-from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut, Partitioner
-from hetctl.methods.pipeline.pipeline_flow import run_waves
 from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, PipelinePlan, Waves, plan
 from hetctl.methods.pipeline.simulate import PipelineRun, pipelines_of, simulate_plan
-from hetctl.methods.pipeline.stage_costs import StageCosts, bytes_alone
+from hetctl.methods.pipeline.stage_costs import Group, LayerProfile, PipelineCluster, StageCosts, bytes_alone
 from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
+from hetctl.methods.pipeline.throughput import run_waves
 from hetctl.methods.pipeline.wsp import Bounds
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import LOCAL, ROUND_ROBIN

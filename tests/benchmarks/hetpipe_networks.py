@@ -24,8 +24,7 @@ from pathlib import Path
 
 from hetctl.app.pipeline import measured_profile
 from hetctl.inputs.layer_profile import read_layers
-from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
-from hetctl.methods.pipeline.layers import Layer, LayerProfile
+from hetctl.methods.pipeline.stage_costs import Layer, LayerProfile, Links, PipelineCluster
 
 PROFILED_BATCH, BATCH = 128, 32
 GIB = 2**30

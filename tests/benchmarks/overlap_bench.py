@@ -153,7 +153,7 @@ def _step_of(
 
 
 def _overlapped(network: Any, optimizer: Any) -> tuple[Any, Callable[[], None]]:
-    from hetctl.runtime.frameworks.torch_averaging import Averaging
+    from hetctl.runtime.frameworks.torch_ranks import Averaging
 
     averaging = Averaging(optimizer)
     return network, lambda: averaging.expect(0.5, ends_step=True)

@@ -21,11 +21,9 @@ from hetpipe_networks import FILES, GIB, MEMORY_BYTES, NETWORKS, TIME_RATIOS, cl
 from pipeline_exact import least_bottleneck_s
 from tables import Figure, Table
 
-from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
-from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
 from hetctl.methods.pipeline.partition import Partitioner
 from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, PipelinePlan, plan
-from hetctl.methods.pipeline.stage_costs import StageCosts
+from hetctl.methods.pipeline.stage_costs import UNNAMED, Layer, LayerProfile, PipelineCluster, StageCosts
 from hetctl.model.errors import InfeasibleError
 
 SEARCH_S = 2.0

@@ -6,9 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import combinations, permutations
 
-from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
-from hetctl.methods.pipeline.layers import LayerProfile
-from hetctl.methods.pipeline.stage_costs import minibatches_held
+from hetctl.methods.pipeline.stage_costs import Gpu, Group, LayerProfile, PipelineCluster, minibatches_held
 
 
 def least_bottleneck_s(

@@ -23,10 +23,8 @@ from tables import Figure, Table
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from stage_ranks import layout_of, run_ranks
 
-from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
-from hetctl.methods.pipeline.node_memory import client_versions, passing_bytes, server_versions
-from hetctl.methods.pipeline.stage_costs import stage_bytes
-from hetctl.methods.pipeline.stages import VirtualWorker
+from hetctl.methods.pipeline.stage_costs import UNNAMED, Layer, LayerProfile, stage_bytes
+from hetctl.methods.pipeline.stages import VirtualWorker, client_versions, passing_bytes, server_versions
 from hetctl.model.ensemble import Member
 from hetctl.model.pipelines import PipelineLayout, Stage
 from hetctl.model.profile import MeasuredLayer

@@ -10,8 +10,8 @@ from __future__ import annotations
 from hetctl.scheduling.planners import PLANNERS as OWN
 from hetctl.scheduling.planners import planner_named as own_named
 from hetctl.scheduling.planners.base import Planner
+from hetctl.scheduling.planners.fixed import decide, drawn
 from hetctl.scheduling.planners.heterogeneous import by_type
-from hetctl.scheduling.planners.independent import decide, drawn
 
 HOMOGENEOUS = by_type(Planner("homogeneous", "global", decide, shares=True, order=drawn, alpha=0.0))
 PLANNERS = {**OWN, HOMOGENEOUS.name: HOMOGENEOUS}

@@ -17,11 +17,9 @@ from hetctl.app.plan.planning import PlanRequest
 from hetctl.app.profile.known import rows_of
 from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.methods.phase_run import phase_in_turn
-from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
-from hetctl.methods.pipeline.layers import UNNAMED, LayerProfile
 from hetctl.methods.pipeline.layouts import PipelineProblem, PlacedPipeline, allocation_of, lay_out
 from hetctl.methods.pipeline.pipeline_plan import Waves
-from hetctl.methods.pipeline.stage_costs import bytes_alone
+from hetctl.methods.pipeline.stage_costs import UNNAMED, LayerProfile, PipelineCluster, bytes_alone
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import PIPELINE, Allocation, ModeChoice, Plan, Round

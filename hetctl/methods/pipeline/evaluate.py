@@ -6,11 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from hetctl.methods.pipeline.gpu_cluster import Group, PipelineCluster
 from hetctl.methods.pipeline.grouping import Grouping
-from hetctl.methods.pipeline.layers import LayerProfile
 from hetctl.methods.pipeline.partition import Cut, Partitioner
-from hetctl.methods.pipeline.stage_costs import StageCosts
+from hetctl.methods.pipeline.stage_costs import Group, LayerProfile, PipelineCluster, StageCosts
 from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
 from hetctl.methods.pipeline.sync_cost import Waves, traffic_of
 from hetctl.methods.pipeline.throughput import (

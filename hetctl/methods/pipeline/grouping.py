@@ -17,8 +17,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.pipeline.gpu_cluster import Gpu, Group, PipelineCluster
-from hetctl.methods.pipeline.layers import LayerProfile
+from hetctl.methods.pipeline.stage_costs import Gpu, Group, LayerProfile, PipelineCluster
 
 Grouping = tuple[Group, ...]
 

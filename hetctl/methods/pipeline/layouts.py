@@ -8,12 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetctl.methods.pipeline.gpu_cluster import Gpu, Links, PipelineCluster
-from hetctl.methods.pipeline.layers import UNNAMED, LayerProfile
-from hetctl.methods.pipeline.node_memory import node_bytes
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Waves, plan
 from hetctl.methods.pipeline.simulate import simulate_plan, steady_waves
-from hetctl.methods.pipeline.stage_costs import minibatches_held
+from hetctl.methods.pipeline.stage_costs import (
+    UNNAMED,
+    Gpu,
+    LayerProfile,
+    Links,
+    PipelineCluster,
+    minibatches_held,
+)
+from hetctl.methods.pipeline.stages import node_bytes
 from hetctl.methods.pipeline.sync_cost import server_gpus
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.pipelines import PipelineLayout, StagePlan

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hetctl.methods.pipeline.evaluate import Evaluated, GroupingEvaluator
-from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
 from hetctl.methods.pipeline.grouping import (
     GROUPINGS,
     MOST_SETS,
@@ -23,8 +22,13 @@ from hetctl.methods.pipeline.grouping import (
     exact_groupings,
     improved,
 )
-from hetctl.methods.pipeline.layers import LayerProfile, coarse
-from hetctl.methods.pipeline.stage_costs import least_bytes, most_in_flight
+from hetctl.methods.pipeline.stage_costs import (
+    LayerProfile,
+    PipelineCluster,
+    coarse,
+    least_bytes,
+    most_in_flight,
+)
 from hetctl.methods.pipeline.stages import VirtualWorker
 from hetctl.methods.pipeline.sync_cost import Waves
 from hetctl.methods.pipeline.throughput import SAME

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
-from hetctl.methods.pipeline.layers import LayerProfile
-from hetctl.methods.pipeline.pipeline_flow import Flow, FlowInput, held, run_waves
 from hetctl.methods.pipeline.pipeline_plan import PipelinePlan
+from hetctl.methods.pipeline.stage_costs import LayerProfile, PipelineCluster
 from hetctl.methods.pipeline.sync_cost import Waves, traffic_of
+from hetctl.methods.pipeline.throughput import Flow, FlowInput, held, run_waves
 from hetctl.methods.pipeline.wsp import Bounds
 
 LEAST_WAVES, MINIBATCHES = 32, 4000

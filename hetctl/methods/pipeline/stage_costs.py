@@ -1,12 +1,279 @@
-"""Execution time and memory of every possible stage (HetPipe, sections 4 and 7)."""
+"""Layers of a network and GPUs of a cluster, and the time and memory of every possible stage.
+
+These are what partitions are planned from (HetPipe, sections 4 and 7).
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.pipeline.gpu_cluster import PipelineCluster
-from hetctl.methods.pipeline.layers import LayerProfile
+from hetctl.model.site import Point
+
+Gpu = tuple[int, int]
+"""Numbers of the node and of the GPU in it, both counted from 0."""
+Group = tuple[Gpu, ...]
+"""GPUs of a virtual worker."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Fitted model of the links within a node and between nodes.
+
+    Parameters
+    ----------
+    intra_bytes_per_s : float
+        Peak bandwidth between GPUs of one node in bytes/s.
+    intra_scaling : float
+        Share of the peak that is reached (the paper's scaling-down constant).
+    inter_latency_s, inter_s_per_byte : float
+        Latency in seconds and seconds per byte between nodes, fitted to measurements.
+    """
+
+    intra_bytes_per_s: float
+    intra_scaling: float
+    inter_latency_s: float
+    inter_s_per_byte: float
+
+    def seconds(self, size: float, same_node: bool) -> float:
+        """Return the transfer time of `size` bytes in seconds; 0 for no bytes."""
+        if size <= 0:
+            return 0.0
+        if same_node:
+            return size / (self.intra_bytes_per_s * self.intra_scaling)
+        return self.inter_latency_s + size * self.inter_s_per_byte
+
+
+def fit_scaling(bytes_per_s: float, points: Sequence[Point]) -> float:
+    """Return the scaling-down constant of section 7, fitted by least squares."""
+    peak_s = np.array([size for size, _ in points]) / bytes_per_s
+    seconds = np.array([taken for _, taken in points])
+    return float(peak_s @ peak_s / (peak_s @ seconds))
+
+
+def fit_inter(points: Sequence[Point]) -> tuple[float, float]:
+    """Return latency in s and seconds per byte by linear regression, neither below 0."""
+    sizes, seconds = np.array(points, dtype=float).T
+    offsets = sizes - sizes.mean()
+    slope = float(offsets @ (seconds - seconds.mean()) / (offsets @ offsets))
+    latency = float(seconds.mean() - slope * sizes.mean())
+    # Noise of measurements may tilt the line; a negative bandwidth or latency would be exploited by a plan.
+    if slope < 0:
+        return float(seconds.mean()), 0.0
+    if latency < 0:
+        return 0.0, float(sizes @ seconds / (sizes @ sizes))
+    return latency, slope
+
+
+@dataclass(frozen=True)
+class PipelineCluster:
+    """Nodes with GPUs of one or several types.
+
+    Parameters
+    ----------
+    nodes : tuple of tuple of str
+        Types of the GPUs of each node.
+    memory_bytes : mapping
+        Memory of one GPU of each type.
+    links : Links
+        Links, equal for all pairs of GPUs within a node and for all pairs of nodes.
+    context_bytes : mapping
+        Memory that the framework takes on a GPU before it holds any layer, by type; none if not given.
+    server_bytes_per_s : float
+        Bytes of updates that the parameter server of a node adds to its weights per second.
+    """
+
+    nodes: tuple[tuple[str, ...], ...]
+    memory_bytes: Mapping[str, int]
+    links: Links
+    context_bytes: Mapping[str, int] = field(default_factory=dict)
+    server_bytes_per_s: float = math.inf
+
+    @property
+    def gpus(self) -> Group:
+        """All GPUs, node by node."""
+        return tuple(gpu for node in range(len(self.nodes)) for gpu in self.on(node))
+
+    @property
+    def gpu_types(self) -> tuple[str, ...]:
+        """GPU types of the cluster, sorted."""
+        return tuple(sorted({gpu_type for types in self.nodes for gpu_type in types}))
+
+    @property
+    def free_bytes(self) -> Mapping[str, int]:
+        """Memory of one GPU of each type without the framework's context, at least 0."""
+        return {
+            name: max(0, size - self.context_bytes.get(name, 0)) for name, size in self.memory_bytes.items()
+        }
+
+    def on(self, node: int) -> Group:
+        """Return the GPUs of a node."""
+        return tuple((node, gpu) for gpu in range(len(self.nodes[node])))
+
+    def type_of(self, gpu: Gpu) -> str:
+        """Return the type of a GPU."""
+        return self.nodes[gpu[0]][gpu[1]]
+
+    def kinds(self, group: Group) -> list[Group]:
+        """Return the GPUs of a group by node and type; GPUs of the same kind are interchangeable."""
+        found: dict[tuple[int, str], list[Gpu]] = {}
+        for gpu in sorted(group):
+            found.setdefault((gpu[0], self.type_of(gpu)), []).append(gpu)
+        return [tuple(gpus) for gpus in found.values()]
+
+
+UNNAMED = ""
+"""GPU type of a profile that does not name the type it was measured on."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer; times and sizes are those of one minibatch.
+
+    Parameters
+    ----------
+    forward_s, backward_s : mapping
+        Seconds of one pass by GPU type.
+    activation_bytes : int
+        Activations sent to the next stage if the network is cut after this layer; the gradients sent back
+        have the same size.
+    parameter_bytes : int
+        Size of one version of its weights.
+    held_bytes : int or None
+        Data kept on the GPU from the forward to the backward pass; None for `activation_bytes`.
+    workspace_bytes : int
+        Memory that only one pass of the layer uses, and leaves to the next layer.
+    optimizer_bytes : int or None
+        State that the optimizer keeps for its weights; None for `parameter_bytes`: SGD with momentum, which
+        trains the networks of HetPipe.
+    """
+
+    name: str
+    forward_s: Mapping[str, float]
+    backward_s: Mapping[str, float]
+    activation_bytes: int
+    parameter_bytes: int
+    held_bytes: int | None = None
+    workspace_bytes: int = 0
+    optimizer_bytes: int | None = None
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the optimizer's state."""
+        return self.parameter_bytes if self.optimizer_bytes is None else self.optimizer_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that each minibatch in flight keeps on the GPU for the backward pass."""
+        return self.activation_bytes if self.held_bytes is None else self.held_bytes
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """Layers of a network in the order of computation, at least one."""
+
+    layers: tuple[Layer, ...]
+
+    @property
+    def gpu_types(self) -> frozenset[str]:
+        """GPU types on which all layers were measured."""
+        return frozenset.intersection(
+            *(frozenset(layer.forward_s) & frozenset(layer.backward_s) for layer in self.layers)
+        )
+
+    def forward_s(self, gpu_type: str) -> NDArray[np.float64]:
+        """Return the seconds of the forward passes, shape (layers,)."""
+        return np.array([layer.forward_s[gpu_type] for layer in self.layers])
+
+    def backward_s(self, gpu_type: str) -> NDArray[np.float64]:
+        """Return the seconds of the backward passes, shape (layers,)."""
+        return np.array([layer.backward_s[gpu_type] for layer in self.layers])
+
+    @property
+    def activation_bytes(self) -> NDArray[np.int64]:
+        """Bytes that cross a cut after each layer, shape (layers,)."""
+        return np.array([layer.activation_bytes for layer in self.layers], dtype=np.int64)
+
+    @property
+    def input_bytes(self) -> int:
+        """Most bytes of the network's inputs: what the first layer keeps beside its outputs.
+
+        A measured first layer keeps the inputs, too; files that do not say what is kept give 0.
+        """
+        first = self.layers[0]
+        return max(0, first.kept_bytes - first.activation_bytes)
+
+    @property
+    def parameter_bytes(self) -> NDArray[np.int64]:
+        """Bytes of one version of each layer's weights, shape (layers,)."""
+        # Explicitly 64 bits: sums of bytes exceed 32 bits, the default width on some systems.
+        return np.array([layer.parameter_bytes for layer in self.layers], dtype=np.int64)
+
+    @property
+    def kept_bytes(self) -> NDArray[np.int64]:
+        """Bytes of each layer that each minibatch in flight keeps, shape (layers,)."""
+        return np.array([layer.kept_bytes for layer in self.layers], dtype=np.int64)
+
+    @property
+    def workspace_bytes(self) -> NDArray[np.int64]:
+        """Bytes of each layer's workspace, shape (layers,)."""
+        return np.array([layer.workspace_bytes for layer in self.layers], dtype=np.int64)
+
+    @property
+    def slot_bytes(self) -> NDArray[np.int64]:
+        """Bytes of the optimizer's state of each layer, shape (layers,)."""
+        return np.array([layer.slot_bytes for layer in self.layers], dtype=np.int64)
+
+    def derived(self, time_ratios: Mapping[str, float], measured_on: str = UNNAMED) -> LayerProfile:
+        """Return the profile for other GPU types, from the ratios of their times to the measured ones."""
+        return LayerProfile(
+            tuple(
+                replace(
+                    layer,
+                    forward_s={t: ratio * layer.forward_s[measured_on] for t, ratio in time_ratios.items()},
+                    backward_s={t: ratio * layer.backward_s[measured_on] for t, ratio in time_ratios.items()},
+                )
+                for layer in self.layers
+            )
+        )
+
+
+def coarse(profile: LayerProfile, most: int) -> LayerProfile:
+    """Return a profile with at most `most` layers; the neighbours with the least total time are merged.
+
+    Each partition of the coarse network is also one of the network itself, with equal times and bytes.
+    """
+    of_types = [profile.forward_s(name) + profile.backward_s(name) for name in sorted(profile.gpu_types)]
+    seconds: NDArray[np.float64] = np.sum(of_types, axis=0)
+    bounds = np.arange(len(profile.layers) + 1)
+    while len(bounds) > most + 1:
+        at = int(np.argmin(seconds[:-1] + seconds[1:]))
+        seconds[at] += seconds[at + 1]
+        seconds = np.delete(seconds, at + 1)
+        bounds = np.delete(bounds, at + 1)
+    return LayerProfile(tuple(_merged(profile.layers[first:end]) for first, end in pairwise(bounds)))
+
+
+def _merged(layers: Sequence[Layer]) -> Layer:
+    return Layer(
+        name=f"{layers[0].name} to {layers[-1].name}",
+        forward_s=_total([layer.forward_s for layer in layers]),
+        backward_s=_total([layer.backward_s for layer in layers]),
+        activation_bytes=layers[-1].activation_bytes,
+        parameter_bytes=sum(layer.parameter_bytes for layer in layers),
+        held_bytes=sum(layer.kept_bytes for layer in layers),
+        workspace_bytes=max(layer.workspace_bytes for layer in layers),
+        optimizer_bytes=sum(layer.slot_bytes for layer in layers),
+    )
+
+
+def _total(seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: sum(of_layer[name] for of_layer in seconds) for name in seconds[0]}
 
 
 def minibatches_held(stages_after: int, in_flight: int, *, is_first: bool = False) -> int:

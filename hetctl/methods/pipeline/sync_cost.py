@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from hetctl.methods.pipeline.gpu_cluster import Gpu, Links, PipelineCluster
-from hetctl.methods.pipeline.layers import LayerProfile
+from hetctl.methods.pipeline.stage_costs import Gpu, LayerProfile, Links, PipelineCluster
 from hetctl.methods.pipeline.stages import VirtualWorker, stages_of_layers
 from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Lane, Leg, Receiving, Traffic
 from hetctl.model.pipelines import Stage

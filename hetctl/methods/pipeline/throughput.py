@@ -1,7 +1,11 @@
-"""Period of virtual workers by their minibatches in flight, and the number they need (HetPipe, section 4).
+"""Simulated pipelines, the period of virtual workers, and the minibatches in flight that they need (HetPipe).
 
-A minibatch enters a pipeline when the one N_m before it has left. The period is found by simulation under
-the paper's conditions 1 to 3, and is never below its limits: the slowest stage, waves, shared links.
+Each GPU runs one task at a time, under the three conditions of section 4 ("Partition Scheduling"): forward
+passes in the order of minibatches, likewise backward passes, and of both the one that was ready first. In
+the last stage a minibatch's forward and backward pass are one task. A minibatch enters a pipeline when the
+one N_m before it has left. Between waves virtual workers keep the clock distance of `wsp`, and share links
+and servers (`transfers`). The period is found by simulation, and is never below its limits: the slowest
+stage, waves, shared links.
 """
 
 from __future__ import annotations
@@ -9,12 +13,204 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
+from typing import NamedTuple
 
-from hetctl.methods.pipeline.pipeline_flow import FlowInput, Passes, held, run_waves
-from hetctl.methods.pipeline.stage_costs import most_in_flight
-from hetctl.methods.pipeline.transfers import Traffic, at_once_s, load_s
-from hetctl.methods.pipeline.wsp import Bounds
+from hetctl.methods.pipeline.stage_costs import minibatches_held, most_in_flight
+from hetctl.methods.pipeline.transfers import ALONE, Network, Traffic, at_once_s, load_s
+from hetctl.methods.pipeline.wsp import Bounds, StageQueue
+
+Passes = tuple[tuple[float, float], ...]
+"""Seconds of the forward and the backward task of each stage, including the transfer of their inputs."""
+
+
+class StageTask(NamedTuple):
+    """A task on the GPU of a stage; it was ready at `ready_s`."""
+
+    stage: int
+    minibatch: int
+    backward: bool
+    ready_s: float
+    start_s: float
+    end_s: float
+
+
+class FlowInput(NamedTuple):
+    """A virtual worker.
+
+    Parameters
+    ----------
+    capacities : sequence of int
+        Minibatches that each stage can hold between their forward and backward passes.
+    """
+
+    passes: Passes
+    capacities: Sequence[int]
+    traffic: Traffic = ALONE
+
+
+def held(passes: Passes, in_flight: int) -> list[int]:
+    """Return the minibatches that each stage holds between their forward and backward passes."""
+    last = len(passes) - 1
+    return [minibatches_held(last - stage, in_flight, is_first=not stage) for stage in range(len(passes))]
+
+
+def run_waves(workers: Sequence[FlowInput], bounds: Bounds, waves: int) -> list[Flow]:
+    """Run virtual workers until each has completed `waves` waves.
+
+    When a minibatch is complete, the next one enters as soon as it may start. The last minibatch of a wave
+    starts when the wave D + 1 before it, of all virtual workers, is in the weights. The weights are fetched
+    only when it would otherwise have to wait, with all waves sent by then.
+    """
+    network, servers = Network(), Servers(len(workers))
+    servers.flows = [Flow(one, number, bounds, network, servers) for number, one in enumerate(workers)]
+    for flow in servers.flows:
+        flow.begin()
+    while servers.completed < waves:
+        network.step()
+    return servers.flows
+
+
+class Servers:
+    """Parameter servers: which waves of each virtual worker are complete, and which are sent."""
+
+    def __init__(self, workers: int) -> None:
+        self.flows: list[Flow] = []
+        self._complete, self._sent = [0] * workers, [0] * workers
+
+    @property
+    def completed(self) -> int:
+        """Number of waves that all virtual workers have completed."""
+        return min(self._complete)
+
+    @property
+    def waves(self) -> int:
+        """Number of waves of all virtual workers in the global weights, c_global."""
+        return min(self._sent)
+
+    def complete(self, worker: int) -> None:
+        """Count a wave that a virtual worker has completed."""
+        self._complete[worker] += 1
+
+    def receive(self, worker: int, now_s: float) -> None:
+        """Add a wave; whoever waits for it may fetch the weights."""
+        before = self.waves
+        self._sent[worker] += 1
+        if self.waves > before:
+            for flow in self.flows:
+                flow.fetch_if_wanted(now_s)
+
+
+class Flow:
+    """A virtual worker in a simulation: waiting and running tasks of each stage.
+
+    Attributes
+    ----------
+    tasks : list of StageTask
+        Tasks in order of their starts; the last ones may not have ended.
+    completed_s : list of float
+        Completion time of each minibatch.
+    waits_s : list of tuple of float
+        When it began to wait for global weights, and when it had them.
+    """
+
+    def __init__(
+        self, worker: FlowInput, number: int, bounds: Bounds, network: Network, servers: Servers
+    ) -> None:
+        self.tasks: list[StageTask] = []
+        self.completed_s: list[float] = []
+        self.waits_s: list[tuple[float, float]] = []
+        self._number, self._bounds, self._network, self._servers = number, bounds, network, servers
+        self._passes, self._traffic, self._last = worker.passes, worker.traffic, len(worker.passes) - 1
+        self._receiving = tuple(zip(worker.traffic.activations, worker.traffic.gradients, strict=True))
+        self._queues: list[StageQueue[tuple[int, float]]] = [
+            StageQueue(capacity) for capacity in worker.capacities
+        ]
+        self._running = [False] * len(worker.passes)
+        self._room, self._entered, self._fetched = bounds.in_flight, 0, 0
+        self._to_send, self._is_fetching = 0, False
+        self._wanted: tuple[int, float] | None = None
+
+    def begin(self) -> None:
+        """Start the first minibatches."""
+        self._fill(0.0)
+
+    def _fill(self, now_s: float) -> None:
+        """Let minibatches enter while there is room and the weights are new enough."""
+        while self._room and self._wanted is None:
+            needed = self._bounds.waves_needed(self._entered + 1)
+            if needed > self._fetched:
+                self._wanted = needed, now_s
+                # Weights that cross no link are there at once, and more minibatches may enter.
+                self.fetch_if_wanted(now_s)
+                continue
+            self._room -= 1
+            self._entered += 1
+            self._queues[0].add((self._entered, now_s), backward=False)
+        self._start(0, now_s)
+
+    def fetch_if_wanted(self, now_s: float) -> None:
+        """Fetch the global weights if they are waited for and new enough."""
+        if self._wanted and not self._is_fetching and self._servers.waves >= self._wanted[0]:
+            self._is_fetching = True
+            self._network.carry(self._traffic.pull, now_s, partial(self._adopt, self._servers.waves))
+
+    def _adopt(self, waves: int, now_s: float) -> None:
+        assert self._wanted is not None
+        self.waits_s.append((self._wanted[1], now_s))
+        self._fetched, self._wanted, self._is_fetching = waves, None, False
+        self._fill(now_s)
+
+    def _complete(self, now_s: float) -> None:
+        self.completed_s.append(now_s)
+        self._room += 1
+        if len(self.completed_s) % self._bounds.in_flight == 0:
+            self._servers.complete(self._number)
+            self._to_send += 1
+            if self._to_send == 1:
+                self._network.carry(self._traffic.push, now_s, self._sent)
+        self._fill(now_s)
+
+    def _sent(self, now_s: float) -> None:
+        """Waves are sent one after another."""
+        self._to_send -= 1
+        self._servers.receive(self._number, now_s)
+        if self._to_send:
+            self._network.carry(self._traffic.push, now_s, self._sent)
+
+    def _start(self, stage: int, now_s: float) -> None:
+        """Start the first waiting task; forward passes are skipped while memory is full."""
+        if self._running[stage] or (ready := self._queues[stage].take()) is None:
+            return
+        backward, (minibatch, ready_s) = ready
+        self._running[stage] = True
+        # `backward` is an index here: 0 for the forward pass, 1 for the backward pass.
+        passes = self._passes[stage]
+        end_s = now_s + (sum(passes) if stage == self._last else passes[backward])
+        if self._receiving:
+            end_s += self._delay_s(stage, backward, now_s)
+        self.tasks.append(StageTask(stage, minibatch, backward, ready_s, now_s, end_s))
+        self._network.at(end_s, partial(self._end, stage, backward, minibatch))
+
+    def _delay_s(self, stage: int, backward: bool, now_s: float) -> float:
+        """Return the seconds that a pass waits for links that carry something else."""
+        lines, seconds = self._receiving[stage][backward]
+        return self._network.end_s(lines, now_s, seconds) - now_s - seconds if lines else 0.0
+
+    def _end(self, stage: int, backward: bool, minibatch: int, now_s: float) -> None:
+        self._running[stage] = False
+        if backward or stage == self._last:
+            self._queues[stage].release()
+        if stage < self._last and not backward:
+            self._queues[stage + 1].add((minibatch, now_s), backward=False)
+        elif stage > 0:
+            self._queues[stage - 1].add((minibatch, now_s), backward=True)
+        # The end of a task frees this GPU, may free room for an activation, and gives a neighbour its input.
+        for near in range(max(0, stage - 1), min(self._last, stage + 1) + 1):
+            self._start(near, now_s)
+        if stage == 0 and (backward or self._last == 0):
+            self._complete(now_s)
+
 
 Synced = tuple[Passes, Traffic]
 """Passes and transfers of a virtual worker."""

@@ -15,8 +15,7 @@ import numpy as np
 from hetctl.model.errors import BadInputError
 from hetctl.model.run import CACHED, NONE
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
-from hetctl.runtime.data.collated import CollatedSource
-from hetctl.runtime.data.input_share import Lockstep
+from hetctl.runtime.data.lineup import Lockstep
 from hetctl.runtime.data.loaders import (
     USUAL_LOADER_WAITS,
     ArrayLoader,
@@ -27,6 +26,7 @@ from hetctl.runtime.data.loaders import (
     RingLoader,
     Samples,
 )
+from hetctl.runtime.data.named_arrays import CollatedSource
 from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Stream, sample_rng
 from hetctl.runtime.data.shards import ShardSource

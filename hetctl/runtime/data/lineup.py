@@ -1,4 +1,7 @@
-"""The lineup of a round: the roles of its ranks (FLEET, Table 1), and the sources of their samples."""
+"""The lineup of a round: the roles of its ranks (FLEET, Table 1), and the sources of their samples.
+
+It does without NumPy, as the driver does.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,49 @@ from hetctl.model.run import CACHED, LOCKSTEP
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.perf.preprocessing import preprocessors_needed
-from hetctl.runtime.data.input_share import InputShare, Lockstep
 from hetctl.runtime.job_logs import append
+
+
+@dataclass(frozen=True)
+class Lockstep:
+    """A stream on which all ranks of a node train together (FLEET, section 5).
+
+    Parameters
+    ----------
+    name : str
+        Name of the ring.
+    seed : int
+        Seed of the orders of its epochs, different from every member's.
+    chunk, largest : int
+        Samples that are prepared together, and samples of the largest batch of any member.
+    reader, readers : int
+        Number of this rank among the readers on the node, and the number of readers.
+    has_leaders : bool
+        True if a leader supplies the chunks of this node and of others.
+    """
+
+    name: str
+    seed: int
+    chunk: int
+    largest: int
+    reader: int
+    readers: int
+    has_leaders: bool = False
+
+
+@dataclass(frozen=True)
+class InputShare:
+    """Source of a member's batches on this rank.
+
+    Parameters
+    ----------
+    preprocessors : int or None
+        Number of the rank's preprocessors that work for the member; None: all.
+    """
+
+    preprocessors: int | None = None
+    lockstep: Lockstep | None = None
+
 
 LEAST_CHUNK = 8
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hetctl.model.errors import HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
-from hetctl.runtime.data.input_share import Lockstep
+from hetctl.runtime.data.lineup import Lockstep
 from hetctl.runtime.data.preprocessors import FILE_SYSTEM, BatchLayout, Preprocessors
 from hetctl.runtime.data.sampler import Chunk, Numbers, Order, Stream, epoch_order, moved, reassigned
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError, Shape

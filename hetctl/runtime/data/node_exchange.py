@@ -34,8 +34,7 @@ from hetctl.model.profile import PreprocessPoint
 from hetctl.perf.preprocessing import preprocessors_needed
 from hetctl.runtime.agent.binding import hide_gpus
 from hetctl.runtime.data.input_pipeline import first_sample
-from hetctl.runtime.data.input_share import Lockstep
-from hetctl.runtime.data.lineup import Lineup, lockstep_on, nodes_of, read_lineup
+from hetctl.runtime.data.lineup import Lineup, Lockstep, lockstep_on, nodes_of, read_lineup
 from hetctl.runtime.data.loaders import PreprocessorPool
 from hetctl.runtime.data.preprocessors import BatchLayout, Preprocessors, layout_of
 from hetctl.runtime.data.sampler import Chunk, Stream

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError, HetctlError
-from hetctl.runtime.data.collated import rows_of
+from hetctl.runtime.data.named_arrays import rows_of
 from hetctl.runtime.data.sampler import Numbers, Order
 
 Array = npt.NDArray[Any]

@@ -13,8 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.collated import Collated, CollatedSource
-from hetctl.runtime.data.named_arrays import NamedArrays, record_of
+from hetctl.runtime.data.named_arrays import Collated, CollatedSource, NamedArrays, record_of
 from hetctl.runtime.data.shards import Shards, ShardSource
 
 Array = npt.NDArray[Any]

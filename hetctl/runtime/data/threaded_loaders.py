@@ -12,8 +12,8 @@ from threading import Thread
 from typing import Any
 
 from hetctl.model.errors import BadInputError, HetctlError
-from hetctl.runtime.data.collated import CollatedSource
 from hetctl.runtime.data.loaders import Batch, Loader, Samples
+from hetctl.runtime.data.named_arrays import CollatedSource
 from hetctl.runtime.data.preprocessors import FILE_SYSTEM
 from hetctl.runtime.data.sampler import Chunk, Order, Stream, epoch_order, parts_of
 from hetctl.runtime.data.shards import ShardPlan, ShardReader, ShardSource, Span

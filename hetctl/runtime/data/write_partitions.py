@@ -23,7 +23,7 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.hops import PartitionManifest
 from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.serialization import encode, parse
-from hetctl.runtime.data.collated import CollatedSource
+from hetctl.runtime.data.named_arrays import CollatedSource
 from hetctl.runtime.data.partition_files import described, write_partition
 from hetctl.runtime.data.partition_folder import lacking_partitions, write_manifest
 from hetctl.runtime.data.shards import ShardSource

@@ -19,8 +19,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_settings import OFF
 from hetctl.perf.rate_extrapolation import rate_on
-from hetctl.runtime.data.input_share import InputShare
-from hetctl.runtime.data.lineup import Lineup, nodes_of, shares_of, write_lineup
+from hetctl.runtime.data.lineup import InputShare, Lineup, nodes_of, shares_of, write_lineup
 from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.classify_exit import DESCRIPTIONS, exit_reason_of, with_peak
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool

@@ -17,8 +17,15 @@ from hetctl.runtime.data.batches import Arrays, Batches, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.named_arrays import fields_of
 from hetctl.runtime.frameworks import TrainableNetwork, packed_state
-from hetctl.runtime.frameworks.keras_model import array_of, compiled_step, first_samples, ignore_padding
-from hetctl.runtime.frameworks.keras_optimizer import KerasAccumulation, KerasRate, with_gradients
+from hetctl.runtime.frameworks.keras_model import (
+    KerasAccumulation,
+    KerasRate,
+    array_of,
+    compiled_step,
+    first_samples,
+    ignore_padding,
+    with_gradients,
+)
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 

@@ -13,8 +13,14 @@ import tensorflow as tf
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.frameworks.keras_model import array_of, compiled_step, first_samples, ignore_padding
-from hetctl.runtime.frameworks.keras_optimizer import KerasRate, update_in_turn
+from hetctl.runtime.frameworks.keras_model import (
+    KerasRate,
+    array_of,
+    compiled_step,
+    first_samples,
+    ignore_padding,
+    update_in_turn,
+)
 from hetctl.runtime.frameworks.stage_network import RecomputedPass, Tensor
 
 RATE_FACTOR = "optimizer/learning_rate_factor"

@@ -20,7 +20,6 @@ from hetctl.runtime.data.batches import Batches, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks import Framework, TrainableNetwork
 from hetctl.runtime.frameworks.stage_network import TensorMemory
-from hetctl.runtime.frameworks.torch_averaging import Averaging
 from hetctl.runtime.frameworks.torch_batches import (
     Uploads,
     accept_lone_samples,
@@ -31,18 +30,23 @@ from hetctl.runtime.frameworks.torch_batches import (
     present_device,
 )
 from hetctl.runtime.frameworks.torch_chain import TorchChain
-from hetctl.runtime.frameworks.torch_memory import memory_gauge, tensor_memory
-from hetctl.runtime.frameworks.torch_optimizer import Accumulation, RateFactor
-from hetctl.runtime.frameworks.torch_parts import Parts, Score, make_parameters, options_kept, parts_of
-from hetctl.runtime.frameworks.torch_ranks import add_up, average, gather, init_group, make_equal
-from hetctl.runtime.frameworks.torch_state import (
+from hetctl.runtime.frameworks.torch_measuring import memory_gauge, tensor_memory
+from hetctl.runtime.frameworks.torch_parts import (
+    Accumulation,
+    Parts,
+    RateFactor,
+    Score,
     generators,
+    make_parameters,
+    options_kept,
     other_variables,
     pack,
+    parts_of,
     set_generators,
     unpack,
     without_functions,
 )
+from hetctl.runtime.frameworks.torch_ranks import Averaging, add_up, average, gather, init_group, make_equal
 from hetctl.runtime.worker.group import Group, ProcessGroup
 from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.step_clock import StepTimer

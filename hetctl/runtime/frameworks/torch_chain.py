@@ -24,9 +24,8 @@ from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.torch_batches import is_compiled, present_device
-from hetctl.runtime.frameworks.torch_parts import Parts, make_parameters, parts_of
+from hetctl.runtime.frameworks.torch_parts import Parts, generators, make_parameters, parts_of, set_generators
 from hetctl.runtime.frameworks.torch_stages import OF_PARAMETERS, TorchStage
-from hetctl.runtime.frameworks.torch_state import generators, set_generators
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 HINT = 'return {"model": torch.nn.Sequential(..), ..}, nested ones included, without torch.compile'

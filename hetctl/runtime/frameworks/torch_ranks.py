@@ -1,20 +1,30 @@
-"""Operations of the ranks of a PyTorch group: connection, averages of statistics, times of steps."""
+"""Operations of the ranks of a PyTorch group: connection, times of steps, averages.
+
+Gradients are sent while the backward pass still computes others, in buckets in the reverse order of their
+parameters, as in Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2.3. `DistributedDataParallel`
+itself averages with equal weights only, renames the module's parameters, and refuses to leave some without a
+gradient unless it is told to look.
+"""
 
 from __future__ import annotations
 
 import os
 import socket
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import Variable
 
+from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.packed_state import from_bytes, to_bytes
+from hetctl.runtime.frameworks.torch_parts import Accumulation, parameters_of
 from hetctl.runtime.interfaces import gloo_over
 from hetctl.runtime.worker.group import ProcessGroup
+from hetctl.runtime.worker.step_clock import HostStepTimer
 
 MS_PER_S = 1000.0
 FLOAT_BYTES = 4
@@ -129,3 +139,278 @@ class CudaStepTimer:
             step, began, ended = self._queued.popleft()
             taken.append((step, began.elapsed_time(ended) / MS_PER_S))
         return taken
+
+
+BUCKET_BYTES = 25 * 2**20
+FIRST_BUCKET_BYTES = 2**20
+"""Sizes at which buckets are full; the first one is small, so that sending begins early."""
+
+
+class Bucket:
+    """Parameters whose gradients are sent in one message, all of one type and on one device."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.parameters = parameters
+        self._sizes = [*(parameter.numel() for parameter in parameters), len(parameters)]
+        self._message: torch.Tensor | None = None
+
+    def put(self, weight: float) -> torch.Tensor:
+        """Return the message: weighted gradients, and the number of ranks that have each."""
+        if self._message is None:
+            # Kept for the next pass: new memory of this size comes from the kernel, page by page.
+            self._message = self.parameters[0].new_empty(sum(self._sizes))
+        *parts, ranks = self._message.split(self._sizes)
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            _put(parameter.grad, part.view_as(parameter), weight)
+        # Not a copy of a list, which would wait until the GPU has computed all that is queued.
+        ranks.fill_(1.0)
+        for number, parameter in enumerate(self.parameters):
+            if parameter.grad is None:
+                ranks[number].zero_()
+        return self._message
+
+    def take(self) -> None:
+        """Set the gradients to those of the message."""
+        assert self._message is not None
+        *means, ranks = self._message.split(self._sizes)
+        for parameter, mean, count in zip(self.parameters, means, ranks, strict=True):
+            # A parameter without a gradient on all ranks must keep none: with zeros, weight
+            # decay or momentum would change it.
+            if parameter.grad is not None or count > 0:
+                _set_gradient(parameter, mean.view_as(parameter))
+
+    def release(self) -> None:
+        """Release the memory of the message."""
+        self._message = None
+
+
+class Averaging:
+    """Average of an optimizer's gradients over the ranks in every backward pass.
+
+    At the end of the pass all ranks have the gradients of the whole batch. So clipping and loss scaling,
+    which come between the backward pass and the step, see them. Averaging an average again does not change
+    it: gradients may be accumulated over several passes.
+
+    Parameters
+    ----------
+    accumulation : Accumulation or None
+        Sum of the gradients of several batches, of which only that of a whole step is averaged.
+
+    Attributes
+    ----------
+    timer : HostStepTimer or CudaStepTimer
+        Timer of the steps, which ends before this rank waits for others.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, accumulation: Accumulation | None = None) -> None:
+        self.timer = CudaStepTimer() if torch.cuda.is_available() else HostStepTimer()
+        self._optimizer = optimizer
+        self._accumulation = accumulation
+        self._weight = 1.0 / dist.get_world_size() if accumulation is None else 1.0
+        self._holds = False
+        self._averaged = False
+        self._average: BucketAverage | None = None
+        # Not before a pass has shown that gradients are final when their hooks are called.
+        self._overlaps = False
+        self._hooked: set[torch.Tensor] = set()
+        self._known: list[torch.Tensor] = []
+        self._ordered = False
+        self._buckets: list[Bucket] = []
+        self._hook_new()
+        optimizer.register_step_pre_hook(self._before_step)
+        optimizer.register_step_post_hook(self._after_step)
+
+    def expect(self, weight: float, *, ends_step: bool) -> None:
+        """Note the next batch.
+
+        Parameters
+        ----------
+        weight : float
+            Share of this rank in the batch of the whole group, |B_i| / X of LB-BSP, Equation 7; the shares
+            of all ranks add up to 1.
+        ends_step : bool
+            False if more batches of the step follow: backward passes then leave gradients as they are.
+        """
+        self._holds = not ends_step
+        if self._accumulation is None:
+            self._weight = weight
+
+    def release(self) -> None:
+        """Release memory that only further steps need."""
+        for bucket in self._buckets:
+            bucket.release()
+
+    def _after_gradient(self, parameter: torch.Tensor) -> None:
+        if self._holds:
+            return
+        if self._average is None:
+            self._average = self._new_average()
+            # The engine calls it once, at the end of this backward pass; DistributedDataParallel relies on
+            # it, too.
+            Variable._execution_engine.queue_callback(self._average_all)
+        self._average.note(parameter)
+        if self._overlaps:
+            self._average.send_ready()
+
+    def _average_all(self) -> None:
+        """Set all gradients on every rank to their weighted sum over the ranks."""
+        if self._average is not None:
+            self._overlaps = not self._average.repeats
+        average, self._average = self._average or self._new_average(), None
+        self.timer.end()
+        average.send_all()
+        average.receive()
+        if not self._ordered:
+            self._ordered = True
+            self._buckets = _buckets_of(_unused_first(self._known))
+        self._averaged = True
+        self._hook_new()
+
+    def _before_step(self, *_: Any) -> None:
+        """Average gradients that were not computed by a backward pass."""
+        if self._averaged:
+            return
+        for parameter in parameters_of(self._optimizer):
+            # The user's own tensors stay as they are.
+            parameter.grad = None if parameter.grad is None else parameter.grad.clone()
+        self._average_all()
+
+    def _after_step(self, *_: Any) -> None:
+        self._averaged = False
+
+    def _new_average(self) -> BucketAverage:
+        parameters = parameters_of(self._optimizer)
+        # An optimizer may be given more parameters, or other ones, while a network trains.
+        if [*map(id, parameters)] != [*map(id, self._known)]:
+            self._known, self._ordered = parameters, False
+            self._buckets = _buckets_of(parameters)
+        return BucketAverage(self._buckets, self._weight, self._finish)
+
+    def _hook_new(self) -> None:
+        """Watch for the gradients of parameters that are not watched yet, such as unfrozen ones."""
+        for parameter in parameters_of(self._optimizer):
+            if parameter.requires_grad and parameter not in self._hooked:
+                self._hooked.add(parameter)
+                parameter.register_post_accumulate_grad_hook(self._after_gradient)
+
+    def _finish(self, parameter: torch.Tensor) -> None:
+        """Set a parameter's gradient to what this rank contributes to the average."""
+        if self._accumulation is not None:
+            self._accumulation.finish(parameter)
+        elif not self._weight:
+            # A rank without samples runs its example batch only to take part: its gradients must not count.
+            parameter.grad = None
+
+
+class BucketAverage:
+    """One average of all gradients; all ranks send equal buckets in equal order, whenever each is ready.
+
+    Parameters
+    ----------
+    weight : float
+        Weight of this rank's gradients.
+    finish : callable
+        Function called with each parameter just before its gradient is sent.
+
+    Attributes
+    ----------
+    repeats : bool
+        True if a parameter was given gradients more than once in this backward pass.
+    """
+
+    def __init__(
+        self, buckets: Sequence[Bucket], weight: float, finish: Callable[[torch.Tensor], None]
+    ) -> None:
+        self._buckets = buckets
+        self._weight = weight
+        self._finish = finish
+        self._bucket_of = {each: n for n, bucket in enumerate(buckets) for each in bucket.parameters}
+        self._awaited = [{each for each in bucket.parameters if each.requires_grad} for bucket in buckets]
+        self._sent: list[Any] = []
+        self.repeats = False
+
+    def note(self, parameter: torch.Tensor) -> None:
+        """Note that a parameter was given its gradient.
+
+        Raises
+        ------
+        BadInputError
+            If the gradient was sent before.
+        """
+        number = self._bucket_of.get(parameter)
+        if number is None:
+            return
+        if number < len(self._sent):
+            raise BadInputError(
+                "a parameter was given gradients twice in one backward pass, and not in the one before",
+                "call torch.utils.checkpoint.checkpoint with use_reentrant=False",
+            )
+        self.repeats |= parameter not in self._awaited[number]
+        self._awaited[number].discard(parameter)
+
+    def send_ready(self) -> None:
+        """Send the next buckets whose gradients are all there."""
+        while len(self._sent) < len(self._buckets) and not self._awaited[len(self._sent)]:
+            self._send()
+
+    def send_all(self) -> None:
+        """Send all other buckets: there are no more gradients."""
+        while len(self._sent) < len(self._buckets):
+            self._send()
+
+    def receive(self) -> None:
+        """Wait for the sums, and set the gradients to them."""
+        with torch.no_grad():
+            for bucket, work in zip(self._buckets, self._sent, strict=True):
+                work.wait()
+                bucket.take()
+
+    def _send(self) -> None:
+        """Send the next bucket."""
+        bucket = self._buckets[len(self._sent)]
+        with torch.no_grad():
+            for parameter in bucket.parameters:
+                self._finish(parameter)
+            self._sent.append(dist.all_reduce(bucket.put(self._weight), async_op=True))
+
+
+def _buckets_of(parameters: Iterable[torch.Tensor]) -> list[Bucket]:
+    """Return buckets of parameters, in the order in which they are sent."""
+    full: list[list[torch.Tensor]] = []
+    # The last layers have their gradients first.
+    open_buckets: dict[Any, list[torch.Tensor]] = {}
+    limits: dict[Any, int] = {}
+    for parameter in reversed(list(parameters)):
+        kind = parameter.dtype, parameter.device
+        bucket = open_buckets.setdefault(kind, [])
+        bucket.append(parameter)
+        if sum(each.nbytes for each in bucket) >= limits.get(kind, FIRST_BUCKET_BYTES):
+            full.append(open_buckets.pop(kind))
+            limits[kind] = BUCKET_BYTES
+    return [*map(Bucket, full), *map(Bucket, open_buckets.values())]
+
+
+def _unused_first(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return parameters in an order in which those without a gradient on any rank are sent last.
+
+    Nothing is sent before they are known to get none, which is at the end of a pass. After an average a
+    parameter has a gradient on all ranks or on none, so that the order is the same everywhere.
+    """
+    return sorted(parameters, key=lambda parameter: parameter.grad is not None)
+
+
+def _put(gradient: torch.Tensor | None, part: torch.Tensor, weight: float) -> None:
+    """Write a weighted gradient, or zeros in the place of none, into its part of a message."""
+    if gradient is None:
+        part.zero_()
+    else:
+        torch.mul(gradient.to_dense() if gradient.is_sparse else gradient, weight, out=part)
+
+
+def _set_gradient(parameter: torch.Tensor, mean: torch.Tensor) -> None:
+    """Set a gradient to a copy of its mean: a ``train_fn`` may hold it while the next pass is sent."""
+    gradient = parameter.grad
+    if gradient is None or gradient.is_sparse or gradient.requires_grad:
+        parameter.grad = mean.clone()
+    else:
+        gradient.copy_(mean)

@@ -25,11 +25,9 @@ from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.pytorch import TorchNetwork
 from hetctl.runtime.frameworks.torch_batches import is_compiled
-from hetctl.runtime.frameworks.torch_optimizer import parameters_of
-from hetctl.runtime.frameworks.torch_parts import Parts, make_parameters
+from hetctl.runtime.frameworks.torch_parts import Parts, make_parameters, pack, parameters_of, unpack
 from hetctl.runtime.frameworks.torch_ranks import make_equal
 from hetctl.runtime.frameworks.torch_shards import ShardCutter, read_shards, write_shards
-from hetctl.runtime.frameworks.torch_state import pack, unpack
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.frameworks.torch_state import other_variables
+from hetctl.runtime.frameworks.torch_parts import other_variables
 
 SHARD = "shard"
 """Key of the mapping that stands for a tensor in the rest of a state; its value is the tensor's type."""

@@ -16,11 +16,12 @@ from torch.func import functional_call
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.stage_network import ComputeTime, PassedTensor, RecomputedPass, Tensor
 from hetctl.runtime.frameworks.torch_batches import accept_lone_samples, array_of, tensor_of
-from hetctl.runtime.frameworks.torch_compute_clock import ComputeClock
-from hetctl.runtime.frameworks.torch_optimizer import RateFactor
-from hetctl.runtime.frameworks.torch_parts import Parts, options_kept
-from hetctl.runtime.frameworks.torch_state import (
+from hetctl.runtime.frameworks.torch_measuring import ComputeClock
+from hetctl.runtime.frameworks.torch_parts import (
+    Parts,
+    RateFactor,
     generators,
+    options_kept,
     other_variables,
     pack,
     set_generators,

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from hetctl.methods.pipeline.node_memory import SLOTS
+from hetctl.methods.pipeline.stages import SLOTS
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import NetworkInterfaces, Timeouts
 from hetctl.runtime.frameworks.stage_network import DeviceTensor, PassedTensor, Tensor, TensorMemory

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from hetctl.methods.pipeline.stage_queue import StageQueue
-from hetctl.methods.pipeline.wsp import Bounds, WspClock
+from hetctl.methods.pipeline.wsp import Bounds, StageQueue, WspClock
 from hetctl.model.pipelines import PipelineLayout, WaveRecord
 from hetctl.runtime.data.loaders import Batch, Samples
 from hetctl.runtime.data.sampler import parts_of

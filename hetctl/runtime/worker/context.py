@@ -14,7 +14,7 @@ from hetctl.model.site import ANY_INTERFACES, HEARTBEAT_EVERY_S, USUAL_TIMEOUTS,
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
-from hetctl.runtime.data.input_share import InputShare
+from hetctl.runtime.data.lineup import InputShare
 from hetctl.runtime.data.loaders import Loader, Samples
 from hetctl.runtime.data.partitioned_data import PartitionedData, load_partitions
 from hetctl.runtime.data.sampler import streams_of

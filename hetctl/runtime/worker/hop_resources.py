@@ -24,7 +24,7 @@ from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.async_checkpoint import OnSaved
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, TrainingState
 from hetctl.runtime.worker.context import SavingFailure, WorkerContext
-from hetctl.runtime.worker.live_metrics import Busy, busy_share
+from hetctl.runtime.worker.hardware import Busy, busy_share
 from hetctl.storage.event_files import EventWriter
 
 NETWORKS_BYTES = 2**30

@@ -14,7 +14,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.model.training_progress import EpochResult
 from hetctl.model.training_settings import BalanceSettings
-from hetctl.runtime.data.input_share import InputShare
+from hetctl.runtime.data.lineup import InputShare
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.storage.atomic_io import write_json

@@ -16,9 +16,9 @@ from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import OFF
 from hetctl.runtime.data.batches import Batches, StepBalancer, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
-from hetctl.runtime.data.input_share import InputShare
+from hetctl.runtime.data.lineup import InputShare
 from hetctl.runtime.data.loaders import ArrayLoader, Samples
-from hetctl.runtime.data.partition_loader import PartitionLoader
+from hetctl.runtime.data.partitioned_data import PartitionLoader
 from hetctl.runtime.data.sample_accesses import SampleAccesses, Transfer, most_accessed
 from hetctl.runtime.data.sampler import Order, epoch_order
 from hetctl.runtime.data.sharing.node_folder import folder_of
@@ -27,7 +27,7 @@ from hetctl.runtime.worker.async_checkpoint import OnSaved, ShardSaver
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded
 from hetctl.runtime.worker.context import BuiltMember, WorkerContext
 from hetctl.runtime.worker.group import Group
-from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
+from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import (
     MemberTrainer,
     Reporter,

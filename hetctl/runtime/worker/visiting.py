@@ -25,8 +25,8 @@ from hetctl.runtime.frameworks import TrainableNetwork
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Manifest, TrainingState
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, all_gather
+from hetctl.runtime.worker.hardware import live_metrics_to
 from hetctl.runtime.worker.hop_resources import HopResources, UnsavedState, open_hops
-from hetctl.runtime.worker.live_metrics import live_metrics_to
 from hetctl.runtime.worker.member_trainer import (
     Note,
     StopSignal,

@@ -26,8 +26,7 @@ from hetctl.runtime.transport import Connection
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError
 from hetctl.runtime.worker.hardware import reset_peak_memory
-from hetctl.runtime.worker.measuring.measure import measure
-from hetctl.runtime.worker.measuring.measure_command import measure_command
+from hetctl.runtime.worker.measuring.measure import measure, measure_command
 from hetctl.runtime.worker.measuring.measure_layers import measure_layers
 from hetctl.runtime.worker.measuring.probe_tasks import report_node, time_all_reduce
 from hetctl.runtime.worker.messages import (

@@ -8,11 +8,10 @@ from hetctl.model.errors import BadInputError
 from hetctl.scheduling.planners.base import Planner, nearest
 from hetctl.scheduling.planners.doubling import DOUBLING
 from hetctl.scheduling.planners.exploratory import EXPLORATORY
-from hetctl.scheduling.planners.fixed import fixed
+from hetctl.scheduling.planners.fixed import INDEPENDENT, fixed
 from hetctl.scheduling.planners.flotilla import FLOTILLA, FLOTILLA_LOCAL
 from hetctl.scheduling.planners.fluid import FLUID
 from hetctl.scheduling.planners.heterogeneous import by_type
-from hetctl.scheduling.planners.independent import INDEPENDENT
 from hetctl.scheduling.planners.static import STATIC
 
 PLANNERS: dict[str, Planner] = {

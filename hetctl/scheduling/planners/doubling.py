@@ -22,16 +22,199 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from hetctl.model.site import Node
-from hetctl.scheduling.planners.base import Decision, Planner, Request
-from hetctl.scheduling.planners.capacity import NodeCapacity
-from hetctl.scheduling.planners.elastic import (
-    ResizeCandidate,
-    allot,
-    candidates_of,
-    explain,
-    give,
-    movable_nodes,
-)
+from hetctl.model.workload import Workload
+from hetctl.scheduling.planners.base import Decision, Planner, Request, allocations_after, gpu_count
+from hetctl.scheduling.planners.placement import NodeCapacity, place_members
+
+
+@dataclass(frozen=True)
+class ResizeCandidate:
+    """A member with its rates, its present GPUs and the limits of a resize.
+
+    Parameters
+    ----------
+    rates : mapping of int to float
+        Rates by number of GPUs, in samples/s, that the planner uses.
+    holds : int
+        GPUs that it holds now.
+    fixed : bool
+        True if it keeps them.
+    least : int
+        Smallest number of GPUs that it can get.
+    """
+
+    workload: Workload
+    rates: Mapping[int, float]
+    holds: int = 0
+    fixed: bool = False
+    least: int = 1
+
+    @property
+    def name(self) -> str:
+        """Name of the member."""
+        return self.workload.name
+
+    def seconds(self, gpus: int) -> float:
+        """Return t_j = Q_j / f(w_j), plus a restart if it now holds another number of GPUs."""
+        # A waiting member starts in any case, so only a change of held GPUs costs a restart.
+        restart_s = self.workload.interruption_s if self.holds not in (0, gpus) else 0.0
+        return self.workload.samples_left / self.rates[gpus] + restart_s
+
+    def gain(self, before: int, after: int) -> float:
+        """Return the seconds saved per added GPU (Capes et al., Equation 6)."""
+        return (self.seconds(before) - self.seconds(after)) / (after - before)
+
+
+def candidates_of(request: Request) -> list[ResizeCandidate]:
+    """Return all members: first those in training, then the waiting ones by arrival."""
+    held = [
+        ResizeCandidate(h.workload, h.workload.rates, h.allocation.gpus, h.fixed, h.workload.min_gpus)
+        for h in request.held
+    ]
+    return held + [ResizeCandidate(c, c.rates, least=c.min_gpus) for c in request.workloads]
+
+
+def movable_nodes(request: Request) -> list[Node]:
+    """Return nodes with the GPUs that are free or held by members that can be moved."""
+    gpus: defaultdict[str, list[int]] = defaultdict(list)
+    for node in request.nodes:
+        gpus[node.name].extend(node.gpus)
+    for held in request.held:
+        for part in () if held.fixed else held.allocation.placement:
+            gpus[part.node].extend(part.gpus)
+    return [Node(name, tuple(here)) for name, here in gpus.items()]
+
+
+def allot(candidates: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
+    """Return GPUs by member: the least for each while GPUs are left, then the doublings of the largest gain.
+
+    Members in training first grow to the number that they should keep: none is made smaller for the
+    gain of others, but only so that all get their least number. No member overtakes one whose least number
+    is not free. A member stays as it is if twice as many gain nothing, or if the GPUs for that are not
+    free on as few nodes as the member then needs. Fixed members are left out.
+    """
+    capacity = NodeCapacity(nodes)
+    growing = _beginning(candidates, capacity)
+    counts = {candidate.name: candidate.least for candidate in growing}
+    kept = {candidate.name: _kept(candidate) for candidate in growing}
+    _grow(
+        [candidate for candidate in growing if kept[candidate.name] > candidate.least],
+        counts,
+        capacity,
+        kept,
+    )
+    _grow(growing, counts, capacity, {})
+    return counts
+
+
+def _beginning(candidates: Sequence[ResizeCandidate], capacity: NodeCapacity) -> list[ResizeCandidate]:
+    """Return the members that get their least number of GPUs."""
+    growing: list[ResizeCandidate] = []
+    for candidate in candidates:
+        if candidate.fixed:
+            continue
+        if capacity.left and capacity.change(0, candidate.least):
+            growing.append(candidate)
+        elif not candidate.holds and candidate.least == candidate.workload.min_gpus:
+            # Members of one GPU would take each that becomes free, and a wide member would come last.
+            break
+    return growing
+
+
+def _kept(candidate: ResizeCandidate) -> int:
+    """Return the best number of GPUs up to the present one, the time of a restart included."""
+    best = gpus = candidate.least
+    while (gpus := 2 * gpus) <= candidate.holds and gpus in candidate.rates:
+        if candidate.seconds(gpus) <= candidate.seconds(best):
+            best = gpus
+    return best
+
+
+def _grow(
+    candidates: Sequence[ResizeCandidate],
+    counts: dict[str, int],
+    capacity: NodeCapacity,
+    kept: Mapping[str, int],
+) -> None:
+    """Take the doubling of the largest gain repeatedly: up to `kept` in any case, beyond it if it gains."""
+
+    def following(order: int) -> list[tuple[float, int, int]]:
+        candidate = candidates[order]
+        before = counts[candidate.name]
+        after = 2 * before
+        if after not in candidate.rates or after > kept.get(candidate.name, after):
+            return []
+        gain = candidate.gain(before, after)
+        # The number breaks ties by arrival, and keeps the heap from comparing anything else.
+        return [(-gain, order, after)] if gain > 0 or candidate.name in kept else []
+
+    increases = [entry for order in range(len(candidates)) for entry in following(order)]
+    heapq.heapify(increases)
+    while increases and capacity.left:
+        _, order, after = heapq.heappop(increases)
+        name = candidates[order].name
+        # An increase that does not fit is dropped for good: the capacity only shrinks.
+        if capacity.change(counts[name], after):
+            counts[name] = after
+            for entry in following(order):
+                heapq.heappush(increases, entry)
+
+
+def give(request: Request, counts: Mapping[str, int]) -> Decision:
+    """Place members; one that does not fit is halved as often as needed."""
+    workloads = [*request.workloads, *(held.workload for held in request.held)]
+    least = {workload.name: workload.min_gpus for workload in workloads}
+    holds = {held.workload.name: held.allocation.gpus for held in request.held}
+    while True:
+        decision, given = place_members(request, counts)
+        # A member for which nothing is left waits: it is not among those given.
+        short = {
+            name: least[name] * _power_of_two(gpus // least[name])
+            for name, gpus in given.items()
+            if gpus < counts.get(name, gpus)
+        }
+        # A member that falls back to what it holds was placed as if it moved: it should keep its GPUs.
+        if all(given[name] == gpus != holds.get(name) for name, gpus in short.items()):
+            return decision
+        counts = {**counts, **short}
+
+
+def _power_of_two(most: int) -> int:
+    """Return the largest power of two up to a number, at least 1."""
+    return 1 << max(most.bit_length() - 1, 0)
+
+
+def explain(request: Request, decision: Decision, candidates: Sequence[ResizeCandidate]) -> dict[str, str]:
+    """Return for each member with GPUs the gain of as many more, and the members that wait."""
+    given = gpus_after(request, decision)
+    words = {
+        candidate.name: _holds(candidate, given[candidate.name])
+        for candidate in candidates
+        if candidate.name in given
+    }
+    waiting = [candidate.name for candidate in candidates if candidate.name not in given]
+    return words | {
+        name: f"waits, {ahead} before it: {len(given)} members have a GPU each or more"
+        for ahead, name in enumerate(waiting)
+    }
+
+
+def gpus_after(request: Request, decision: Decision) -> dict[str, int]:
+    """Return the GPUs by member after a decision is carried out."""
+    return {name: given.gpus for name, given in allocations_after(request, decision).items()}
+
+
+def _holds(candidate: ResizeCandidate, gpus: int) -> str:
+    count, more = gpu_count(gpus), 2 * gpus
+    if candidate.fixed:
+        return f"{count}: it can be neither stopped nor moved"
+    if more not in candidate.rates:
+        return f"{count}: no rate on {more} is known"
+    gain_s = candidate.gain(gpus, more)
+    if gain_s <= 0:
+        return f"{count}: {more} would save no time"
+    return f"{count}: {more} would save {gain_s:.3g} s for each GPU more"
+
 
 MOST_COMPARED = 8
 """Number of members considered among those that would gain, or lose, equally many GPUs."""

@@ -21,16 +21,16 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
 from hetctl.perf.rate_extrapolation import rate_curve
 from hetctl.scheduling.planners.base import Decision, Held, Planner, Request, allocations_after, gpu_count
-from hetctl.scheduling.planners.capacity import NodeCapacity
-from hetctl.scheduling.planners.doubling import double
-from hetctl.scheduling.planners.elastic import (
+from hetctl.scheduling.planners.doubling import (
     ResizeCandidate,
     candidates_of,
+    double,
     explain,
     give,
     gpus_after,
     movable_nodes,
 )
+from hetctl.scheduling.planners.placement import NodeCapacity
 
 STAGE_S = 150.0
 """Seconds on a number of GPUs after which its rate is known: the paper's 2.5 minutes."""

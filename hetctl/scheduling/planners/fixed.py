@@ -1,14 +1,21 @@
-"""Planner that gives every member K GPUs, first come, first served (Capes et al., section 7)."""
+"""Planners of one size: K GPUs for every member, first come, first served; or one for each, at random.
+
+The first is `fixed-K` (Capes et al., section 7). The second is FLEET's Baseline (section 6.1), where each
+free GPU gets a remaining member. One that trains on no fewer than k GPUs gets k, and no other overtakes it
+meanwhile.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Planner, Request, gpu_count
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, gpu_count
 from hetctl.scheduling.planners.packing import Item, pack
 
 
@@ -91,3 +98,34 @@ def _reasons(request: Request, decision: Decision, k: int) -> dict[str, str]:
         head.name: f"waits for {gpu_count(wanted)} on as few nodes as that takes; {free} free",
         **{workload.name: f"waits: {head.name} came first" for workload in rest},
     }
+
+
+def decide(request: Request) -> Decision:
+    """Give each free GPU one member, in the order drawn."""
+    if any(workload.min_gpus > 1 for workload in islice(request.workloads, request.free_gpus)):
+        return in_turn(request, 1)
+    slots = ((node.name, gpu) for node in request.nodes for gpu in node.gpus)
+    return Decision(
+        tuple(
+            Allocation(workload.name, 1, DATA_PARALLEL, workload.rates[1], (Placement(node, (gpu,)),))
+            for (node, gpu), workload in zip(slots, request.workloads, strict=False)
+        )
+    )
+
+
+def drawn(workload: Workload, options: Options) -> bytes:
+    """Return a workload's position in an order drawn from the seed and the members' names alone.
+
+    The order of two members never depends on the other members, so refills and later jobs continue in
+    the same order: a member that was interrupted comes before those that have not begun.
+    """
+    return _draw(options.seed, workload.name)
+
+
+@lru_cache(maxsize=1 << 16)
+def _draw(seed: int, name: str) -> bytes:
+    # The built-in hash of text differs from process to process, and so between the jobs of a run.
+    return hashlib.sha256(f"{seed}:{name}".encode()).digest()
+
+
+INDEPENDENT = Planner("independent", "local", decide, order=drawn)

@@ -19,8 +19,7 @@ from hetctl.model.workload import Workload
 from hetctl.perf.bounds import Envelope, WaitingMember, envelope_of, fluid_time
 from hetctl.scheduling.planners import mean_jct
 from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Held, Planner, Request, allocations_after
-from hetctl.scheduling.planners.capacity import NodeCapacity
-from hetctl.scheduling.planners.placement import place_members
+from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 
 URGENT = 0.999
 """Share of the time left from which on a member cannot wait any longer."""

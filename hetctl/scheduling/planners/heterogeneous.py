@@ -17,9 +17,8 @@ from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
 from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Planner, Request, gpu_count
-from hetctl.scheduling.planners.capacity import most_on_one
-from hetctl.scheduling.planners.waiting import WaitingQueue
+from hetctl.scheduling.planners.base import Decision, Planner, Request, WaitingQueue, gpu_count
+from hetctl.scheduling.planners.placement import most_on_one
 
 
 @lru_cache(maxsize=256)

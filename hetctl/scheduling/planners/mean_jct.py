@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import Envelope, envelope_of
 from hetctl.scheduling.planners.base import Decision, Request, allocations_after, gpu_count
-from hetctl.scheduling.planners.capacity import NodeCapacity
-from hetctl.scheduling.planners.placement import place_members
+from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 
 POWER = 1.5
 """Exponent of the work left by which saved seconds are divided. At 1 only a member's scaling would

@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from hetctl.perf.epoch_timeline import Allotments
-from hetctl.scheduling.planners.capacity import most_on_one
+from hetctl.scheduling.planners.placement import most_on_one
 
 NEAR = 1e-3
 """Relative distance from the bound at which a schedule is good enough."""

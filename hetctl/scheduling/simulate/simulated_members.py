@@ -8,8 +8,7 @@ from dataclasses import replace
 from hetctl.model.workload import Workload
 from hetctl.scheduling.job_scheduler import RunningTask
 from hetctl.scheduling.observer import ObservedMembers
-from hetctl.scheduling.planners.base import Held, Options, Planner
-from hetctl.scheduling.planners.waiting import WaitingQueue
+from hetctl.scheduling.planners.base import Held, Options, Planner, WaitingQueue
 from hetctl.scheduling.simulate.scenario import WorkEstimate
 from hetctl.scheduling.simulate.simulated_task import SimulatedTask, kept_at
 

@@ -4,8 +4,7 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
-from hetctl.methods.pipeline.layers import Layer, LayerProfile
+from hetctl.methods.pipeline.stage_costs import Layer, LayerProfile, Links, PipelineCluster
 
 LINKS = Links(intra_bytes_per_s=100.0, intra_scaling=0.5, inter_latency_s=0.1, inter_s_per_byte=0.1)
 PLENTY = 10**9

@@ -8,10 +8,8 @@ from hypothesis import strategies as st
 from pipelines import cluster, clusters, profile, profiles
 
 from hetctl.methods.pipeline.grouping import GROUPINGS, all_cells, exact_groupings, improved
-from hetctl.methods.pipeline.layers import coarse
-from hetctl.methods.pipeline.partition import Partitioner
-from hetctl.methods.pipeline.partition_table import all_heads, most_within, pool_of, without
-from hetctl.methods.pipeline.stage_costs import StageCosts
+from hetctl.methods.pipeline.partition import Partitioner, all_heads, most_within, pool_of, without
+from hetctl.methods.pipeline.stage_costs import StageCosts, coarse
 
 TWICE = cluster("AAAA", "BB", "AAAA", "BB")
 

@@ -10,10 +10,15 @@ from pipeline_exact import least_bottleneck_s, slowest_s, stage_needs
 from pipelines import LINKS, PLENTY, cluster, clusters, is_whole, profile, profiles
 
 from hetctl.methods.pipeline import partition
-from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
-from hetctl.methods.pipeline.layers import Layer, LayerProfile
 from hetctl.methods.pipeline.partition import Partitioner
-from hetctl.methods.pipeline.stage_costs import StageCosts, minibatches_held
+from hetctl.methods.pipeline.stage_costs import (
+    Layer,
+    LayerProfile,
+    Links,
+    PipelineCluster,
+    StageCosts,
+    minibatches_held,
+)
 from hetctl.model.errors import InfeasibleError
 
 

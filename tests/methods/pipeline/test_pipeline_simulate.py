@@ -10,9 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
-from hetctl.methods.pipeline.layers import Layer, LayerProfile
-from hetctl.methods.pipeline.pipeline_flow import FlowInput, StageTask
 from hetctl.methods.pipeline.pipeline_plan import (
     POLICIES,
     PipelineOptions,
@@ -22,7 +19,8 @@ from hetctl.methods.pipeline.pipeline_plan import (
 )
 from hetctl.methods.pipeline.pipeline_plan import plan as made
 from hetctl.methods.pipeline.simulate import PipelineRun, pipelines_of, simulate_pipelines, simulate_plan
-from hetctl.methods.pipeline.throughput import bottleneck_s
+from hetctl.methods.pipeline.stage_costs import Layer, LayerProfile, Links, PipelineCluster
+from hetctl.methods.pipeline.throughput import FlowInput, StageTask, bottleneck_s
 from hetctl.methods.pipeline.transfers import IN, OUT, Leg, Receiving, Traffic
 from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, WspClock
 from hetctl.model.pipelines import Stage

@@ -11,11 +11,9 @@ from pipeline_exact import groupings
 from pipelines import PLENTY, cluster, clusters, profile, profiles
 
 from hetctl.methods.pipeline.evaluate import GroupingEvaluator
-from hetctl.methods.pipeline.gpu_cluster import Links, PipelineCluster
 from hetctl.methods.pipeline.grouping import GROUPINGS
-from hetctl.methods.pipeline.layers import Layer, LayerProfile
 from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, VirtualWorker, Waves, plan
-from hetctl.methods.pipeline.stage_costs import most_in_flight
+from hetctl.methods.pipeline.stage_costs import Layer, LayerProfile, Links, PipelineCluster, most_in_flight
 from hetctl.methods.pipeline.sync_cost import traffic_of
 from hetctl.methods.pipeline.throughput import (
     WaveSync,

@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.pipeline_flow import held
-from hetctl.methods.pipeline.throughput import bottleneck_s, common_period_s, tasks
+from hetctl.methods.pipeline.throughput import bottleneck_s, common_period_s, held, tasks
 from hetctl.methods.pipeline.transfers import ALONE
 
 PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=8).map(tuple)

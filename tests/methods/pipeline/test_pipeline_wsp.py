@@ -1,4 +1,4 @@
-"""Wave Synchronous Parallel: the paper's worked example, and the bounds in any order of events."""
+"""Wave Synchronous Parallel: clocks, bounds, and the order of passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, Version, WspClock, staleness, violations
+from hetctl.methods.pipeline.wsp import (
+    Bounds,
+    GlobalClock,
+    StageQueue,
+    Version,
+    WspClock,
+    staleness,
+    violations,
+)
 from hetctl.model.pipelines import WaveRecord
 from hetctl.model.serialization import decode, encode
 
@@ -191,3 +199,31 @@ def test_older_weights_are_named_with_their_minibatch():
     assert violations([record((8,), (1,), first=12)], FIGURE_1) == [
         "epoch 1, virtual worker 0, stage 1: minibatch 12 has only 1 waves of all"
     ]
+
+
+def queue_of(capacity, *items):
+    queue = StageQueue(capacity)
+    for item in items:
+        queue.add(item, backward=item.startswith("b"))
+    return queue
+
+
+def test_passes_start_in_the_order_in_which_they_became_ready():
+    queue = queue_of(3, "f2", "b1", "f3")
+    assert [queue.take() for _ in range(4)] == [(False, "f2"), (True, "b1"), (False, "f3"), None]
+
+
+def test_backward_passes_overtake_when_memory_is_full():
+    queue = queue_of(1, "f1", "f2", "b0", "f3")
+    assert queue.take() == (False, "f1")
+    assert queue.take() == (True, "b0")
+    assert queue.take() is None
+    queue.release()
+    assert queue.take() == (False, "f2")
+
+
+def test_a_wait_for_weights_holds_up_later_forward_passes():
+    queue = queue_of(2, "f1", "f2", "b0")
+    assert queue.take(lambda item: item != "f1") == (True, "b0")
+    assert queue.take(lambda item: item != "f1") is None
+    assert queue.take() == (False, "f1")

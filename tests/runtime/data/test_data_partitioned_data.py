@@ -11,8 +11,13 @@ from thread_groups import on_each_rank
 from hetctl.model.ensemble import Member, Partitions
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS
-from hetctl.runtime.data.partition_loader import HeldSamples, PartitionLoader
-from hetctl.runtime.data.partitioned_data import homes_of, load_partitions, partition_paths
+from hetctl.runtime.data.partitioned_data import (
+    HeldSamples,
+    PartitionLoader,
+    homes_of,
+    load_partitions,
+    partition_paths,
+)
 from hetctl.runtime.worker.group import Group, RankInfo
 
 MEMBER = Member("m", batch_size=4, seed=7)

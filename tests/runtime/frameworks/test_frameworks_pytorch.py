@@ -23,7 +23,7 @@ from hetctl.runtime.data.loaders import ArrayLoader
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework, pytorch
-from hetctl.runtime.frameworks.torch_state import pack, unpack
+from hetctl.runtime.frameworks.torch_parts import pack, unpack
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 

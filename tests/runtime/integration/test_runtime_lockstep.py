@@ -17,7 +17,7 @@ from hetctl.model.site import Timeouts
 from hetctl.runtime.data import loaders
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
-from hetctl.runtime.data.input_share import Lockstep
+from hetctl.runtime.data.lineup import Lockstep
 from hetctl.runtime.data.loaders import LoaderWaits
 from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
 from hetctl.runtime.data.sharing import node_folder

@@ -1,15 +1,22 @@
-"""Memory of a rank's GPU, by the frameworks that its process has loaded."""
+"""Hardware of a node, and live metrics of a member."""
 
 from __future__ import annotations
 
+import json
+import math
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 
+from hetctl.model.serialization import encode
+from hetctl.model.training_progress import LiveMetrics
 from hetctl.model.training_settings import FRAMEWORKS
+from hetctl.runtime.worker import hardware
 from hetctl.runtime.worker.hardware import NodeLoad, peak_gpu_memory, peak_memory, reset_peak_memory
+from hetctl.storage.run_files import STALE_S, read_live_metrics, write_live_metrics
 
 
 class OnGpu:
@@ -59,3 +66,81 @@ def test_no_framework_is_imported_to_be_asked() -> None:
     code = "from hetctl.runtime.worker import hardware as h; h.peak_memory(); import sys; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "tensorflow", "keras"} & set(done.stdout.split())
+
+
+PATIENCE_S = 60.0
+EVERY_S = 0.05
+LIVE_METRICS = LiveMetrics(
+    time=1000.0, epoch=2, position=50, samples=100, rate=25.0, loss=0.5, gpu_busy_fraction=0.75
+)
+
+
+def wait_for(condition):
+    end = time.monotonic() + PATIENCE_S
+    while not (found := condition()):
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+    return found
+
+
+def test_live_metrics_have_position_and_rate_since_the_last():
+    sent = []
+    with hardware.live_metrics_to(sent.append, 100, lambda: 0.25, every_s=EVERY_S) as note:
+        note(3, 90, None)
+        wait_for(lambda: sent)
+        note(4, 10, 0.125)  # 20 samples later, in the next epoch
+        first = wait_for(lambda: next((n for n, sign in enumerate(sent) if sign.epoch == 4), None))
+        before, now = sent[first - 1 : first + 1]
+        assert (now.position, now.samples, now.loss, now.gpu_busy_fraction) == (10, 100, 0.125, 0.25)
+        assert now.rate == pytest.approx(20 / (now.time - before.time))
+        wait_for(lambda: sent[-1].rate == 0)
+    number = len(sent)
+    time.sleep(0.15)
+    assert len(sent) == number
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, "much", object()])
+def test_a_loss_that_is_no_number_is_left_out(loss):
+    sent = []
+    with hardware.live_metrics_to(sent.append, 100, lambda: None, every_s=EVERY_S) as note:
+        note(1, 10, loss)
+        assert wait_for(lambda: sent)[0].loss is None
+
+
+def test_live_metrics_that_cannot_be_sent_do_not_end_training():
+    tried = []
+
+    def refuse(value):
+        tried.append(value)
+        raise ConnectionResetError
+
+    with hardware.live_metrics_to(refuse, 100, lambda: None, every_s=EVERY_S) as note:
+        note(1, 10, 0.5)
+        wait_for(lambda: len(tried) > 1)
+
+
+def test_the_share_of_the_cores_that_is_used_is_measured():
+    busy = hardware.cores_used()
+    end = time.process_time() + 0.1
+    while time.process_time() < end:
+        pass
+    assert 0 < busy() <= 1
+
+
+def test_the_use_of_a_gpu_is_unknown_without_a_gpu(monkeypatch):
+    for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        monkeypatch.setenv(name, "")
+    assert hardware.gpu_used(0)() is None
+
+
+def test_only_recent_and_complete_live_metrics_are_read(tmp_path):
+    path = tmp_path / "metrics.json"
+    assert read_live_metrics(path, 1000.0) == {}
+    write_live_metrics(path, {"m": LIVE_METRICS})
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_live_metrics(path, 1000.0 + STALE_S / 2) == {"m": LIVE_METRICS}
+    assert read_live_metrics(path, 1000.0 + STALE_S) == {}
+    path.write_text(json.dumps({"m": {**encode(LIVE_METRICS), "rate": math.inf}, "n": encode(LIVE_METRICS)}))
+    assert read_live_metrics(path, 1000.0) == {"n": LIVE_METRICS}
+    path.write_text(json.dumps({"m": encode(LIVE_METRICS)})[:-5])
+    assert read_live_metrics(path, 1000.0) == {}

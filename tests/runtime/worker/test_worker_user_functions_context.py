@@ -137,7 +137,7 @@ def test_a_stop_within_an_accumulated_step_changes_no_bit(tmp_path, framework, g
     assert [epoch["val_loss"] for epoch in metrics[0]] == [epoch["val_loss"] for epoch in again[0]]
     if framework == "pytorch":
         # It imports PyTorch, which the processes of tests that do not train do without.
-        from hetctl.runtime.frameworks.torch_state import unpack as unpack_tensors
+        from hetctl.runtime.frameworks.torch_parts import unpack as unpack_tensors
 
         state = unpack_tensors(whole)
         assert state["loss_scale"]["scale"] > 2.0**10

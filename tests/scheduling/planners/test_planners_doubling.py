@@ -11,8 +11,7 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Held, Options, Request
-from hetctl.scheduling.planners.doubling import DOUBLING, double
-from hetctl.scheduling.planners.elastic import allot
+from hetctl.scheduling.planners.doubling import DOUBLING, allot, double
 
 BAR = 1.005
 

@@ -18,10 +18,17 @@ from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import allotment_bound, allotments_of
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import MAKESPAN, MEAN_JCT, Options, Request
-from hetctl.scheduling.planners.static import STATIC, decide, reasons
+from hetctl.scheduling.planners.static import (
+    STATIC,
+    WORK_PER_SECOND,
+    IntervalModel,
+    can_refine,
+    decide,
+    reasons,
+    refine,
+)
 from hetctl.scheduling.planners.static_schedule import Heads, Problem, Run, in_order, list_schedule, placeable
 from hetctl.scheduling.planners.static_search import improve_nodes, search
-from hetctl.scheduling.planners.static_solver import WORK_PER_SECOND, IntervalModel, can_refine, refine
 from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
 

@@ -18,7 +18,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.serialization import encode
-from hetctl.runtime.data.collated import CollatedSource
+from hetctl.runtime.data.named_arrays import CollatedSource
 from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.partitioned_data import partition_paths
 from hetctl.runtime.data.sampler import sample_rng

@@ -13,7 +13,7 @@ from hetctl.model.training_progress import EpochResult
 from hetctl.perf.step_times import Mark, add_mark, epoch_pace
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend
-from hetctl.runtime.worker.live_metrics import busy_share, live_metrics_to
+from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Note, Reporter, check_metrics
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter

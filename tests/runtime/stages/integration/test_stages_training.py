@@ -16,9 +16,8 @@ from ranks import fork
 from tiny_networks import ENSEMBLES
 from workbench import ranks_of, wait_for
 
-from hetctl.methods.pipeline.gpu_cluster import Links
-from hetctl.methods.pipeline.layers import UNNAMED, Layer, LayerProfile
 from hetctl.methods.pipeline.layouts import PipelineProblem
+from hetctl.methods.pipeline.stage_costs import UNNAMED, Layer, LayerProfile, Links
 from hetctl.methods.pipeline.sync_cost import Waves
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.plan import PIPELINE

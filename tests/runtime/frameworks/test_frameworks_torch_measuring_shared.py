@@ -11,8 +11,13 @@ from stage_ranks import layout_of, run_ranks
 from workbench import wait_for
 
 from hetctl.runtime.frameworks.stage_network import TensorMemory
-from hetctl.runtime.frameworks.torch_compute_clock import ComputeClock
-from hetctl.runtime.frameworks.torch_memory import GpuTensors, arguments_of, handle_of, tensor_memory
+from hetctl.runtime.frameworks.torch_measuring import (
+    ComputeClock,
+    GpuTensors,
+    arguments_of,
+    handle_of,
+    tensor_memory,
+)
 from hetctl.runtime.stages.p2p_transport import LEAST_BYTES, receive
 
 pytestmark = pytest.mark.training

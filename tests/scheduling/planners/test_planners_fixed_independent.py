@@ -5,7 +5,7 @@ from itertools import combinations
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Options, Request
-from hetctl.scheduling.planners.independent import decide, drawn
+from hetctl.scheduling.planners.fixed import decide, drawn
 
 NAMES = tuple(f"m{index}" for index in range(8))
 

@@ -11,16 +11,22 @@ from hypothesis import strategies as st
 from test_pipeline_layouts import NODES, problem
 from test_pipeline_sync_cost import BY_NODE, EQUAL
 
-from hetctl.methods.pipeline.global_weights import GlobalWeights
-from hetctl.methods.pipeline.layers import Layer, LayerProfile
 from hetctl.methods.pipeline.layouts import lay_out
-from hetctl.methods.pipeline.node_memory import SLOTS, node_bytes, passing_bytes, server_versions, wave_bytes
-from hetctl.methods.pipeline.stages import VirtualWorker
+from hetctl.methods.pipeline.stage_costs import Layer, LayerProfile
+from hetctl.methods.pipeline.stages import (
+    SLOTS,
+    VirtualWorker,
+    node_bytes,
+    passing_bytes,
+    server_versions,
+    wave_bytes,
+)
 from hetctl.methods.pipeline.sync_cost import Waves, server_gpus
 from hetctl.methods.pipeline.wsp import Bounds, WspClock
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.pipelines import Stage
 from hetctl.model.plan import LOCAL
+from hetctl.runtime.stages.parameter_server import GlobalWeights
 
 SIZES = [100, 10, 100, 10]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hetctl.runtime.frameworks.keras_optimizer import update_in_turn
-from hetctl.runtime.frameworks.tensorflow_memory import PoolMemory
+from hetctl.runtime.frameworks.keras_model import update_in_turn
+from hetctl.runtime.frameworks.tensorflow import PoolMemory
 
 pytestmark = pytest.mark.training
 WEIGHTS, SIDE = 8, 1024

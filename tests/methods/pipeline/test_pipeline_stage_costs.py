@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.gpu_cluster import Links, fit_inter, fit_scaling
+from hetctl.methods.pipeline.stage_costs import Links, fit_inter, fit_scaling
 
 SIZES = st.lists(st.floats(1e3, 1e9), min_size=2, max_size=30, unique=True)
 

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.model.site import Cluster, Node
-from hetctl.scheduling.planners.capacity import NodeCapacity
 from hetctl.scheduling.planners.packing import pack
+from hetctl.scheduling.planners.placement import NodeCapacity
 
 
 def test_three_members_of_4_gpus_need_three_nodes_of_6() -> None:
