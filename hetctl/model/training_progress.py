@@ -11,6 +11,8 @@ from base64 import b64decode, b64encode
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, overload
 from zlib import compress, decompress
 
@@ -162,7 +164,7 @@ NEWEST = 3
 
 Kind = tuple[str | None, bool, bool, bool, tuple[str, ...]]
 """Contents of a row: type of GPU; whether there are a rate, a batch size, an overhead; names of metrics."""
-LINE, EPOCH, FIRST_METRIC = 1, 2, 9
+LINE, EPOCH, GPUS, BATCH, FIRST_METRIC = 1, 2, 4, 7, 9
 """Columns. Column 0 is the number of the kind; the others follow as in `_numbers`."""
 
 
@@ -324,6 +326,16 @@ class EpochHistory(Sequence[EpochResult]):
             begin = FIRST_METRIC + next(iter(places))  # type: ignore[operator]
             return rows.numbers[begin : self._count * rows.width : rows.width].tolist()
         return [done.metrics[metric] for done in self if metric in done.metrics]
+
+    def batches(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the first epoch with each number of GPUs and batch size, as (epoch, GPUs, batch size)."""
+        rows, end = self._rows, self._count * self._rows.width
+        columns = (rows.numbers[column : end : rows.width] for column in (0, GPUS, BATCH, EPOCH))
+        has_batch = [kind[2] for kind in rows.kinds]
+        # No step of Python for an epoch like the one before: a long run has a million.
+        for (kind, gpus, batch), alike in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2)):
+            if has_batch[int(kind)]:
+                yield int(next(alike)[3]), int(gpus), int(batch)
 
     def row(self) -> list[Any]:
         """Return the argument of `from_row`, without the epochs."""

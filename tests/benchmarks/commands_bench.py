@@ -149,8 +149,7 @@ def table(quick: bool = False) -> Table:
         ("command", "processor time, s", "peak memory, MB"),
         tuple(rows),
         tuple(figures),
-        "Runs of members x epochs, of which the last one of each member is not in the catalog yet, and "
-        "tables of members x numbers of GPUs.",
+        "Runs of members x epochs, and tables of members x numbers of GPUs.",
     )
 
 

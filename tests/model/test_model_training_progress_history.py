@@ -49,6 +49,19 @@ def test_a_history_is_the_sequence_of_its_epochs(told):
         assert Progress("a", history) == Progress("a", tuple(told))
 
 
+@given(epochs())
+def test_no_change_of_a_batch_is_missing_from_a_history(told):
+    known = [(done.epoch, done.gpus, done.batch_size) for done in told if done.batch_size is not None]
+    changes = [after for before, after in zip([(), *known], known, strict=False) if before[1:] != after[1:]]
+    for history in (EpochHistory.of(told), kept(EpochHistory.of(told))):
+        assert set(changes) <= set(history.batches()) <= set(known)
+
+
+def test_epochs_with_equal_batches_are_one():
+    alike = [EpochResult(epoch, {}, 1.0, 2, 0.0, batch_size=32) for epoch in range(1, 9)]
+    assert list(EpochHistory.of(alike).batches()) == [(1, 2, 32)]
+
+
 @given(epochs(), st.integers(0, 61), st.booleans())
 def test_a_history_divides_at_any_epoch(told, number, is_kept):
     whole = EpochHistory().plus(told, range(len(told)))

@@ -14,7 +14,7 @@ from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.run_status import BatchChange, MemberRate, MemberStatus, RoundSpan, TaskSpan
-from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
+from hetctl.model.training_progress import EpochHistory, EpochResult, LiveMetrics, Progress
 from hetctl.perf.rate_extrapolation import rate_on
 from hetctl.perf.rate_prediction import NOTEWORTHY, is_noteworthy, known_rates, seen_rates
 from hetctl.storage.paths import RunFolder
@@ -194,8 +194,7 @@ class RunView:
     ) -> MemberStatus:
         member, progress = self._members[name], self.progress[name]
         held = _held(own)
-        objective = member.objective
-        metrics = [epoch.metrics[objective.metric] for epoch in progress.epochs]
+        objective, epochs = member.objective, EpochHistory.of(progress.epochs)
         return MemberStatus(
             member=name,
             state=state,
@@ -203,7 +202,7 @@ class RunView:
             epochs=progress.last_epoch,
             max_epochs=progress.asked or member.stop.max_epochs,
             metric=objective.metric,
-            best=_best(metrics, objective.mode),
+            best=_best(epochs.values(objective.metric), objective.mode),
             predicted_s=self._predicted_s.get(name),
             measured_s=_seconds(own),
             reason=progress.failed or progress.converged,
@@ -212,7 +211,7 @@ class RunView:
             rates=rates_of(*self._rated(name)),
             live_metrics=live_metrics if state == TRAINING else None,
             # Each minibatch of a pipeline is a step, whatever the number of GPUs.
-            batch_changes=() if name in self.spec.pipelines else batch_changes(member, progress.epochs),
+            batch_changes=() if name in self.spec.pipelines else batch_changes(member, epochs),
             mode=objective.mode,
             config=self.facts.trials[name].record.config if name in self.facts.trials else None,
         )
@@ -356,16 +355,15 @@ def _seconds(tasks: Iterable[TaskSpan]) -> float | None:
     return sum(by_task.values()) if by_task else None
 
 
-def batch_changes(member: Member, epochs: Iterable[EpochResult]) -> tuple[BatchChange, ...]:
+def batch_changes(member: Member, epochs: EpochHistory) -> tuple[BatchChange, ...]:
     """Return the changes of a data-parallel member's samples a step; none with a `global_batch_size`.
 
     An epoch whose parts were trained on different numbers of GPUs counts with the last of them.
     """
     if member.global_batch_size is not None:
         return ()
-    known = [(epoch, epoch.gpus * epoch.batch_size) for epoch in epochs if epoch.batch_size is not None]
     return tuple(
-        BatchChange(epoch.epoch, before, after, epoch.gpus)
-        for (_, before), (epoch, after) in pairwise(known)
-        if before != after
+        BatchChange(epoch, before * before_each, gpus * batch, gpus)
+        for (_, before, before_each), (epoch, gpus, batch) in pairwise(epochs.batches())
+        if before * before_each != gpus * batch
     )

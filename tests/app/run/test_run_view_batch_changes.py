@@ -3,14 +3,14 @@
 from hetctl.app.run.view import batch_changes
 from hetctl.model.ensemble import Member
 from hetctl.model.run_status import BatchChange
-from hetctl.model.training_progress import EpochResult
+from hetctl.model.training_progress import EpochHistory, EpochResult
 
 
 def epochs(*sizes):
-    return [
+    return EpochHistory.of(
         EpochResult(number, {}, 1.0, gpus, 0.0, batch_size=batch)
         for number, (gpus, batch) in enumerate(sizes, start=1)
-    ]
+    )
 
 
 def test_more_gpus_and_smaller_batches_change_the_global_batch():
