@@ -56,14 +56,6 @@ def options_of(path):
     return {name for option in parameters for name in option.opts}
 
 
-VERBS = (
-    "Allow Assume Balance Cancel Charge Check Collect Compare Compute Continue Copy Create Explore Follow "
-    "Forgive Form Give Go Have Import Keep Let Limit List Make Measure Minimise Name Plan Predict Print "
-    "Queue Read Repeat Request Run Schedule Seed Serve Set Share Show Shuffle Simulate Spread Start Stop "
-    "Submit Take Tell Train Try Update Use Vary Write"
-)
-
-
 def section(page, heading):
     text = (DOCS / page).read_text(encoding="utf-8")
     found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
@@ -104,15 +96,6 @@ def test_help_has_an_example_that_parses(path):
     example = example_of(path)
     assert example == path or example.startswith(f"{path} ")
     parse(example)
-
-
-@every_command
-def test_help_begins_with_a_verb(path):
-    helps = [
-        COMMANDS[path].help,
-        *(option.help for option in COMMANDS[path].params if isinstance(option, click.Option)),
-    ]
-    assert {text.split()[0].rstrip(",") for text in helps if text} <= set(VERBS.split())
 
 
 @every_command

@@ -4,7 +4,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -280,26 +280,6 @@ def test_a_module_that_reads_pickles_is_found(tmp_path):
         assert list(picklers(tmp_path / "module.py")), code
 
 
-def test_no_class_name_exists_twice():
-    trees = {path: ast.parse(path.read_text()) for path in modules()}
-    names = Counter(
-        node.name.lstrip("_")
-        for tree in trees.values()
-        for node in tree.body
-        if isinstance(node, ast.ClassDef)
-    )
-    assert [name for name, count in names.items() if count > 1] == []
-
-
-SEVERAL = {"base", "events", "messages", "simulate"}
-"""Names of modules of one kind, each in a room of its own."""
-
-
-def test_modules_of_one_name_hold_the_same_kind_of_thing():
-    names = Counter(path.stem for path in modules() if not path.stem.startswith("__"))
-    assert {name for name, count in names.items() if count > 1} == SEVERAL
-
-
 SUITES = {"contract", "fuzz", "golden"}
 """Last words of the names of suites that run over all modules, or entries, of a room."""
 
@@ -328,38 +308,6 @@ def test_tests_lie_as_the_package_does():
 def _names_a_module(subject, room):
     names = {path.stem for path in room.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
     return any(subject == name or subject.startswith(f"{name}_") for name in names)
-
-
-QUESTIONS = {
-    "What",
-    "Who",
-    "Whose",
-    "How",
-    "Whether",
-    "Where",
-    "When",
-    "Why",
-    "Which",
-    "Of",
-    "By",
-    "So",
-    "Says",
-}
-
-
-def docstrings_of(path):
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (
-            text := ast.get_docstring(node)
-        ):
-            yield text
-
-
-def test_docstrings_open_with_a_verb_or_a_noun():
-    """They say what something does or is, and not by which question one would ask for it."""
-    opened = [(path, text.split()[0]) for path in modules() for text in docstrings_of(path)]
-    assert len(opened) > 2000
-    assert [(path.name, word) for path, word in opened if word.strip(",:") in QUESTIONS] == []
 
 
 IN_SECONDS = re.compile(
@@ -405,27 +353,6 @@ def test_waits_and_clocks_are_injected_and_not_patched():
     patched = [(path.name, found) for path, text in texts.items() for found in PATCHED_WAIT.findall(text)]
     assert len(texts) > 200
     assert {name for name, _ in patched} == VIRTUAL_TIME
-
-
-LONGEST_NAME, LEAST_WORDS = 60, 4
-
-
-def test_names_of_tests_are_short_but_have_four_words():
-    """In a class of tests the words of its name count as well."""
-    trees = {path: ast.parse(path.read_text()) for path in (ROOT / "tests").rglob("*.py")}
-    names = [(path.name, *name) for path, tree in trees.items() for name in _names_of_tests(tree.body)]
-    assert len(names) > 1000
-    assert [(file, name) for file, _, name in names if len(name) > LONGEST_NAME] == []
-    assert [(file, name) for file, words, name in names if words < LEAST_WORDS] == []
-
-
-def _names_of_tests(body, words_around=0):
-    """Yield the number of words, without ``test``, and the name of each test."""
-    for node in body:
-        if isinstance(node, ast.ClassDef):
-            yield from _names_of_tests(node.body, len(re.findall("[A-Z]", node.name.removeprefix("Test"))))
-        elif isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
-            yield words_around + node.name.count("_"), node.name
 
 
 USED_BY_OTHERS = {
