@@ -328,7 +328,9 @@ class Cluster:
         for node_type in site.node_types:
             here = min(left, node_type.nodes * site.gpus_per_node)
             if here:
-                parts[node_type.gpu_type] = here, site.gpus_per_node
+                # Several kinds of node may have one type of GPU.
+                before, _ = parts.get(node_type.gpu_type, (0, 0))
+                parts[node_type.gpu_type] = before + here, site.gpus_per_node
             left -= here
         return cls.of_types(parts) if parts else cls.of(gpus, site.gpus_per_node)
 

@@ -304,6 +304,13 @@ def test_a_site_may_have_several_types_of_gpu(tmp_path: Path) -> None:
     assert [node.gpu_type for node in Cluster.at(site, 6).nodes] == ["V100", "V100"]
 
 
+def test_two_kinds_of_node_may_have_one_type_of_gpu(tmp_path: Path) -> None:
+    alike = TYPES.replace("P100", "V100")
+    (tmp_path / "mixed.yaml").write_text("extends: slurm-docker\nnodes: 3\ngpus_per_node: 4\n" + alike)
+    nodes = Cluster.at(read_site(tmp_path / "mixed.yaml"), 12).nodes
+    assert [(node.gpu_type, len(node.gpus)) for node in nodes] == [("V100", 4)] * 3
+
+
 def test_nodes_of_all_types_must_add_up(tmp_path: Path) -> None:
     path = tmp_path / "mixed.yaml"
     path.write_text("extends: slurm-docker\nnodes: 5\ngpus_per_node: 4\n" + TYPES)

@@ -38,11 +38,12 @@ def plan_hopper(request: PlanRequest) -> Plan:
                 "lower its batch_size, use GPUs with more memory, or plan with --mode auto",
             )
     members = candidates(request)
+    # Before the size of groups, which members that no worker can train do not have.
+    phases = [hops(request, members)] if members else []
     reason = (
         f"the mode was given: {_together(request, members)}, and hops over {request.partitions} partitions"
     )
     choices = tuple(ModeChoice(member.name, HOPPER, reason) for member in members)
-    phases = [hops(request, members)] if members else []
     return assembled(request, phases, choices, fluid_bound(members, request.gpus))
 
 
