@@ -16,6 +16,7 @@ from test_house import MAY_IMPORT
 from hetctl.cli.main import cli
 from hetctl.inputs.quantities import format_duration
 from hetctl.model import errors
+from hetctl.model.combinations import TABLE
 from hetctl.model.event_records import FORMS
 from hetctl.model.events import Event
 from hetctl.model.hops import HopSpan
@@ -233,6 +234,12 @@ def test_every_planner_and_shipped_site_is_described():
     sites = section("sites.md", "The sites that come with hetctl")
     shipped = [path.stem for path in (ROOT / "site-configs").glob("*.yaml")]
     assert [name for name in shipped if f"**`{name}`**" not in sites] == []
+
+
+def test_what_does_not_go_together_is_described():
+    rows = [(", ".join(ones), ", ".join(others), reason, hint) for ones, others, reason, hint in TABLE]
+    table = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    assert table in section("planning.md", "What does not go together"), table
 
 
 def test_the_house_is_described_as_it_is():

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.app.plan.member_rules import refuse_commands
+from hetctl.model.combinations import features_of, refuse_conflicts
 from hetctl.model.ensemble import Ensemble, Partitions
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.hops import PARTITION_FILE, PartitionFile
@@ -72,7 +72,7 @@ def partition_data(
     HetctlError
         If the process ends without an answer.
     """
-    refuse_commands(ensemble, "there is no input_fn whose data could be divided", "divide it yourself")
+    refuse_conflicts(ensemble.name, "hetctl partition", *features_of(ensemble))
     number = count or (ensemble.partitions.count if ensemble.partitions else 0)
     if not number:
         raise BadInputError(

@@ -9,15 +9,17 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from hetctl.app.plan.member_rules import refuse_wide_members
-from hetctl.app.plan.planning import AUTO, check_planner, chosen, refuse_lockstep
+from hetctl.app.plan.job_request import refuse_wide_members
+from hetctl.app.plan.planning import AUTO, check_planner, chosen
 from hetctl.app.profile.known import profiles_at
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
+from hetctl.model.combinations import NO_FLOTILLAS, features_of, refuse_conflicts
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import USUAL_PLANNER
 from hetctl.model.profile import MemberProfile
+from hetctl.model.run import LOCKSTEP
 from hetctl.model.simulation import Simulated, Simulation, SimulationResult
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
@@ -108,7 +110,8 @@ def run_simulation(project: Project, request: SimulateRequest) -> SimulationResu
     arrivals = _arrivals(members, request, options.seed)
     expected = _foreseen(arrivals, request, options.seed) if request.planner == AUTO else arrivals
     choice = chosen(request.planner, expected, replace(scenario, failures=None), options)
-    refuse_lockstep(choice.planner, scenario)
+    if request.lockstep and not choice.planner.shares:
+        refuse_conflicts(choice.planner.name, NO_FLOTILLAS, sharing=LOCKSTEP)
     estimator = _estimator(arrivals, request, options.seed)
     search = _search(members, request, options.seed)
     if search is None:
@@ -253,16 +256,12 @@ def _search(members: Sequence[Workload], request: SimulateRequest, seed: int) ->
     """
     if request.ensemble.search is None:
         return None
-    for given, option in (
-        (request.sample_members is not None, "--sample-members"),
-        (request.arrival_mean_s is not None, "--arrival-mean"),
-        (request.predicted, "--work predicted"),
-    ):
-        if given:
-            raise BadInputError(
-                f"{option} does not go with the search of {request.ensemble.name}",
-                f"leave out {option}: trials come when the search asks for them",
-            )
+    refuse_conflicts(
+        *(request.ensemble.name, *features_of(request.ensemble)),
+        *(["--sample-members"] if request.sample_members is not None else []),
+        *(["--arrival-mean"] if request.arrival_mean_s is not None else []),
+        *(["--work predicted"] if request.predicted else []),
+    )
     # Imported here since most ensembles have no search.
     from hetctl.app.simulated_search import SimulatedSearch
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
 from hetctl.cli.parameter_types import Duration, Seconds
+from hetctl.model.combinations import features_of, refuse_conflicts
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import (
     HOP_SCHEDULERS,
@@ -18,7 +19,6 @@ from hetctl.model.plan import (
     PS_PLACEMENTS,
     USUAL_PLANNER,
 )
-from hetctl.model.site import MEMBERS, NODES
 from hetctl.model.training_settings import BALANCE_MODES
 
 if TYPE_CHECKING:
@@ -31,15 +31,6 @@ if TYPE_CHECKING:
     from hetctl.model.site import Site
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-OF_MODES = {
-    "hop_scheduler": HOPPER,
-    "policy": PIPELINE,
-    "in_flight": PIPELINE,
-    "clock_distance": PIPELINE,
-    "ps_placement": PIPELINE,
-}
-"""Options of planning that only one mode has, or auto."""
 
 
 def this_project() -> Project:
@@ -284,7 +275,7 @@ def plan_request(
 
     machine = site_of(project, members, site, account=account, launch=launch)
     given = {name: value for name, value in options.items() if value is not None}
-    _refuse_without_mode(given, mode)
+    refuse_conflicts(members.name, *(f"--{name.replace('_', '-')}" for name in given), mode=mode)
     given.setdefault("balance", members.balance.mode)
     # Where pipelines are an option, members without a profile may fit no GPU, and have no rates to predict.
     predict = predict_rates and mode not in (PIPELINE, "auto")
@@ -294,16 +285,6 @@ def plan_request(
         *(members, machine, sized.size, planner, given, explain, shared, mode), predict_rates=predict_rates
     )
     return request, sized
-
-
-def _refuse_without_mode(options: Iterable[str], mode: str) -> None:
-    for name in options:
-        needed = OF_MODES.get(name, mode)
-        if mode not in (needed, "auto"):
-            raise BadInputError(
-                f"--{name.replace('_', '-')} is of members in the mode {needed}, but all are to train {mode}",
-                f"leave it out, or add --mode {needed}, or --mode auto",
-            )
 
 
 def warn(project: Project, request: PlanRequest) -> None:
@@ -359,12 +340,7 @@ def site_of(project: Project, members: Ensemble, site: str | None, **keys: str |
             f"ensemble {members.name} is an imported rate table: it has no networks to train",
             f"`hetctl simulate {members.name} --gpus N` simulates it; --ensemble names another",
         )
-    if members.partitions and members.partitions.sources() and machine.launch == MEMBERS:
-        raise BadInputError(
-            f"`source` in the partitions of ensemble {members.name} does not go with --launch {MEMBERS}:"
-            " the agents of several steps would copy the same partitions",
-            f"use --launch {NODES}, or place the partitions on the nodes yourself and leave out source",
-        )
+    refuse_conflicts(members.name, *features_of(members), launch=machine.launch)
     return machine
 
 

@@ -194,13 +194,10 @@ def _function_problems(
 
 def _code_problems(model: EnsembleModel, points: list[MemberEntry]) -> Iterator[tuple[Location, str]]:
     """Yield the places of code of entries' own that the rest of the file leaves no room for."""
-    rules = (
-        (model.functions is None, "needs functions of the ensemble, which members without their own have"),
-        (model.partitions is not None, "does not go with partitions, which are those of one input_fn"),
-    )
-    for where, settings in {point.where: point.settings for point in points}.items():
-        for key in sorted(OF_CODE & settings.model_fields_set):
-            yield from (((*where, key), rule) for is_broken, rule in rules if is_broken)
+    if model.functions is None:
+        for where, settings in {point.where: point.settings for point in points}.items():
+            for key in sorted(OF_CODE & settings.model_fields_set):
+                yield (*where, key), "needs functions of the ensemble, which members without their own have"
 
 
 def _name_problems(points: list[MemberEntry]) -> Iterator[tuple[Location, str]]:

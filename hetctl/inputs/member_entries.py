@@ -31,6 +31,7 @@ from hetctl.inputs.member_schema import (
 )
 from hetctl.inputs.quantities import parse_interval
 from hetctl.inputs.yaml_source import Location
+from hetctl.model.combinations import NO_DIVISION, OWN_CODE, conflicts
 from hetctl.model.ensemble import Functions, Member, StopRule, TrainingCode
 from hetctl.model.training_settings import BUILT_IN, EVERY_EPOCH, FRAMEWORKS, ON, unknown_placeholders
 
@@ -238,8 +239,13 @@ def _is_unsafe(text: str) -> bool:
 
 
 Problem = tuple[Location, str]
-OF_FUNCTIONS = ("framework", "functions", "data", "partitions")
-"""Keys of an ensemble that hetctl's own training needs; a command reads and trains by itself."""
+PAIRED = (
+    *("command", "layers", "global_batch_size", "deterministic", "shard", "rescale_learning_rate"),
+    "checkpoint",
+)
+"""Keys of members that do not go with all others."""
+NEUTRAL = (None, False, (), EVERY_EPOCH)
+"""Their values that go with all."""
 
 
 def member_problems(
@@ -253,24 +259,30 @@ def member_problems(
         Entries of the file that define the members, in the same order.
     """
     yield from _command_problems(model, points, members)
-    yield from _batch_problems(model, points, members)
+    yield from _pair_problems(model, points, members)
     yield from _gpu_problems(model, points, members)
-    yield from _shard_problems(model, points, members)
     yield from _shape_problems(model, points)
 
 
-def _batch_problems(
+def _pair_problems(
     model: EnsembleModel, points: list[MemberEntry], members: list[Member]
 ) -> Iterator[Problem]:
-    """Yield the errors in batch sizes and learning rates, each once."""
+    """Yield keys that do not go with another, each place once."""
     found: dict[Location, str] = {}
+    common: dict[str, Location] = {
+        key: (key,) for key in model.model_fields_set.difference(PAIRED) if getattr(model, key)
+    }
+    if model.balance.mode == ON:
+        common["balance: on"] = ("balance",)
     for point, member in zip(points, members, strict=True):
-        where = _place_of("rescale_learning_rate", model, point)
-        if where and member.global_batch_size and member.rescale_learning_rate:
-            found[where] = (
-                f"must not be true with global_batch_size ({member.global_batch_size}), which is the same on"
-                " any number of GPUs: leave it out, or set batch_size alone"
-            )
+        given = [key for key in PAIRED if getattr(member, key) not in NEUTRAL]
+        places = common | {key: place for key in given if (place := _place_of(key, model, point))}
+        if member.code:
+            places[OWN_CODE] = (*point.where, min(OF_CODE & point.settings.model_fields_set))
+        if not FRAMEWORKS[member.code.framework if member.code else model.framework].can_divide:
+            places[NO_DIVISION] = ()
+        for each in conflicts(places):
+            found.setdefault(places[each.one], f"does not go with {each.other}: {each.reason}; {each.hint}")
     yield from found.items()
 
 
@@ -293,48 +305,6 @@ def _gpu_problems(
             if most is not None and member.min_gpus > most:
                 found[where] = f"the least number of GPUs, {member.min_gpus}, must be at most {key}, {most}"
     yield from found.items()
-
-
-def _shard_problems(
-    model: EnsembleModel, points: list[MemberEntry], members: list[Member]
-) -> Iterator[Problem]:
-    """Yield what does not go with `shard`, each place once; commands have their own rules."""
-    found: dict[Location, str] = {}
-    for point, member in zip(points, members, strict=True):
-        where = _place_of("shard", model, point)
-        if where is None or not member.shard or member.command:
-            continue
-        rule = next((rule for is_broken, rule in _shard_rules(model, member) if is_broken), None)
-        if rule is not None:
-            found[where] = f"must not be true {rule}"
-    yield from found.items()
-
-
-def _shard_rules(model: EnsembleModel, member: Member) -> tuple[tuple[bool, str], ...]:
-    """Return rules, each with true if it is broken."""
-    framework = member.code.framework if member.code else model.framework
-    dividing = [entry.name for entry in FRAMEWORKS.values() if entry.can_divide]
-    return (
-        (
-            framework not in dividing,
-            f"with framework {framework}, which cannot divide a network; leave it out, or use"
-            f" {' or '.join(dividing)}",
-        ),
-        (
-            model.partitions is not None,
-            "with partitions, which have unequal numbers of batches: leave it out, or give all nodes"
-            " the whole data",
-        ),
-        (
-            member.layers is not None,
-            f"with layers ({member.layers}), by which pipelines are cut: leave one of them out",
-        ),
-        (
-            model.balance.mode == ON,
-            "with balance on: GPUs wait for one another in each layer, so that their own speeds are unknown;"
-            " leave it out, or set balance to auto or off",
-        ),
-    )
 
 
 def _shape_problems(model: EnsembleModel, points: Sequence[MemberEntry]) -> Iterator[Problem]:
@@ -381,9 +351,6 @@ def _command_problems(
             (*point.where, "command"),
             f"is missing: all members have one, or none; {point.name} has none",
         )
-    for key in OF_FUNCTIONS:
-        if key in model.model_fields_set:
-            yield (key,), "does not go with members that are commands"
     for point, member in zip(points, members, strict=True):
         yield from _problems_of_command(point, member)
 
@@ -394,13 +361,6 @@ def _problems_of_command(point: MemberEntry, member: Member) -> Iterator[Problem
     for name in unknown_placeholders(member.command, member.config):
         likely = suggestion(name, {*member.config, *BUILT_IN})
         yield where, f"the config of {point.name} has no '{name}' for the placeholder {{{name}}}{likely}"
-    for key in ("layers", "global_batch_size", "deterministic", "shard"):
-        if getattr(member, key):
-            yield (*point.where, key), "does not go with members that are commands"
-    if member.checkpoint != EVERY_EPOCH:
-        own = "checkpoint" in point.settings.model_fields_set
-        of_checkpoint: Location = (*point.where, "checkpoint") if own else ("checkpoint",)
-        yield of_checkpoint, "does not go with commands, which write their own"
 
 
 def _place_of(key: str, model: EnsembleModel, point: MemberEntry) -> Location | None:

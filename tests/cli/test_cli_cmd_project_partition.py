@@ -229,4 +229,4 @@ def test_a_step_for_each_member_copies_no_partitions(tmp_path):
     project = project_of(tmp_path, more=f"samples_per_epoch: 9\npartitions: {partitions}")
     done = project.here("plan", "--site", "local", "--launch", "members", "--json")
     assert done.code == 2
-    assert "`source` in the partitions of ensemble parted does not go with --launch" in done.error["message"]
+    assert "parted: partitions.source does not go with --launch members" in done.error["message"]

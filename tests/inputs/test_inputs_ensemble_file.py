@@ -205,11 +205,11 @@ REFUSALS = [
     ("max_gpus: 0\nmembers: [{name: a}]\n", "e.yaml:3: max_gpus: must be at least 1, got 0"),
     (
         "members: [{name: a, global_batch_size: 64, rescale_learning_rate: true}]\n",
-        "e.yaml:3: members[0].rescale_learning_rate: must not be true with global_batch_size (64)",
+        "e.yaml:3: members[0].rescale_learning_rate: does not go with global_batch_size",
     ),
     (
         "rescale_learning_rate: true\nglobal_batch_size: 64\nmembers: [{name: a}, {name: b}]\n",
-        "e.yaml:3: rescale_learning_rate: must not be true with global_batch_size (64)",
+        "e.yaml:3: rescale_learning_rate: does not go with global_batch_size",
     ),
     (
         "checkpoint: {every: 600}\nmembers: [{name: a}]\n",

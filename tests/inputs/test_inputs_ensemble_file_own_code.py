@@ -6,11 +6,9 @@ import json
 
 import pytest
 
-from hetctl.app.plan.member_rules import refuse_lockstep_of_codes
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import COMMAND, Functions, TrainingCode
 from hetctl.model.errors import BadInputError
-from hetctl.model.run import CACHED, LOCKSTEP
 
 NETS = {"input_fn": "nets:input_fn", "model_fn": "nets:model_fn"}
 OTHERS = {"input_fn": "nets:other_input_fn", "model_fn": "nets:model_fn"}
@@ -89,7 +87,7 @@ def test_one_framework_is_preloaded_for_all(framework, tmp_path):
             {"data": "texts"},
             {"partitions": 2},
             7,
-            "members[0].data: does not go with partitions, which are those of one input_fn",
+            "members[0].data: does not go with partitions: these are of one input_fn",
         ),
         (
             {"functions": NETS},
@@ -101,7 +99,7 @@ def test_one_framework_is_preloaded_for_all(framework, tmp_path):
             {"framework": "tensorflow", "shard": True},
             {},
             6,
-            "shard: must not be true with framework tensorflow",
+            "shard: does not go with a framework that cannot divide networks",
         ),
     ],
 )
@@ -110,14 +108,6 @@ def test_own_code_without_room_is_refused_with_its_line(member, more, line, word
         ensemble_of(tmp_path, [{"name": "a", **member}], **more)
     assert f"e.yaml:{line}: " in caught.value.message
     assert words in caught.value.message
-
-
-def test_lockstep_is_refused_also_if_all_have_the_same_code(tmp_path):
-    ensemble = ensemble_of(tmp_path, [{"name": name, "data": "texts"} for name in "ab"])
-    assert len(ensemble.codes) == 1
-    refuse_lockstep_of_codes(ensemble, CACHED)
-    with pytest.raises(BadInputError, match="cannot share samples in lockstep"):
-        refuse_lockstep_of_codes(ensemble, LOCKSTEP)
 
 
 def test_a_file_of_commands_has_no_code(tmp_path):

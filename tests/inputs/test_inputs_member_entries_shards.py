@@ -33,15 +33,20 @@ def test_members_inherit_it_or_not(tmp_path):
 @pytest.mark.parametrize(
     ("before", "after", "line", "rule"),
     [
-        ("pytorch", "tensorflow", "6: shard", "tensorflow, which cannot divide a network"),
-        ("balance: auto", "partitions: 2", "6: shard", "with partitions, which have unequal"),
-        ("balance: auto", "balance: on", "6: shard", "with balance on: GPUs wait for one another"),
-        ("{name: a}", "{name: a, layers: l.csv}", "6: shard", "by which pipelines are cut"),
-        ("shard: false", "shard: true, layers: l.csv", "9: members[1].shard", "by which pipelines are cut"),
+        ("pytorch", "tensorflow", "6: shard", "a framework that cannot divide networks"),
+        ("balance: auto", "partitions: 2", "6: shard", "partitions: they have unequal"),
+        ("balance: auto", "balance: on", "6: shard", "balance: on: GPUs wait for one another"),
+        ("{name: a}", "{name: a, layers: l.csv}", "6: shard", "layers: pipelines are cut"),
+        (
+            "shard: false",
+            "shard: true, layers: l.csv",
+            "9: members[1].shard",
+            "layers: pipelines are cut",
+        ),
     ],
 )
 def test_the_rest_is_refused_by_line(tmp_path, before, after, line, rule):
     with pytest.raises(BadInputError) as caught:
         read(tmp_path, ENSEMBLE.replace(before, after))
-    assert f"e.yaml:{line}: must not be true" in caught.value.message
+    assert f"e.yaml:{line}: does not go with " in caught.value.message
     assert rule in caught.value.message

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetctl.app.plan.member_rules import refuse_wide_members
 from hetctl.app.profile.known import member_profiles
 from hetctl.app.project import Project
 from hetctl.inputs.quantities import format_duration
-from hetctl.model.ensemble import Ensemble
+from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.job import JobSize, JobSizeOption
 from hetctl.model.run import Budget
@@ -17,6 +16,7 @@ from hetctl.model.site import Cluster, Site
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.job_size import Bin, best_of, bins_of, grace_of, job_sizes
+from hetctl.scheduling.planners.heterogeneous import most_for_one
 
 DEFAULT_WALL_S = 2 * 3600
 DEVICES = {"gpu": "GPUs", "slot": "slots"}
@@ -159,3 +159,27 @@ def _members(project: Project, ensemble: Ensemble, site: Site, *, predict: bool)
     if set(profiles) < {member.name for member in ensemble.members}:
         return ()
     return active_workloads(ensemble, profiles, {}, site.gpus)
+
+
+def refuse_wide_members(members: Iterable[Member], cluster: Cluster, *, mix_types: bool) -> None:
+    """Refuse members that train on no fewer GPUs than one of them can have.
+
+    Parameters
+    ----------
+    mix_types : bool
+        True if a member may have GPUs of several types at once.
+
+    Raises
+    ------
+    InfeasibleError
+        If there is one.
+    """
+    most = most_for_one(cluster.nodes, mix_types=mix_types)
+    for member in members:
+        if member.min_gpus > most:
+            key = "gpus" if member.min_gpus == member.max_gpus else "min_gpus"
+            raise InfeasibleError(
+                f"{key} of {member.name} is {member.min_gpus}; of the {cluster.gpus} of a job it can have at"
+                f" most {most}",
+                "ask for more with --gpus, choose another site, or lower it in the ensemble file",
+            )

@@ -20,13 +20,14 @@ from hetctl.methods.phase_run import phase_in_turn
 from hetctl.methods.pipeline.layouts import PipelineProblem, PlacedPipeline, allocation_of, lay_out
 from hetctl.methods.pipeline.pipeline_plan import Waves
 from hetctl.methods.pipeline.stage_costs import UNNAMED, LayerProfile, PipelineCluster, bytes_alone
-from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.combinations import STAGES, features_of, refuse_conflicts
+from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import PIPELINE, Allocation, ModeChoice, Plan, Round
 from hetctl.model.profile import LayerPoint, MemberProfile
-from hetctl.model.run import LOCKSTEP, RunSpec
+from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
-from hetctl.model.site import MEMBERS, NODES, Cluster, Site
+from hetctl.model.site import Cluster, Site
 from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
@@ -280,12 +281,7 @@ def pipeline_member_of(request: PlanRequest, name: str, layers: MemberLayers) ->
         If the number of samples in an epoch is unknown, or the member has a global batch size.
     """
     member = request.ensemble.member(name)
-    if member.global_batch_size is not None:
-        raise BadInputError(
-            f"{name} has global_batch_size {member.global_batch_size}, and would train as a pipeline, which"
-            " makes a step of each batch of a virtual worker",
-            "give it a batch_size alone, or plan with --mode data-parallel",
-        )
+    refuse_conflicts(name, STAGES, *(["global_batch_size"] if member.global_batch_size else []))
     known = [
         request.ensemble.samples_per_epoch,
         *(profile.samples_per_epoch for profile in request.profiles.values()),
@@ -344,46 +340,14 @@ def with_pipelines(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
         if allocation.mode == PIPELINE
     }
     for name in planned:
-        _refuse_what_has_no_stages(spec, spec.ensemble.of(spec.ensemble.member(name)))
+        features = features_of(spec.ensemble.of(spec.ensemble.member(name)))
+        refuse_conflicts(name, STAGES, *features, launch=spec.site.launch, sharing=spec.sharing)
     problems = {name: _problem(spec, request, name) for name in planned}
     profiles = {profile.member: profile for profile in spec.profiles}
     known = _samples_per_epoch(spec, request)
     for name, allocation in planned.items():
         profiles[name] = _as_pipeline(profiles.get(name, MemberProfile(name, {})), allocation, known)
     return replace(spec, pipelines=problems, profiles=tuple(profiles.values()))
-
-
-def _refuse_what_has_no_stages(spec: RunSpec, ensemble: Ensemble) -> None:
-    rules = (
-        (
-            spec.site.launch != MEMBERS,
-            f"members cannot train as pipelines with --launch {MEMBERS}, which starts each in its own step",
-            f"use --launch {NODES}",
-        ),
-        (
-            ensemble.functions.train_fn is None,
-            f"{ensemble.functions.train_fn} trains a whole network, but stages have parts of it",
-            "leave out functions.train_fn in the ensemble file: stages train by the loss of model_fn",
-        ),
-        (
-            ensemble.functions.evaluate_fn is None,
-            f"{ensemble.functions.evaluate_fn} evaluates a whole network, but stages have parts of it",
-            "leave out functions.evaluate_fn in the ensemble file: stages evaluate the metrics of model_fn",
-        ),
-        (
-            not (ensemble.partitions and ensemble.reads_partitions),
-            f"the data of {ensemble.name} is partitioned, but first stages read samples of the whole data",
-            "leave out `partitions` in the ensemble file, or use another --mode",
-        ),
-        (
-            spec.sharing != LOCKSTEP,
-            f"members that train as pipelines cannot share samples in {LOCKSTEP}",
-            "use --sharing cached or none",
-        ),
-    )
-    for holds, message, hint in rules:
-        if not holds:
-            raise BadInputError(message, hint)
 
 
 def _problem(spec: RunSpec, request: PlanRequest, name: str) -> Mapping[str, Any]:

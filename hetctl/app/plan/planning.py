@@ -12,15 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from hetctl import __version__
-from hetctl.app.plan.member_rules import (
-    refuse_hops_by_launch,
-    refuse_lockstep_of_codes,
-    refuse_modes_of_commands,
-    refuse_modes_of_sharded,
-    refuse_sharing_of_searches,
-    refuse_wide_members,
-    refuse_without_hops,
-)
+from hetctl.app.plan.job_request import refuse_wide_members
 from hetctl.app.profile.known import (
     beyond_measured,
     current_layers,
@@ -32,6 +24,7 @@ from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.methods.parallelism import Demand, ModeLimits, does_not_fit, too_large
+from hetctl.model.combinations import HOPS, NO_FLOTILLAS, features_of, refuse_conflicts
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.interpreter import load_entry
@@ -46,7 +39,7 @@ from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners import planner_named
-from hetctl.scheduling.planners.base import Options, Planner, options_from
+from hetctl.scheduling.planners.base import Options, options_from
 from hetctl.scheduling.simulate.forecast import forecast
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import PlannerChoice, choose
@@ -151,20 +144,12 @@ def data_parallel_plan(request: PlanRequest, members: Sequence[Workload], option
     """
     scenario = request.scenario
     choice = chosen(request.planner, [Arrival(member) for member in members], scenario, options)
-    refuse_lockstep(choice.planner, scenario)
+    if not choice.planner.shares:
+        refuse_conflicts(choice.planner.name, NO_FLOTILLAS, sharing=request.sharing)
     _refuse_unknown_nodes(request)
     plan = forecast(choice.planner, members, scenario, options, explain=request.explain)
     gains = {} if options.balance == OFF else _balance_gains(plan, members, scenario.cluster)
     return replace(plan, reason=choice.reason, balance_gains=gains)
-
-
-def refuse_lockstep(planner: Planner, scenario: Scenario) -> None:
-    """Raise BadInputError if members are to train in lockstep, and the planner forms no flotillas."""
-    if scenario.lockstep and not planner.shares:
-        raise BadInputError(
-            f"planner {planner.name} forms no flotillas, which lockstep needs",
-            "choose --planner flotilla or flotilla-local, or --sharing cached",
-        )
 
 
 def _balance_gains(plan: Plan, members: Sequence[Workload], cluster: Cluster) -> dict[str, float]:
@@ -362,17 +347,18 @@ def plan_from(request: PlanRequest) -> Plan:
         If the site, the wall-clock limit or a member's `min_gpus` permit no plan.
     """
     ensemble, site, options = request.ensemble, request.site, request.planner_options
-    refuse_modes_of_commands(ensemble, request.mode, request.sharing)
-    refuse_sharing_of_searches(ensemble, request.sharing)
-    refuse_lockstep_of_codes(ensemble, request.sharing)
-    refuse_modes_of_sharded(ensemble, request.mode, options.balance)
-    if request.mode == HOPPER:
-        refuse_without_hops(ensemble, site, request.sharing)
+    refuse_conflicts(
+        *(ensemble.name, *features_of(ensemble), *([HOPS] if request.mode == HOPPER else [])),
+        mode=request.mode,
+        sharing=request.sharing,
+        balance=options.balance,
+        launch=site.launch,
+    )
     refuse_wide_members(ensemble.members, request.scenario.cluster, mix_types=options.mix_types)
     if request.mode in PLANS_BY_MODE:
         plan: Plan = load_entry(PLANS_BY_MODE[request.mode])(request)
         if any(phase.mode == HOPPER for phase in plan.phases):
-            refuse_hops_by_launch(site)
+            refuse_conflicts(ensemble.name, HOPS, launch=site.launch)
         return plan
     members = active_workloads(
         *(ensemble, request.profiles, request.progress, request.size.gpus),

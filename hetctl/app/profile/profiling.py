@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from hetctl.app.plan.member_rules import refuse_commands, refuse_wide_members
+from hetctl.app.plan.job_request import refuse_wide_members
 from hetctl.app.profile.folder import Failure, layers_in, links_in, measurements_in
 from hetctl.app.profile.follow import ProfileMonitor
 from hetctl.app.profile.jobs import JobGroup
@@ -24,6 +24,7 @@ from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.layer_profile import write_layers
+from hetctl.model.combinations import features_of, refuse_conflicts
 from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.profile import (
@@ -199,7 +200,7 @@ def profile_layers(
     """
     refuse_strangers(command.ensemble, members)
     if members:
-        refuse_commands(command.ensemble, "hetctl does not see their layers", "leave out --layers")
+        refuse_conflicts(command.ensemble.name, "--layers", *features_of(command.ensemble))
     site, wanted = command.site, list(_layer_targets(command.site, members))
     if links or site.links is None:
         ends = list(_link_targets(site, command.size.gpus))

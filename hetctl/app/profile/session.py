@@ -34,7 +34,8 @@ from hetctl.app.profile.jobs import (
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import BatchSystem
-from hetctl.model.ensemble import COMMAND, Ensemble
+from hetctl.model.combinations import features_of, refuse_conflicts
+from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, BatchSystemError
 from hetctl.model.job import JobSize, JobState, JobStatus
 from hetctl.model.profile import PreprocessPoint, ProfilePoint, RateShape, shapes_of
@@ -210,7 +211,8 @@ def profiling(
         After SIGINT, SIGTERM or SIGHUP.
     """
     _refuse_too_many(command.spread, command.site)
-    _refuse_time(command)
+    if command.command_s is not None:
+        refuse_conflicts(command.ensemble.name, "--for", *features_of(command.ensemble))
     # Signals are kept from here on, so that none leaves a job without its record.
     home = project.home
     project.require_catalog(create=True)
@@ -239,14 +241,6 @@ def _refuse_too_many(spread: ArraySpec, site: Site) -> None:
         raise BadInputError(
             f"--jobs {spread.jobs}: site {site.name} permits {site.max_queued_jobs} queued jobs per user",
             f"lower it to --jobs {site.max_queued_jobs}, or correct max_queued_jobs of the site file",
-        )
-
-
-def _refuse_time(command: ProfileCommand) -> None:
-    if command.command_s is not None and command.ensemble.framework != COMMAND:
-        raise BadInputError(
-            f"--for {command.command_s:g}: the members of ensemble {command.ensemble.name} are no commands",
-            "leave it out: functions are measured until their rates are known",
         )
 
 

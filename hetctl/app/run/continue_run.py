@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hetctl.app.plan.job_request import job_size
-from hetctl.app.plan.member_rules import refuse_without_hops
 from hetctl.app.plan.planning import AUTO, PlanRequest, plan_from, with_measurements
 from hetctl.app.project import Project
 from hetctl.app.run.changes import (
@@ -23,10 +22,11 @@ from hetctl.app.run.changes import (
 from hetctl.app.run.job_states import used_until_now
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.visit_times import read_run_trace
+from hetctl.model.combinations import HOPS, features_of, refuse_conflicts
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import DATA_PARALLEL, HOPPER, PIPELINE, Plan
-from hetctl.model.run import CACHED, NONE, Budget, RunSpec
+from hetctl.model.run import Budget, RunSpec
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import Site
 from hetctl.storage.atomic_io import write_private
@@ -43,16 +43,7 @@ def check_replay(trace: Path, ensemble: Ensemble, mode: str) -> None:
     BadInputError
         If the members do not hop or come from a search, or a line of the trace does not fit the ensemble.
     """
-    if mode != HOPPER:
-        raise BadInputError(
-            f"--replay repeats visits of members that hop, but the mode is {mode}", "add --mode hopper"
-        )
-    if ensemble.search is not None:
-        raise BadInputError(
-            f"--replay repeats the visits of members that are known before, but {ensemble.name} has a search,"
-            " whose trials come while the run goes on",
-            "leave out --replay",
-        )
+    refuse_conflicts(ensemble.name, "--replay", *features_of(ensemble), mode=mode)
     count = ensemble.partitions.count if ensemble.partitions else 0
     members = [member.name for member in ensemble.members]
     read_run_trace(trace, members, [f"p{number}" for number in range(count)])
@@ -184,7 +175,7 @@ def continued(
         # Others, such as notes beside them, are no reason for another copy.
         now = replace(now, modules=spec.modules)
     if HOPPER in spec.phases:
-        refuse_without_hops(now.ensemble, site, now.sharing, (NONE, CACHED))
+        refuse_conflicts(spec.run, HOPS, *features_of(now.ensemble), launch=site.launch, sharing=now.sharing)
     size = job_size(
         site, requested.gpus or spec.gpus, requested.wall_s or spec.wall_s, _queue_now(spec, site, requested)
     )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hetctl.app.plan.member_rules import refuse_without_hops
 from hetctl.app.plan.planning import AUTO, PlanRequest, saved_or_new_plan, with_profiles
 from hetctl.app.project import Project
 from hetctl.app.run.continue_run import RequestedOptions, check_replay, continued, is_done, plan_of_rest
@@ -12,11 +11,12 @@ from hetctl.app.run.job_states import ended_by_files, job_events
 from hetctl.app.run.select_run import record_of, require_folder
 from hetctl.app.run.submission import NextJob, Submission, identity_of, new_job, next_job_of, rendered
 from hetctl.catalog.catalog import Catalog
+from hetctl.model.combinations import HOPS, features_of, refuse_conflicts
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.job import JobState, moved
 from hetctl.model.plan import BALANCED, DATA_PARALLEL, HOPPER, PIPELINE, USUAL_PLANNER, Plan
-from hetctl.model.run import CACHED, NONE, RunSpec
+from hetctl.model.run import RunSpec
 from hetctl.storage.kept_modules import modules_of
 
 
@@ -135,7 +135,9 @@ def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     modes = set(phases)
     if HOPPER in modes:
         # Data-parallel members may be cached: ranks that read partitions share nothing in either case.
-        refuse_without_hops(spec.ensemble, spec.site, spec.sharing, (NONE, CACHED))
+        refuse_conflicts(
+            spec.run, HOPS, *features_of(spec.ensemble), launch=spec.site.launch, sharing=spec.sharing
+        )
     mixed = {"mix_types": True} if BALANCED in modes else {}
     # A plan without rounds has none by which a planner could have been chosen.
     planner = USUAL_PLANNER if plan.planner == AUTO else plan.planner

@@ -1,13 +1,16 @@
-"""Memory of members in parts."""
+"""Members in parts: their memory, and what does not go with them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import pytest
 
-from hetctl.app.plan.planning import demand_in_parts, refuse_large_parts
+from hetctl.app.plan.planning import PlanRequest, demand_in_parts, plan_from, refuse_large_parts
 from hetctl.methods.parallelism import Demand, ModeLimits
 from hetctl.model.ensemble import Ensemble, Functions, Member
-from hetctl.model.errors import InfeasibleError
+from hetctl.model.errors import BadInputError, InfeasibleError
 
 PARTS, WHOLE = Member("parts", shard=True, min_gpus=2, max_gpus=4), Member("whole")
 BOTH = Ensemble("e", "pytorch", Functions("n:i", "n:m"), (WHOLE, PARTS), "/x")
@@ -26,3 +29,17 @@ def test_only_parts_that_fit_no_gpu_are_refused():
     refuse_large_parts(BOTH, [Demand("whole", 999), Demand("parts", 100)], ROOM)
     with pytest.raises(InfeasibleError, match="a part of parts on each of its GPUs needs"):
         refuse_large_parts(BOTH, [Demand("parts", 101)], ROOM)
+
+
+@pytest.mark.parametrize(
+    ("option", "request_of"),
+    [
+        ("--mode hopper", {"mode": "hopper"}),
+        ("--balance on", {"options": {"balance": "on"}}),
+        ("--sharing lockstep", {"ensemble": replace(BOTH, members=(replace(WHOLE, code=BOTH.code),))}),
+    ],
+)
+def test_options_that_do_not_go_together_have_no_plan(option, request_of):
+    given = {"ensemble": BOTH, "sharing": "lockstep", "site": SimpleNamespace(launch="nodes"), **request_of}
+    with pytest.raises(BadInputError, match=f"^e: (shard does not go with )?{option}"):
+        plan_from(PlanRequest(**given, size=None))

@@ -122,7 +122,9 @@ def test_a_wrong_command_line_is_refused(project, arguments, said):
 
 def test_what_a_simulation_cannot_do_is_refused(planned):
     arguments = ("simulate", "--gpus", "4", "--sharing", "lockstep")
-    assert "fluid forms no flotillas" in refused(planned, 2, "bad-input", *arguments)
+    assert "fluid: --sharing lockstep does not go with a planner without flotillas" in refused(
+        planned, 2, "bad-input", *arguments
+    )
 
 
 def test_a_study_in_no_folder_is_refused(project):

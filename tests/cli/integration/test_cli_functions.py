@@ -48,11 +48,3 @@ def test_a_run_trains_with_a_context_and_stops_by_auc(project):
     assert (context["step"], context["metrics"]) == (40, two)
     assert context["state"]["values"]["ended"] == [[1, 20], [2, 40]]
     assert len(context["state"]["objects"]["average"]) == 4
-
-
-def test_hops_refuse_evaluate_fn_by_name(project):
-    file = project.path / "ensemble.yaml"
-    file.write_text(ENSEMBLE + PARTS)
-    refused = project.hetctl("submit", "--mode", "hopper", "--dry-run", "--json")
-    assert refused.code == 2
-    assert "handwriting:evaluate_fn needs the predictions of all" in refused.error["message"]

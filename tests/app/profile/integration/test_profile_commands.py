@@ -68,7 +68,7 @@ def test_functions_have_no_time_of_their_own(tmp_path):
     project = profiling_project(tmp_path)
     members(project, a=(1, "{}"))
     refused = project.here("profile", "--for", "1m", "--json")
-    assert (refused.code, "are no commands" in refused.error["message"]) == (2, True)
+    assert (refused.code, "--for does not go with functions" in refused.error["message"]) == (2, True)
 
 
 NVML_WITH_ONE_GPU = """

@@ -185,9 +185,3 @@ def test_ranks_of_a_script_meet_by_horovod(tmp_path):
     done = project.hetctl("submit", "--gpus", "2", "--wait", "--json", "--retries", "0")
     assert (done.code, project.epochs(RUN)) == (0, {"a": [1, 2]}), done
     assert [event["metrics"] for event in events(project, "epoch")] == [{"val_loss": 3, "ranks": 2}] * 2
-
-
-@pytest.mark.parametrize("mode", ["hopper", "pipeline", "auto"])
-def test_other_modes_refuse_commands(tmp_path, mode):
-    refused = project_of(tmp_path).here("plan", "--mode", mode, "--gpus", "1", "--json")
-    assert (refused.code, f"cannot train in mode {mode}" in refused.error["message"]) == (2, True)

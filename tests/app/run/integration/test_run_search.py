@@ -202,15 +202,3 @@ def test_a_search_without_its_metric_fails_with_the_cause(tmp_path):
     assert submitted(project).code != 0
     (row, *_) = project.here("status", "--json").json["members"]
     assert "the search's metric f1 is not among the results: fit, loss" in row["reason"]
-
-
-def test_what_does_not_go_with_a_search_is_refused(tmp_path):
-    project = project_of(tmp_path / "project", "grid")
-    for options, hint in (
-        (["--mode", "auto"], "use --mode data-parallel"),
-        (["--sharing", "lockstep"], "use --sharing cached"),
-    ):
-        refused = project.here("submit", "--gpus", "2", *options)
-        assert refused.code == 2
-        assert hint in refused.stderr
-    assert not list(project.home.runs.glob("*"))
