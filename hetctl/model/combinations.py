@@ -226,7 +226,7 @@ def refuse_conflicts(who: str, *features: str, **options: str) -> None:
     Parameters
     ----------
     who : str
-        Name of the ensemble, the member or the run that has them.
+        Name of the ensemble, member or planner that has them.
     options : mapping of str to str
         Values of options by name, such as ``mode="hopper"``.
 

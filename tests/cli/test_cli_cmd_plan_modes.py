@@ -388,14 +388,27 @@ def test_a_run_keeps_its_mode_and_scheduler_of_hops(tmp_path):
         assert (done.code, words in done.stderr) == (2, True), done.stderr
 
 
-def test_submit_refuses_pipelines_with_a_step_for_each_member(tmp_path):
-    project = Mini(tmp_path, small(6) + GIANT).project
+@pytest.mark.parametrize(
+    ("keys", "options", "words", "hint"),
+    [
+        (
+            "",
+            ("--launch", "members"),
+            "giant: a pipeline does not go with --launch members",
+            "use --launch nodes",
+        ),
+        (READ, (), "giant: a pipeline does not go with partitions with paths", "leave out `partitions`"),
+        ("partitions: 4\n", (), "trio: a member that hops does not go with partitions without", "add `path`"),
+    ],
+)
+def test_submit_refuses_what_a_mode_cannot_have(tmp_path, keys, options, words, hint):
+    project = Mini(tmp_path, small(6) + GIANT, keys, ONE_TYPE, 0.5).project
     before = project.tree()
     for how in ((), ("--dry-run",)):
-        done = project.here("submit", *ON_8_GPUS, "--mode", "auto", "--launch", "members", "--json", *how)
+        done = project.here("submit", *ON_8_GPUS, *ALL_GPUS, "--mode", "auto", *options, "--json", *how)
         assert done.code == 2
-        assert "giant: a pipeline does not go with --launch members" in done.error["message"]
-        assert done.error["hint"] == "use --launch nodes"
+        assert words in done.error["message"]
+        assert done.error["hint"].startswith(hint)
     assert project.tree() == before
 
 

@@ -175,7 +175,9 @@ def continued(
         # Others, such as notes beside them, are no reason for another copy.
         now = replace(now, modules=spec.modules)
     if HOPPER in spec.phases:
-        refuse_conflicts(spec.run, HOPS, *features_of(now.ensemble), launch=site.launch, sharing=now.sharing)
+        refuse_conflicts(
+            *(ensemble.name, HOPS, *features_of(now.ensemble)), launch=site.launch, sharing=now.sharing
+        )
     size = job_size(
         site, requested.gpus or spec.gpus, requested.wall_s or spec.wall_s, _queue_now(spec, site, requested)
     )

@@ -136,7 +136,9 @@ def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     if HOPPER in modes:
         # Data-parallel members may be cached: ranks that read partitions share nothing in either case.
         refuse_conflicts(
-            spec.run, HOPS, *features_of(spec.ensemble), launch=spec.site.launch, sharing=spec.sharing
+            *(spec.ensemble.name, HOPS, *features_of(spec.ensemble)),
+            launch=spec.site.launch,
+            sharing=spec.sharing,
         )
     mixed = {"mix_types": True} if BALANCED in modes else {}
     # A plan without rounds has none by which a planner could have been chosen.
