@@ -35,7 +35,7 @@ from hetctl.runtime.data.sharing.node_folder import state_folder
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.transport import Address, Connection
-from hetctl.runtime.worker import context
+from hetctl.runtime.worker import hop_resources
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.group import Group, RankInfo
 from hetctl.runtime.worker.messages import (
@@ -60,7 +60,7 @@ PARTS = ((150, 40), (170, 60), (140, 30), (180, 70))
 def serve_visits(memory, binding, channel, networks_bytes):
     """Be a rank whose store of states is in a folder; return the exit code."""
     node_folder.MEMORY = memory
-    context.NETWORKS_BYTES = networks_bytes
+    hop_resources.NETWORKS_BYTES = networks_bytes
     return serve(binding, channel)
 
 

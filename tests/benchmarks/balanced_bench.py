@@ -315,8 +315,8 @@ def _over_states(folder: Path, states: Sequence[tuple[float, bool]]) -> tuple[fl
     bounds = {}
     for state in (False, True):
         # Steps during which it came or went belong to neither.
-        own = [one for one in seen if hogged(one.time) == hogged(one.time - 2 * max(one.seconds)) == state]
-        rates = [sum(one.batches[w] for one in own) / sum(one.seconds[w] for one in own) for w in (0, 1)]
+        own = [one for one in seen if hogged(one.time) == hogged(one.time - 2 * max(one.compute_s)) == state]
+        rates = [sum(one.batches[w] for one in own) / sum(one.compute_s[w] for one in own) for w in (0, 1)]
         bounds[state] = 2 * HOG_BATCH / sum(rates)
     return seconds, statistics.fmean(bounds[hogged(at)] for at, _ in steps)
 

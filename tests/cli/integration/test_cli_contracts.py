@@ -9,7 +9,6 @@ from itertools import pairwise
 
 import click
 import pytest
-from test_house import QUESTIONS
 from workbench import RATES, TIMEOUT_S, new_project
 
 from hetctl.cli.main import COMMANDS, cli
@@ -245,22 +244,8 @@ def walk(command, words):
 HELPS = {" ".join(words): command for words, command in walk(cli, ())}
 
 
-def walk_options():
-    for name, command in HELPS.items():
-        for option in command.params:
-            if isinstance(option, click.Option) and option.name != "help":
-                yield pytest.param(option, id=f"{name} {option.opts[0]}")
-
-
 @pytest.mark.parametrize("name", HELPS)
 def test_a_help_has_its_example_after_one_sentence(name):
     summary, example, *_ = inspect.cleandoc(HELPS[name].help).split("\n\n")
     assert summary[0].isupper()
     assert example.startswith("\b\nExample:")
-
-
-@pytest.mark.parametrize("option", [*walk_options()])
-def test_the_help_of_an_option_opens_with_no_question(option):
-    first, *_ = option.help.split()
-    assert first.strip(",:") not in QUESTIONS | {"From", "If"}
-    assert first[0].isupper() or first.startswith("--")
