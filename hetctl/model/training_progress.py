@@ -238,11 +238,12 @@ class EpochHistory(Sequence[EpochResult]):
         Newest overheads by batch size.
     """
 
-    __slots__ = ("_count", "_last", "_packed", "_unpacked", "overheads_s", "rates")
+    __slots__ = ("_count", "_last", "_packed", "_summary", "_unpacked", "overheads_s", "rates")
 
     def __init__(self) -> None:
         self._unpacked: _Rows | None = _Rows()
         self._packed: Any = None
+        self._summary: Any = None
         self._last: EpochResult | None = None
         self._count = 0
         self.rates: Mapping[tuple[str, int, int | None], tuple[float, ...]] = {}
@@ -278,7 +279,7 @@ class EpochHistory(Sequence[EpochResult]):
             rows = rows.widened(width)
         rows.add(done, line)
         made = EpochHistory.__new__(EpochHistory)
-        made._unpacked, made._packed, made._count = rows, None, self._count + 1
+        made._unpacked, made._packed, made._summary, made._count = rows, None, None, self._count + 1
         made.rates, made.overheads_s = self.rates, self.overheads_s
         made._note(done)
         return made
@@ -298,7 +299,7 @@ class EpochHistory(Sequence[EpochResult]):
             return self
         made = EpochHistory.__new__(EpochHistory)
         made._unpacked, made._packed, made._count = self._rows, None, self._position(epoch)
-        made._last, made.rates, made.overheads_s = None, {}, {}
+        made._last, made._summary, made.rates, made.overheads_s = None, None, {}, {}
         for done in made:
             made._note(done)
         return made
@@ -327,12 +328,29 @@ class EpochHistory(Sequence[EpochResult]):
             return rows.numbers[begin : self._count * rows.width : rows.width].tolist()
         return [done.metrics[metric] for done in self if metric in done.metrics]
 
-    def batches(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the first epoch with each number of GPUs and batch size, as (epoch, GPUs, batch size)."""
+    def best(self, metric: str, mode: str) -> float | None:
+        """Return the best value of a metric by its mode, ``min`` or ``max``; None if no epoch has one."""
+        extremes = self._summarised[0].get(metric)
+        return None if extremes is None else extremes[mode == "max"]
+
+    @property
+    def batches(self) -> Sequence[tuple[int, int, int]]:
+        """First epoch with each number of GPUs and batch size, as (epoch, GPUs, batch size)."""
+        return [(epoch, gpus, batch) for epoch, gpus, batch in self._summarised[1]]
+
+    @property
+    def _summarised(self) -> Any:
+        """Extremes by metric, and batches: kept in `row`, so that no epoch has to be unpacked for them."""
+        if self._summary is None:
+            columns = {name: self.values(name) for *_, names in self._rows.kinds for name in names}
+            extremes = {name: (min(values), max(values)) for name, values in columns.items() if values}
+            self._summary = extremes, list(self._batches())
+        return self._summary
+
+    def _batches(self) -> Iterator[tuple[int, int, int]]:
         rows, end = self._rows, self._count * self._rows.width
         columns = (rows.numbers[column : end : rows.width] for column in (0, GPUS, BATCH, EPOCH))
         has_batch = [kind[2] for kind in rows.kinds]
-        # No step of Python for an epoch like the one before: a long run has a million.
         for (kind, gpus, batch), alike in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2)):
             if has_batch[int(kind)]:
                 yield int(next(alike)[3]), int(gpus), int(batch)
@@ -341,7 +359,7 @@ class EpochHistory(Sequence[EpochResult]):
         """Return the argument of `from_row`, without the epochs."""
         rates = [[*key, newest] for key, newest in self.rates.items()]
         last = self._last and list(vars(self._last).values())
-        return [self._count, last, rates, list(self.overheads_s.items())]
+        return [self._count, last, rates, list(self.overheads_s.items()), self._summarised]
 
     def packed(self) -> bytes:
         """Return the epochs as one line of text."""
@@ -356,7 +374,8 @@ class EpochHistory(Sequence[EpochResult]):
     def from_row(cls, row: Sequence[Any], packed: bytes | memoryview) -> EpochHistory:
         """Return the history of which these are `row` and `packed`."""
         made = cls.__new__(cls)
-        made._count, last, rates, overheads_s = row
+        # Rows of earlier versions have no summary.
+        made._count, last, rates, overheads_s, made._summary = (*row, None)[:5]
         made._last = last and EpochResult(*last)
         made.rates = {(gpu_type, gpus, size): tuple(newest) for gpu_type, gpus, size, newest in rates}
         made.overheads_s = {size: tuple(newest) for size, newest in overheads_s}

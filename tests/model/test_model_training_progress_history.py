@@ -44,7 +44,10 @@ def test_a_history_is_the_sequence_of_its_epochs(told):
         assert history == told == list(history)
         assert (len(history), history[-2:], history[:1]) == (len(told), tuple(told[-2:]), tuple(told[:1]))
         assert [history[at] for at in range(-len(told), len(told))] == told * 2
-        assert history.values("loss") == [done.metrics["loss"] for done in told if "loss" in done.metrics]
+        losses = [done.metrics["loss"] for done in told if "loss" in done.metrics]
+        assert history.values("loss") == losses
+        assert history.best("loss", "min") == min(losses, default=None)
+        assert history.best("loss", "max") == max(losses, default=None)
         assert encode(history) == encode(told)
         assert Progress("a", history) == Progress("a", tuple(told))
 
@@ -54,12 +57,18 @@ def test_no_change_of_a_batch_is_missing_from_a_history(told):
     known = [(done.epoch, done.gpus, done.batch_size) for done in told if done.batch_size is not None]
     changes = [after for before, after in zip([(), *known], known, strict=False) if before[1:] != after[1:]]
     for history in (EpochHistory.of(told), kept(EpochHistory.of(told))):
-        assert set(changes) <= set(history.batches()) <= set(known)
+        assert set(changes) <= set(history.batches) <= set(known)
+
+
+def test_a_row_without_a_summary_is_read():
+    history = EpochHistory.of([EpochResult(1, {"loss": 2.0}, 1.0, 2, 0.0, batch_size=32)])
+    old = EpochHistory.from_row(history.row()[:-1], history.packed())
+    assert (old.best("loss", "min"), old.batches) == (2.0, [(1, 2, 32)])
 
 
 def test_epochs_with_equal_batches_are_one():
     alike = [EpochResult(epoch, {}, 1.0, 2, 0.0, batch_size=32) for epoch in range(1, 9)]
-    assert list(EpochHistory.of(alike).batches()) == [(1, 2, 32)]
+    assert EpochHistory.of(alike).batches == [(1, 2, 32)]
 
 
 @given(epochs(), st.integers(0, 61), st.booleans())

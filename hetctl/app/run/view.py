@@ -202,7 +202,7 @@ class RunView:
             epochs=progress.last_epoch,
             max_epochs=progress.asked or member.stop.max_epochs,
             metric=objective.metric,
-            best=_best(epochs.values(objective.metric), objective.mode),
+            best=epochs.best(objective.metric, objective.mode),
             predicted_s=self._predicted_s.get(name),
             measured_s=_seconds(own),
             reason=progress.failed or progress.converged,
@@ -332,12 +332,6 @@ def _state_of(progress: Progress, training: bool) -> str:
     return "waiting" if progress.active else "stopped"
 
 
-def _best(metrics: Sequence[float], mode: str) -> float | None:
-    if not metrics:
-        return None
-    return max(metrics) if mode == "max" else min(metrics)
-
-
 def _held(tasks: Iterable[TaskSpan]) -> dict[int, int]:
     """Return the most GPUs of a member at a time, by round: one that hops has many tasks in a round."""
     by_task: dict[tuple[int, float], int] = defaultdict(int)
@@ -364,6 +358,6 @@ def batch_changes(member: Member, epochs: EpochHistory) -> tuple[BatchChange, ..
         return ()
     return tuple(
         BatchChange(epoch, before * before_each, gpus * batch, gpus)
-        for (_, before, before_each), (epoch, gpus, batch) in pairwise(epochs.batches())
+        for (_, before, before_each), (epoch, gpus, batch) in pairwise(epochs.batches)
         if before * before_each != gpus * batch
     )
