@@ -97,7 +97,7 @@ def told(project, kind):
 def test_a_search_by_hops_goes_on_after_kills(project, kills):
     options = ("submit", "--gpus", "2", "--mode", "hopper")
     (project.path / "hops.jsonl").write_text("")
-    assert "leave out --replay" in project.here(*options, "--replay", "hops.jsonl").stderr
+    assert "--replay does not go with search" in project.here(*options, "--replay", "hops.jsonl").stderr
     assert project.hetctl(*options).code == 0
     for reports in kills:
         wait_for(lambda: len(told(project, "trial_report")) >= reports)  # noqa: B023
