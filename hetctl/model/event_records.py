@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import Any
 
 from hetctl.model.events import ExitReason
@@ -17,53 +17,7 @@ from hetctl.model.training_progress import EpochResult
 
 
 @dataclass(frozen=True)
-class JobStarted:
-    """Start of a driver."""
-
-    job: int
-
-
-@dataclass(frozen=True)
-class JobEnded:
-    """Regular end of a driver."""
-
-    job: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class NodeFailed:
-    """Loss of nodes during a task."""
-
-    job: int
-    nodes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class NodeBack:
-    """Use of a node that was lost, or whose agent connects late."""
-
-    job: int
-    node: str
-
-
-@dataclass(frozen=True)
-class RoundStarted:
-    """Common start of the members of a round."""
-
-    job: int
-    predicted_s: float
-
-
-@dataclass(frozen=True)
-class RoundEnded:
-    """End of a round: all its members have left."""
-
-    ended_by: str
-
-
-@dataclass(frozen=True)
-class TaskStartedRecord:
+class TaskStarted:
     """Launch of a member."""
 
     member: str
@@ -74,80 +28,12 @@ class TaskStartedRecord:
 
 
 @dataclass(frozen=True)
-class TaskEndedRecord:
-    """End of a member's task."""
-
-    member: str
-    exit_code: int
-    reason: ExitReason
-    description: str
-
-
-@dataclass(frozen=True)
-class FirstStep:
-    """First training step of a member in a round."""
-
-    startup_s: float = 0.0
-    restart_s: float | None = None
-    peak_memory_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class Started:
-    """State from which a trainer goes on: finished epochs, and samples of the next one."""
-
-    epochs: int
-    part_samples: int
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Checkpoint of a member, complete on disk."""
-
-    epoch: int
-    part_samples: int
-    path: str = ""
-
-
-@dataclass(frozen=True)
-class Converged:
-    """Convergence of a member."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """Exit of a member that needs more training."""
-
-    reason: str
-    part_samples: int = 0
-
-
-@dataclass(frozen=True)
-class Failed:
-    """Failure of a member or of a measurement; `reason` is the value of an `ExitReason`."""
-
-    error: str
-    reason: str | None = None
-    peak_memory_bytes: int | None = None
-
-
-@dataclass(frozen=True)
 class Stages:
     """Times of the stages of a pipeline in a part of an epoch."""
 
     epoch: int
     duration_s: float
     stages: tuple[StageReport, ...]
-
-
-@dataclass(frozen=True)
-class VisitsUndone:
-    """Visits whose states were lost before they were in a checkpoint."""
-
-    numbers: tuple[int, ...]
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -169,52 +55,49 @@ class TrialRequested:
     parent: TrialParent | None = None
 
 
-@dataclass(frozen=True)
-class TrialReported:
-    """Result of a trial after so many epochs; without a loss it failed."""
-
-    member: str
-    number: int
-    epochs: int
-    loss: float | None = None
-
-
-@dataclass(frozen=True)
-class SearchEnded:
-    """End of a search: no trial is asked for any more."""
-
-    reason: str
+def _form(**fields: Any) -> type:
+    """Return a record of fields with these types; one that may be missing has its default beside its type."""
+    return make_dataclass(
+        "Record",
+        [(name, *how) if isinstance(how, tuple) else (name, how) for name, how in fields.items()],
+        frozen=True,
+    )
 
 
-FORMS: dict[str, type] = {
-    "job_started": JobStarted,
-    "job_ended": JobEnded,
-    "node_failed": NodeFailed,
-    "node_joined": NodeBack,
-    "round_started": RoundStarted,
-    "round_ended": RoundEnded,
-    "task_started": TaskStartedRecord,
-    "task_ended": TaskEndedRecord,
-    "started": Started,
-    "first_step": FirstStep,
+FORMS: Mapping[str, type] = {
+    "job_started": _form(job=int),
+    "job_ended": _form(job=int, reason=str),
+    "node_failed": _form(job=int, nodes=tuple[str, ...]),
+    "node_joined": _form(job=int, node=str),
+    "round_started": _form(job=int, predicted_s=float),
+    "round_ended": _form(ended_by=str),
+    "task_started": TaskStarted,
+    "task_ended": _form(member=str, exit_code=int, reason=ExitReason, description=str),
+    "started": _form(epochs=int, part_samples=int),
+    "first_step": _form(
+        startup_s=(float, 0.0), restart_s=(float | None, None), peak_memory_bytes=(int | None, None)
+    ),
     "epoch": EpochResult,
-    "checkpoint": Checkpoint,
+    "checkpoint": _form(epoch=int, part_samples=int, path=(str, "")),
     "stages": Stages,
     "visit": VisitEnd,
     "visit_lost": VisitEnd,
-    "visits_undone": VisitsUndone,
+    "visits_undone": _form(numbers=tuple[int, ...], reason=str),
     "hop_plan": HopPlanMade,
     TRIAL: TrialRequested,
-    REPORT: TrialReported,
-    SEARCH_ENDED: SearchEnded,
-    "converged": Converged,
-    "stopped": Stopped,
-    "failed": Failed,
+    # A trial without a loss has failed.
+    REPORT: _form(member=str, number=int, epochs=int, loss=(float | None, None)),
+    SEARCH_ENDED: _form(reason=str),
+    "converged": _form(reason=str),
+    "stopped": _form(reason=str, part_samples=(int, 0)),
+    # Of a member or of a measurement; its reason is the value of an `ExitReason`.
+    "failed": _form(error=str, reason=(str | None, None), peak_memory_bytes=(int | None, None)),
     "point": ProfilePoint,
     "layers": LayerPoint,
     "links": LinkPoint,
     "preprocess": PreprocessPoint,
 }
+"""Types of records by kind of event; docs/files.md says what their fields mean."""
 
 
 def record_of(kind: str, data: Mapping[str, Any]) -> Any:

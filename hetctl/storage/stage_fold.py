@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from hetctl.model.event_records import Stages, TaskStartedRecord
+from hetctl.model.event_records import Stages, TaskStarted
 from hetctl.model.events import DRIVER, Event
 from hetctl.storage.event_log import EventFile
 from hetctl.storage.paths import RunFolder
@@ -25,7 +25,7 @@ class StageFold:
             elif event.source == DRIVER and event.kind == "task_started" and event.record.pipeline:
                 _keep_newest(self._tasks, event.record.member, event)
 
-    def task_of(self, member: str) -> TaskStartedRecord | None:
+    def task_of(self, member: str) -> TaskStarted | None:
         """Return the newest task of a member as a pipeline; None before the first."""
         event = self._tasks.get(member)
         return event.record if event else None
