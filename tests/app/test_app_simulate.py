@@ -52,6 +52,16 @@ def test_what_was_measured_counts_unless_restarts_are_given(project: Project) ->
     assert {m.member: m.done_s for m in bare.members} == pytest.approx({"a": 10, "b": 30})
 
 
+@pytest.mark.parametrize("planner", ["auto", "doubling-exploratory"])
+def test_no_gain_that_is_not_sure_beats_the_bound(project: Project, planner: str) -> None:
+    """Two members of 100 s and 300 s, measured on one GPU: a second one is not known to be faster."""
+    with Catalog.open(project.home.catalog) as catalog:
+        longer = [replace(point, samples=10 * point.samples) for point in catalog.points("e", "here")]
+        catalog.save_points("e", "here", longer)
+    result = run_simulation(project, request(planner=planner, restart_s=10.0)).simulation
+    assert (result.makespan_s, result.ratio) == pytest.approx((300.0, 1.0))
+
+
 def test_each_job_after_a_round_limit_restarts(project: Project) -> None:
     limited = run_simulation(project, request(gpus=1, restart_s=2.0, wall_s=15)).simulation
     assert [i.restart_s for i in limited.intervals if i.member == "b"] == [0.0, 2.0, 2.0]

@@ -40,6 +40,9 @@ class SimulatedMembers:
 
     def add(self, workload: Workload) -> None:
         """Add a member that waits for GPUs."""
+        if workload.unsure:
+            # Nobody knows what a run would find out there, and the bounds count on no such gain.
+            workload = replace(workload, unsure={})
         self.unfinished[workload.name] = workload
         self._waiting.add(workload)
 

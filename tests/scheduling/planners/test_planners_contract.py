@@ -19,6 +19,7 @@ from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import makespan_bound, mean_jct_bound
 from hetctl.perf.epoch_timeline import least_task_s
+from hetctl.perf.rate_extrapolation import rate_curve
 from hetctl.scheduling.planners import PLANNERS, planner_named
 from hetctl.scheduling.planners.base import OBJECTIVES, Decision, Held, Options, Planner, Request
 from hetctl.scheduling.planners.heterogeneous import most_for_one
@@ -256,25 +257,26 @@ worlds = st.builds(
 def arrivals_of(draw: st.DrawFn, planner: Planner) -> list[Arrival]:
     """Draw members of up to 6 GPUs and about a minute to an hour, that come over time or all at once.
 
-    Some of them need two or three GPUs at least.
+    Some of them need two or three GPUs at least, and were measured on some numbers of GPUs only.
     """
     most = 4 if planner.name in SEARCHES else 8
     arrivals = []
     for number in range(draw(st.integers(1, most))):
-        single, power = draw(st.floats(1.0, 10.0)), draw(st.floats(0.3, 1.1))
+        single, power, limit = draw(st.floats(1.0, 10.0)), draw(st.floats(0.3, 1.1)), draw(st.integers(1, 6))
+        measured = draw(st.sets(st.integers(1, limit), min_size=1, max_size=2))
+        least = min(draw(st.sampled_from([1, 1, 2, 3])), limit)
+        curve = rate_curve({gpus: single * gpus**power for gpus in measured}, limit, least)
         member = Workload(
             f"m{number}",
-            from_least(
-                {gpus: single * gpus**power for gpus in range(1, draw(st.integers(1, 6)) + 1)},
-                draw(st.sampled_from([1, 1, 2, 3])),
-            ),
-            draw(st.floats(200.0, 3000.0)),
+            curve.useful,
+            draw(st.floats(200.0, 6000.0)),
             draw(st.none() | st.integers(100, 1000)),
             startup_s=draw(st.floats(0.0, 10.0)),
             evaluate_s=draw(st.floats(0.0, 5.0)),
             checkpoint_s=draw(st.floats(0.0, 5.0)),
             restart_s=draw(st.none() | st.floats(0.0, 20.0)),
             family=f"f{number % 2}",
+            unsure=curve.unsure,
         )
         arrivals.append(Arrival(member, draw(st.sampled_from([0.0, 0.0, 50.0, 400.0]))))
     return arrivals
