@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from hetctl.methods.automl.procedure import Method, NewTrial, at_least
 from hetctl.methods.automl.trials import Categorical, Config, Space, TrialHistory, Value, draws
-from hetctl.model.errors import BadInputError
 
 
 @dataclass(frozen=True)
 class GridSource:
     """Grid of a space that lists all its values; the last parameter changes fastest."""
 
-    space: Space
-
-    def __post_init__(self) -> None:
-        for name, parameter in self.space.items():
-            if not isinstance(parameter, Categorical):
-                raise BadInputError(f"{name} is a range, but a grid needs its values listed")
+    space: Mapping[str, Categorical]
 
     @property
     def size(self) -> int:
         """Number of combinations."""
-        return math.prod(len(values) for values in self._values().values())
+        return math.prod(len(choice.values) for choice in self.space.values())
 
     def config(self, number: int) -> Config:
         """Return the combination with this number, counted from 0."""
         values_at = dict[str, Value]()
-        for name, values in reversed(self._values().items()):
-            number, at = divmod(number, len(values))
-            values_at[name] = values[at]
+        for name, choice in reversed(dict(self.space).items()):
+            number, at = divmod(number, len(choice.values))
+            values_at[name] = choice.values[at]
         return dict(reversed(values_at.items()))
 
     def follow(self, _history: TrialHistory) -> Callable[[int], Config]:
         """Return `config`: a grid does not depend on the history."""
         return self.config
-
-    def _values(self) -> dict[str, tuple[Value, ...]]:
-        return {name: choice.values for name, choice in self.space.items() if isinstance(choice, Categorical)}
 
 
 @dataclass(frozen=True)
@@ -81,11 +72,6 @@ class OneShot(Method):
 
     def __post_init__(self) -> None:
         at_least(1, trials=self.trials, epochs=self.epochs)
-
-    @property
-    def fresh(self) -> int:
-        """Number of configurations that the method takes from the source."""
-        return self.trials
 
     def likely_epochs(self) -> tuple[int, ...]:
         """Return the epochs of each trial."""

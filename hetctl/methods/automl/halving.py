@@ -53,8 +53,8 @@ class Hyperband(Method):
         at_least(2, eta=self.eta)
 
     @property
-    def fresh(self) -> int:
-        """Number of configurations that the method takes from the source."""
+    def trials(self) -> int:  # type: ignore[override]
+        """Number of configurations of all brackets."""
         return self.brackets()[-1].numbers.stop
 
     def brackets(self) -> tuple[Bracket, ...]:
@@ -147,16 +147,9 @@ class Asha(Method):
         at_least(1, trials=self.trials, min_epochs=self.min_epochs)
         at_least(2, eta=self.eta)
         at_least(0, stop_rate=self.stop_rate)
-        if self.variant not in VARIANTS:
-            raise BadInputError(f"variant is {self.variant}, but must be one of {', '.join(VARIANTS)}")
         first = self.min_epochs * self.eta**self.stop_rate
         if self.max_epochs < first:
             raise BadInputError(f"max_epochs is {self.max_epochs}, but the first rung has {first}")
-
-    @property
-    def fresh(self) -> int:
-        """Number of configurations that the method takes from the source."""
-        return self.trials
 
     @property
     def epochs(self) -> tuple[int, ...]:
@@ -169,13 +162,9 @@ class Asha(Method):
     def likely_epochs(self) -> tuple[int, ...]:
         """Return the epochs of each trial if the first ones are the best."""
         return tuple(
-            max(epochs for rung, epochs in enumerate(self.epochs) if rung == 0 or n < self._left(rung))
+            max(e for rung, e in enumerate(self.epochs) if rung == 0 or n < self.trials // self.eta**rung)
             for n in range(self.trials)
         )
-
-    def _left(self, rung: int) -> int:
-        left: int = self.trials // self.eta**rung
-        return left
 
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
         """Return the next trial, as ``get_job`` of Algorithm 2."""
@@ -196,10 +185,6 @@ class Asha(Method):
                     return replace(history.trials[number], epochs=more)
         return None
 
-    def _promoted_late(self, history: TrialHistory) -> Trial | None:
-        """Return the trial to promote; while trials are left to begin, fewer of the first rung."""
-        return self._promoted(history, EARLY_FACTOR if len(history.trials) < self.trials else 1)
-
     def _going_on(self, history: TrialHistory) -> Trial | None:
         """Return the first trial that goes on after its report, and was not asked for since."""
         more = dict(pairwise(self.epochs))
@@ -217,7 +202,9 @@ class Asha(Method):
 
 
 VARIANTS: Mapping[str, Callable[[Asha, TrialHistory], Trial | None]] = {
-    DELAYED: Asha._promoted_late,
+    DELAYED: lambda asha, history: asha._promoted(
+        history, EARLY_FACTOR if len(history.trials) < asha.trials else 1
+    ),
     PROMOTION: Asha._promoted,
     STOPPING: Asha._going_on,
 }

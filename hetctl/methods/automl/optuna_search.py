@@ -50,7 +50,7 @@ class OptunaSource:
 
     def _try_out(self) -> None:
         """Draw and report some trials: options are used, and packages imported, not before the first ones."""
-        study = _study_of(sampler=self.new_sampler())
+        study = self.new_study()
         for loss in TRIED_LOSSES:
             trial = study.ask({name: distribution_of(each) for name, each in self.space.items()})
             study.tell(trial, loss)
@@ -64,15 +64,9 @@ class OptunaSource:
             return math.prod(_count(parameter) for parameter in self.space.values())
         return None
 
-    def new_sampler(self) -> Any:
-        """Return a new sampler in its initial state.
-
-        Raises
-        ------
-        BadInputError
-            If Optuna is missing, has no such sampler, or the options are wrong.
-        """
-        return optuna_part(SAMPLERS, self.sampler, self.options, self.seed)
+    def new_study(self) -> Any:
+        """Return a study with the sampler in its initial state; BadInputError if there can be none."""
+        return _study_of(sampler=_optuna_part(SAMPLERS, self.sampler, self.options, self.seed))
 
     def follow(self, history: TrialHistory) -> Callable[[int], Config]:
         """Return a function that draws configurations from a study of the history."""
@@ -83,12 +77,10 @@ class _Study:
     """An Optuna study that is kept up to date with the history."""
 
     def __init__(self, source: OptunaSource, history: TrialHistory) -> None:
-        import optuna
-
-        self._study = _study_of(sampler=source.new_sampler())
+        self._study = source.new_study()
         self._distributions = {name: distribution_of(p) for name, p in source.space.items()}
         self._history, self._seen = history, 0
-        self._drawn = dict[int, optuna.Trial]()
+        self._drawn = dict[int, Any]()
         self._catch_up()
 
     def config(self, number: int) -> Config:
@@ -98,7 +90,7 @@ class _Study:
 
     def _draw(self, number: int) -> Config:
         self._drawn[number] = self._study.ask(self._distributions)
-        return self._drawn[number].params
+        return dict(self._drawn[number].params)
 
     def _catch_up(self) -> None:
         for event in self._history.events[self._seen :]:
@@ -188,7 +180,7 @@ class Pruned(Method):
 
     def _try_out(self) -> None:
         """Judge some trials: options are used, and packages imported, not before the first ones."""
-        study = _study_of(pruner=self.new_pruner())
+        study = self.new_study()
         for loss in TRIED_LOSSES:
             trial = study.ask()
             for epochs in range(self.every, 3 * self.every + 1, self.every):
@@ -196,23 +188,20 @@ class Pruned(Method):
                 trial.should_prune()
             study.tell(trial, loss)
 
-    @property
-    def fresh(self) -> int:
-        """Number of configurations that the method takes from the source."""
-        return self.trials
-
     def likely_epochs(self) -> tuple[int, ...]:
         """Return the epochs of each trial if half of them are pruned in the middle."""
         half = -(-self.epochs // 2)
         return tuple(half if number % 2 else self.epochs for number in range(self.trials))
 
-    def new_pruner(self) -> Any:
-        """Return a new pruner; BadInputError if there is none of that name and with these options."""
-        return optuna_part(PRUNERS, self.pruner, self.options)
+    def new_study(self) -> Any:
+        """Return a study with the pruner in its initial state; BadInputError if there can be none."""
+        return _study_of(pruner=_optuna_part(PRUNERS, self.pruner, self.options))
 
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
         """Return the first trial that is to go on, or a new one."""
-        ended = _verdicts(self, history)
+        if history not in _KEPT:
+            _KEPT[history] = _Verdicts(self)
+        ended = _KEPT[history].catch_up(history)
         for trial in history.trials:
             loss = history.rung(trial.epochs)[trial.number]
             is_reported = loss is not None and math.isfinite(loss)
@@ -227,11 +216,9 @@ class _Verdicts:
     """Decisions of a pruner on the reports of a history, each when it arrives: later ones change none."""
 
     def __init__(self, method: Pruned) -> None:
-        import optuna
-
-        self._study = _study_of(pruner=method.new_pruner())
+        self._study = method.new_study()
         self._epochs, self._seen = method.epochs, 0
-        self._trials = list[optuna.Trial]()
+        self._trials = list[Any]()
         self.ended = set[int]()
 
     def catch_up(self, history: TrialHistory) -> set[int]:
@@ -263,13 +250,25 @@ _KEPT: WeakKeyDictionary[TrialHistory, _Verdicts] = WeakKeyDictionary()
 """Verdicts by history: a decision is made once, not at each request."""
 
 
-def _verdicts(method: Pruned, history: TrialHistory) -> set[int]:
-    if history not in _KEPT:
-        _KEPT[history] = _Verdicts(method)
-    return _KEPT[history].catch_up(history)
+def optuna_for(user: str) -> Any:
+    """Return the package; BadInputError if it is missing.
+
+    Parameters
+    ----------
+    user : str
+        Part of hetctl that needs it, for the message.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise BadInputError(
+            f"{user} requires Optuna, which is not installed",
+            hint="install hetctl with its extra optuna, or Optuna itself: pip install optuna",
+        ) from None
+    return optuna
 
 
-def optuna_part(kind: str, name: str, options: Mapping[str, Any], seed: int = 0) -> Any:
+def _optuna_part(kind: str, name: str, options: Mapping[str, Any], seed: int = 0) -> Any:
     """Return a new sampler or pruner in its initial state.
 
     An option that is a mapping with a ``name`` is such a part itself, for parts that wrap another one.
@@ -287,14 +286,7 @@ def optuna_part(kind: str, name: str, options: Mapping[str, Any], seed: int = 0)
         If Optuna is missing, has no such class, or the class refuses the options.
     """
     word = kind.removesuffix("s")
-    try:
-        import optuna
-    except ImportError:
-        raise BadInputError(
-            f"{word} {name} requires Optuna, which is not installed",
-            hint="install hetctl with its extra optuna, or Optuna itself: pip install optuna",
-        ) from None
-    made = getattr(getattr(optuna, kind), name, None)
+    made = getattr(getattr(optuna_for(f"{word} {name}"), kind), name, None)
     if not isinstance(made, type) or name.startswith("Base"):
         raise BadInputError(f"{word} {name} is not a class of optuna.{kind}", hint=EXAMPLES[kind])
     known = inspect.signature(made).parameters
@@ -304,7 +296,12 @@ def optuna_part(kind: str, name: str, options: Mapping[str, Any], seed: int = 0)
         )
     # NumPy's RandomState, which samplers use, takes seeds of 32 bits only.
     seeded = {"seed": seed % 2**32} if "seed" in known else {}
-    given = {key: _value(kind, value, seed) for key, value in options.items()}
+    given = {
+        key: _optuna_part(kind, str(value["name"]), value.get("options", {}), seed)
+        if isinstance(value, Mapping) and "name" in value
+        else value
+        for key, value in options.items()
+    }
     with _refusing(kind, name, f"its options are {', '.join(known)}"):
         return made(**{**seeded, **given})
 
@@ -326,9 +323,3 @@ def _refusing(
         raise BadInputError(
             f"{kind.removesuffix('s')} {name} cannot be used: {type(error).__name__}: {error}", hint
         ) from None
-
-
-def _value(kind: str, value: Any, seed: int) -> Any:
-    if isinstance(value, Mapping) and "name" in value:
-        return optuna_part(kind, str(value["name"]), value.get("options", {}), seed)
-    return value

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from hetctl.methods.automl.optuna_search import distribution_of
-from hetctl.methods.automl.trials import Categorical, Config, Parameter, Space
-from hetctl.model.errors import BadInputError
+from hetctl.methods.automl.optuna_search import distribution_of, optuna_for
+from hetctl.methods.automl.trials import Categorical, Config, Space
 
 COMPLETE, PRUNED, FAIL, RUNNING = "COMPLETE", "PRUNED", "FAIL", "RUNNING"
 """States of a trial in Optuna: with all epochs, ended before, failed, and not ended."""
@@ -63,13 +62,7 @@ def update_study(storage: str, name: str, mode: str, space: Space, trials: Seque
     BadInputError
         If Optuna is missing.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise BadInputError(
-            "a study requires Optuna, which is not installed",
-            hint="install hetctl with its extra optuna, or Optuna itself: pip install optuna",
-        ) from None
+    optuna = optuna_for("a study")
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     database = optuna.storages.RDBStorage(storage)
     try:
@@ -162,15 +155,14 @@ def importance_of(trials: Sequence[Measured], space: Space) -> dict[str, float]:
 
 
 def _distributions_of(space: Space, configs: Sequence[Config]) -> dict[str, Any]:
-    """Return a space as distributions of Optuna that hold the values of these configs."""
-    return {
-        key: distribution_of(_with(parameter, [config[key] for config in configs if key in config]))
-        for key, parameter in space.items()
+    """Return a space as distributions of Optuna that hold the values of these configs.
+
+    PBT has changed some values of choices to others between them.
+    """
+    wide = {
+        key: Categorical(tuple(dict.fromkeys([*one.values, *(config[key] for config in configs)])))
+        if isinstance(one, Categorical)
+        else one
+        for key, one in space.items()
     }
-
-
-def _with(parameter: Parameter, seen: Sequence[Any]) -> Parameter:
-    """Return a choice with the values between its own to which PBT has changed some."""
-    if not isinstance(parameter, Categorical):
-        return parameter
-    return Categorical(tuple(dict.fromkeys([*parameter.values, *seen])))
+    return {key: distribution_of(one) for key, one in wide.items()}

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
-from hetctl.methods.automl.procedure import Method, NewTrial, TrialSource, at_least
+from hetctl.methods.automl.procedure import Method, NewTrial, at_least
 from hetctl.methods.automl.trials import Parent, Trial, TrialHistory, draws
-from hetctl.model.errors import BadInputError
 
 
 @dataclass(frozen=True)
@@ -29,12 +27,6 @@ class Mutation:
     low: float
     high: float
     multiply: bool = False
-
-    def __post_init__(self) -> None:
-        if not self.steps:
-            raise BadInputError("a mutation has no steps, but must have at least one")
-        if not self.low <= self.high:
-            raise BadInputError(f"the range of a mutation, from {self.low} to {self.high}, is empty")
 
     def of(self, value: float, share: float) -> float:
         """Return the changed value.
@@ -60,8 +52,8 @@ class Pbt(Method):
 
     Parameters
     ----------
-    population : int
-        Trials of an iteration; those of the first iteration come from the source.
+    trials : int
+        Size of the population: trials of an iteration. Those of the first iteration come from the source.
     iterations : int
         Number of iterations.
     epochs : int
@@ -70,20 +62,15 @@ class Pbt(Method):
         Mutations by parameter; all other parameters stay unchanged.
     """
 
-    population: int
+    trials: int
     iterations: int
     epochs: int
     mutations: Mapping[str, Mutation]
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least(2, population=self.population)
+        at_least(2, trials=self.trials)
         at_least(1, iterations=self.iterations, epochs=self.epochs)
-
-    @property
-    def fresh(self) -> int:
-        """Number of configurations that the method takes from the source."""
-        return self.population
 
     @property
     def slots(self) -> int:
@@ -92,25 +79,17 @@ class Pbt(Method):
         If trials fail, there are more mutants than the worse half, but never more than the population less
         one survivor.
         """
-        return self.population + (self.iterations - 1) * (self.population - 1)
+        return self.trials + (self.iterations - 1) * (self.trials - 1)
 
     def likely_epochs(self) -> tuple[int, ...]:
         """Return the epochs of each trial beyond those of its parent: half of a population goes on."""
         return (self.epochs,) * self.slots
 
-    def check(self, source: TrialSource) -> None:
-        """Raise BadInputError if a parameter to mutate is not a number of the space."""
-        super().check(source)
-        for name in self.mutations:
-            parameter = source.space.get(name)
-            if parameter is None or not parameter.is_number:
-                raise BadInputError(f"{name} cannot mutate: it is not a number of the space")
-
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
         """Return the next trial of the current iteration (CEREBRO, appendix 11)."""
         for iteration in range(1, self.iterations + 1):
             asked = history.rung(iteration * self.epochs)
-            if len(asked) < self.population:
+            if len(asked) < self.trials:
                 return self._member(history, iteration, len(asked))
             if any(loss is None for loss in asked.values()):
                 return None
@@ -122,7 +101,7 @@ class Pbt(Method):
         if iteration == 1:
             return NewTrial(epochs)
         before = epochs - self.epochs
-        better = history.ranked(before)[: self.population - self.population // 2]
+        better = history.ranked(before)[: self.trials - self.trials // 2]
         if not better:
             return None
         if place < len(better):
@@ -132,10 +111,8 @@ class Pbt(Method):
         draw = draws(self.seed, number)
         parent = better[int(draw.random() * len(better))]
         config = {
-            name: self._mutated(name, value, draw.random())
+            name: self.mutations[name].of(value, share) if name in self.mutations else value
             for name, value in history.trials[parent].config.items()
+            for share in [draw.random()]
         }
         return Trial(number, config, epochs, Parent(parent, before))
-
-    def _mutated(self, name: str, value: Any, share: float) -> Any:
-        return self.mutations[name].of(value, share) if name in self.mutations else value

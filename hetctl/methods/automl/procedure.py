@@ -5,11 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from hetctl.methods.automl.trials import Config, Report, Space, Trial, TrialEvent, TrialHistory
 from hetctl.model.errors import BadInputError
-from hetctl.model.serialization import decode, encode
 
 
 @dataclass(frozen=True)
@@ -38,17 +37,20 @@ class TrialSource(Protocol):
 
 
 class Method(ABC):
-    """A published search method; each implementation is a frozen dataclass of its settings."""
+    """A published search method; each implementation is a frozen dataclass of its settings.
 
-    @property
-    @abstractmethod
-    def fresh(self) -> int:
-        """Number of configurations that the method takes from the source."""
+    Attributes
+    ----------
+    trials : int
+        Number of configurations that it takes from the source.
+    """
+
+    trials: int
 
     @property
     def slots(self) -> int:
         """Most trials that it ever begins."""
-        return self.fresh
+        return self.trials
 
     @abstractmethod
     def likely_epochs(self) -> tuple[int, ...]:
@@ -60,59 +62,34 @@ class Method(ABC):
 
     def check(self, source: TrialSource) -> None:
         """Raise BadInputError if the source lacks something that this method needs."""
-        if source.size is not None and source.size < self.fresh:
+        if source.size is not None and source.size < self.trials:
             raise BadInputError(
-                f"{type(self).__name__} takes {self.fresh} configurations, but there are only {source.size}",
+                f"{type(self).__name__} takes {self.trials} configurations, but there are only {source.size}",
                 hint="list more values, or draw them at random",
             )
-
-
-@dataclass(frozen=True)
-class State:
-    """Complete state of a search."""
-
-    method: Any
-    source: Any
-    events: tuple[TrialEvent, ...]
 
 
 class Procedure:
     """A search: a method with a source of configurations.
 
-    Both decide from the history alone. Therefore saving the history is enough, and a restored procedure
-    continues as if it had not been interrupted.
+    Both decide from the history alone. A procedure with the events of another one goes on as that would have.
 
     Parameters
     ----------
-    state : Any
-        Value of `state` of an interrupted search; None for a new search.
+    events : iterable of Trial and Report
+        History of an interrupted search; empty for a new one.
 
     Raises
     ------
     BadInputError
-        If the source lacks what the method needs, or the state belongs to another search.
+        If the source lacks what the method needs, or does not draw the configurations of the history.
     """
 
-    def __init__(self, method: Method, source: TrialSource, state: Any = None) -> None:
+    def __init__(self, method: Method, source: TrialSource, events: Iterable[TrialEvent] = ()) -> None:
         method.check(source)
-        self._method, self._source = method, source
-        self._follow(TrialHistory() if state is None else self._restored(state))
-
-    @classmethod
-    def following(cls, method: Method, source: TrialSource, events: Iterable[TrialEvent]) -> Procedure:
-        """Return a procedure that goes on after a history."""
-        procedure = cls(method, source)
-        procedure._follow(TrialHistory(events))
-        return procedure
-
-    def _follow(self, history: TrialHistory) -> None:
-        self.history = history
-        self._config = self._source.follow(history)
-
-    @property
-    def state(self) -> Any:
-        """State of the search in JSON's types."""
-        return encode(State(_settings(self._method), _settings(self._source), tuple(self.history.events)))
+        self._method = method
+        self.history = TrialHistory(events)
+        self._config = source.follow(self.history)
 
     @property
     def done(self) -> bool:
@@ -132,8 +109,11 @@ class Procedure:
             requested = self._method.next_trial(self.history)
             if requested is None:
                 break
-            asked.append(self._trial(requested))
-            self.history.ask(asked[-1])
+            if isinstance(requested, NewTrial):
+                number = len(self.history.trials)
+                requested = Trial(number, self._config(number), requested.epochs)
+            self.history.ask(requested)
+            asked.append(requested)
         return tuple(asked)
 
     def tell(self, report: Report) -> bool:
@@ -148,31 +128,6 @@ class Procedure:
             If the trial was not asked for with these epochs.
         """
         return self.history.tell(report)
-
-    def _trial(self, requested: Trial | NewTrial) -> Trial:
-        if isinstance(requested, Trial):
-            return requested
-        number = len(self.history.trials)
-        return Trial(number, self._config(number), requested.epochs)
-
-    def _restored(self, data: Any) -> TrialHistory:
-        try:
-            state = decode(State, data)
-            history = TrialHistory(state.events)
-        # A history whose trials are not numbered in order raises IndexError.
-        except (ValueError, IndexError) as error:
-            raise BadInputError(f"the state of the search cannot be read: {error}") from None
-        for part, saved in ((self._method, state.method), (self._source, state.source)):
-            if saved != _settings(part):
-                raise BadInputError(
-                    f"the state belongs to another search: its settings are {saved}, not {_settings(part)}",
-                    hint="continue with the settings with which the search began",
-                )
-        return history
-
-
-def _settings(part: Method | TrialSource) -> Any:
-    return {"name": type(part).__name__, **encode(part)}
 
 
 def at_least(least: int, **settings: int) -> None:

@@ -17,12 +17,11 @@ from hetctl.methods.automl.trials import (
     NumberRange,
     Parameter,
     Report,
-    Space,
     Trial,
     TrialEvent,
 )
 from hetctl.model.errors import BadInputError
-from hetctl.model.searches import REPORT, TRIAL, SearchBudget, SearchSpec
+from hetctl.model.searches import REPORT, TRIAL, SearchSpec
 from hetctl.model.serialization import decode, encode
 
 
@@ -37,7 +36,8 @@ def study_space_of(search: SearchSpec) -> dict[str, Parameter]:
     return {key: _range_of(one) if key in changed else one for key, one in space_of(search).items()}
 
 
-def _range_of(parameter: Parameter) -> Parameter:
+def _range_of(parameter: Parameter) -> NumberRange:
+    """Return a range, or that between the least and the largest of listed numbers."""
     if not isinstance(parameter, Categorical):
         return parameter
     numbers = [value for value in parameter.values if isinstance(value, int | float)]
@@ -60,9 +60,8 @@ def parts_of_search(search: SearchSpec) -> tuple[Method, TrialSource]:
     BadInputError
         If the settings do not go together, or Optuna is needed and missing.
     """
-    space = space_of(search)
-    source = _source(search, space)
-    method = METHODS[search.method](search, space, source)
+    source = _source(search)
+    method = METHODS[search.method](search, source)
     method.check(source)
     return method, source
 
@@ -74,40 +73,24 @@ def likely_configs(search: SearchSpec, method: Method, source: TrialSource) -> l
     """
     certain = source if isinstance(source, GridSource | RandomSource) else None
     draws = RandomSource(space_of(search), search.seed)
-    of = [certain if certain and number < method.fresh else draws for number in range(method.slots)]
+    of = [certain if certain and number < method.trials else draws for number in range(method.slots)]
     return [source_of_one.config(number) for number, source_of_one in enumerate(of)]
 
 
-def _source(search: SearchSpec, space: Space) -> TrialSource:
-    if search.method == "grid":
-        return GridSource(space)
-    if search.sampler is None:
+def _source(search: SearchSpec) -> TrialSource:
+    space = space_of(search)
+    if search.sampler is not None:
+        return OptunaSource(space, search.sampler.name, search.seed, search.sampler.options)
+    if search.method != "grid":
         return RandomSource(space, search.seed)
-    return OptunaSource(space, search.sampler.name, search.seed, search.sampler.options)
+    return GridSource({key: one for key, one in space.items() if isinstance(one, Categorical)})
 
 
-def _grid(search: SearchSpec, _space: Space, source: TrialSource) -> Method:
-    assert source.size is not None
-    return OneShot(source.size, search.epochs)
-
-
-def _random(search: SearchSpec, _space: Space, _source: TrialSource) -> Method:
-    return OneShot(search.settings["trials"], search.epochs)
-
-
-def _hyperband(search: SearchSpec, _space: Space, _source: TrialSource) -> Method:
-    return Hyperband(search.epochs, **search.settings)
-
-
-def _asha(search: SearchSpec, _space: Space, _source: TrialSource) -> Method:
-    return Asha(max_epochs=search.epochs, **search.settings)
-
-
-def _pbt(search: SearchSpec, space: Space, _source: TrialSource) -> Method:
+def _pbt(search: SearchSpec, source: TrialSource) -> Method:
     every = search.settings.get("every", 1)
     if search.epochs % every:
         raise BadInputError(f"epochs is {search.epochs}, but must be a multiple of every, {every}")
-    mutations = {key: _mutation(space[key], how) for key, how in search.settings["mutate"].items()}
+    mutations = {key: _mutation(source.space[key], how) for key, how in search.settings["mutate"].items()}
     return Pbt(search.settings["trials"], search.epochs // every, every, mutations, search.seed)
 
 
@@ -115,23 +98,21 @@ def _mutation(parameter: Parameter, how: Mapping[str, Any]) -> Mutation:
     """Return a mutation that stays within the range, or between the least and the largest choice."""
     ((kind, steps),) = how.items()
     values = _range_of(parameter)
-    assert isinstance(values, NumberRange)
     return Mutation(tuple(steps), values.low, values.high, multiply=kind == "multiply")
 
 
-def _optuna(search: SearchSpec, _space: Space, _source: TrialSource) -> Method:
-    trials = search.settings["trials"]
+def _optuna(search: SearchSpec, source: TrialSource) -> Method:
     if search.pruner is None:
-        return OneShot(trials, search.epochs)
-    every = search.settings.get("every", 1)
-    return Pruned(trials, search.epochs, every, search.pruner.name, search.pruner.options)
+        return METHODS["random"](search, source)
+    settings, pruner = search.settings, search.pruner
+    return Pruned(settings["trials"], search.epochs, settings.get("every", 1), pruner.name, pruner.options)
 
 
-METHODS: Mapping[str, Callable[[SearchSpec, Space, TrialSource], Method]] = {
-    "grid": _grid,
-    "random": _random,
-    "hyperband": _hyperband,
-    "asha": _asha,
+METHODS: Mapping[str, Callable[[SearchSpec, TrialSource], Method]] = {
+    "grid": lambda search, source: OneShot(source.size or 0, search.epochs),
+    "random": lambda search, _: OneShot(search.settings["trials"], search.epochs),
+    "hyperband": lambda search, _: Hyperband(search.epochs, **search.settings),
+    "asha": lambda search, _: Asha(max_epochs=search.epochs, **search.settings),
     "pbt": _pbt,
     "optuna": _optuna,
 }
@@ -174,7 +155,7 @@ class SearchRun:
     ) -> None:
         method, source = parts_of_search(search)
         self._search = search
-        self._procedure = Procedure.following(method, source, list(_history(events)))
+        self._procedure = Procedure(method, source, _history(events))
         # Hyperband and PBT wait at barriers: what they ask for does not depend on the order of reports.
         free = not isinstance(source, OptunaSource) and isinstance(method, OneShot | Hyperband)
         self._most = None if free or isinstance(method, Pbt) else search.parallel or parallel
@@ -197,8 +178,9 @@ class SearchRun:
         """Take the result of a trial; return the fields of its event, or None if it does not count."""
         if not self._procedure.tell(Report(trial.number, trial.epochs, loss)):
             return None
-        event = self._procedure.history.events[-1]
-        return {"member": self.member_of(trial), **_fields(event)}
+        # Every event names its trial by `number`.
+        fields = encode(self._procedure.history.events[-1])
+        return {"member": self.member_of(trial), "number": fields.pop("trial"), **fields}
 
     def requests(self, resources: UsedResources) -> Iterator[dict[str, Any]]:
         """Yield the fields of the event of each trial that is to be trained now."""
@@ -216,8 +198,11 @@ class SearchRun:
 
     def _limit(self, resources: UsedResources) -> str | None:
         """Return the limit of the search's budget that is reached; None if none is."""
-        budget: SearchBudget = self._search.budget
-        epochs = self._epochs_asked() if budget.epochs is not None else 0
+        budget = self._search.budget
+        epochs = 0
+        if budget.epochs is not None:
+            inherited = sum(trial.parent.epochs for trial in self.trials if trial.parent)
+            epochs = sum(trial.epochs for trial in self.trials) - inherited
         reached = (
             (budget.epochs, epochs, "epochs"),
             (budget.gpu_hours, resources.gpu_hours, "GPU-hours"),
@@ -228,10 +213,6 @@ class SearchRun:
                 return f"its budget of {limit:g} {unit} is used up"
         return None
 
-    def _epochs_asked(self) -> int:
-        inherited = sum(trial.parent.epochs for trial in self.trials if trial.parent)
-        return sum(trial.epochs for trial in self.trials) - inherited
-
 
 def _history(events: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[TrialEvent]:
     for kind, data in events:
@@ -239,9 +220,3 @@ def _history(events: Iterable[tuple[str, Mapping[str, Any]]]) -> Iterator[TrialE
             yield decode(Trial, data)
         elif kind == REPORT:
             yield decode(Report, {**data, "trial": data["number"]})
-
-
-def _fields(event: TrialEvent) -> dict[str, Any]:
-    """Return the fields of a report's event, in which every event names its trial by `number`."""
-    fields: dict[str, Any] = encode(event)
-    return {"number": fields.pop("trial"), **fields}

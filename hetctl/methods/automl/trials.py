@@ -19,18 +19,9 @@ class Categorical:
 
     values: tuple[Value, ...]
 
-    def __post_init__(self) -> None:
-        if not self.values:
-            raise BadInputError("a choice has no values, but must have at least one")
-
     def at(self, share: float) -> Value:
         """Return the value at a position in [0, 1)."""
         return self.values[int(share * len(self.values))]
-
-    @property
-    def is_number(self) -> bool:
-        """True if all values are numbers."""
-        return all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in self.values)
 
 
 @dataclass(frozen=True)
@@ -50,22 +41,6 @@ class NumberRange:
     log: bool = False
     whole: bool = False
 
-    def __post_init__(self) -> None:
-        rules = (
-            (math.isfinite(self.low) and math.isfinite(self.high), "both ends must be finite"),
-            (self.low <= self.high, "the first must not be larger than the second"),
-            (self.low > 0 or not self.log, "a logarithmic one must begin above 0"),
-            (not self.whole or self._ends_are_whole, "a whole one must end in whole numbers"),
-        )
-        for holds, rule in rules:
-            if not holds:
-                raise BadInputError(f"a range goes from {self.low} to {self.high}, but {rule}")
-
-    @property
-    def is_number(self) -> bool:
-        """True, for any range."""
-        return True
-
     def at(self, share: float) -> Value:
         """Return the value at a position in [0, 1)."""
         # Rounded down below, so that the upper end is as likely as all others.
@@ -78,10 +53,6 @@ class NumberRange:
             value = math.floor(value)
         # exp() of a logarithm may leave the range by rounding.
         return min(max(value, self.low), self.high)
-
-    @property
-    def _ends_are_whole(self) -> bool:
-        return isinstance(self.low, int) and isinstance(self.high, int)
 
 
 Parameter = Categorical | NumberRange
@@ -155,15 +126,11 @@ class TrialHistory:
         Complete history, from which everything else follows.
     trials : list of Trial
         Trials by number, each with the epochs of its latest request.
-    best : Report or None
-        Report with the lowest loss so far; the first of equal ones.
     """
 
     def __init__(self, events: Iterable[TrialEvent] = ()) -> None:
         self.events: list[TrialEvent] = []
         self.trials: list[Trial] = []
-        self.best: Report | None = None
-        self._least_loss = math.inf
         self._rungs: dict[int, dict[int, float | None]] = {}
         for event in events:
             if isinstance(event, Trial):
@@ -218,8 +185,6 @@ class TrialHistory:
         if report.loss is None or not math.isfinite(report.loss):
             # The history is saved as JSON, which has neither NaN nor infinity.
             report = replace(report, loss=None)
-        elif report.loss < self._least_loss:
-            self.best, self._least_loss = report, report.loss
         rung[report.trial] = math.inf if report.loss is None else report.loss
         self.events.append(report)
         return True

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -41,16 +42,14 @@ def test_a_sampler_that_cannot_be_made_is_refused(name: str, words: str) -> None
 def test_a_sampler_gets_its_options() -> None:
     pytest.importorskip("optuna")
     source = OptunaSource(SPACE, "TPESampler", options={"n_startup_trials": 77})
-    assert source.new_sampler()._n_startup_trials == 77
+    assert source.new_study().sampler._n_startup_trials == 77
 
 
 def search(procedure: Procedure) -> float:
     while new := procedure.ask(1):
         x, layers = new[0].config["x"], new[0].config["layers"]
         procedure.tell(Report(new[0].number, new[0].epochs, (x - 3) ** 2 + (layers - 4) ** 2))
-    assert procedure.history.best is not None
-    assert procedure.history.best.loss is not None
-    return procedure.history.best.loss
+    return min(e.loss for e in procedure.history.events if isinstance(e, Report) and e.loss is not None)
 
 
 def test_it_learns_from_reports() -> None:
@@ -76,17 +75,16 @@ def test_a_population_may_begin_with_its_draws() -> None:
         for trial in new:
             procedure.tell(Report(trial.number, trial.epochs, abs(trial.config["x"])))
     assert procedure.done
-    assert Procedure(method, OptunaSource(SPACE), procedure.state).done
+    assert Procedure(method, OptunaSource(SPACE), procedure.history.events).done
 
 
 def test_a_state_whose_draws_are_not_optunas_is_refused() -> None:
     pytest.importorskip("optuna")
     procedure = Procedure(OneShot(2, 1), OptunaSource(SPACE))
-    procedure.ask(1)
-    state = procedure.state
-    state["events"][0]["config"]["x"] = 0.25
+    (trial,) = procedure.ask(1)
+    events = [replace(trial, config={**trial.config, "x": 0.25})]
     with pytest.raises(BadInputError, match="the saved trial 0") as caught:
-        Procedure(OneShot(2, 1), OptunaSource(SPACE), state)
+        Procedure(OneShot(2, 1), OptunaSource(SPACE), events)
     assert "version of Optuna" in caught.value.hint
 
 
@@ -137,6 +135,6 @@ def test_a_sampler_of_all_configurations_ends_with_the_last(name, options) -> No
     while new := procedure.ask(1):
         procedure.tell(Report(new[0].number, 1, float(new[0].number)))
     assert len({tuple(sorted(trial.config.items())) for trial in procedure.history.trials}) == 6
-    assert Procedure.following(OneShot(6, 1), source, procedure.history.events).done
+    assert Procedure(OneShot(6, 1), source, procedure.history.events).done
     with pytest.raises(BadInputError, match="takes 7 configurations, but there are only 6"):
         Procedure(OneShot(7, 1), source)

@@ -43,37 +43,12 @@ def test_a_choice_gives_one_of_its_values(values: list[int], share: float) -> No
     assert Categorical(tuple(values)).at(share) in values
 
 
-@pytest.mark.parametrize(
-    ("arguments", "rule"),
-    [
-        ((2.0, 1.0), "must not be larger"),
-        ((0.0, float("inf")), "must be finite"),
-        ((0.0, float("nan")), "must be finite"),
-        ((0.0, 1.0, True), "begin above 0"),
-        ((0.5, 2, False, True), "whole numbers"),
-    ],
-)
-def test_a_range_that_makes_no_sense_is_refused(arguments: tuple[float, ...], rule: str) -> None:
-    with pytest.raises(BadInputError, match=rule):
-        NumberRange(*arguments)
-
-
-def test_a_choice_of_nothing_is_refused() -> None:
-    with pytest.raises(BadInputError, match="no values"):
-        Categorical(())
-
-
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4))
 def test_a_grid_is_the_product_of_its_values(sizes: list[int]) -> None:
     source = GridSource({f"p{i}": Categorical(tuple(range(size))) for i, size in enumerate(sizes)})
     configs = [tuple(source.config(number).values()) for number in range(source.size)]
     assert configs == list(product(*(range(size) for size in sizes)))
     assert list(source.config(0)) == list(source.space)
-
-
-def test_a_grid_of_a_range_is_refused() -> None:
-    with pytest.raises(BadInputError, match="lr is a range"):
-        GridSource({"lr": NumberRange(0.0, 1.0)})
 
 
 def test_a_grid_that_is_too_small_is_refused() -> None:

@@ -177,10 +177,6 @@ def test_the_stop_rate_gives_every_trial_more_epochs() -> None:
         (lambda: Asha(9, 9, eta=1), "eta is 1"),
         (lambda: Asha(9, 9, stop_rate=-1), "stop_rate is -1"),
         (lambda: Asha(9, 9, min_epochs=10), "first rung has 10"),
-        (
-            lambda: Asha(9, 9, variant="pausing"),
-            "variant is pausing, but must be one of delayed, promotion, stopping",
-        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(make: object, rule: str) -> None:
