@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from pydantic import BeforeValidator, Field
 
 from hetctl.inputs.input_errors import SourceLine, suggestion
 from hetctl.inputs.quantities import parse_bytes
-from hetctl.inputs.site_schema import LinksModel, Positive, links_of, links_problems
-from hetctl.inputs.validation import Matching, Strict, validate
+from hetctl.inputs.site_file import links_problems
+from hetctl.inputs.validation import Matching, Strict, model_of, validate, value_of
 from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
 from hetctl.model.errors import BadInputError
 from hetctl.model.site import NodeLinks
@@ -67,10 +67,11 @@ def read_cluster(path: Path) -> ClusterFile:
     """
     source = read_yaml(path)
     model = validate(_ClusterModel, source)
-    problems = [*_full_types(model), *_unknown_types(model), *links_problems(model.links)]
+    links = value_of(NodeLinks, model.links)
+    problems = [*_full_types(model), *_unknown_types(model), *links_problems(links)]
     if problems:
         raise source.refusal(problems)
-    return _cluster(source, model)
+    return _cluster(source, model, links)
 
 
 def _size(value: object) -> int:
@@ -89,6 +90,13 @@ def _positive_size(value: object) -> int:
 TypeName = Annotated[str, Matching(r"[!-~]([ -~]*[!-~])?", "must be one line of plain text")]
 
 
+Positive = Annotated[float, Field(gt=0)]
+if TYPE_CHECKING:
+    _Links = Strict
+else:
+    _Links = model_of(NodeLinks)
+
+
 class _GpuTypeModel(Strict):
     memory: Annotated[int, BeforeValidator(_positive_size)]
     time_ratio: Positive | None = None
@@ -101,7 +109,7 @@ class _ClusterModel(Strict):
         list[Annotated[dict[str, Annotated[int, Field(ge=1, le=1024)]], Field(min_length=1)]],
         Field(min_length=1),
     ]
-    links: LinksModel
+    links: _Links
     server_bytes_per_s: Positive | None = None
 
 
@@ -122,7 +130,7 @@ def _unknown_types(model: _ClusterModel) -> list[tuple[Location, str]]:
     ]
 
 
-def _cluster(source: YamlSource, model: _ClusterModel) -> ClusterFile:
+def _cluster(source: YamlSource, model: _ClusterModel, links: NodeLinks) -> ClusterFile:
     return ClusterFile(
         nodes_place=source.place(("nodes",)),
         gpu_types={
@@ -132,6 +140,6 @@ def _cluster(source: YamlSource, model: _ClusterModel) -> ClusterFile:
         nodes=tuple(
             tuple(name for name, count in node.items() for _ in range(count)) for node in model.nodes
         ),
-        links=links_of(model.links),
+        links=links,
         server_bytes_per_s=model.server_bytes_per_s,
     )

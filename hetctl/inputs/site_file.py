@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from hetctl.cluster.batch_systems import BATCH_SYSTEMS
+from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.inputs.input_errors import shown, suggestion
 from hetctl.inputs.quantities import format_duration
-from hetctl.inputs.site_schema import SiteModel, TimeoutsModel, links_of, links_problems
-from hetctl.inputs.validation import NAME_RULE, SAFE_NAME, validate
+from hetctl.inputs.validation import NAME_RULE, SAFE_NAME, model_of, validate, value_of
 from hetctl.inputs.yaml_source import Location, YamlSource, read_yaml
 from hetctl.model.errors import BadInputError
-from hetctl.model.site import HEARTBEAT_EVERY_S, NetworkInterfaces, NodeType, Queue, Site, SiteKey, Timeouts
+from hetctl.model.file_keys import Key, Pattern
+from hetctl.model.site import BREAKS, HEARTBEAT_EVERY_S, NodeLinks, Site, SiteKey, Timeouts
 
 FOLDER = "site-configs"
 LEAST_SILENCE_S = 5 * HEARTBEAT_EVERY_S
@@ -46,8 +49,8 @@ def trace_site(name: str, *, project: Path | None, home: Path | None) -> tuple[S
     search = _SiteSearch(project, home)
     path = search.locate(name, Path(), ())
     source = search.load(path, ())
-    site, model = _checked(path, source)
-    return site, tuple(_key(key, value, source) for key, value in model.model_dump().items())
+    site, values = _checked(path, source)
+    return site, tuple(_key(key, value, source) for key, value in values.items())
 
 
 def _key(key: str, value: Any, source: YamlSource) -> SiteKey:
@@ -58,22 +61,62 @@ def _key(key: str, value: Any, source: YamlSource) -> SiteKey:
     return SiteKey(key, source.values[key], str(place.path), place.line)
 
 
-def _checked(path: Path, source: YamlSource) -> tuple[Site, SiteModel]:
+@dataclass(frozen=True)
+class SiteFile(Site):
+    """Machine: its batch system, nodes and queues, and the launcher of its jobs."""
+
+    batch_system: Annotated[str, Key("Batch system that runs the jobs.", choices=tuple(BATCH_SYSTEMS))]
+    launcher: Annotated[str, Key("Program that starts the steps of a job.", choices=tuple(LAUNCHERS))]
+    extends: Annotated[
+        Annotated[str, Pattern(rf"[^{BREAKS}]+", "must be a site's name or file")] | None,
+        Key("Another site, by name or file, whose keys are used where this file has none.", min_length=1),
+    ] = None
+
+
+def _checked(path: Path, source: YamlSource) -> tuple[Site, Mapping[str, Any]]:
+    """Return a site, and the values of all keys of its file."""
     name = path.name.removesuffix(".yaml")
     if SAFE_NAME.fullmatch(name) is None:
         raise BadInputError(f"{path}: the file's name is the site's, which {NAME_RULE}")
-    model = validate(SiteModel, source)
-    if model.queue is not None and model.queue not in {queue.name for queue in model.queues}:
-        known = suggestion(model.queue, (queue.name for queue in model.queues))
-        raise source.refusal([(("queue",), f"must be one of the queues, got '{model.queue}'{known}")])
-    of_types = sum(node_type.nodes for node_type in model.node_types)
-    if model.node_types and of_types != model.nodes:
-        raise source.refusal([(("node_types",), f"must add up to nodes ({model.nodes}), got {of_types}")])
-    if model.links is not None and (problems := links_problems(model.links)):
+    model = validate(model_of(SiteFile), source)
+    site = value_of(Site, model, name=name)
+    if problems := list(_problems(site)):
         raise source.refusal(problems)
-    if problems := list(_timeouts_problems(_timeouts(model.timeouts))):
-        raise source.refusal(problems)
-    return _site(name, model), model
+    return site, model.model_dump(by_alias=True)
+
+
+def _problems(site: Site) -> Iterator[tuple[Location, str]]:
+    """Yield what does not go together in a site."""
+    names = {queue.name for queue in site.queues}
+    if site.queue is not None and site.queue not in names:
+        known = suggestion(site.queue, names)
+        yield ("queue",), f"must be one of the queues, got '{site.queue}'{known}"
+    most: dict[str, float] = {}
+    for queue in site.queues:
+        # Entries of one name are bins by the number of nodes, as on Summit.
+        nodes = queue.max_nodes or math.inf
+        if nodes <= most.get(queue.name, 0):
+            yield ("queues",), f"entries of queue '{queue.name}' must have rising max_nodes"
+        most[queue.name] = nodes
+    of_types = sum(node_type.nodes for node_type in site.node_types)
+    if site.node_types and of_types != site.nodes:
+        yield ("node_types",), f"must add up to nodes ({site.nodes}), got {of_types}"
+    yield from links_problems(site.links) if site.links else ()
+    yield from _timeouts_problems(site.timeouts)
+
+
+def links_problems(links: NodeLinks) -> Iterator[tuple[Location, str]]:
+    """Yield the values of links that are given twice, or not at all."""
+    intra, inter = links.intra_node, links.inter_node
+    line = [value for value in (inter.latency_s, inter.bytes_per_s) if value is not None]
+    if (intra.scaling is None) == (not intra.points):
+        yield ("links", "intra_node"), "must have either scaling or points"
+    if bool(line) == bool(inter.points) or (line and len(line) < 2):
+        yield ("links", "inter_node"), "must have either latency_s and bytes_per_s, or points"
+    sizes = {size for size, _ in inter.points}
+    if len(sizes) == 1:
+        rule = f"must be of at least two sizes, got only {shown(sizes.pop())} bytes"
+        yield ("links", "inter_node", "points"), rule
 
 
 def find_site(name: str, *, project: Path | None, home: Path | None) -> Site:
@@ -106,7 +149,7 @@ def detect_site(hostname: str, sites: Iterable[Site]) -> str | None:
 
 def site_schema() -> dict[str, Any]:
     """Return the JSON Schema of site files; only a file that extends another may omit keys."""
-    schema = SiteModel.model_json_schema()
+    schema = model_of(SiteFile).model_json_schema()
     schema["anyOf"] = [{"required": ["extends"]}, {"required": schema.pop("required")}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "hetctl site"}
 
@@ -157,33 +200,6 @@ class _SiteSearch:
         if base_path.resolve() in chain:
             raise source.refusal([(("extends",), f"forms a cycle with {base_path}")])
         return source.extending(self.load(base_path, chain))
-
-
-def _site(name: str, model: SiteModel) -> Site:
-    own = {"extends", "queues", "memory_per_node", "node_types", "links", "network", "timeouts"}
-    values = model.model_dump(exclude=own)
-    values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-    queues = tuple(Queue(queue.name, queue.max_nodes, queue.max_wall) for queue in model.queues)
-    types = tuple(
-        NodeType(one.gpu_type, one.nodes, tuple(one.hosts), one.gpu_memory) for one in model.node_types
-    )
-    return Site(
-        name=name,
-        queues=queues,
-        memory_per_node=model.memory_per_node,
-        node_types=types,
-        links=None if model.links is None else links_of(model.links),
-        network=NetworkInterfaces(
-            tuple(model.network.control), tuple(model.network.gloo), model.network.encrypt_data
-        ),
-        timeouts=_timeouts(model.timeouts),
-        **values,
-    )
-
-
-def _timeouts(model: TimeoutsModel) -> Timeouts:
-    given = {f"{key}_s": float(value) for key, value in model if value is not None}
-    return Timeouts(**given)
 
 
 def _timeouts_problems(timeouts: Timeouts) -> Iterator[tuple[Location, str]]:

@@ -1,21 +1,41 @@
-"""Conversion of values to a pydantic model, with file, line and rule of every problem; rules of names."""
+"""Models of files, derived from the values that are read; problems with file, line and rule; names."""
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import operator
 import re
+import types
 import typing
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Annotated, Any, Literal, TypeVar, Union
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+)
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUseDefault
 from pydantic_core.core_schema import CoreSchema, no_info_after_validator_function
 
 from hetctl.inputs.input_errors import shown, suggestion
+from hetctl.inputs.quantities import format_duration, parse_bytes, parse_duration
 from hetctl.inputs.yaml_source import Location, YamlSource
+from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER
+from hetctl.model.file_keys import DURATION, SIZE, Key, Limits, Pattern
+from hetctl.model.serialization import decode
 
 Model = TypeVar("Model", bound=BaseModel)
+T = TypeVar("T")
 
 UNION_MARKS = ("<member>", "<grid>", "<random>")
 KEY_MARK = "[key]"
@@ -47,12 +67,8 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-@dataclass(frozen=True)
-class Matching:
-    """Constraint that a whole text matches `pattern`; `rule` states it in words."""
-
-    pattern: str
-    rule: str
+class Matching(Pattern):
+    """Pattern that pydantic checks."""
 
     def check(self, text: str) -> str:
         """Return the text; ValueError with the rule if it does not match."""
@@ -70,6 +86,99 @@ class Matching:
         return {**handler(schema), "pattern": f"^({self.pattern})$"}
 
 
+def converting(parse: Callable[[Any], Any]) -> BeforeValidator:
+    """Return a conversion of values of a file; a refusal names rule and next step."""
+
+    def convert(value: Any) -> Any:
+        try:
+            return parse(value)
+        except BadInputError as error:
+            raise ValueError(f"{error.message}; {error.hint}".rstrip("; ")) from None
+
+    return BeforeValidator(convert)
+
+
+def _duration(value: Any) -> int:
+    if value is None:
+        raise PydanticUseDefault
+    # As text even if YAML has a number, for the message that says which unit is missing.
+    return parse_duration(str(value))
+
+
+_WRITTEN = {
+    DURATION: (
+        converting(_duration),
+        WithJsonSchema({"type": ["string", "null"], "examples": ["2h", "90m", "2:00:00"]}),
+    ),
+    SIZE: (
+        converting(parse_bytes),
+        WithJsonSchema(
+            {"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}], "examples": ["512GB"]}
+        ),
+    ),
+}
+
+
+@functools.cache
+def model_of(kind: type) -> type[Strict]:
+    """Return the model of a file, or of a mapping in it: its keys are a dataclass's fields with a `Key`."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    keys = {
+        field.name: _key_of(field, hints[field.name])
+        for field in dataclasses.fields(kind)
+        if isinstance(getattr(hints[field.name], "__metadata__", (None,))[-1], Key)
+    }
+    meaning = (kind.__doc__ or "").partition("\n")[0]
+    made: Any = create_model(f"{kind.__name__}Model", __base__=Strict, __doc__=meaning, **keys)  # type: ignore[call-overload]
+    return typing.cast(type[Strict], made)
+
+
+def _key_of(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, FieldInfo]:
+    key: Key = hint.__metadata__[-1]
+    how: dict[str, Any] = {"description": key.description}
+    default: Any = field.default
+    if field.default_factory is not dataclasses.MISSING:
+        default = field.default_factory()
+    if key.form == DURATION:
+        how["alias"] = field.name.removesuffix("_s")
+        if default is not None:
+            how["description"] += f"; null: {format_duration(default)}."
+            default = None
+    if default is None or isinstance(default, (str, int, float)):
+        how["default"] = default
+    elif dataclasses.is_dataclass(default):
+        how["default_factory"] = model_of(typing.cast(type, type(default)))
+    elif default is not dataclasses.MISSING:
+        how["default_factory"] = list if default == () else type(default)
+    return Literal[key.choices] if key.choices else _in_file(hint), Field(**how)
+
+
+def _in_file(hint: Any) -> Any:
+    """Return the type of a value in a file: a list for a tuple, a model for a dataclass."""
+    origin, inner = typing.get_origin(hint), [_in_file(one) for one in typing.get_args(hint)]
+    if dataclasses.is_dataclass(hint):
+        return model_of(typing.cast(type, hint))
+    if origin is Annotated:
+        marks = [mark for one in hint.__metadata__ for mark in _marks_of(one)]
+        return Annotated[(_in_file(hint.__origin__), *marks)]
+    if origin in (Union, types.UnionType):
+        return functools.reduce(operator.or_, inner)
+    if origin not in (Mapping, tuple):
+        return hint
+    kind = types.GenericAlias(dict, tuple(inner)) if origin is Mapping else types.GenericAlias(list, inner[0])
+    length = Field(min_length=len(inner), max_length=len(inner))
+    return kind if origin is Mapping or inner[-1] is ... else Annotated[(kind, length)]
+
+
+def _marks_of(mark: Any) -> Iterator[Any]:
+    """Yield what makes pydantic heed a mark."""
+    if isinstance(mark, Pattern):
+        yield Matching(*mark)
+    elif isinstance(mark, Limits):
+        yield Field(**mark.limits)
+        yield from _WRITTEN.get(mark.form, ())
+
+
 def validate(kind: type[Model], source: YamlSource) -> Model:
     """Check all values of a file against a model.
 
@@ -83,6 +192,11 @@ def validate(kind: type[Model], source: YamlSource) -> Model:
     except ValidationError as error:
         problems = [_problem(kind, details) for details in error.errors(include_url=False)]
         raise source.refusal(problems) from None
+
+
+def value_of(kind: type[T], model: BaseModel, **more: Any) -> T:
+    """Return a dataclass from the model of its keys in a file, and from the fields that the file has not."""
+    return decode(kind, {**model.model_dump(exclude_unset=True, exclude_none=True), **more})
 
 
 def _problem(kind: type[BaseModel], details: Any) -> tuple[Location, str]:
@@ -106,10 +220,15 @@ def _known_keys(kind: type[BaseModel], around: list[Any], key: str) -> set[str]:
     """Return the valid keys at the place of an unknown `key`, of all kinds of mapping allowed there."""
     models = [kind]
     for step in around:
-        fields = [model.model_fields[step] for model in models if step in model.model_fields]
+        fields = [field for model in models for name, field in _keys(model) if name == step]
         # A list index is no field: then the models of the enclosing step still hold.
         models = [model for field in fields for model in _models_in(field.annotation)] or models
-    return {name for model in models if key not in model.model_fields for name in model.model_fields}
+    found = [{name for name, _ in _keys(model)} for model in models]
+    return {name for names in found if key not in names for name in names}
+
+
+def _keys(model: type[BaseModel]) -> list[tuple[str, FieldInfo]]:
+    return [(field.alias or name, field) for name, field in model.model_fields.items()]
 
 
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:

@@ -5,145 +5,183 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
+
+from hetctl.model.file_keys import DURATION, SIZE, Key, Limits, Pattern
 
 NODES, MEMBERS = "nodes", "members"
 """Resource sets of agents: whole nodes for the whole job, or a member's GPUs on a node for a round."""
 
 
+# Control characters and line ends would break out of a line of the script that the value is put into.
+BREAKS = r"\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029"
+Line = Annotated[
+    str,
+    Pattern(rf"[^{BREAKS}]*[^\s{BREAKS}][^{BREAKS}]*", "must be one line of text without control characters"),
+]
+# A directive must not begin with '#': the template adds #SBATCH or #BSUB itself.
+Directive = Annotated[
+    str,
+    Pattern(
+        rf"[^#\s{BREAKS}][^{BREAKS}]*",
+        "must be one line of options for the batch system, without #SBATCH or #BSUB",
+    ),
+]
+Word = Annotated[
+    str,
+    Pattern(
+        r"[A-Za-z0-9_][A-Za-z0-9._@:+/-]*",
+        "must be one word of A-Z a-z 0-9 . _ @ : + / - that starts with a letter, a digit or _",
+    ),
+]
+Variable = Annotated[str, Pattern(r"[A-Za-z_][A-Za-z0-9_]*", "must be the name of an environment variable")]
+Interface = Annotated[
+    str,
+    Pattern(
+        # The kernel limits names of network interfaces to 15 characters (IFNAMSIZ).
+        r"[A-Za-z0-9_.:-]{1,15}|[A-Za-z0-9_.:*?\[\]!-]*[*?\[][A-Za-z0-9_.:*?\[\]!-]*",
+        "must be the name of a network interface (at most 15 characters) or a pattern such as hsn*",
+    ),
+]
+Bytes = Annotated[int, Limits(SIZE)]
+
+
 @dataclass(frozen=True)
 class Queue:
-    """Limits of one queue (a partition in Slurm's words); None means no limit is known."""
+    """Queue (a partition in Slurm's words) and its limits."""
 
-    name: str
-    max_nodes: int | None = None
-    max_wall_s: int | None = None
+    name: Annotated[Word, Key("Name of the queue at the batch system.")]
+    max_nodes: Annotated[int | None, Key("Maximum number of nodes of one job; null: no limit.", ge=1)] = None
+    max_wall_s: Annotated[
+        int | None,
+        Key("Maximum wall-clock time of one job, such as 2h, 90m or 2:00:00; null: no limit.", form=DURATION),
+    ] = None
 
 
 @dataclass(frozen=True)
 class NodeType:
-    """Nodes of a site that have the same type of GPU.
+    """Nodes with the same type of GPU, on a machine with several types."""
 
-    Parameters
-    ----------
-    gpu_type : str
-        Type name as in profiles.
-    hosts : tuple of str
-        Patterns of the names of the nodes, with * for any text.
-    gpu_memory : int or None
-        Memory of each GPU in bytes; None: unknown.
-    """
-
-    gpu_type: str
-    nodes: int
-    hosts: tuple[str, ...]
-    gpu_memory: int | None = None
+    gpu_type: Annotated[Line, Key("Model of the GPUs, as reported by `hetctl profile`.")]
+    nodes: Annotated[int, Key("Number of nodes with this type.", ge=1)]
+    hosts: Annotated[
+        tuple[Line, ...],
+        Key(
+            "Host names of these nodes, * for any text, by which the type of a job's node is found.",
+            min_length=1,
+        ),
+    ]
+    gpu_memory: Annotated[Bytes | None, Key("Memory of each GPU; null: the site's gpu_memory.")] = None
 
 
 @dataclass(frozen=True)
 class NetworkInterfaces:
-    """Network interfaces of a site's nodes by name or pattern such as ``hsn*``, and what is encrypted there.
+    """Network of the nodes: interfaces as names or patterns, of which the first that a node has is used."""
 
-    Parameters
-    ----------
-    control : tuple of str
-        Interfaces for connections between driver and compute nodes and for the rendezvous of a group's
-        ranks, the preferred one first; empty: the interface of the host name.
-    gloo : tuple of str
-        Interfaces for Gloo; empty: the interface by which a rank reaches the others.
-    encrypt_data : bool
-        Encrypt tensors, samples and states on their way between nodes; all else is always encrypted.
-    """
-
-    control: tuple[str, ...] = ()
-    gloo: tuple[str, ...] = ()
-    encrypt_data: bool = True
+    control: Annotated[
+        tuple[Interface, ...],
+        Key("For connections between driver and compute nodes; []: the one of the host name."),
+    ] = ()
+    gloo: Annotated[
+        tuple[Interface, ...],
+        Key("For Gloo; []: the one by which a rank reaches the other ranks of its group."),
+    ] = ()
+    encrypt_data: Annotated[
+        bool, Key("Encrypt tensors, samples and states that hetctl sends between nodes.")
+    ] = True
 
 
 ANY_INTERFACES = NetworkInterfaces()
 
-Point = tuple[float, float]
+Positive = Annotated[float, Limits(gt=0)]
+Point = tuple[Positive, Positive]
 """Size of a message in bytes, and its transfer time in seconds."""
+Points = Annotated[tuple[Point, ...], Key("Measured transfers, each as [bytes, seconds].")]
 
 
 @dataclass(frozen=True)
 class IntraNode:
-    """Links within a node: peak bandwidth, with the share of it that is reached or measured points."""
+    """Links between the GPUs of a node: peak bandwidth, with either scaling or points."""
 
-    bytes_per_s: float
-    scaling: float | None = None
-    points: tuple[Point, ...] = ()
+    bytes_per_s: Annotated[float, Key("Peak bandwidth in bytes/s.", gt=0)]
+    scaling: Annotated[float | None, Key("Fraction of the peak bandwidth that is reached.", gt=0, le=1)] = (
+        None
+    )
+    points: Points = ()
 
 
 @dataclass(frozen=True)
 class InterNode:
-    """Links between nodes: latency and bandwidth, or measured points."""
+    """Links between nodes: either latency_s and bytes_per_s, or points."""
 
-    latency_s: float | None = None
-    bytes_per_s: float | None = None
-    points: tuple[Point, ...] = ()
+    latency_s: Annotated[float | None, Key("Latency of a message in seconds.", ge=0)] = None
+    bytes_per_s: Annotated[float | None, Key("Bandwidth in bytes/s.", gt=0)] = None
+    points: Points = ()
 
 
 @dataclass(frozen=True)
 class NodeLinks:
-    """Links of a cluster: the same for all pairs of GPUs in a node, and for all pairs of nodes."""
+    """Links between GPUs, for pipelines."""
 
-    intra_node: IntraNode
-    inter_node: InterNode
+    intra_node: Annotated[IntraNode, Key("Links between the GPUs of a node.")]
+    inter_node: Annotated[InterNode, Key("Links between nodes.")]
 
 
 HEARTBEAT_EVERY_S = 2.0
+"""Interval in seconds between heartbeats of an agent, and of a rank at work."""
 LEASE_SHARE = 0.8
 """Share of the time after which a silent process counts as dead, at which it ends itself.
 
 All that it has begun has thus ended when others take its place.
 """
-"""Interval in seconds between heartbeats of an agent, and of a rank at work."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """Time limits in seconds.
+    """Time limits of waits."""
 
-    Parameters
-    ----------
-    hang_s : float
-        Time without a heartbeat from any rank after which a group counts as hung; also the limit of each
-        collective operation of its ranks.
-    meeting_s : float
-        Time for the ranks of a group to connect; it includes the start of a framework.
-    join_s : float
-        Time for the agent of a node to connect to the driver after its launch.
-    silence_s : float
-        Time without a message from an agent after which the agent and its node count as lost.
-    ending_s : float
-        Time for the ranks of a failed group to end by themselves before they are killed.
-    orphaned_s : float
-        Time for a job's script to see that its driver has ended; then the agents end the job.
-    lease_s : float
-        Time without a sign of life of a driver after which the next job's driver counts it as dead.
-    samples_s : float
-        Time for preprocessors to prepare a batch; leaders of nodes without progress are given up after half
-        of it, so that trainers have the rest to continue without them.
-    lockstep_s : float
-        Time for members that share in lockstep to join the ring, and for their leaders to begin.
-    leaders_s : float
-        Time for the leaders of nodes to load the data and connect.
-    command_s : float
-        Time for a command of the batch system to answer.
-    """
-
-    hang_s: float = 900.0
-    meeting_s: float = 300.0
-    join_s: float = 300.0
-    silence_s: float = 30.0
-    ending_s: float = 3.0
-    orphaned_s: float = 120.0
-    lease_s: float = 420.0
-    samples_s: float = 600.0
-    lockstep_s: float = 60.0
-    leaders_s: float = 300.0
-    command_s: float = 60.0
+    hang_s: Annotated[
+        float, Key("Time without a heartbeat from any rank after which a group counts as hung", form=DURATION)
+    ] = 900.0
+    meeting_s: Annotated[
+        float, Key("Time limit for the ranks of a group to connect to one another", form=DURATION)
+    ] = 300.0
+    join_s: Annotated[
+        float,
+        Key("Time limit for the agent of a node to connect to the driver after its launch", form=DURATION),
+    ] = 300.0
+    silence_s: Annotated[
+        float, Key("Time without a message after which an agent and its node count as lost", form=DURATION)
+    ] = 30.0
+    ending_s: Annotated[
+        float, Key("Time limit for the ranks of a failed group to end by themselves", form=DURATION)
+    ] = 3.0
+    orphaned_s: Annotated[
+        float,
+        Key(
+            "Time limit for the script to end a job whose driver has ended; later its agents end it",
+            form=DURATION,
+        ),
+    ] = 120.0
+    lease_s: Annotated[
+        float,
+        Key(
+            "Time without a sign of life of a job's driver after which the next job counts it as dead",
+            form=DURATION,
+        ),
+    ] = 420.0
+    # Leaders of nodes without progress are given up after half of it: trainers then go on without them.
+    samples_s: Annotated[float, Key("Time limit for preprocessors to prepare a batch", form=DURATION)] = 600.0
+    lockstep_s: Annotated[
+        float,
+        Key("Time limit for members and leaders that share data in lockstep to start", form=DURATION),
+    ] = 60.0
+    leaders_s: Annotated[
+        float, Key("Time limit for the leaders of nodes to load the data and connect", form=DURATION)
+    ] = 300.0
+    command_s: Annotated[
+        float, Key("Time limit for a command of the batch system to answer", form=DURATION)
+    ] = 60.0
 
 
 USUAL_TIMEOUTS = Timeouts()
@@ -177,71 +215,109 @@ def yields(variable: str) -> bool:
 
 @dataclass(frozen=True)
 class Site:
-    """Machine as described by its site file.
+    """Machine: its batch system, nodes and queues, and the launcher of its jobs.
 
-    Parameters
-    ----------
-    device : str
-        ``gpu``, or ``slot`` at a site without GPUs, where a slot replaces a GPU throughout.
-    launch : str
-        `NODES` or `MEMBERS`.
-    memory_per_node : int
-        Memory of each node in bytes.
-    submit_by : str
-        ``file`` if the submit command takes the script's path, ``stdin`` if it reads the script.
-    setup : tuple of str
-        Shell lines that prepare the environment at the top of every script.
-    directives : tuple of str
-        Extra lines for the batch system, without ``#SBATCH`` or ``#BSUB``.
-    environment : mapping
-        Variables of every step; those that match `OF_COMMUNICATION` only if the user has not set them.
-    mpi : str or None
-        MPI plugin of the launcher (``srun --mpi=...``).
-    node_types : tuple of NodeType
-        Node types of a site with several types of GPU; plans assume that jobs get nodes in this order.
-    queue_option : str
-        Option that names the queue to Slurm: ``partition`` or ``qos``.
-    visible_devices : str
-        Variable that lists the GPUs visible to a process.
-    gpu_memory : int or None
-        Memory of each GPU in bytes if `node_types` does not give it; None: unknown.
-    links : NodeLinks or None
-        Links between GPUs, for pipelines; None: unknown.
-    network : NetworkInterfaces
-        Network interfaces of its nodes.
-    timeouts : Timeouts
-        Time limits of its jobs.
+    Variables of `environment` that match `OF_COMMUNICATION` are set only if the user has not set them. Plans
+    assume that jobs get nodes in the order of `node_types`.
     """
 
     name: str
     batch_system: str
     launcher: str
-    nodes: int
-    gpus_per_node: int
-    cores_per_node: int
-    memory_per_node: int
-    queues: tuple[Queue, ...]
-    device: str = "gpu"
-    launch: str = NODES
-    gpu_type: str | None = None
-    account: str | None = None
-    queue: str | None = None
-    submit_by: str = "file"
-    template: str | None = None
-    setup: tuple[str, ...] = ()
-    directives: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    mpi: str | None = None
-    python: str | None = None
-    max_queued_jobs: int | None = None
-    host_patterns: tuple[str, ...] = ()
-    node_types: tuple[NodeType, ...] = ()
-    queue_option: str = "partition"
-    visible_devices: str = "CUDA_VISIBLE_DEVICES"
-    gpu_memory: int | None = None
-    links: NodeLinks | None = None
-    network: NetworkInterfaces = ANY_INTERFACES
-    timeouts: Timeouts = USUAL_TIMEOUTS
+    nodes: Annotated[int, Key("Number of compute nodes of the machine.", ge=1)]
+    gpus_per_node: Annotated[int, Key("Number of GPUs per node; of slots if device is slot.", ge=1)]
+    cores_per_node: Annotated[int, Key("Number of cores per node that jobs may use.", ge=1)]
+    memory_per_node: Annotated[Bytes, Key("Memory per node, such as 512GB, 480GiB or a number of bytes.")]
+    queues: Annotated[
+        tuple[Queue, ...],
+        Key(
+            "Queues; several entries of one name, with rising max_nodes, are its limits by job size.",
+            min_length=1,
+        ),
+    ]
+    launch: Annotated[
+        str,
+        Key(
+            "nodes: one step per job, on all nodes. members: one step per member and round.",
+            choices=(NODES, MEMBERS),
+        ),
+    ] = NODES
+    device: Annotated[
+        str,
+        Key(
+            "slot on a machine without GPUs, where a share of the cores takes the place of a GPU.",
+            choices=("gpu", "slot"),
+        ),
+    ] = "gpu"
+    gpu_type: Annotated[Line | None, Key("Model of the GPUs, such as V100.")] = None
+    gpu_memory: Annotated[
+        Bytes | None, Key("Memory of each GPU, such as 16GB; null: not taken into account.")
+    ] = None
+    links: Annotated[
+        NodeLinks | None, Key("Bandwidth and latency between GPUs, for pipelines; null: unknown.")
+    ] = None
+    network: Annotated[
+        NetworkInterfaces,
+        Key("Network interfaces for control connections and for Gloo, and encryption."),
+    ] = ANY_INTERFACES
+    timeouts: Annotated[Timeouts, Key("Time limits of waits, each such as 30s or 15m.")] = USUAL_TIMEOUTS
+    visible_devices: Annotated[
+        Variable,
+        Key("Environment variable with the GPUs visible to a process; ROCR_VISIBLE_DEVICES for AMD."),
+    ] = "CUDA_VISIBLE_DEVICES"
+    node_types: Annotated[
+        tuple[NodeType, ...],
+        Key("Types of GPU of a machine with several; their nodes must add up to `nodes`."),
+    ] = ()
+    queue: Annotated[Word | None, Key("Queue to use; null: the first one.")] = None
+    queue_option: Annotated[
+        str,
+        Key(
+            "Slurm option that takes the queue: --partition, or --qos as at NERSC.",
+            choices=("partition", "qos"),
+        ),
+    ] = "partition"
+    account: Annotated[Word | None, Key("Project or account that jobs are charged to.")] = None
+    submit_by: Annotated[
+        str,
+        Key(
+            "Input of the submit command: the file name of the script, or its text on stdin.",
+            choices=("file", "stdin"),
+        ),
+    ] = "file"
+    max_queued_jobs: Annotated[
+        int | None, Key("Maximum number of queued jobs per user; null: no limit.", ge=1)
+    ] = None
+    template: Annotated[
+        Annotated[
+            str, Pattern(r"[A-Za-z0-9][A-Za-z0-9._-]*\.j2", "must be the file name of a template, NAME.j2")
+        ]
+        | None,
+        Key("File name of the script's template; null: the batch system's own."),
+    ] = None
+    directives: Annotated[
+        tuple[Directive, ...],
+        Key("Additional options for the batch system, without #SBATCH or #BSUB."),
+    ] = ()
+    setup: Annotated[
+        tuple[Line, ...],
+        Key("Shell lines at the start of every script, which prepare its environment."),
+    ] = ()
+    environment: Annotated[
+        Mapping[
+            Variable,
+            Annotated[str, Pattern(rf"[^{BREAKS}]*", "must be one line of text without control characters")],
+        ],
+        Key("Environment variables of every step; values are text."),
+    ] = field(default_factory=dict)
+    mpi: Annotated[Word | None, Key("MPI plugin of the launcher, as in srun --mpi=pmix.")] = None
+    python: Annotated[
+        Line | None, Key("Python interpreter on the compute nodes; null: the one that submits.")
+    ] = None
+    host_patterns: Annotated[
+        tuple[Line, ...],
+        Key("Host names of the login nodes, * for any text, by which the site is detected."),
+    ] = ()
 
     def memory_of(self, gpu_type: str | None) -> int | None:
         """Return the bytes of a GPU of a type; None if unknown."""

@@ -1,0 +1,46 @@
+"""Marks of fields that are keys of files which users write: their meaning, and the values they may have."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+DURATION, SIZE = "duration", "size"
+"""Forms of numbers in files: times such as 2h for seconds, and memory such as 512GB for bytes."""
+
+
+class Limits:
+    """Limits of a value within `Annotated`, as arguments of `pydantic.Field`, and its form in files.
+
+    Parameters
+    ----------
+    form : str
+        `DURATION`, `SIZE`, or empty if the file has the value itself.
+    """
+
+    def __init__(self, form: str = "", **limits: Any) -> None:
+        self.form, self.limits = form, limits
+
+
+class Key(Limits):
+    """Mark of a field that is a key of a file, within `Annotated`; for a `DURATION`, without its ``_s``.
+
+    Parameters
+    ----------
+    description : str
+        Its meaning, for the JSON Schema.
+    choices : tuple of str
+        Values that a text may have; empty: any.
+    """
+
+    def __init__(
+        self, description: str, form: str = "", choices: tuple[str, ...] = (), **limits: Any
+    ) -> None:
+        super().__init__(form, **limits)
+        self.description, self.choices = description, choices
+
+
+class Pattern(NamedTuple):
+    """Constraint that a whole text matches `pattern`; `rule` states it in words."""
+
+    pattern: str
+    rule: str
