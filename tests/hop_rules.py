@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from hetctl.methods.hopper.schedule import PRECISION, Hop, Schedule
 from hetctl.methods.hopper.unit_times import UnitTimes
-from hetctl.model.hops import DONE, RunVisit, slots_in
+from hetctl.model.hops import DONE, VisitEnd, slots_in
 
 
 def broken_by_schedule(schedule: Schedule, units: UnitTimes) -> list[str]:
@@ -58,13 +58,13 @@ def _hops_preempted(schedule: Schedule, units: UnitTimes, slack_s: float) -> lis
 
 
 def broken_by_visits(
-    visits: Sequence[RunVisit], partitions: int, epochs: Mapping[str, int], slack_s: float = 0.0
+    visits: Sequence[VisitEnd], partitions: int, epochs: Mapping[str, int], slack_s: float = 0.0
 ) -> list[str]:
     """Return messages on the violated invariants of CEREBRO, section 2; empty if there are none.
 
     Parameters
     ----------
-    visits : sequence of RunVisit
+    visits : sequence of VisitEnd
         All visits of a run.
     partitions : int
         Number of partitions.
@@ -83,7 +83,7 @@ def broken_by_visits(
     ]
 
 
-def _visits_missing(done: Sequence[RunVisit], partitions: int, epochs: Mapping[str, int]) -> list[str]:
+def _visits_missing(done: Sequence[VisitEnd], partitions: int, epochs: Mapping[str, int]) -> list[str]:
     """Return violations of the rule that a member visits each partition once in each pass."""
     times = Counter((visit.member, visit.hopper_epoch, visit.partition) for visit in done)
     wanted = {
@@ -100,7 +100,7 @@ def _visits_missing(done: Sequence[RunVisit], partitions: int, epochs: Mapping[s
     ]
 
 
-def _in_wrong_order(done: Sequence[RunVisit], slack_s: float) -> list[str]:
+def _in_wrong_order(done: Sequence[VisitEnd], slack_s: float) -> list[str]:
     """Return violations of the rule that a member ends each pass before the next one begins."""
     return [
         f"completeness: visit {later.number} of {member} belongs to an earlier pass than visit {visit.number}"
@@ -110,13 +110,13 @@ def _in_wrong_order(done: Sequence[RunVisit], slack_s: float) -> list[str]:
     ]
 
 
-def _on_each_gpu(visits: Iterable[RunVisit]) -> Iterator[tuple[str, RunVisit]]:
+def _on_each_gpu(visits: Iterable[VisitEnd]) -> Iterator[tuple[str, VisitEnd]]:
     """Yield each visit with the name of each of its GPUs, as a worker: one of a group has several."""
     for visit in visits:
         yield from ((slot, visit) for slot in slots_in(visit.worker))
 
 
-def _visits_overlap(rule: str, visits: Iterable[tuple[str, RunVisit]], slack_s: float) -> list[str]:
+def _visits_overlap(rule: str, visits: Iterable[tuple[str, VisitEnd]], slack_s: float) -> list[str]:
     """Return violations of the rule that a member or a GPU has one visit at a time."""
     return [
         f"{rule}: visit {later.number} of {name} begins before visit {visit.number} has ended"
@@ -126,7 +126,7 @@ def _visits_overlap(rule: str, visits: Iterable[tuple[str, RunVisit]], slack_s: 
     ]
 
 
-def _visits_preempted(done: Sequence[RunVisit]) -> list[str]:
+def _visits_preempted(done: Sequence[VisitEnd]) -> list[str]:
     """Return violations of the rule that a visit is one interval at one worker."""
     numbers = Counter(visit.number for visit in done)
     twice = [f"no preemption: visit {number} is {n} intervals" for number, n in numbers.items() if n > 1]
@@ -135,9 +135,9 @@ def _visits_preempted(done: Sequence[RunVisit]) -> list[str]:
     return [*twice, *(f"no preemption: visit {visit.number} ends before it begins" for visit in wrong)]
 
 
-def _grouped(pairs: Iterable[tuple[str, RunVisit]]) -> Mapping[str, list[RunVisit]]:
+def _grouped(pairs: Iterable[tuple[str, VisitEnd]]) -> Mapping[str, list[VisitEnd]]:
     """Return the visits of each name."""
-    found: defaultdict[str, list[RunVisit]] = defaultdict(list)
+    found: defaultdict[str, list[VisitEnd]] = defaultdict(list)
     for name, visit in pairs:
         found[name].append(visit)
     return found

@@ -19,7 +19,7 @@ from hetctl.model import errors
 from hetctl.model.combinations import TABLE
 from hetctl.model.event_records import FORMS
 from hetctl.model.events import Event
-from hetctl.model.hops import HopSpan
+from hetctl.model.hops import VisitEnd
 from hetctl.model.job import Job
 from hetctl.model.pipelines import PipelineLayout
 from hetctl.model.plan import Plan
@@ -192,7 +192,7 @@ def dataclasses_in(kind):
 @pytest.mark.parametrize("kind", [RunStatus, SearchStatus, Plan])
 def test_every_key_of_json_is_described(kind):
     text = (DOCS / "files.md").read_text(encoding="utf-8")
-    own = {Job, PipelineLayout, HopSpan}  # described where they are stored; of hops none is shown
+    own = {Job, PipelineLayout, VisitEnd}  # described where they are stored; of hops none is shown
     found = {part for part in dataclasses_in(kind) if part not in own}
     keys = {f.name for part in found for f in dataclasses.fields(part)}
     assert len(keys) > 10

@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from ranks import fork
 from tiny_networks import ENSEMBLES, MODULES
 
 from hetctl.model.ensemble import Ensemble, Functions, Partitions
+from hetctl.model.hops import StateSaved, Visit, VisitEnd
 from hetctl.model.plan import HOPPER, Allocation, Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.partitions import read
@@ -41,12 +42,9 @@ from hetctl.runtime.worker.group import Group, RankInfo
 from hetctl.runtime.worker.messages import (
     VISIT,
     Assignment,
-    StateSaved,
     StopMessage,
     TaskMessage,
     TrainingSpec,
-    VisitReport,
-    VisitSpec,
 )
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.runtime.worker.worker import serve
@@ -155,7 +153,7 @@ class Visits:
             checkpoints=str(self.checkpoints(member)),
             deadline=time.time() + deadline_s,
             shares=(InputShare(),),
-            visit=visit,
+            visit=replace(visit, config=member.name),
         )
         task = TaskMessage(VISIT, str(self.folder / "run"), member.name, training)
         return Assignment(task, info or RankInfo(0, 1, self.key()), time.time())
@@ -201,7 +199,7 @@ class VisitedRank:
         before = len(self.messages)
         self.wait_for("done")
         reports = [message["visited"] for message in self.messages[before:] if "visited" in message]
-        return decode(VisitReport, reports[0]) if reports else None
+        return decode(VisitEnd, reports[0]) if reports else None
 
     def visit(self, member, visit, **how):
         self.start(member, visit, **how)
@@ -306,13 +304,23 @@ def trained_alone(folder, ensemble, member, order):
         return dict(arrays), json.loads(Path(f"{out}.json").read_text())
 
 
+def visit_to(number, epoch, partition, evaluates, state=None):
+    """Return a visit of whatever member, with its epoch from 1 and the number of the partition."""
+    return Visit(number, "any", 2 * (epoch - 1) + evaluates, f"p{partition}", f"{NODE}:0", state)
+
+
+def state_after(end):
+    """Return the name of the state after a visit that has ended."""
+    return f"{end.member}-{end.number}"
+
+
 def hops(member, orders, first=0, step=1):
     """Yield the visits of a member; `orders` has the partitions of each pass: training, evaluation, .."""
     state = None
     number = first
     for index, order in enumerate(orders):
         for partition in order:
-            yield VisitSpec(number, index // 2 + 1, partition, bool(index % 2), state)
+            yield visit_to(number, index // 2 + 1, partition, bool(index % 2), state)
             state = f"{member.name}-{number}"
             number += step
 
@@ -320,4 +328,7 @@ def hops(member, orders, first=0, step=1):
 def order_of(visits, gpus=()):
     """Return epoch, partition, `evaluates` and number of GPUs, by default 1, of each visit."""
     counts = gpus or (1,) * len(visits)
-    return [(*astuple(visit)[1:4], count) for visit, count in zip(visits, counts, strict=True)]
+    return [
+        (v.training_epoch, v.partition_number, v.evaluates, count)
+        for v, count in zip(visits, counts, strict=True)
+    ]

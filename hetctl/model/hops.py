@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hetctl.model.training_progress import EpochResult
 
 MANIFEST_FILE = "partitions.json"
 PARTITION_FILE = "{partition}.npz"
@@ -93,12 +95,21 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Training of a unit at a worker.
+    """Training of a unit at a worker, or its evaluation; the scheduling's order to a group of ranks.
+
+    In a run, the training visits of epoch e, counted from 1, are epoch 2(e - 1) here, and the evaluation
+    visits that follow them epoch 2(e - 1) + 1.
 
     Parameters
     ----------
     number : int
         Number of the start, which distinguishes repeated attempts at a unit.
+    state : str or None
+        Name of the file in the node's store from which the visit starts; it may not have arrived yet. None:
+        the newest checkpoint, or a fresh network.
+    checkpoint : int or None
+        Number of the newest visit in that checkpoint, -1 if no visit is in it; None: any. A later one may be
+        of visits that were undone, written by a node that was given up.
     """
 
     number: int
@@ -106,11 +117,47 @@ class Visit:
     epoch: int
     partition: str
     worker: str
+    state: str | None = field(default=None, compare=False)
+    checkpoint: int | None = field(default=None, compare=False)
 
     @property
     def unit(self) -> Unit:
         """Unit that is trained."""
         return Unit(self.config, self.epoch, self.partition)
+
+    @property
+    def new_state(self) -> str:
+        """Name of the member's state after it."""
+        return f"{self.config}-{self.number}"
+
+    @property
+    def evaluates(self) -> bool:
+        """True if it evaluates the member on the partition's validation samples, and trains nothing."""
+        return self.epoch % 2 == 1
+
+    @property
+    def training_epoch(self) -> int:
+        """Epoch of the member, from 1."""
+        return self.epoch // 2 + 1
+
+    @property
+    def partition_number(self) -> int:
+        """Number of the partition, in a run."""
+        return int(self.partition.removeprefix("p"))
+
+    def ended(self, began_at: float, ended_at: float, **measured: Any) -> VisitEnd:
+        """Return the record of its end, with fields of `VisitEnd` that were measured."""
+        return VisitEnd(
+            member=self.config,
+            number=self.number,
+            epoch=self.training_epoch,
+            evaluates=self.evaluates,
+            partition=self.partition_number,
+            worker=self.worker,
+            began_at=began_at,
+            ended_at=ended_at,
+            **measured,
+        )
 
 
 DONE, LOST, UNDONE = "done", "lost", "undone"
@@ -118,7 +165,7 @@ DONE, LOST, UNDONE = "done", "lost", "undone"
 
 @dataclass(frozen=True)
 class VisitEnd:
-    """Training or evaluation of a member on one partition at one worker.
+    """End of a visit, from the rank that reports it to the page that shows it.
 
     Parameters
     ----------
@@ -129,15 +176,28 @@ class VisitEnd:
     worker : str
         Node and GPUs, as `worker_named` names them.
     began_at, ended_at : float
-        Seconds since the epoch.
+        Arrival of the assignment, and end, in seconds since the epoch.
     waited_s, hop_s : float
         Seconds for which it waited for the member's state, and of the transfer of the state between nodes.
     bytes : int
         Bytes that were transferred; 0 within a node.
+    samples : int
+        Samples trained or evaluated.
     loss : float or None
-        Mean training loss.
+        Mean training loss; None for an evaluation.
     reason : str
         Reason why it was lost.
+    meet_s, restore_s, train_s, save_s : float
+        Seconds in which the ranks of a group connected, and for building and restoring the network, training
+        or evaluating, and writing the new state.
+    member : str
+        Member; the events about its visits are in its own file.
+    state : str
+        ``done``; ``lost`` if it ended without a result; ``undone`` if its result was lost later.
+    round : int
+        Index of the round of its job.
+    result : EpochResult or None
+        Epoch that has finished with it, in the report of the rank.
     """
 
     number: int
@@ -153,28 +213,90 @@ class VisitEnd:
     samples: int = 0
     loss: float | None = None
     reason: str = ""
+    meet_s: float = 0.0
+    restore_s: float = 0.0
+    train_s: float = 0.0
+    save_s: float = 0.0
+    member: str = ""
+    state: str = DONE
+    round: int = 0
+    result: EpochResult | None = None
 
     @property
     def hopper_epoch(self) -> int:
-        """Epoch of the hopper's state machine: from 0, even ones train and odd ones evaluate."""
+        """Epoch of `Visit`: from 0, even ones train and odd ones evaluate."""
         return 2 * (self.epoch - 1) + self.evaluates
 
 
 @dataclass(frozen=True)
-class RunVisit(VisitEnd):
-    """Visit of a member in a run.
+class StateSaved:
+    """Checkpoint of the state after a visit, complete on the disk.
 
     Parameters
     ----------
-    state : str
-        ``done``; ``lost`` if it ended without a result; ``undone`` if its result was lost later.
-    round : int
-        Index of the round of its job.
+    number : int
+        Number of the visit.
+    epoch : int
+        Number of finished epochs.
+    part_samples : int
+        Trained samples of the unfinished epoch.
+    duration_s : float
+        Time of writing.
     """
 
-    member: str = ""
-    state: str = DONE
-    round: int = 0
+    member: str
+    number: int
+    epoch: int
+    part_samples: int
+    path: str
+    bytes: int
+    sha256: str
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class StateFetched:
+    """End of the copy of a state from another node's store to that of a node.
+
+    Parameters
+    ----------
+    error : str
+        Reason why the state is not there; empty if it is.
+    """
+
+    node: str
+    state: str
+    bytes: int = 0
+    duration_s: float = 0.0
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class StoreOpened:
+    """Opening of a node's store of states by its agent.
+
+    Parameters
+    ----------
+    partitions : frozenset of int
+        Numbers of the partitions that exist on the node.
+    """
+
+    node: str
+    partitions: frozenset[int]
+
+
+@dataclass(frozen=True)
+class StoreLost:
+    """Loss of a node's store with its agent; the next agent is there, and opens an empty one."""
+
+    node: str
+
+
+@dataclass(frozen=True)
+class RankEnded:
+    """End of the rank on a GPU, named as a worker; checkpoints that it had still to write are lost."""
+
+    worker: str
 
 
 @dataclass(frozen=True)
@@ -285,26 +407,6 @@ class HopForecast:
 
 
 @dataclass(frozen=True)
-class HopSpan:
-    """Visit in seconds from the run's start.
-
-    Parameters
-    ----------
-    done : bool
-        False if it was lost or undone.
-    """
-
-    member: str
-    worker: str
-    epoch: int
-    evaluates: bool
-    partition: int
-    start_s: float
-    end_s: float
-    done: bool
-
-
-@dataclass(frozen=True)
 class HopStatus:
     """Hops of a run.
 
@@ -314,8 +416,8 @@ class HopStatus:
         Visits of all members by their state.
     members : tuple of HopMember
         Members to be shown.
-    spans : tuple of HopSpan
-        All visits in the order of their starts, if requested.
+    spans : tuple of VisitEnd
+        All visits in the order of their starts, if requested, with times from the run's start.
     """
 
     partitions: int
@@ -325,4 +427,4 @@ class HopStatus:
     members: tuple[HopMember, ...]
     workers: tuple[HopWorkerUse, ...]
     plans: tuple[HopForecast, ...]
-    spans: tuple[HopSpan, ...] = ()
+    spans: tuple[VisitEnd, ...] = ()

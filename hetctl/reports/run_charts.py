@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from hetctl.model.hops import HopSpan, HopStatus, slots_in
+from hetctl.model.hops import DONE, HopStatus, VisitEnd, slots_in
 from hetctl.model.pipelines import PipelineEpoch, StageReport
 from hetctl.model.run_status import BalanceHistory, MemberStatus, RunStatus, TaskSpan
 from hetctl.model.searches import SearchStatus, TrialStatus
@@ -257,22 +257,22 @@ def hop_svg(hops: HopStatus, colours: Mapping[str, str]) -> str | None:
     """Draw the visits by worker over time; None if there are none, or too many for a chart."""
     if not 0 < len(hops.spans) <= MOST_VISITS:
         return None
-    end_s = max(span.end_s for span in hops.spans)
-    tasks = [_span_of_visit(span, slot) for span in hops.spans for slot in slots_in(span.worker)]
+    end_s = max(visit.ended_at for visit in hops.spans)
+    tasks = [_span_of_visit(visit, slot) for visit in hops.spans for slot in slots_in(visit.worker)]
     # A visit to a group is in the row of each of its GPUs.
     spans = Spans("slot", len(hops.workers), end_s, tasks, one_round(end_s))
     return gantt_svg(spans, colours, HOPS)
 
 
-def _span_of_visit(span: HopSpan, slot: str) -> TaskSpan:
+def _span_of_visit(visit: VisitEnd, slot: str) -> TaskSpan:
     return TaskSpan(
-        member=span.member,
-        round=span.epoch,
+        member=visit.member,
+        round=visit.epoch,
         node=slot,
         gpus=(0,),
-        start_s=span.start_s,
-        end_s=span.end_s,
-        exit_code=0 if span.done else 1,
+        start_s=visit.began_at,
+        end_s=visit.ended_at,
+        exit_code=0 if visit.state == DONE else 1,
     )
 
 

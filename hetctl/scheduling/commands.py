@@ -19,17 +19,10 @@ class Task:
         Member of the task and its GPUs.
     visit : Visit or None
         Visit to one partition, with which the task ends; None: it is none.
-    state : str or None
-        Name of the state from which a visit starts; it is or arrives in the store of the worker's node. None:
-        the newest checkpoint, or a fresh network.
-    checkpoint : int
-        Number of the newest visit in that checkpoint; -1 if no visit is in it.
     """
 
     allocation: Allocation
     visit: Visit | None = None
-    state: str | None = None
-    checkpoint: int = -1
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import DRIVER, Event, in_order
-from hetctl.model.hops import RunHopPlan, RunVisit
+from hetctl.model.hops import RunHopPlan, VisitEnd
 from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.run import RunSpec, Usage
 from hetctl.model.searches import SEARCH_ENDED, TRIAL
@@ -62,7 +62,7 @@ class RunState:
             MemberFold,
             TaskRecord,
             TaskReport,
-            RunVisit,
+            VisitEnd,
             RunHopPlan,
             WorkerTotals,
         )

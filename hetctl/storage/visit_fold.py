@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event, Order
-from hetctl.model.hops import DONE, LOST, UNDONE, RunHopPlan, RunVisit
+from hetctl.model.hops import DONE, LOST, UNDONE, RunHopPlan, VisitEnd
 from hetctl.storage.event_log import EventFile
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.snapshot import Row, row_of
@@ -20,7 +20,7 @@ class VisitFold:
     """Visits and plans of a run, derived from its events in whatever order they are read."""
 
     def __init__(self) -> None:
-        self._visits: dict[VisitKey, tuple[Order, RunVisit]] = {}
+        self._visits: dict[VisitKey, tuple[Order, VisitEnd]] = {}
         self._undone: set[VisitKey] = set()
         self._plans: dict[Order, RunHopPlan] = {}
 
@@ -37,8 +37,8 @@ class VisitFold:
                 self._undone.update((event.source, number) for number in event.record.numbers)
 
     def _put(self, event: Event) -> None:
-        about = {"member": event.source, "state": STATES[event.kind], "round": event.round}
-        visit = RunVisit(**vars(event.record) | about)
+        state = STATES[event.kind]
+        visit = replace(event.record, member=event.source, state=state, round=event.round)
         key = visit.member, visit.number
         # Of two events of one visit the later one counts.
         if key not in self._visits or self._visits[key][0] < event.order:
@@ -48,7 +48,7 @@ class VisitFold:
         """Return true if visits with all these numbers are in the fold of one member's events."""
         return {number for _, number in self._visits}.issuperset(numbers)
 
-    def take(self, epoch: int) -> tuple[RunVisit, ...]:
+    def take(self, epoch: int) -> tuple[VisitEnd, ...]:
         """Remove the visits up to an epoch, and return them."""
         taken = tuple(visit for visit in self.visits if visit.epoch <= epoch)
         for visit in taken:
@@ -65,13 +65,13 @@ class VisitFold:
     def restore(self, rows: list[Any]) -> None:
         """Continue from an earlier state; to be called before any event is added."""
         visits, undone, plans = rows
-        found = ((tuple(order), RunVisit(*row)) for order, row in visits)
+        found = ((tuple(order), VisitEnd(*row)) for order, row in visits)
         self._visits = {(visit.member, visit.number): (order, visit) for order, visit in found}
         self._undone = {(member, number) for member, number in undone}
         self._plans = {tuple(order): _plan_of(row) for order, row in plans}
 
     @property
-    def visits(self) -> tuple[RunVisit, ...]:
+    def visits(self) -> tuple[VisitEnd, ...]:
         """All visits, in the order of their starts, which their numbers give for all nodes alike."""
         found = (
             replace(visit, state=UNDONE) if key in self._undone and visit.state == DONE else visit

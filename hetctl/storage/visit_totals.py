@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.model.events import DRIVER, Event
-from hetctl.model.hops import DONE, LOST, RunHopPlan, RunVisit
+from hetctl.model.hops import DONE, LOST, RunHopPlan, VisitEnd
 from hetctl.storage.snapshot import Row, row_of
 from hetctl.storage.visit_fold import STATES, VisitFold
 
@@ -41,7 +41,7 @@ class WorkerTotals:
     hops: int = 0
     hops_s: float = 0.0
 
-    def add(self, visit: RunVisit) -> None:
+    def add(self, visit: VisitEnd) -> None:
         """Count a visit."""
         if visit.state != DONE:
             self.repeated += 1
@@ -62,7 +62,7 @@ class VisitTotals:
     lost, undone : int
         Visits that count no more, by the reason.
     newest_pass : int
-        Epoch of the hopper's state machine, as in `RunVisit.hopper_epoch`, of the newest visit that is done.
+        Epoch of the hopper's state machine, as in `VisitEnd.hopper_epoch`, of the newest visit that is done.
     visited : set of int
         Partitions visited in this pass.
     last : tuple of (int, str)
@@ -86,12 +86,12 @@ class VisitTotals:
         """Number of visits that count."""
         return sum(worker.done for worker in self.workers.values())
 
-    def add(self, visits: Iterable[RunVisit]) -> None:
+    def add(self, visits: Iterable[VisitEnd]) -> None:
         """Count visits, in whatever order."""
         for visit in visits:
             self._add(visit)
 
-    def _add(self, visit: RunVisit) -> None:
+    def _add(self, visit: VisitEnd) -> None:
         self.workers[visit.worker].add(visit)
         self.last = max(self.last, (visit.number, visit.worker))
         began, ended = self.rounds.get(visit.round, (math.inf, -math.inf))
@@ -121,7 +121,7 @@ class VisitTotals:
         return found
 
 
-def totals_of(visits: Iterable[RunVisit]) -> Mapping[str, VisitTotals]:
+def totals_of(visits: Iterable[VisitEnd]) -> Mapping[str, VisitTotals]:
     """Return the totals of visits, by member."""
     found: defaultdict[str, VisitTotals] = defaultdict(VisitTotals)
     for visit in visits:

@@ -85,12 +85,11 @@ class Hops:
         (self.source / name).write_bytes(os.urandom(size_bytes))
         began = time.perf_counter()
         self.pool.agents.fetch(TARGET, name, SOURCE)
-        while not self.pool.stores.fetched:
+        while not self.pool.reports:
             self.pool.wait(PATIENCE_S)
         seconds = time.perf_counter() - began
-        ((_, fetched),) = self.pool.stores.fetched
+        (fetched,), self.pool.reports = self.pool.reports, []
         assert fetched.bytes == size_bytes, fetched.error
-        self.pool.stores.fetched.clear()
         self.pool.agents.forget([name], [SOURCE, TARGET])
         until(self.pool, lambda: not (self.source / name).exists() and not (self.target / name).exists())
         return seconds, fetched.duration_s
@@ -105,7 +104,8 @@ def hops() -> Iterator[Hops]:
         node_folder(state_folder(RUN, TARGET)) as target,
     ):
         pool.start_agents()
-        until(pool, lambda: len(pool.stores.opened) == 2)
+        until(pool, lambda: len(pool.reports) == 2)
+        pool.reports.clear()
         yield Hops(pool, source, target)
 
 

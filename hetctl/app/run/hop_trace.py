@@ -9,7 +9,7 @@ from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of
 from hetctl.methods.hopper.schedule import trace_line
 from hetctl.model.errors import BadInputError
-from hetctl.model.hops import DONE, RunVisit, Visit
+from hetctl.model.hops import DONE, Visit, VisitEnd
 from hetctl.storage.visit_fold import VisitLog
 
 APART_S = 1e-6
@@ -51,7 +51,7 @@ def trace_of_run(project: Project, run: str | None) -> RunTrace:
     return RunTrace(spec.run, len(visits), "".join(lines_of(visits)))
 
 
-def lines_of(visits: Sequence[RunVisit]) -> list[str]:
+def lines_of(visits: Sequence[VisitEnd]) -> list[str]:
     """Return the lines of visits that are in the order of their starts.
 
     Clocks of nodes differ. So a visit that seems to begin before an earlier one begins just after it.

@@ -6,19 +6,18 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.event_records import Stages
 from hetctl.model.hops import (
-    DONE,
     HopForecast,
     HopMember,
-    HopSpan,
     HopStatus,
     HopWorkerUse,
     RunHopPlan,
-    RunVisit,
+    VisitEnd,
     slots_in,
 )
 from hetctl.model.pipelines import PipelineEpoch, PipelineLayout, PipelineStatus, StageReport, pipeline_use
@@ -69,21 +68,9 @@ def hop_status(
     )
 
 
-def hop_spans(visits: Iterable[RunVisit], start: float) -> tuple[HopSpan, ...]:
+def hop_spans(visits: Iterable[VisitEnd], start: float) -> tuple[VisitEnd, ...]:
     """Return visits in seconds from the run's start."""
-    return tuple(
-        HopSpan(
-            member=visit.member,
-            worker=visit.worker,
-            epoch=visit.epoch,
-            evaluates=visit.evaluates,
-            partition=visit.partition,
-            start_s=visit.began_at - start,
-            end_s=visit.ended_at - start,
-            done=visit.state == DONE,
-        )
-        for visit in visits
-    )
+    return tuple(replace(v, began_at=v.began_at - start, ended_at=v.ended_at - start) for v in visits)
 
 
 def _member(name: str, own: VisitTotals, partitions: int, ended: bool, at: str | None) -> HopMember:

@@ -1,11 +1,7 @@
-"""Events and commands of a job in which members hop, beside those of `hetctl.scheduling`.
-
-Times are in seconds on the caller's clock.
-"""
+"""Commands of a job in which members hop, beside those of `hetctl.scheduling`, and their progress."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hetctl.model.ensemble import Member
@@ -13,7 +9,7 @@ from hetctl.model.ensemble import Member
 
 @dataclass(frozen=True)
 class HopProgress:
-    """Progress of a member in its newest checkpoint.
+    """Progress of a member in its newest checkpoint; as an event, the member hops from now on.
 
     Parameters
     ----------
@@ -32,85 +28,6 @@ class HopProgress:
     evaluating: bool = False
     visited: tuple[int, ...] = ()
     visit: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class StoreOpened:
-    """Report of a node's agent: states can be stored there.
-
-    Parameters
-    ----------
-    partitions : frozenset of int
-        Numbers of the partitions that exist on the node.
-    """
-
-    now_s: float
-    node: str
-    partitions: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class StoreLost:
-    """Loss of a node's store with its agent; the next agent is there, and opens an empty one."""
-
-    now_s: float
-    node: str
-
-
-@dataclass(frozen=True, slots=True)
-class VisitDone:
-    """End of a visit whose new state is in the store of its worker's node; the end of its task follows.
-
-    Parameters
-    ----------
-    number : int
-        Number of the visit.
-    state : str
-        Name of the new state.
-    metrics : mapping of str to float or None
-        Results of the epoch after its last evaluation; None before.
-    """
-
-    now_s: float
-    member: str
-    number: int
-    state: str
-    metrics: Mapping[str, float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StateFetched:
-    """End of a transfer between two stores; `error` is empty if the state is there now."""
-
-    now_s: float
-    node: str
-    state: str
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class StateWritten:
-    """Checkpoint of the state after a visit, complete on the disk."""
-
-    now_s: float
-    member: str
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class RankEnded:
-    """End of a rank between two visits; checkpoints that it had still to write are lost."""
-
-    now_s: float
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
-class MemberJoined:
-    """Request of a search for a trial, between two epochs; no visit of it runs."""
-
-    now_s: float
-    progress: HopProgress
 
 
 @dataclass(frozen=True, slots=True)

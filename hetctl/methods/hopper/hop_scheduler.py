@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from hetctl.methods.hopper import hop_events
 from hetctl.methods.hopper.hop_events import (
     Converge,
     FetchState,
@@ -24,9 +23,23 @@ from hetctl.methods.hopper.member_states import MemberStates
 from hetctl.methods.hopper.state_machine import Hopper, HopperState
 from hetctl.methods.hopper.worker_groups import workers_of
 from hetctl.model.events import CLEAN_EXITS
-from hetctl.model.hops import HopPlanMade, Unit, Visit, gpus_in, node_of, slots_in
+from hetctl.model.hops import (
+    HopPlanMade,
+    RankEnded,
+    StateFetched,
+    StateSaved,
+    StoreLost,
+    StoreOpened,
+    Unit,
+    Visit,
+    VisitEnd,
+    gpus_in,
+    node_of,
+    slots_in,
+)
 from hetctl.model.plan import HOPPER, Allocation, Placement
 from hetctl.model.site import Node
+from hetctl.model.training_progress import EpochResult
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Task
 from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler, RunningTask
@@ -103,13 +116,13 @@ class HopScheduler(JobScheduler):
         self._change = "start"
         self._round = 0
         self._handlers |= {
-            hop_events.StoreOpened: self._on_store_opened,
-            hop_events.StoreLost: self._on_store_lost,
-            hop_events.VisitDone: self._on_visit_done,
-            hop_events.MemberJoined: self._on_member_joined,
-            hop_events.StateFetched: self._on_state_fetched,
-            hop_events.StateWritten: self._on_state_written,
-            hop_events.RankEnded: lambda event: self._end_writer(event.worker),
+            StoreOpened: self._on_store_opened,
+            StoreLost: self._on_store_lost,
+            VisitEnd: self._on_visit_done,
+            HopProgress: self._on_member_joined,
+            StateFetched: self._on_state_fetched,
+            StateSaved: self._on_state_saved,
+            RankEnded: lambda event: self._end_writer(event.worker),
         }
 
     def _review(self, now_s: float) -> None:
@@ -186,6 +199,10 @@ class HopScheduler(JobScheduler):
         """Nodes whose agents have opened stores."""
         return tuple(node for node in self.pool.nodes.values() if node.name in self._stores)
 
+    def _on_tick(self, event: events.JobOpened | events.Tick) -> None:
+        self._now_s = event.now_s
+        super()._on_tick(event)
+
     def _on_job_opened(self, event: events.JobOpened) -> None:
         super()._on_job_opened(event)
         self._awaited = set(self.pool.nodes)
@@ -215,10 +232,10 @@ class HopScheduler(JobScheduler):
         self._opening.pop(event.node, None)
         super()._on_node_lost(event)
 
-    def _on_store_lost(self, event: hop_events.StoreLost) -> None:
+    def _on_store_lost(self, event: StoreLost) -> None:
         """Wait with visits to a node until its next agent has opened a store."""
         if event.node in self._stores:
-            self._opening[event.node] = event.now_s + OPEN_S
+            self._opening[event.node] = self._now_s + OPEN_S
             self._remove_workers(event.node, f"the agent on {event.node} was lost")
 
     def _remove_workers(self, node: str, reason: str) -> None:
@@ -236,12 +253,12 @@ class HopScheduler(JobScheduler):
         for name, running in self.running.items():
             states = self._states[name]
             # Its state was on the way from there; the copy would fail only after some time.
-            if states.is_lost and running.task.state == states.state and not running.stopping:
+            if states.is_lost and _visit_of(running).state == states.state and not running.stopping:
                 self._stop(name, STATE_LOST)
         for member in self._members:
             self._recover(member, reason)
 
-    def _on_store_opened(self, event: hop_events.StoreOpened) -> None:
+    def _on_store_opened(self, event: StoreOpened) -> None:
         if event.node not in self.pool.nodes:
             return
         self._opening.pop(event.node, None)
@@ -259,14 +276,13 @@ class HopScheduler(JobScheduler):
         for states in self._states.values():
             states.drop_node(node)
         for name, running in self.running.items():
-            if self._node_of(name) == node and running.task.state is not None:
+            if self._node_of(name) == node and _visit_of(running).state is not None:
                 self._stop(name, STATE_LOST)
         for member in self._members:
             self._recover(member, f"the agent on {node} was started again")
 
-    def _on_member_joined(self, event: hop_events.MemberJoined) -> None:
+    def _on_member_joined(self, joined: HopProgress) -> None:
         """Let a trial hop that a search has asked for: a new one, or one that goes on after a pause."""
-        joined = event.progress
         name = joined.member.name
         if len(self._hopper.configs) + 1 < self._rules.least_members:
             return
@@ -299,25 +315,26 @@ class HopScheduler(JobScheduler):
                 if name in self._converging:
                     self._roll_back(name, "the rank that was to write its checkpoint ended")
 
-    def _on_visit_done(self, event: hop_events.VisitDone) -> None:
+    def _on_visit_done(self, event: VisitEnd) -> None:
+        """Note a visit whose new state is in the store of its worker's node; the end of its task follows."""
         running = self.running.get(event.member)
         if running is None or _visit_of(running).number != event.number:
             return
         visit, states = _visit_of(running), self._states[event.member]
         running.done = self._hopper.unit_done(visit)
-        self._planner.note(visit, event.now_s - running.since_s)
+        self._planner.note(visit, self._now_s - running.since_s)
         old = states.state
-        held_by = states.renew(visit, event.state, node_of(visit.worker))
+        held_by = states.renew(visit)
         if old is not None and held_by:
             self._commands.append(ForgetStates(tuple(sorted(held_by)), (old,)))
         if self._hopper.has_finished(event.member):
-            self._on_pass_done(visit, event.metrics)
+            self._on_pass_done(visit, event.result)
 
-    def _on_pass_done(self, visit: Visit, metrics: Mapping[str, float] | None) -> None:
+    def _on_pass_done(self, visit: Visit, result: EpochResult | None) -> None:
         """Begin the evaluation after the training visits of an epoch, and the next epoch after it."""
         member, rule = visit.config, self._members[visit.config].stop
-        if metrics is not None:
-            self._history[member].append(metrics[rule.metric])
+        if result is not None:
+            self._history[member].append(result.metrics[rule.metric])
             if reason := rule.reason_to_stop(tuple(self._history[member])):
                 self._converging[member] = reason
             if reason or len(self._hopper.configs) < self._rules.least_members:
@@ -325,14 +342,14 @@ class HopScheduler(JobScheduler):
                 return
         self._hopper.config_joins(member, visit.epoch + 1)
 
-    def _on_state_written(self, event: hop_events.StateWritten) -> None:
+    def _on_state_saved(self, event: StateSaved) -> None:
         states = self._states[event.member]
         states.saved(event.number)
         if states.is_saved and event.member in self._converging:
             self._commands.append(Converge(event.member, self._converging.pop(event.member)))
             self._free(event.member)
 
-    def _on_state_fetched(self, event: hop_events.StateFetched) -> None:
+    def _on_state_fetched(self, event: StateFetched) -> None:
         member = next((name for name, own in self._states.items() if own.state == event.state), None)
         if member is None:
             self._commands.append(ForgetStates((event.node,), (event.state,)))
@@ -349,7 +366,7 @@ class HopScheduler(JobScheduler):
             states.nodes.clear()
             self._recover(member, f"its state cannot be copied to {event.node}")
         for name, running in self.running.items():
-            waits = running.task.state == event.state and self._node_of(name) == event.node
+            waits = _visit_of(running).state == event.state and self._node_of(name) == event.node
             if waits and not running.stopping:
                 self._stop(name, STATE_LOST)
 
@@ -434,7 +451,7 @@ class HopScheduler(JobScheduler):
             gpus, states = len(place[0].gpus), self._states[visit.config]
             allocation = Allocation(visit.config, gpus, HOPPER, rates.get(gpus, rates[1]), place)
             self._fetch(visit.config, place[0].node)
-            task = Task(allocation, visit, states.state, states.saved_number)
+            task = Task(allocation, replace(visit, state=states.state, checkpoint=states.saved_number))
             self._run(task, self._round, now_s)
             self._commands.append(Start(self._round, (task,)))
 

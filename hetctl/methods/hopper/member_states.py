@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hetctl.model.hops import Visit, slots_in
+from hetctl.model.hops import Visit, node_of, slots_in
 
 
 @dataclass
@@ -55,11 +55,11 @@ class MemberStates:
         """True if no store has the newest state any more."""
         return self.state is not None and not self.nodes
 
-    def renew(self, visit: Visit, state: str, node: str) -> set[str]:
+    def renew(self, visit: Visit) -> set[str]:
         """Record a visit's new state; return the nodes that had the old one."""
         had = self.nodes | self.coming
-        self.state, self.number, self.writer = state, visit.number, slots_in(visit.worker)[0]
-        self.nodes, self.coming, self.failures = {node}, set(), 0
+        self.state, self.number, self.writer = visit.new_state, visit.number, slots_in(visit.worker)[0]
+        self.nodes, self.coming, self.failures = {node_of(visit.worker)}, set(), 0
         self.unsaved.append(visit)
         return had
 

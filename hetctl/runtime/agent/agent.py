@@ -43,7 +43,6 @@ from hetctl.runtime.agent.rank_template import RankStart, Serve, Template, Templ
 from hetctl.runtime.agent.shared_files import remove_shared_files
 from hetctl.runtime.agent.state_store import StateStore
 from hetctl.runtime.data.partition_folder import path_on_node
-from hetctl.runtime.data.sharing.node_folder import state_folder
 from hetctl.runtime.data.stage_in import Staging
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.transport import Address, Connection, JobIdentity
@@ -129,9 +128,8 @@ class Agent:
         stage = self._assignment.stage
         self._staging = Staging(self._assignment.node, stage) if stage else None
         self._bytes_staged = 0
-        order = self._assignment.store
-        folder = state_folder(order.run_key, self._assignment.node) if order else ""
-        self._store = StateStore(folder, order.control, identity) if order else None
+        order, node = self._assignment.store, self._assignment.node
+        self._store = StateStore(order.run_key, node, order.control, identity) if order else None
         # GPUs of ranks that are forked when partitions are there, with their frameworks; None: they are.
         self._to_start: dict[int, str | None] | None = {} if stage else None
 

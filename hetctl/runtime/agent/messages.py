@@ -29,7 +29,7 @@ STAGED = "staged"
 STATES = "states"
 """Key with the address of the node's store of states, and ``partitions``, the numbers that exist there."""
 FETCH, FETCHED = "fetch", "fetched"
-"""Keys of the driver's order to copy a state from the store at ``address``, and of the `Fetched` result."""
+"""Keys of the driver's order to copy a state from the store at ``address``, and of its `StateFetched`."""
 FORGET = "forget"
 """Key with the names of states that the agent deletes from its store."""
 OVERUSE = "overuse"
@@ -148,22 +148,6 @@ class StagedPartitions:
     bytes: int = 0
     duration_s: float = 0.0
     errors: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Fetched:
-    """Result of copying a state from another node's store.
-
-    Parameters
-    ----------
-    error : str
-        Reason why the state is not there; empty if it is.
-    """
-
-    name: str
-    bytes: int = 0
-    duration_s: float = 0.0
-    error: str = ""
 
 
 @dataclass(frozen=True)

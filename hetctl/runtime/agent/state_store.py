@@ -17,8 +17,8 @@ from contextlib import ExitStack, suppress
 from io import FileIO
 from pathlib import Path
 
-from hetctl.runtime.agent.messages import Fetched
-from hetctl.runtime.data.sharing.node_folder import LEAST_FREE, USERS, node_folder
+from hetctl.model.hops import StateFetched
+from hetctl.runtime.data.sharing.node_folder import LEAST_FREE, USERS, node_folder, state_folder
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.transport import Address, Connection, JobIdentity, Listener, connect
 
@@ -38,8 +38,8 @@ class StateStore:
 
     Parameters
     ----------
-    name : str
-        Name of the folder, as for `node_folder`.
+    run_key, node : str
+        Run and node, by which its folder is named.
     control : sequence of str
         Patterns of the network interfaces for the connections; empty: any.
     identity : JobIdentity or None
@@ -50,15 +50,16 @@ class StateStore:
 
     def __init__(
         self,
-        name: str,
+        run_key: str,
+        node: str,
         control: Sequence[str] = (),
         identity: JobIdentity | None = None,
         silent_s: float = SILENT_S,
     ) -> None:
-        self._identity = identity
+        self._node, self._identity = node, identity
         self._silent_s = silent_s
         self._keep = ExitStack()
-        self.folder: Path = self._keep.enter_context(node_folder(name))
+        self.folder: Path = self._keep.enter_context(node_folder(state_folder(run_key, node)))
         # The driver does not know what an agent that was killed has left, halves of copies among it.
         for left in self.folder.iterdir():
             if left.name != USERS:
@@ -67,7 +68,7 @@ class StateStore:
         self._listener = Listener(secrets.token_hex(32), control_address(control), identity)
         self._under_way: dict[str, threading.Thread] = {}
         self._lock = threading.Lock()
-        self._results: queue.SimpleQueue[Fetched] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[StateFetched] = queue.SimpleQueue()
         self._woken, self._wake = os.pipe()
         self._closed = False
         threading.Thread(target=self._serve, name="states", daemon=True).start()
@@ -90,7 +91,7 @@ class StateStore:
             self._under_way[name] = copier
         copier.start()
 
-    def fetched(self) -> list[Fetched]:
+    def fetched(self) -> list[StateFetched]:
         """Return the results of copies that have ended since the last call."""
         results = []
         with suppress(queue.Empty):
@@ -146,9 +147,9 @@ class StateStore:
         try:
             target = _file_in(self.folder, name)
             size_bytes = 0 if target.exists() else self._copy(target, name, address)
-            result = Fetched(name, size_bytes, time.monotonic() - began)
+            result = StateFetched(self._node, name, size_bytes, time.monotonic() - began)
         except (OSError, ValueError, LookupError) as failure:
-            result = Fetched(name, error=f"{type(failure).__name__}: {failure}")
+            result = StateFetched(self._node, name, error=f"{type(failure).__name__}: {failure}")
         with self._lock:
             del self._under_way[name]
         self._results.put(result)

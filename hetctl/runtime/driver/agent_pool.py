@@ -26,6 +26,7 @@ from hetctl.cluster.launchers import LAUNCHERS, ResourceSet
 from hetctl.cluster.launchers.agents import NodeGpu, agents_step, cancel_command
 from hetctl.cluster.launchers.nodes import node_of_agent
 from hetctl.model.events import EXIT_CODES, ExitReason
+from hetctl.model.hops import StateFetched, StoreOpened
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.runtime.agent.binding import GPU
@@ -46,7 +47,6 @@ from hetctl.runtime.agent.messages import (
     TO,
     AgentAssignment,
     AgentFacts,
-    Fetched,
     Overuse,
     StagedPartitions,
     StageOrder,
@@ -311,7 +311,7 @@ class AgentPool:
         if agent and address:
             self._send(agent, {FETCH: name, "address": address})
         else:
-            self._ranks.on_fetched(node, Fetched(name, error=f"{node} or {source} is lost"))
+            self._ranks.report(StateFetched(node, name, error=f"{node} or {source} is lost"))
 
     def forget(self, names: Sequence[str], nodes: Iterable[str]) -> None:
         """Have the agents of nodes delete states; lost nodes have none any more."""
@@ -422,9 +422,9 @@ class AgentPool:
             self._ranks.on_staged(agent.node, decode(StagedPartitions, message[STAGED]))
         elif STATES in message:
             self._stores[agent.node] = message[STATES]
-            self._ranks.on_store(agent.node, frozenset(message["partitions"]))
+            self._ranks.report(StoreOpened(agent.node, frozenset(message["partitions"])))
         elif FETCHED in message:
-            self._ranks.on_fetched(agent.node, decode(Fetched, message[FETCHED]))
+            self._ranks.report(decode(StateFetched, message[FETCHED]))
 
     def _watch_steps(self, now: float) -> None:
         for name, step in list(self._running.items()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,28 +13,22 @@ from hetctl.methods.hopper.hop_events import (
     Converge,
     FetchState,
     ForgetStates,
-    MemberJoined,
+    HopProgress,
     OpenHops,
-    RankEnded,
-    StateFetched,
-    StateWritten,
-    StoreLost,
-    StoreOpened,
     UndoVisits,
-    VisitDone,
 )
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.hop_scheduler import HopRules, HopScheduler
 from hetctl.methods.hopper.modes import modes
 from hetctl.methods.hopper.schedule import SearchOptions, visits_to_repeat
 from hetctl.model.events import DRIVER
-from hetctl.model.hops import HopPlanMade, Visit, node_of, worker_named
+from hetctl.model.hops import HopPlanMade, StateFetched, StateSaved, Visit, VisitEnd, node_of
 from hetctl.model.plan import HOPPER
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.model.training_settings import FRAMEWORKS
-from hetctl.runtime.agent.messages import Fetched, StoreOrder
+from hetctl.runtime.agent.messages import StoreOrder
 from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.hop_history import (
     RecordedVisits,
@@ -45,15 +40,19 @@ from hetctl.runtime.driver.hop_history import (
     recorded_visits,
 )
 from hetctl.runtime.driver.job_modes import JobContext, JobMode
-from hetctl.runtime.driver.rank_pool import StoreReports
-from hetctl.runtime.driver.rounds import place_of
 from hetctl.runtime.worker.checkpoint import TrainingState
-from hetctl.runtime.worker.messages import StateSaved, VisitReport
 from hetctl.scheduling.job_scheduler import RunningTask
 from hetctl.storage.patience import PATIENT
 
 TRIALS_EVERY_S = 1.0
 """Seconds between two checks for trials that a search asks for while no visit ends."""
+
+
+PLACE_FIELDS = ("number", "epoch", "partition", "evaluates", "worker", "began_at", "ended_at")
+LOST_FIELDS = (*PLACE_FIELDS, "reason")
+TIME_FIELDS = ("meet_s", "waited_s", "restore_s", "train_s", "save_s", "hop_s")
+DONE_FIELDS = (*PLACE_FIELDS, *TIME_FIELDS, "bytes", "samples", "loss")
+"""Fields of `VisitEnd` in events."""
 
 
 class HopJob(JobMode):
@@ -79,7 +78,7 @@ class HopJob(JobMode):
         self._round = 0
         self._running: Mapping[str, RunningTask] = {}
         self._results: dict[tuple[str, int], EpochResult] = {}
-        self._fetched: dict[tuple[str, str], Fetched] = {}
+        self._fetched: dict[tuple[str, str], StateFetched] = {}
         self._asked: dict[str, int] = {}
         self._next_trials = 0.0
 
@@ -142,32 +141,23 @@ class HopJob(JobMode):
 
     def reports(self) -> Iterator[Any]:
         """Yield what agents and ranks have reported since the last call; record visits and checkpoints."""
-        for event in self._events(self.job.now_s):
-            yield event
+        rank_pool = self.job.rank_pool
+        reports, rank_pool.reports = rank_pool.reports, []
+        for report in reports:
+            if isinstance(report, StateFetched):
+                self._fetched[report.node, report.state] = report
+            elif isinstance(report, StateSaved):
+                self._record_checkpoint(report)
+            elif isinstance(report, VisitEnd):
+                task = self._running[report.member].task if report.member in self._running else None
+                # A rank that was given up may report a visit that was started again elsewhere.
+                if not (task and task.visit and report.number == task.visit.number):
+                    continue
+                self._record_visit(report, task.visit)
+            yield report
             self._next_trials = 0.0
 
-    def _events(self, now_s: float) -> Iterator[Any]:
-        rank_pool = self.job.rank_pool
-        reports, rank_pool.stores = rank_pool.stores, StoreReports()
-        for node, fetched in reports.fetched:
-            self._fetched[node, fetched.name] = fetched
-            yield StateFetched(now_s, node, fetched.name, fetched.error)
-        for visited in reports.visited:
-            task = self._running[visited.member].task if visited.member in self._running else None
-            # A rank that was given up may report a visit that was started again elsewhere.
-            if task and task.visit and visited.number == task.visit.number:
-                yield self._done(visited, task.visit, task.state or "", now_s)
-        for saved in reports.saved:
-            yield self._saved(saved, now_s)
-        for node, gpu in reports.ended:
-            yield RankEnded(now_s, worker_named(node, (gpu,)))
-        # After what the lost agents have reported, and before what the next ones report.
-        for node in reports.lost:
-            yield StoreLost(now_s, node)
-        for node, partitions in reports.opened:
-            yield StoreOpened(now_s, node, partitions)
-
-    def arrivals(self, *, some_ended: bool) -> Iterator[MemberJoined]:
+    def arrivals(self, *, some_ended: bool) -> Iterator[HopProgress]:
         """Yield the trials that a search has asked for; other scheduling looks for itself."""
         job = self.job
         if job.spec.ensemble.search is None or (not some_ended and time.monotonic() < self._next_trials):
@@ -176,15 +166,14 @@ class HopJob(JobMode):
         asked = job.members.asked()
         new = [name for name, epochs in asked.items() if epochs > self._asked.get(name, 0)]
         for member in job.members.as_they_are(new):
-            progress = PATIENT.call(progress_of, job.folder, job.spec, member)
-            yield MemberJoined(job.now_s, progress)
+            yield PATIENT.call(progress_of, job.folder, job.spec, member)
         self._asked.update(asked)
 
     def on_task_ended(self, running: RunningTask, reason: str) -> None:
         """Record a visit that has ended without a new state."""
         if (visit := running.task.visit) and not running.done:
-            times = {"began_at": self.job.members.began_at + running.since_s, "ended_at": time.time()}
-            self._write(visit.config, "visit_lost", **_described(visit), **times, reason=reason)
+            lost = visit.ended(self.job.members.began_at + running.since_s, time.time(), reason=reason)
+            self._write(visit.config, "visit_lost", **{name: getattr(lost, name) for name in LOST_FIELDS})
 
     def _open(self, command: OpenHops) -> None:
         """Begin the round of all visits: the agents of all nodes start now."""
@@ -200,44 +189,19 @@ class HopJob(JobMode):
             self._results.pop((command.member, number), None)
         self._write(command.member, "visits_undone", numbers=list(command.numbers), reason=command.reason)
 
-    def _done(self, report: VisitReport, visit: Visit, state: str, now_s: float) -> VisitDone:
-        hop = self._fetched.pop((node_of(visit.worker), state), Fetched(""))
-        self._write(
-            report.member,
-            "visit",
-            **_described(visit),
-            began_at=report.began_at,
-            ended_at=report.ended_at,
-            meet_s=report.meet_s,
-            waited_s=report.waited_s,
-            restore_s=report.restore_s,
-            train_s=report.train_s,
-            save_s=report.save_s,
-            hop_s=hop.duration_s,
-            bytes=hop.bytes,
-            samples=report.samples,
-            loss=report.loss,
-        )
-        if report.result is None:
-            return VisitDone(now_s, report.member, report.number, report.state)
-        self._results[report.member, report.number] = report.result
-        return VisitDone(now_s, report.member, report.number, report.state, report.result.metrics)
+    def _record_visit(self, end: VisitEnd, visit: Visit) -> None:
+        if hop := self._fetched.pop((node_of(visit.worker), visit.state or ""), None):
+            end = replace(end, hop_s=hop.duration_s, bytes=hop.bytes)
+        self._write(end.member, "visit", **{name: getattr(end, name) for name in DONE_FIELDS})
+        if end.result:
+            self._results[end.member, end.number] = end.result
 
-    def _saved(self, saved: StateSaved, now_s: float) -> StateWritten:
-        self._write(
-            saved.member,
-            "checkpoint",
-            epoch=saved.epochs,
-            part_samples=saved.part_samples,
-            path=saved.path,
-            bytes=saved.bytes,
-            sha256=saved.sha256,
-            duration_s=saved.duration_s,
-        )
+    def _record_checkpoint(self, saved: StateSaved) -> None:
+        fields = {name: value for name, value in vars(saved).items() if name not in ("member", "number")}
+        self._write(saved.member, "checkpoint", **fields)
         # An epoch is finished once it is in a checkpoint.
         if result := self._results.pop((saved.member, saved.number), None):
             self._write(saved.member, "epoch", **encode(result), evaluate_s=0.0)
-        return StateWritten(now_s, saved.member, saved.number)
 
     def _write(self, source: str, kind: str, **data: Any) -> None:
         def announce(length: int) -> None:
@@ -257,7 +221,3 @@ def _store_order(spec: RunSpec) -> StoreOrder:
     assert spec.ensemble.partitions is not None
     paths = spec.ensemble.partitions.paths()
     return StoreOrder(run_key(spec.run, spec.checkpoints), paths, tuple(spec.site.network.control))
-
-
-def _described(visit: Visit) -> dict[str, Any]:
-    return {**place_of(visit), "worker": visit.worker}

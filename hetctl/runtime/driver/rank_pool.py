@@ -13,17 +13,17 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from hetctl.cluster.launchers.agents import NodeGpu, gpus_of, sets_by_step
 from hetctl.model.ensemble import TrainingCode
 from hetctl.model.errors import is_transient
+from hetctl.model.hops import RankEnded, StateSaved, StoreLost, VisitEnd, worker_named
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import LiveMetrics
-from hetctl.runtime.agent.messages import Fetched, Overuse, StagedPartitions, StageOrder
+from hetctl.runtime.agent.messages import Overuse, StagedPartitions, StageOrder
 from hetctl.runtime.driver.agent_pool import KILLED, NO_STAGES, SHUTDOWN_S, AgentPool
 from hetctl.runtime.driver.rank_group import RankGroup, RankSlot
 from hetctl.runtime.job_logs import length_of
@@ -31,10 +31,8 @@ from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import (
     RANK_SIGNALS,
     Assignment,
-    StateSaved,
     StopMessage,
     TaskMessage,
-    VisitReport,
 )
 from hetctl.scheduling.pool import Pool
 from hetctl.storage.paths import AgentFiles
@@ -47,32 +45,6 @@ URGENT = frozenset({"ready", "master", "signalled", "visited", "saved", "done"})
 """Keys of messages of ranks on which the driver acts at once."""
 
 
-@dataclass
-class StoreReports:
-    """Reports of agents and ranks about states, since they were last taken.
-
-    Parameters
-    ----------
-    opened : list
-        Nodes whose stores are open, with the partitions found there.
-    lost : list
-        Nodes that have returned without what their stores had.
-    fetched : list
-        Copies between stores that have ended, with the node of the copy.
-    visited, saved : list
-        Visits that have ended, and checkpoints that are complete.
-    ended : list
-        GPUs of ranks that have ended without a task.
-    """
-
-    opened: list[tuple[str, frozenset[int]]] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    fetched: list[tuple[str, Fetched]] = field(default_factory=list)
-    visited: list[VisitReport] = field(default_factory=list)
-    saved: list[StateSaved] = field(default_factory=list)
-    ended: list[NodeGpu] = field(default_factory=list)
-
-
 class RankPool:
     """The ranks of one batch job, and the groups they form.
 
@@ -82,6 +54,8 @@ class RankPool:
     ----------
     agents : AgentPool
         Agents of the job, through which its ranks are reached.
+    reports : list
+        Events about visits and states (`hetctl.model.hops`), in the order of their arrival.
 
     Parameters
     ----------
@@ -110,7 +84,7 @@ class RankPool:
     ) -> None:
         self._timeouts, self._grace_s = site.timeouts, grace_s
         self.agents = AgentPool(site, nodes, files, frameworks, self, shutdown_s, stages, holds_lease)
-        self.stores = StoreReports()
+        self.reports: list[Any] = []
         self._slots: dict[NodeGpu, RankSlot] = {}
         self._running: dict[str, RankGroup] = {}
         self._killed: dict[NodeGpu, float] = {}
@@ -273,10 +247,10 @@ class RankPool:
         # Heartbeats and live metrics need no reaction, and come from all ranks all the time.
         self._is_urgent |= not URGENT.isdisjoint(message)
         if "visited" in message:
-            self.stores.visited.append(decode(VisitReport, message["visited"]))
+            self.reports.append(decode(VisitEnd, message["visited"]))
         elif "saved" in message:
             # It may come while the rank works for another member.
-            self.stores.saved.append(decode(StateSaved, message["saved"]))
+            self.reports.append(decode(StateSaved, message["saved"]))
         if slot.awaits_end:
             return
         if "ready" in message:
@@ -307,20 +281,15 @@ class RankPool:
         """Record the end of the stage-in of a node."""
         self._staged.append((node, staged))
 
-    def on_store(self, node: str, partitions: frozenset[int]) -> None:
-        """Record the opening of a node's store of states."""
+    def report(self, event: Any) -> None:
+        """Keep an event about states for the scheduling of hops."""
         self._is_urgent = True
-        self.stores.opened.append((node, partitions))
-
-    def on_fetched(self, node: str, fetched: Fetched) -> None:
-        """Record the end of a copy of a state."""
-        self._is_urgent = True
-        self.stores.fetched.append((node, fetched))
+        self.reports.append(event)
 
     def on_return(self, node: str) -> None:
         """Record the return of a lost node."""
         self._returned.append(node)
-        self.stores.lost.append(node)
+        self.reports.append(StoreLost(node))
 
     def on_loss(
         self, step: str, exit_code: int, node: str = "", output: str = "", lost_node: str | None = None
@@ -363,7 +332,7 @@ class RankPool:
             if slot.group and slot in slot.group.working:
                 slot.group.record_lost_rank(slot, exit_code, output, lost_node)
             # Also in a group: it may still have written the checkpoint of the member before.
-            self.stores.ended.append(gpu)
+            self.reports.append(RankEnded(worker_named(gpu[0], gpu[1:])))
 
     def _record_killed_ranks(self, now: float) -> None:
         """Record the loss of ranks killed `NODE_LOSS_DELAY_S` ago whose agents still run."""

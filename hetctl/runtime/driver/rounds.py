@@ -6,13 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
 from hetctl.model.events import DRIVER, EXIT_CODES, MEMBER_FAULTS, ExitReason
-from hetctl.model.hops import Visit
 from hetctl.model.plan import Allocation
 from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.serialization import encode
@@ -33,7 +31,6 @@ from hetctl.runtime.worker.messages import (
     VISIT,
     TaskMessage,
     TrainingSpec,
-    VisitSpec,
 )
 from hetctl.scheduling.commands import Start, Task
 from hetctl.scheduling.job_scheduler import RunningTask
@@ -187,8 +184,7 @@ class Rounds:
             batch_size=member.batch_size,
             **({"pipeline": encode(allocation.pipeline)} if allocation.pipeline else {}),
         )
-        spec = VisitSpec(state=task.state, checkpoint=task.checkpoint, **place_of(visit)) if visit else None
-        training = replace(self._training(index, allocation, member, shares), visit=spec)
+        training = replace(self._training(index, allocation, member, shares), visit=visit)
         own = RUN_COMMAND if member.command else TRAIN
         kind = VISIT if visit else STAGE if allocation.pipeline else own
         message = TaskMessage(kind, str(self.folder.path), member.name, training)
@@ -278,16 +274,6 @@ def reason_of_end(group: RankGroup, running: RunningTask, report: TaskReport) ->
     if group.lost_nodes:
         return ExitReason.NODE_FAILURE
     return ExitReason.STOPPED if running.stopping else reason
-
-
-def place_of(visit: Visit) -> dict[str, Any]:
-    """Return number, epoch (counted from 1), partition and kind of a visit."""
-    return {
-        "number": visit.number,
-        "epoch": visit.epoch // 2 + 1,
-        "partition": int(visit.partition.removeprefix("p")),
-        "evaluates": visit.epoch % 2 == 1,
-    }
 
 
 class Exchanges:

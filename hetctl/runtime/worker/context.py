@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.hops import StateSaved, VisitEnd
 from hetctl.model.site import ANY_INTERFACES, HEARTBEAT_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.binding import Binding
@@ -32,9 +33,6 @@ from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.lease import LeaseMark
 from hetctl.storage.patience import Patience
-
-if TYPE_CHECKING:
-    from hetctl.runtime.worker.messages import StateSaved, VisitReport
 
 DATA_SEED = 0
 """Seed while ``input_fn`` runs: its random choices are the same for every member, rank and job."""
@@ -129,7 +127,7 @@ class WorkerContext:
     send_written : callable
         Function called with the length of the task's event file, in bytes, after each event.
     send_visited : callable
-        Function called with the report of each visit, as soon as its state is in the store.
+        Function called with the end of each visit, as soon as its state is in the store.
     send_saved : callable
         Function called, in another thread, with each state of a visit that is in a checkpoint.
     on_unsaved : callable
@@ -152,7 +150,7 @@ class WorkerContext:
         send_heartbeat: Callable[[], None] = lambda: None,
         send_metrics: Callable[[LiveMetrics], None] = lambda _: None,
         send_written: Callable[[int], None] = lambda _: None,
-        send_visited: Callable[[VisitReport], None] = lambda _: None,
+        send_visited: Callable[[VisitEnd], None] = lambda _: None,
         send_saved: Callable[[StateSaved], None] = lambda _: None,
         on_unsaved: Callable[[], None] = lambda: None,
     ) -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from hetctl.cluster.launchers.agents import round_prefix
 from hetctl.model.ensemble import Ensemble
+from hetctl.model.hops import Visit
 from hetctl.model.plan import Allocation
 from hetctl.model.run import NONE
 from hetctl.model.serialization import encode
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
-from hetctl.model.training_progress import EpochResult
 from hetctl.model.training_settings import BalanceSettings
 from hetctl.runtime.data.lineup import InputShare
 from hetctl.runtime.transport import Address
@@ -32,108 +32,6 @@ RANK_SIGNALS = (0.6, signal.SIGTERM), (0.85, signal.SIGKILL)
 
 A rank signals its command first: the driver then ends the rank.
 """
-
-
-@dataclass(frozen=True)
-class VisitSpec:
-    """Visit of a member to a partition: a part of its epoch, or of the evaluation after it.
-
-    Parameters
-    ----------
-    number : int
-        Number of the visit in its run.
-    epoch : int
-        Epoch, counted from 1.
-    partition : int
-        Number of the partition.
-    evaluates : bool
-        True if the visit evaluates the member on the partition's validation samples, and trains nothing.
-    state : str or None
-        Name of the file in the node's store from which the visit starts; it may not have arrived yet. None:
-        the newest checkpoint, or a fresh network.
-    checkpoint : int or None
-        Number of the newest visit in that checkpoint, as in `TrainingState`; None: any. A later one may be of
-        visits that were undone, written by a node that was given up.
-    """
-
-    number: int
-    epoch: int
-    partition: int
-    evaluates: bool
-    state: str | None = None
-    checkpoint: int | None = None
-
-
-@dataclass(frozen=True)
-class VisitReport:
-    """Result of a visit; its new state is in the store of the rank's node.
-
-    Parameters
-    ----------
-    number, epoch, partition, evaluates
-        Those of the visit.
-    began_at, ended_at : float
-        Arrival of the assignment, and end, in seconds since the epoch.
-    waited_s, restore_s, train_s, save_s : float
-        Seconds until the old state was in the store, and for building and restoring the network, training
-        or evaluating, and writing the new state.
-    meet_s : float
-        Seconds in which the ranks of a group connected to each other.
-    samples : int
-        Samples trained or evaluated.
-    loss : float or None
-        Mean training loss of the visit; None for an evaluation.
-    state : str
-        Name of the new state.
-    bytes : int
-        Size of its file.
-    result : EpochResult or None
-        Finished epoch, after its last evaluation.
-    """
-
-    member: str
-    number: int
-    epoch: int
-    partition: int
-    evaluates: bool
-    began_at: float
-    ended_at: float
-    waited_s: float
-    restore_s: float
-    train_s: float
-    save_s: float
-    samples: int
-    loss: float | None
-    state: str
-    bytes: int
-    result: EpochResult | None = None
-    meet_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class StateSaved:
-    """Checkpoint of the state after a visit, complete on the disk.
-
-    Parameters
-    ----------
-    number : int
-        Number of the visit.
-    epochs : int
-        Number of finished epochs.
-    part_samples : int
-        Trained samples of the unfinished epoch.
-    duration_s : float
-        Time of writing.
-    """
-
-    member: str
-    number: int
-    epochs: int
-    part_samples: int
-    path: str
-    bytes: int
-    sha256: str
-    duration_s: float
 
 
 @dataclass(frozen=True)
@@ -166,7 +64,7 @@ class TrainingSpec:
         Settings of balanced batches; the first batches are those of the allocation.
     network, timeouts
         Settings of the site.
-    visit : VisitSpec or None
+    visit : Visit or None
         Visit for the kind `VISIT`; else None.
     grace_s : float
         Seconds from a stop to the end of the job; a command that is slow to stop is killed within them.
@@ -189,7 +87,7 @@ class TrainingSpec:
     balance: BalanceSettings = field(default_factory=BalanceSettings)
     network: NetworkInterfaces = ANY_INTERFACES
     timeouts: Timeouts = USUAL_TIMEOUTS
-    visit: VisitSpec | None = None
+    visit: Visit | None = None
     grace_s: float = 0.0
     lease: LeaseMark | None = None
 

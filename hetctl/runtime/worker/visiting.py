@@ -9,13 +9,14 @@ state.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
+from hetctl.model.hops import StateSaved, Visit, VisitEnd
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.data import state_file
 from hetctl.runtime.data.batches import Batches, held_out_batches
@@ -35,7 +36,7 @@ from hetctl.runtime.worker.member_trainer import (
     lost_checkpoints,
     refuse_early_end,
 )
-from hetctl.runtime.worker.messages import Assignment, StateSaved, TrainingSpec, VisitReport, VisitSpec
+from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.random_state import random_state, set_random_state
 from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
@@ -47,35 +48,6 @@ POLL_S = 0.001
 
 StartState = tuple[Arrays | None, TrainingState]
 """Arrays from which a visit starts, and the rest of the state; without arrays the network is a fresh one."""
-
-
-@dataclass(frozen=True)
-class PartitionPass:
-    """Training, or evaluation, on one partition.
-
-    Parameters
-    ----------
-    state : TrainingState
-        State after it.
-    seconds : float
-        Time of training or evaluating.
-    loss : float or None
-        Mean training loss; None for an evaluation.
-    sums : Arrays
-        Sums of the metrics over the partitions evaluated so far, if the network has sums.
-    """
-
-    state: TrainingState
-    samples: int
-    seconds: float
-    loss: float | None = None
-    sums: Arrays = field(default_factory=dict)
-
-    @property
-    def result(self) -> EpochResult | None:
-        """Epoch that ends with it, if one does."""
-        ends_epoch = self.loss is None and not self.state.evaluating
-        return self.state.epochs[-1] if ends_epoch else None
 
 
 class Stopwatch:
@@ -102,57 +74,45 @@ def visit(assignment: Assignment, context: WorkerContext) -> None:
     group = context.join(assignment.rank_info, spec.network, spec.timeouts)
     meet_s = stopwatch.lap()
     stop = StopSignal(lambda: context.stop_reason(assignment.rank_info.key), spec.deadline)
-    report = Visitor(spec, context, resources, group, stop).run(began_at)
-    if report is not None and group.rank == 0:
-        _hand_over(replace(report, meet_s=meet_s), assignment, context, resources)
+    end = Visitor(spec, context, resources, group, stop).run(began_at)
+    if end is not None and group.rank == 0:
+        _hand_over(replace(end, meet_s=meet_s), assignment, spec, context, resources)
     group.barrier_and_close()
 
 
 def _hand_over(
-    report: VisitReport, assignment: Assignment, context: WorkerContext, resources: HopResources
+    end: VisitEnd, assignment: Assignment, spec: TrainingSpec, context: WorkerContext, resources: HopResources
 ) -> None:
     """Report a visit, and have its state written into a checkpoint."""
-    spec = assignment.task.training
-    assert spec is not None
     assert spec.visit is not None
     # Mapped before the driver may have it deleted.
-    arrays, state = state_file.read(resources.store, report.state)
-    context.send_visited(report)
+    arrays, state = state_file.read(resources.store, spec.visit.new_state)
+    context.send_visited(end)
     folder = CheckpointFolder(Path(spec.checkpoints), context.patience)
-    events = writer_of(assignment.task, context.send_written, context.patience)
-    reporter = _reporter_of(report, folder, context)
-    # No driver returns to a checkpoint before the one that it knew when it started this visit.
-    since = spec.visit.checkpoint
-    resources.saver.save(UnsavedState(folder, arrays, state, since, reporter, events), context.heartbeat)
 
-
-def _reporter_of(
-    report: VisitReport, folder: CheckpointFolder, context: WorkerContext
-) -> Callable[[Manifest, float], None]:
     def on_saved(manifest: Manifest, seconds: float) -> None:
         saved = StateSaved(
-            member=report.member,
-            number=report.number,
-            epochs=len(manifest.state.epochs),
+            member=end.member,
+            number=end.number,
+            epoch=len(manifest.state.epochs),
             part_samples=manifest.state.part_samples,
             path=str(folder.path / manifest.file),
             bytes=manifest.bytes,
             sha256=manifest.sha256,
             duration_s=seconds,
         )
-        if report.result is not None:
-            _show(report.result, folder)
+        if end.result is not None:
+            # The member's TensorBoard file, which ranks of several nodes write one after another.
+            samples = round((end.result.rate or 0.0) * end.result.duration_s)
+            TensorBoardWriter(tensorboard_file(folder.path), samples).show(end.result)
         # The driver may have ended: the next one finds the checkpoint.
         with suppress(ConnectionError):
             context.send_saved(saved)
 
-    return on_saved
-
-
-def _show(result: EpochResult, folder: CheckpointFolder) -> None:
-    """Add an epoch to the member's TensorBoard file, which ranks of several nodes write one after another."""
-    samples = round((result.rate or 0.0) * result.duration_s)
-    TensorBoardWriter(tensorboard_file(folder.path), samples).show(result)
+    events = writer_of(assignment.task, context.send_written, context.patience)
+    # No driver returns to a checkpoint before the one that it knew when it started this visit.
+    since = spec.visit.checkpoint
+    resources.saver.save(UnsavedState(folder, arrays, state, since, on_saved, events), context.heartbeat)
 
 
 class Visitor:
@@ -175,8 +135,9 @@ class Visitor:
         self._checkpoints = CheckpointFolder(Path(spec.checkpoints), context.patience)
         self._context, self._resources, self._group, self._stop = context, resources, group, stop
         self._sums: Arrays = {}
+        self._measured: dict[str, Any] = {}
 
-    def run(self, began_at: float) -> VisitReport | None:
+    def run(self, began_at: float) -> VisitEnd | None:
         """Train or evaluate, and store the new state; return None if rank 0 is told to stop before.
 
         Parameters
@@ -189,37 +150,23 @@ class Visitor:
         start = self._await_start()
         if start is None:
             return None
-        waited_s = stopwatch.lap()
+        self._measured["waited_s"] = stopwatch.lap()
         network, state = self._restore(start, loaders[0].sample)
         self._sums = under(SCORES, start[0] or {})
-        restore_s = stopwatch.lap()
-        done = PASSES[self._visit.evaluates](self, network, state, loaders)
-        if done is None:
+        self._measured["restore_s"] = stopwatch.lap()
+        after = PASSES[self._visit.evaluates](self, network, state, loaders)
+        if after is None:
             return None
         stopwatch.lap()
-        name, size_bytes = self._store(network, done)
-        return VisitReport(
-            member=self._member.name,
-            number=self._visit.number,
-            epoch=self._visit.epoch,
-            partition=self._visit.partition,
-            evaluates=self._visit.evaluates,
-            state=name,
-            began_at=began_at,
-            ended_at=time.time(),
-            waited_s=waited_s,
-            restore_s=restore_s,
-            train_s=done.seconds,
-            save_s=stopwatch.lap(),
-            samples=done.samples,
-            loss=done.loss,
-            bytes=size_bytes,
-            result=done.result,
+        self._store(network, after)
+        result = after.epochs[-1] if len(after.epochs) > len(state.epochs) else None
+        return self._visit.ended(
+            began_at, time.time(), save_s=stopwatch.lap(), result=result, **self._measured
         )
 
     def _loaders(self) -> tuple[ArrayLoader, ArrayLoader]:
         """Return the training and the validation samples of the partition."""
-        sources = self._resources.partitions.open(self._visit.partition, self._context.prepare_data)
+        sources = self._resources.partitions.open(self._visit.partition_number, self._context.prepare_data)
         self._context.heartbeat()
         place = self._group.rank, self._group.size
         streams = streams_of(self._member, len(sources[0]), len(sources[1]), *place)
@@ -256,7 +203,7 @@ class Visitor:
         """Return the member's network in the state from which to start, and that state for these GPUs."""
         arrays, state = start
         gpus = self._group.size
-        check_fits(self._member.name, self._visit, state, self._count)
+        check_fits(self._visit, state, self._count)
         network = self._network(state, sample)
         if arrays is not None and self._visit.state is None and self._checkpoints.is_of_parent(state):
             # A mutant's learning rate is its own, not the parent's as scaled for the parent's GPUs.
@@ -287,38 +234,41 @@ class Visitor:
 
     def _train(
         self, network: TrainableNetwork, state: TrainingState, loaders: tuple[ArrayLoader, ArrayLoader]
-    ) -> PartitionPass | None:
+    ) -> TrainingState | None:
         training, _ = loaders
-        visited = (*state.visited, self._visit.partition)
+        visited = (*state.visited, self._visit.partition_number)
         whole = round((state.part_samples + training.samples) / len(visited) * self._count)
 
         def after_step(position: int) -> None:
             # Detect a full disk here, before another visit whose state could not be saved.
             self._resources.saver.check()
             self._context.heartbeat()
-            note(self._visit.epoch, state.part_samples + position, batches.loss)
+            note(self._visit.training_epoch, state.part_samples + position, batches.loss)
 
         is_last = len(visited) == self._count
         group, stop = self._group, self._stop
         most = self._member.micro_batch_size
-        batches = Batches(training, self._visit.epoch, 0, group, stop, after_step, is_last=is_last, most=most)
+        batches = Batches(
+            *(training, self._visit.training_epoch, 0, group, stop, after_step), is_last=is_last, most=most
+        )
         stopwatch = Stopwatch()
         with self._live_metrics(whole) as note:
             loss = network.train(batches)
         seconds = stopwatch.lap()
         if not batches.complete:
-            part = f"partition {self._visit.partition}"
+            part = f"partition {self._visit.partition_number}"
             refuse_early_end(self._group, self._stop, batches.position, training.samples, part)
             return None
         check_finite({"loss": loss}, "visit")
-        after = replace(
+        self._measured |= {"samples": training.samples, "train_s": seconds, "loss": loss}
+        self._sums = {}
+        return replace(
             state,
             visited=visited,
             part_samples=state.part_samples + training.samples,
             part_loss=state.part_loss + loss * training.samples,
             part_s=state.part_s + seconds,
         )
-        return PartitionPass(after, training.samples, seconds, loss)
 
     def _live_metrics(self, samples: int) -> AbstractContextManager[Note]:
         if self._group.rank != 0:
@@ -327,7 +277,7 @@ class Visitor:
 
     def _evaluate(
         self, network: TrainableNetwork, state: TrainingState, loaders: tuple[ArrayLoader, ArrayLoader]
-    ) -> PartitionPass | None:
+    ) -> TrainingState | None:
         _, validation = loaders
         stopwatch = Stopwatch()
         metrics = network.evaluate(self._until_stopped(validation))
@@ -336,17 +286,19 @@ class Visitor:
             return None
         check_finite(metrics, "evaluation")
         after = self._merged(state, metrics, validation.samples)
-        sums = added(network.metric_sums(), self._sums if state.evaluating else {})
+        self._measured |= {"samples": validation.samples, "train_s": seconds}
+        self._sums = added(network.metric_sums(), self._sums if state.evaluating else {})
         if len(after.visited) < self._count:
-            return PartitionPass(after, validation.samples, seconds, sums=sums)
-        merged = network.metrics_of(sums) if sums else _means_in(after)
-        finished = self._finished(after, merged)
+            return after
+        means = {name: total / after.scored for name, total in after.scores.items()}
+        finished = self._finished(after, network.metrics_of(self._sums) if self._sums else means)
         network.end_epoch(finished.epochs[-1].metrics)
-        return PartitionPass(finished, validation.samples, seconds)
+        self._sums = {}
+        return finished
 
     def _until_stopped(self, validation: ArrayLoader) -> Iterator[tuple[Samples, int]]:
         """Yield validation batches until told to stop, but at least one: no metric has a mean of nothing."""
-        batches = held_out_batches(validation, self._visit.epoch, self._context.heartbeat)
+        batches = held_out_batches(validation, self._visit.training_epoch, self._context.heartbeat)
         for number, batch in enumerate(batches):
             if number and self._stop():
                 return
@@ -358,7 +310,7 @@ class Visitor:
         return replace(
             state,
             evaluating=True,
-            visited=(*(state.visited if state.evaluating else ()), self._visit.partition),
+            visited=(*(state.visited if state.evaluating else ()), self._visit.partition_number),
             scores={name: before.get(name, 0.0) + mean * samples for name, mean in metrics.items()},
             scored=state.scored + samples,
         )
@@ -366,7 +318,7 @@ class Visitor:
     def _finished(self, state: TrainingState, metrics: Mapping[str, float]) -> TrainingState:
         """Return the state after an epoch with these metrics over all partitions."""
         result = EpochResult(
-            epoch=self._visit.epoch,
+            epoch=self._visit.training_epoch,
             metrics={"loss": state.part_loss / state.part_samples, **metrics},
             duration_s=state.part_s,
             gpus=state.gpus,
@@ -378,20 +330,15 @@ class Visitor:
         check_metrics(result.metrics, self._member)
         return TrainingState(epochs=(*state.epochs, result), gpus=state.gpus)
 
-    def _store(self, network: TrainableNetwork, done: PartitionPass) -> tuple[str, int]:
-        """Write the new state into the store, and keep the network; return name and size of the file."""
-        name, size_bytes = state_name(self._member, self._visit.number), 0
+    def _store(self, network: TrainableNetwork, after: TrainingState) -> None:
+        """Write the new state into the store, and keep the network."""
+        size_bytes = 0
         if self._group.rank == 0:
-            arrays = network.save() | {f"{SCORES}{sum_of}": array for sum_of, array in done.sums.items()}
-            after = replace(done.state, visit=self._visit.number, random_state=random_state())
-            size_bytes = state_file.write(self._resources.store, name, arrays, after)
+            arrays = network.save() | {f"{SCORES}{sum_of}": array for sum_of, array in self._sums.items()}
+            after = replace(after, visit=self._visit.number, random_state=random_state())
+            size_bytes = state_file.write(self._resources.store, self._visit.new_state, arrays, after)
         size_bytes = self._group.broadcast(size_bytes)
         self._resources.networks.keep(self._member, self._group.size, network, size_bytes)
-        return name, size_bytes
-
-
-def _means_in(state: TrainingState) -> dict[str, float]:
-    return {name: total / state.scored for name, total in state.scores.items()}
 
 
 def added(sums: Arrays, more: Arrays) -> Arrays:
@@ -403,18 +350,11 @@ PASSES = {False: Visitor._train, True: Visitor._evaluate}
 """Work of a visit, by whether it evaluates."""
 
 
-def state_name(member: Member, number: int) -> str:
-    """Return the name of a member's state after a visit."""
-    return f"{member.name}-{number}"
-
-
-def check_fits(name: str, wanted: VisitSpec, state: TrainingState, count: int) -> None:
+def check_fits(wanted: Visit, state: TrainingState, count: int) -> None:
     """Reject a state from which a visit cannot start.
 
     Parameters
     ----------
-    name : str
-        Name of the member.
     count : int
         Number of the partitions.
 
@@ -425,21 +365,19 @@ def check_fits(name: str, wanted: VisitSpec, state: TrainingState, count: int) -
     """
     if state.is_within_epoch:
         raise BadInputError(
-            f"the newest checkpoint of {name} is in the middle of epoch {len(state.epochs) + 1} of "
+            f"the newest checkpoint of {wanted.config} is in the middle of epoch {len(state.epochs) + 1} of "
             "data-parallel training",
             "finish the epoch with `--mode data-parallel`, or start a new run with `hetctl submit --new`",
         )
     trained = len(state.visited) == count and not state.evaluating
     is_begun = state.evaluating == wanted.evaluates
-    fits = wanted.partition not in state.visited if is_begun else trained and wanted.evaluates
-    if wanted.epoch != len(state.epochs) + 1 or not fits:
+    partition = wanted.partition_number
+    fits = partition not in state.visited if is_begun else trained and wanted.evaluates
+    if wanted.training_epoch != len(state.epochs) + 1 or not fits:
         raise BadInputError(
-            f"{_described(wanted)} does not follow the state of {name}: {len(state.epochs)} epochs, and "
+            f"visit {wanted.number} to {'evaluate' if wanted.evaluates else 'train'} epoch "
+            f"{wanted.training_epoch} on partition {partition} does not follow the state of "
+            f"{wanted.config}: {len(state.epochs)} epochs, and "
             f"partitions {list(state.visited)} {'evaluated' if state.evaluating else 'trained'}",
             "cancel the run and submit it again: it then continues from the newest checkpoints",
         )
-
-
-def _described(wanted: VisitSpec) -> str:
-    kind = "to evaluate" if wanted.evaluates else "to train"
-    return f"visit {wanted.number} {kind} epoch {wanted.epoch} on partition {wanted.partition}"

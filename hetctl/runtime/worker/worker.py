@@ -96,7 +96,7 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             send_heartbeat=lambda: connection.send({}),
             send_metrics=lambda metrics: connection.send({"metrics": encode(metrics)}),
             send_written=lambda length: connection.send({"written": length}),
-            send_visited=lambda report: connection.send({"visited": encode(report)}),
+            send_visited=lambda end: connection.send({"visited": encode(end)}),
             send_saved=lambda saved: connection.send({"saved": encode(saved)}),
             on_unsaved=inbox.end,
         )

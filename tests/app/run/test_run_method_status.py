@@ -12,6 +12,7 @@ from hetctl.app.run.hop_trace import lines_of
 from hetctl.app.run.method_status import hop_spans, hop_status, pipeline_statuses
 from hetctl.methods.hopper.schedule import visits_to_repeat
 from hetctl.model.events import DRIVER, Event
+from hetctl.model.hops import DONE
 from hetctl.model.pipelines import pipeline_use
 from hetctl.model.training_progress import EpochResult
 from hetctl.storage.stage_fold import StageFold
@@ -117,8 +118,8 @@ def test_a_plan_is_compared_with_the_visits_of_its_job():
 
 def test_spans_count_from_the_start_of_the_run():
     spans = hop_spans(fold().visits, BEGAN_AT)
-    assert [span.start_s for span in spans] == pytest.approx([r.start_s for r in TRACE.records])
-    assert [span.done for span in spans] == [not record.lost for record in TRACE.records]
+    assert [span.began_at for span in spans] == pytest.approx([r.start_s for r in TRACE.records])
+    assert [span.state == DONE for span in spans] == [not record.lost for record in TRACE.records]
 
 
 def test_the_trace_has_the_visits_in_the_order_of_their_numbers():

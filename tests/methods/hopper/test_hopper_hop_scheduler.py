@@ -14,15 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper import hop_events
-from hetctl.methods.hopper.hop_events import HopProgress, MemberJoined
+from hetctl.methods.hopper.hop_events import HopProgress
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.hop_scheduler import OPEN_S, HopRules, HopScheduler
 from hetctl.methods.hopper.schedule import SearchOptions
 from hetctl.methods.hopper.state_machine import HopperState
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.events import ExitReason
-from hetctl.model.hops import HopPlanMade, Unit, Visit, gpus_in, node_of, slots_in
+from hetctl.model.hops import (
+    HopPlanMade,
+    StateFetched,
+    StateSaved,
+    StoreLost,
+    StoreOpened,
+    Unit,
+    Visit,
+    gpus_in,
+    node_of,
+    slots_in,
+)
 from hetctl.model.site import Node
+from hetctl.model.training_progress import EpochResult
 from hetctl.model.workload import Workload
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Stop
@@ -112,7 +124,7 @@ class Executor:
 
     def open_store(self, node):
         if node in self.nodes:
-            self.send(hop_events.StoreOpened(self.now, node, self.homes[node]))
+            self.send(StoreOpened(node, self.homes[node]))
 
     def start(self, command):
         (task,) = command.tasks
@@ -120,10 +132,10 @@ class Executor:
         assert int(visit.partition[1:]) in self.homes[node], "data stays where it is"
         newest = self.newest[visit.config]
         saved = f"{visit.config}-{self.checkpoints[visit.config]}"
-        assert task.state == newest if task.state else newest in (None, saved)
-        assert task.checkpoint == self.checkpoints[visit.config]
+        assert visit.state == newest if visit.state else newest in (None, saved)
+        assert visit.checkpoint == self.checkpoints[visit.config]
         seconds = 100.0 / self.rates[len(gpus_in(visit.worker))] if visit.epoch % 2 == 0 else 0.1
-        self.at(seconds * self.draw.uniform(0.8, 1.2), self.end_visit, visit, task.state, self.now)
+        self.at(seconds * self.draw.uniform(0.8, 1.2), self.end_visit, visit, visit.state, self.now)
 
     def is_at_work(self, visit):
         running = self.core.running.get(visit.config)
@@ -149,8 +161,8 @@ class Executor:
         self.done.append(visit)
         passed = [v for v in self.valid if (v.config, v.epoch) == (visit.config, visit.epoch)]
         over = visit.epoch % 2 == 1 and len(passed) + self.before(visit) == self.partitions
-        metrics = {"val_loss": 1.0} if over else None
-        self.send(hop_events.VisitDone(self.now, visit.config, visit.number, name, metrics))
+        result = EpochResult(visit.training_epoch, {"val_loss": 1.0}, 1.0, 1, self.now) if over else None
+        self.send(visit.ended(0.0, self.now, result=result))
         # A checkpoint may be written before the rank has ended its task.
         is_quick = self.draw.random() < QUICK_SHARE
         if is_quick:
@@ -168,7 +180,7 @@ class Executor:
     def save(self, visit, node):
         if node in self.nodes and visit.number not in self.undone:
             self.checkpoints[visit.config] = max(self.checkpoints[visit.config], visit.number)
-            self.send(hop_events.StateWritten(self.now, visit.config, visit.number))
+            self.send(StateSaved(visit.config, visit.number, 0, 0, "", 0, "", 0.0))
 
     def fetch(self, command):
         self.at(HOP_S, self.fetched, command)
@@ -181,7 +193,7 @@ class Executor:
         )
         if not error:
             self.stores[command.node].add(command.state)
-        self.send(hop_events.StateFetched(self.now, command.node, command.state, error))
+        self.send(StateFetched(command.node, command.state, error=error))
 
     def forget(self, command):
         for node in command.nodes:
@@ -232,7 +244,7 @@ class Executor:
         if node not in self.nodes:
             return
         self.stores[node] = set()
-        self.send(hop_events.StoreLost(self.now, node))
+        self.send(StoreLost(node))
         for name, running in list(self.core.running.items()):
             if node_of(running.task.visit.worker) == node:
                 self.lost.append(running.task.visit)
@@ -447,7 +459,7 @@ def test_a_partitions_only_node_is_waited_for_while_it_imports():
     nodes = {"a": (0,), "b": (0,)}
     homes = {"a": frozenset({0}), "b": frozenset({1})}
     job = Executor(nodes, homes, {"x": 1, "y": 1}, 2)
-    job.at(0.5, lambda: job.send(hop_events.StoreLost(job.now, "b")))
+    job.at(0.5, lambda: job.send(StoreLost("b")))
     job.at(60.0, job.open_store, "b")
     job.run()
     assert job.ended == "finished"
@@ -457,7 +469,7 @@ def test_the_only_node_of_a_partition_is_not_waited_for_forever():
     nodes = {"a": (0,), "b": (0,)}
     homes = {"a": frozenset({0}), "b": frozenset({1})}
     job = Executor(nodes, homes, {"x": 1, "y": 1}, 2)
-    job.at(0.5, lambda: job.send(hop_events.StoreLost(job.now, "b")))
+    job.at(0.5, lambda: job.send(StoreLost("b")))
     job.run()
     assert job.ended == "no node has p1"
     assert job.now < 2 * OPEN_S
@@ -645,7 +657,7 @@ class Searched(Executor):
         saved, self.newest[name] = self.checkpoints.setdefault(name, -1), None
         # A member that pauses takes no memory.
         assert not any(state.startswith(f"{name}-") for states in self.stores.values() for state in states)
-        self.send(MemberJoined(self.now, HopProgress(member, history, visit=saved)))
+        self.send(HopProgress(member, history, visit=saved))
 
 
 @settings(max_examples=30, deadline=None)

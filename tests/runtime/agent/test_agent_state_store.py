@@ -13,11 +13,13 @@ from hetctl.runtime.agent.state_store import SpareFile, StateStore
 from hetctl.runtime.data.sharing.node_folder import node_folder
 from hetctl.runtime.transport import Listener
 
+NODE = "n1"
+
 
 @pytest.fixture
 def stores(request):
     """Two stores, as on two nodes."""
-    made = [StateStore(f"{request.node.name[:40]}-{number}") for number in range(2)]
+    made = [StateStore(request.node.name[:40], f"n{number}") for number in range(2)]
     yield made
     for store in made:
         store.close()
@@ -46,7 +48,7 @@ def test_a_state_arrives_as_it_was(stores):
     (source.folder / "m-1").write_bytes(content)
     target.fetch("m-1", source.address)
     (result,) = results(target)
-    assert (result.name, result.bytes, result.error) == ("m-1", len(content), "")
+    assert (result.state, result.bytes, result.error) == ("m-1", len(content), "")
     assert (target.folder / "m-1").read_bytes() == content
     assert hidden(target) == []
 
@@ -67,7 +69,7 @@ def test_several_states_are_copied_at_once(stores):
     for name in ("m-1", "m-2"):
         (source.folder / name).write_bytes(name.encode())
         target.fetch(name, source.address)
-    assert {result.name for result in results(target, 2)} == {"m-1", "m-2"}
+    assert {result.state for result in results(target, 2)} == {"m-1", "m-2"}
     target.fetch("m-1", source.address)
     assert (results(target)[0].bytes, target.fetched()) == (0, [])
 
@@ -81,9 +83,9 @@ def test_a_state_under_way_is_not_copied_twice(stores):
     target.fetch("m-1", listener.address)
     (source.folder / "m-2").write_bytes(b"state")
     target.fetch("m-2", source.address)
-    assert [result.name for result in results(target)] == ["m-2"]
+    assert [result.state for result in results(target)] == ["m-2"]
     halves.pop().close()
-    assert [(result.name, bool(result.error)) for result in results(target)] == [("m-1", True)]
+    assert [(result.state, bool(result.error)) for result in results(target)] == [("m-1", True)]
     assert list(listener.accepted()) == []
     listener.close()
 
@@ -121,7 +123,7 @@ def test_a_transfer_that_breaks_leaves_nothing(stores):
 
 
 def test_a_copy_from_a_node_that_falls_silent_fails(request):
-    target, listener, silent = StateStore(request.node.name, silent_s=0.2), Listener("key"), []
+    target, listener, silent = StateStore(request.node.name, NODE, silent_s=0.2), Listener("key"), []
     half_sent(listener, silent.append)
     target.fetch("m-1", listener.address)
     assert "TimeoutError" in results(target)[0].error
@@ -131,7 +133,7 @@ def test_a_copy_from_a_node_that_falls_silent_fails(request):
 
 
 def test_the_folder_ends_with_the_store_while_a_state_comes(request):
-    target, listener, silent = StateStore(request.node.name), Listener("key"), []
+    target, listener, silent = StateStore(request.node.name, NODE), Listener("key"), []
     half_sent(listener, silent.append)
     target.fetch("m-1", listener.address)
     wait_for(lambda: hidden(target))
@@ -145,7 +147,7 @@ def test_a_store_is_empty_at_first(request):
     with node_folder(request.node.name) as folder:
         for name in ("m-1", ".m-2.half", ".spare"):
             (folder / name).write_bytes(b"state")
-        store = StateStore(request.node.name)
+        store = StateStore(request.node.name, NODE)
         assert [path.name for path in store.folder.iterdir()] == [".users"]
         store.close()
         assert (folder / ".users").exists()
@@ -159,7 +161,7 @@ def test_a_forgotten_state_is_gone(stores):
 
 
 def test_the_folder_ends_with_the_store():
-    store = StateStore("test-store-that-ends")
+    store = StateStore("test-store-that-ends", NODE)
     folder = store.folder
     (folder / "m-1").write_bytes(b"state")
     store.close()

@@ -13,6 +13,7 @@ import pytest
 from workbench import alive, wait_for
 
 from hetctl.cluster.launchers import ResourceSet
+from hetctl.model.hops import RankEnded, StateFetched, StateSaved, StoreOpened, VisitEnd
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import encode
 from hetctl.model.site import Node, Queue, Site, Timeouts
@@ -21,7 +22,7 @@ from hetctl.runtime.data.sharing.node_folder import MEMORY, node_folder, state_f
 from hetctl.runtime.driver.agent_pool import MOST_RETURNS, AgentPool, AgentStep
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.transport import connect
-from hetctl.runtime.worker.messages import TRAIN, StateSaved, TaskMessage, VisitReport
+from hetctl.runtime.worker.messages import TRAIN, TaskMessage
 from hetctl.storage.paths import AgentFiles
 from hetctl.storage.processes import Process
 
@@ -51,12 +52,13 @@ from hetctl.model.serialization import decode
 from hetctl.runtime import transport
 from hetctl.runtime.agent.__main__ import main
 from hetctl.runtime.worker import worker
-from hetctl.runtime.worker.messages import TRAIN, StateSaved, VisitReport
+from hetctl.model.hops import StateSaved, VisitEnd
+from hetctl.runtime.worker.messages import TRAIN
 
 def work(assignment, context):
     folder = Path(assignment.task.folder)
     reports = json.loads((folder / "reports.json").read_text())
-    context.send_visited(decode(VisitReport, reports["visited"]))
+    context.send_visited(decode(VisitEnd, reports["visited"]))
     (folder / "at_work").touch()
     while not (folder / "enough").exists():
         context.heartbeat()
@@ -71,7 +73,7 @@ worker.WORK = {{TRAIN: work}}
 sys.argv = sys.argv[2:]
 os._exit(main())
 """
-VISITED = VisitReport("m", 3, 1, 0, False, 1.0, 2.0, 0.0, 0.1, 0.7, 0.1, 64, 0.5, "m-3", 1000)
+VISITED = VisitEnd(3, 1, False, 0, "n1:0", 1.0, 2.0, samples=64, loss=0.5, member="m")
 SAVED = StateSaved("m", 3, 0, 64, "/x/m-3", 1000, "digest", 0.1)
 
 
@@ -107,8 +109,7 @@ class Job:
         self.rank_pool = RankPool(SITE, nodes, AgentFiles.within(folder), ())
         self.rank_pool.agents.store = order
         self.rank_pool.start_agents()
-        self.opened = dict(self.wait_for(lambda stores: len(stores.opened) == 2 and stores.opened))
-        self.rank_pool.stores.opened.clear()
+        self.opened = {event.node: event.partitions for event in self.wait_for(StoreOpened, len(NODES))}
 
     def end(self) -> None:
         if not self._over:
@@ -116,14 +117,19 @@ class Job:
             self.rank_pool.shutdown()
         wait_for(lambda: not alive(str(self.folder)))
 
-    def wait_for(self, condition):
-        """Wait until the reports satisfy a condition; return its result."""
+    def reports(self, kind) -> list:
+        """Return the events of a kind so far."""
+        return [event for event in self.rank_pool.reports if isinstance(event, kind)]
 
-        def reported():
-            self.rank_pool.reap()
-            return condition(self.rank_pool.stores)
+    def wait_for(self, kind, count=1) -> list:
+        """Wait until so many events of a kind have been reported; remove them, and return them."""
+        found = self.wait_until(lambda: len(self.reports(kind)) >= count and self.reports(kind))
+        self.rank_pool.reports = [e for e in self.rank_pool.reports if not isinstance(e, kind)]
+        return found
 
-        return wait_for(reported)
+    def wait_until(self, condition):
+        """Wait until a condition is met; return its result."""
+        return wait_for(lambda: (self.rank_pool.reap(), condition())[1])
 
     def store(self, node: str) -> Path:
         return MEMORY / f"hetctl-{os.getuid()}" / state_folder(self.run, node)
@@ -133,10 +139,9 @@ class Job:
         known = (".users", ".spare", ".spare-in-making")
         return sorted(path.name for path in self.store(node).iterdir() if path.name not in known)
 
-    def fetched(self):
+    def fetched(self) -> StateFetched:
         """Wait for the end of a copy."""
-        self.wait_for(lambda stores: stores.fetched)
-        return self.rank_pool.stores.fetched.pop(0)
+        return self.wait_for(StateFetched)[0]
 
     def works_on(self, node: str) -> None:
         """Assert that a rank on a node does its work."""
@@ -194,21 +199,21 @@ def test_agents_tell_which_partitions_their_nodes_have(job):
 def test_a_state_hops_from_node_to_node(job):
     (job.store("n1") / "m-1").write_bytes(STATE)
     job.rank_pool.agents.fetch("n2", "m-1", "n1")
-    node, result = job.fetched()
-    assert (node, result.name, result.bytes, result.error) == ("n2", "m-1", len(STATE), "")
+    result = job.fetched()
+    assert (result.node, result.state, result.bytes, result.error) == ("n2", "m-1", len(STATE), "")
     assert (job.store("n2") / "m-1").read_bytes() == STATE
 
 
 def test_states_hop_both_ways_while_ranks_work(job):
     job.start("n2")
-    job.wait_for(lambda _: (job.folder / "at_work").exists())
+    job.wait_until((job.folder / "at_work").exists)
     for node in NODES:
         for number in range(3):
             (job.store(node) / f"{node}-{number}").write_bytes(STATE + node.encode())
     for number in range(3):
         job.rank_pool.agents.fetch("n2", f"n1-{number}", "n1")
         job.rank_pool.agents.fetch("n1", f"n2-{number}", "n2")
-    assert [job.fetched()[1].error for _ in range(6)] == [""] * 6
+    assert [result.error for result in job.wait_for(StateFetched, 6)] == [""] * 6
     for node, other in (NODES, NODES[::-1]):
         assert all((job.store(other) / f"{node}-{n}").read_bytes() == STATE + node.encode() for n in range(3))
     (job.folder / "enough").touch()
@@ -218,26 +223,25 @@ def test_states_hop_both_ways_while_ranks_work(job):
 
 def test_reports_of_ranks_arrive_at_once(job):
     job.start("n1")
-    while not job.rank_pool.stores.visited:
+    while not job.reports(VisitEnd):
         assert job.rank_pool.reap() == []
         job.rank_pool.wait(120.0)
-    assert job.rank_pool.stores.visited == [VISITED]
-    assert not job.rank_pool.stores.saved
+    assert job.rank_pool.reports == [VISITED]
     (job.folder / "enough").touch()
-    assert job.wait_for(lambda stores: stores.saved) == [SAVED]
+    assert job.wait_for(StateSaved) == [SAVED]
 
 
 def test_the_end_of_a_rank_is_reported_also_of_one_at_work(job):
     """It may still have been writing the checkpoint of the member before."""
     job.start("n1")
-    job.wait_for(lambda _: (job.folder / "at_work").exists())
+    job.wait_until((job.folder / "at_work").exists)
     os.kill(job.rank_of("n1"), signal.SIGKILL)
-    assert job.wait_for(lambda stores: stores.ended) == [("n1", 0)]
+    assert job.wait_for(RankEnded) == [RankEnded("n1:0")]
 
 
 def test_an_unknown_state_is_an_error(job):
     job.rank_pool.agents.fetch("n2", "m-9", "n1")
-    assert "does not have m-9" in job.fetched()[1].error
+    assert "does not have m-9" in job.fetched().error
     assert job.states("n2") == []
 
 
@@ -246,7 +250,7 @@ def test_forgotten_states_are_deleted(job):
         for name in ("m-1", "m-2"):
             (job.store(node) / name).write_bytes(STATE)
     job.rank_pool.agents.forget(["m-1"], NODES)
-    job.wait_for(lambda _: [job.states(node) for node in NODES] == [["m-2"]] * 2)
+    job.wait_until(lambda: [job.states(node) for node in NODES] == [["m-2"]] * 2)
 
 
 def test_a_source_that_dies_leaves_no_part_of_a_state(job):
@@ -255,14 +259,14 @@ def test_a_source_that_dies_leaves_no_part_of_a_state(job):
     source = job.keeper_of("n1")
     job.rank_pool.agents.fetch("n2", "m-1", "n1")
     while not job.states("n2"):
-        assert not job.rank_pool.stores.fetched
+        assert not job.reports(StateFetched)
     os.kill(source, signal.SIGKILL)
-    node, result = job.fetched()
-    assert (node, bool(result.error)) == ("n2", True)
+    result = job.fetched()
+    assert (result.node, bool(result.error)) == ("n2", True)
     assert job.states("n2") == []
-    job.wait_for(lambda _: [node.name for node in job.rank_pool.nodes] == ["n2"])
+    job.wait_until(lambda: [node.name for node in job.rank_pool.nodes] == ["n2"])
     job.rank_pool.agents.fetch("n2", "m-1", "n1")
-    assert "is lost" in job.fetched()[1].error
+    assert "is lost" in job.fetched().error
     # The next user of any such folder on the node removes what is left.
     with node_folder(f"{job.run}-next"):
         assert not job.store("n1").exists()
@@ -270,15 +274,14 @@ def test_a_source_that_dies_leaves_no_part_of_a_state(job):
 
 def test_a_node_that_stood_still_comes_back_with_nothing(job):
     job.start("n1")
-    job.wait_for(lambda _: (job.folder / "at_work").exists())
+    job.wait_until((job.folder / "at_work").exists)
     rank = Process.of(job.rank_of("n1"))
     (job.store("n1") / "m-1").write_bytes(STATE)
     job.signal("n1", signal.SIGSTOP)
     (ended,) = wait_for(job.rank_pool.reap)
     assert (ended.lost_nodes, job.names()) == (("n1",), ["n2"])
-    job.rank_pool.stores.opened.clear()
     job.signal("n1", signal.SIGCONT)
-    assert job.wait_for(lambda stores: stores.opened) == [("n1", {0, 1})]
+    assert job.wait_for(StoreOpened) == [StoreOpened("n1", {0, 1})]
     assert (job.names(), job.rank_pool.take_returned(), job.states("n1")) == (["n1", "n2"], ["n1"], [])
     assert not rank.alive
     job.works_on("n1")
@@ -287,13 +290,13 @@ def test_a_node_that_stood_still_comes_back_with_nothing(job):
 @pytest.mark.parametrize("victim", ["agent", "template"])
 def test_a_node_whose_agent_is_killed_is_used_at_once(job, victim):
     job.start("n1")
-    job.wait_for(lambda _: (job.folder / "at_work").exists())
+    job.wait_until((job.folder / "at_work").exists)
     rank = Process.of(job.rank_of("n1"))
     (job.store("n1") / "m-1").write_bytes(STATE)
     os.kill(job.agent_of("n1") if victim == "agent" else _parent(rank.pid), signal.SIGKILL)
     (ended,) = wait_for(job.rank_pool.reap)
     assert ended.lost_nodes == ("n1",)
-    assert job.wait_for(lambda stores: stores.opened) == [("n1", {0, 1})]
+    assert job.wait_for(StoreOpened) == [StoreOpened("n1", {0, 1})]
     assert (job.names(), job.rank_pool.take_returned(), job.states("n1")) == (["n1", "n2"], ["n1"], [])
     assert not rank.alive
     job.works_on("n1")
@@ -301,7 +304,7 @@ def test_a_node_whose_agent_is_killed_is_used_at_once(job, victim):
 
 def test_a_node_whose_keeper_is_killed_is_lost_for_good(job):
     os.kill(job.keeper_of("n1"), signal.SIGKILL)
-    job.wait_for(lambda _: job.names() == ["n2"])
+    job.wait_until(lambda: job.names() == ["n2"])
     assert job.processes_of("n1") == []
 
 
@@ -309,10 +312,9 @@ def test_a_node_that_is_lost_again_and_again_is_given_up(job):
     for _ in range(MOST_RETURNS):
         assert job.names() == ["n1", "n2"]
         os.kill(job.agent_of("n1"), signal.SIGKILL)
-        job.wait_for(lambda stores: stores.opened)
-        job.rank_pool.stores.opened.clear()
+        job.wait_for(StoreOpened)
     os.kill(job.agent_of("n1"), signal.SIGKILL)
-    job.wait_for(lambda _: job.names() == ["n2"])
+    job.wait_until(lambda: job.names() == ["n2"])
     wait_for(lambda: job.processes_of("n1") == [])
 
 

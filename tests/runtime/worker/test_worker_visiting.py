@@ -24,8 +24,10 @@ from visiting_ranks import (
     hops,
     order_of,
     serve_without_saving,
+    state_after,
     train_alone,
     trained_alone,
+    visit_to,
     write_parts,
 )
 from workbench import wait_for
@@ -46,7 +48,6 @@ from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hop_resources import open_hops
 from hetctl.runtime.worker.member_trainer import StopSignal
-from hetctl.runtime.worker.messages import VisitSpec
 from hetctl.runtime.worker.training import Trainer
 from hetctl.runtime.worker.user_functions import load_functions
 from hetctl.runtime.worker.visiting import check_fits, visit
@@ -102,14 +103,14 @@ def test_hops_equal_training_in_one_process_bit_for_bit(tmp_path, path, ranks, f
     for place, member in enumerate(members):
         own, planned = reports[member.name], visits[place]
         alone, metrics = train_alone(tmp_path, ensemble, member, order_of(planned))
-        assert digest_in(pair[0].store, own[-1].state) == alone
+        assert digest_in(pair[0].store, state_after(own[-1])) == alone
         check_reports(own, planned, metrics, member)
         check_checkpoint(pair[(place + len(own) - 1) % 2], own[-1], tasks.checkpoints(member), alone)
 
 
 def check_reports(reports, visits, metrics, member):
     """Check samples and results; `metrics` are of all validation samples at once."""
-    assert [report.samples for report in reports] == [PARTS[v.partition][v.evaluates] for v in visits]
+    assert [report.samples for report in reports] == [PARTS[v.partition_number][v.evaluates] for v in visits]
     assert all((report.loss is None) is report.evaluates for report in reports)
     assert all(report.ended_at > report.began_at for report in reports)
     results = [report.result for report in reports if report.result is not None]
@@ -129,7 +130,7 @@ def check_checkpoint(rank, report, folder, expected):
     saved = rank.saved(report.number)
     loaded = CheckpointFolder(folder).load()
     assert digest(loaded.arrays) == expected
-    assert (saved.epochs, saved.part_samples) == (len(loaded.state.epochs), 0) == (3, 0)
+    assert (saved.epoch, saved.part_samples) == (len(loaded.state.epochs), 0) == (3, 0)
     assert saved.path.startswith(str(folder))
     assert len(list(folder.glob("*.npz"))) == 2
 
@@ -155,8 +156,8 @@ def test_the_context_of_train_fn_hops_with_its_member(tmp_path, path, ranks, fra
     visits = tuple(hops(member, ORDERS["adam"][:2]))
     reports = [pair[one.number % 2].visit(member, one) for one in visits]
     alone, _ = train_alone(tmp_path, ensemble, member, order_of(visits[:4]))
-    assert digest_in(pair[0].store, reports[3].state) == alone
-    arrays, _ = state_file.read(pair[0].store, reports[-1].state)
+    assert digest_in(pair[0].store, state_after(reports[3])) == alone
+    arrays, _ = state_file.read(pair[0].store, state_after(reports[-1]))
     context = context_in(arrays, framework)
     steps = sum(-(-samples // 24) for samples, _ in PARTS)
     assert (context["step"], context["state"]["values"]["ended"]) == (steps, [[1, steps]])
@@ -215,10 +216,10 @@ AT = {
 def test_a_visit_that_is_stopped_leaves_no_trace(tmp_path, path, ranks, state, evaluates, deadline_s, how):
     tasks = Visits(tmp_path, ensemble_of("pytorch", path, "fit_train_fn"))
     rank = ranks(tasks)
-    assert rank.visit(DROPPING, VisitSpec(0, 1, 0, False))
+    assert rank.visit(DROPPING, visit_to(0, 1, 0, False))
     rank.saved(0)
     files = states_in(rank.store), sorted(tasks.checkpoints(DROPPING).iterdir())
-    one = VisitSpec(1, 1, 1, evaluates, state)
+    one = visit_to(1, 1, 1, evaluates, state)
     rank.start(slow(0.5, tmp_path / "began"), one, deadline_s=deadline_s)
     if state == "adam-99":
         rank.sign()
@@ -264,7 +265,7 @@ def test_a_rank_ends_if_a_checkpoint_cannot_be_read(tmp_path, path, ranks):
     tasks.checkpoints(DROPPING).write_text("no folder")
     rank = ranks(tasks)
     with pytest.raises(AssertionError, match="the rank has ended"):
-        rank.visit(DROPPING, VisitSpec(0, 1, 0, False))
+        rank.visit(DROPPING, visit_to(0, 1, 0, False))
     assert rank.end() == EXIT_CODES[ExitReason.PROGRAM_ERROR]
     (event,) = read_folder(tmp_path / "run/events")
     assert (event.kind, event.source) == ("failed", "adam")
@@ -273,7 +274,7 @@ def test_a_rank_ends_if_a_checkpoint_cannot_be_read(tmp_path, path, ranks):
 def test_an_idle_rank_ends_if_a_checkpoint_cannot_be_written(tmp_path, path, ranks):
     """After the time for which it is tried again."""
     rank = ranks(Visits(tmp_path, ensemble_of("pytorch", path)), serving=serve_without_saving)
-    assert rank.visit(DROPPING, VisitSpec(0, 1, 0, False))
+    assert rank.visit(DROPPING, visit_to(0, 1, 0, False))
     assert rank.end() == EXIT_CODES[ExitReason.DISK_ERROR]
     (event,) = read_folder(tmp_path / "run/events")
     assert (event.kind, event.source, event.data["reason"]) == ("failed", "adam", "disk-error")
@@ -297,10 +298,10 @@ def test_groups_equal_one_process_with_the_same_batches(tmp_path, path, ranks, f
     visits = tuple(hops(member, ORDERS["sgd"][:4]))
     makers = [group if gpus == 3 else group.ranks[0] for gpus in GROUPS]
     reports = [maker.visit(member, one) for maker, one in zip(makers, visits, strict=True)]
-    assert [report.samples for report in reports] == [PARTS[v.partition][v.evaluates] for v in visits]
+    assert [report.samples for report in reports] == [PARTS[v.partition_number][v.evaluates] for v in visits]
     assert [r.result.gpus for r in reports if r.result] == [3, 3]
     expected, metrics = trained_alone(tmp_path, ensemble, member, order_of(visits, GROUPS))
-    arrays, state = state_file.read(group.ranks[0].store, reports[-1].state)
+    arrays, state = state_file.read(group.ranks[0].store, state_after(reports[-1]))
     assert state.gpus == 3
     assert_near(arrays, expected)
     for result, own in zip((r.result for r in reports if r.result), metrics, strict=True):
@@ -341,10 +342,10 @@ def test_a_killed_rank_costs_its_group_one_visit(tmp_path, path, ranks):
 def test_a_group_that_is_told_to_stop_leaves_no_trace(tmp_path, path, ranks, evaluates):
     tasks = Visits(tmp_path, ensemble_of("pytorch", path, "fit_train_fn"))
     group = VisitedGroup(ranks(tasks, 0), ranks(tasks, 1))
-    assert group.visit(DROPPING, VisitSpec(0, 1, 0, False))
+    assert group.visit(DROPPING, visit_to(0, 1, 0, False))
     files = states_in(group.ranks[0].store)
     state = "adam-9" if evaluates else "adam-0"
-    group.start(slow(0.2, tmp_path / "began"), VisitSpec(1, 1, 1, evaluates, state))
+    group.start(slow(0.2, tmp_path / "began"), visit_to(1, 1, 1, evaluates, state))
     if evaluates:
         group.ranks[0].sign()
     else:
@@ -353,7 +354,7 @@ def test_a_group_that_is_told_to_stop_leaves_no_trace(tmp_path, path, ranks, eva
         rank.stop()
     assert [rank.finish() for rank in group.ranks] == [None, None]
     assert states_in(group.ranks[0].store) == files
-    assert group.visit(DROPPING, VisitSpec(2, 1, 1, False, "adam-0"))
+    assert group.visit(DROPPING, visit_to(2, 1, 1, False, "adam-0"))
 
 
 # In this process
@@ -404,7 +405,7 @@ class Silent:
 def test_members_change_between_modes_at_the_end_of_an_epoch(here):
     train(DROPPING, here.tasks)
     for one in hops(DROPPING, ORDERS["adam"][:2]):
-        report = here(DROPPING, replace(one, epoch=2))
+        report = here(DROPPING, replace(one, epoch=one.epoch + 2))
     here.context.finish_saving()
     assert report.result.epoch == 2
     trained = train(DROPPING, here.tasks, epochs=3)
@@ -415,7 +416,7 @@ def test_members_change_between_modes_at_the_end_of_an_epoch(here):
 def test_the_middle_of_an_epoch_in_parallel_is_refused(here):
     train(DROPPING, here.tasks, looks=5)
     with pytest.raises(BadInputError, match="middle of epoch 1 of data-parallel training") as caught:
-        here(DROPPING, VisitSpec(0, 1, 0, False))
+        here(DROPPING, visit_to(0, 1, 0, False))
     assert "--mode data-parallel" in caught.value.hint
 
 
@@ -437,7 +438,7 @@ def test_a_member_continues_from_its_checkpoint_alike(here):
     anew = here(DROPPING, replace(visits[6], number=20, state=None))
     kept = here(DROPPING, visits[6])
     store = open_hops(here.context, "r", here.tasks.ensemble).store
-    assert digest_in(store, anew.state) == digest_in(store, kept.state)
+    assert digest_in(store, state_after(anew)) == digest_in(store, state_after(kept))
 
 
 def test_an_evaluation_changes_nothing_that_is_trained(here):
@@ -454,46 +455,46 @@ def test_a_full_disk_ends_the_next_visit(here, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(CheckpointFolder, "save", full)
-    here(DROPPING, VisitSpec(0, 1, 0, False))
+    here(DROPPING, visit_to(0, 1, 0, False))
     failure = here.context.finish_saving()
     assert failure.error.errno == errno.ENOSPC
     with pytest.raises(OSError, match="No space left"):
-        here(DROPPING, VisitSpec(1, 1, 1, False, "adam-0"))
+        here(DROPPING, visit_to(1, 1, 1, False, "adam-0"))
 
 
 def test_training_that_diverges_fails(here):
     member = replace(DROPPING, config={"optimizer": "sgd", "learning_rate": float("nan")})
     with pytest.raises(BadInputError, match="loss is nan after the visit: training diverged"):
-        here(member, VisitSpec(0, 1, 0, False))
+        here(member, visit_to(0, 1, 0, False))
 
 
 def test_a_partition_that_is_not_there_is_named(here):
     partitions = replace(here.tasks.ensemble.partitions, count=8)
     here.tasks.ensemble = replace(here.tasks.ensemble, partitions=partitions)
     with pytest.raises(BadInputError, match=r"partition 7 is not on .*: there is no .*/7\.npz"):
-        here(DROPPING, VisitSpec(0, 1, 7, False))
+        here(DROPPING, visit_to(0, 1, 7, False))
 
 
 EPOCH = EpochResult(1, {"loss": 1.0}, 1.0, 1, 0.0)
 TRAINED = TrainingState(part_samples=640, visited=(0, 1, 2, 3))
 MISFITS = {
-    "another epoch": (TrainingState(epochs=(EPOCH,)), VisitSpec(5, 1, 0, False)),
-    "trained before": (TrainingState(part_samples=9, visited=(2, 0)), VisitSpec(5, 1, 0, False)),
-    "all trained": (TRAINED, VisitSpec(5, 1, 0, False)),
-    "evaluated before": (replace(TRAINED, visited=(0,), evaluating=True), VisitSpec(5, 1, 0, True)),
+    "another epoch": (TrainingState(epochs=(EPOCH,)), visit_to(5, 1, 0, False)),
+    "trained before": (TrainingState(part_samples=9, visited=(2, 0)), visit_to(5, 1, 0, False)),
+    "all trained": (TRAINED, visit_to(5, 1, 0, False)),
+    "evaluated before": (replace(TRAINED, visited=(0,), evaluating=True), visit_to(5, 1, 0, True)),
     "training in an evaluation": (
         replace(TRAINED, visited=(0,), evaluating=True),
-        VisitSpec(5, 1, 1, False),
+        visit_to(5, 1, 1, False),
     ),
-    "evaluation of a part": (TrainingState(part_samples=9, visited=(2, 0)), VisitSpec(5, 1, 1, True)),
-    "evaluation of a fresh network": (TrainingState(), VisitSpec(5, 1, 1, True)),
+    "evaluation of a part": (TrainingState(part_samples=9, visited=(2, 0)), visit_to(5, 1, 1, True)),
+    "evaluation of a fresh network": (TrainingState(), visit_to(5, 1, 1, True)),
 }
 
 
 @pytest.mark.parametrize(("state", "one"), MISFITS.values(), ids=MISFITS)
 def test_a_visit_that_does_not_fit_the_state_is_refused(state, one):
     with pytest.raises(BadInputError, match=r"visit 5 to .* does not follow the state of m"):
-        check_fits("m", one, state, 4)
+        check_fits(replace(one, config="m"), state, 4)
 
 
 def test_metrics_are_means_over_all_samples(here):
