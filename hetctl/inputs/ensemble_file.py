@@ -23,7 +23,7 @@ from hetctl.inputs.member_entries import (
     points_of,
 )
 from hetctl.inputs.search_entries import SEARCH, as_trials, search_problems, trials_of
-from hetctl.inputs.validation import validate
+from hetctl.inputs.validation import validate, value_of
 from hetctl.inputs.yaml_source import Location, dotted, read_yaml
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitions, TrainingCode
 from hetctl.model.errors import BadInputError
@@ -169,7 +169,7 @@ def read_ensemble(path: Path) -> Ensemble:
         data=code.data,
         partitions=None if model.partitions is None else _partitions(model.partitions, folder),
         samples_per_epoch=model.samples_per_epoch,
-        balance=BalanceSettings(**model.balance.model_dump()),
+        balance=value_of(BalanceSettings, model.balance),
         rate_keys=tuple(model.rate_keys or ()),
         search=trials.spec if trials else None,
     )
@@ -186,7 +186,7 @@ def _function_problems(
 ) -> Iterator[tuple[Location, str]]:
     entries = {point.where: point.settings.functions for point in points}
     for where, functions in {(): model.functions, **entries}.items():
-        for role, function in functions or ():
+        for role, function in vars(functions).items() if functions else ():
             problem = _entry_point_problem(function, folder) if function is not None else None
             if problem is not None:
                 yield (*where, "functions", role), problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
 
 from hetctl.inputs.member_schema import (
     Config,
@@ -20,9 +20,9 @@ from hetctl.inputs.member_schema import (
     distinct,
     one_way,
 )
-from hetctl.inputs.validation import SafeName, Strict
-from hetctl.model.searches import ASHA_VARIANTS
-from hetctl.model.training_settings import BALANCE_MODES, MANAGERS, PREDICTORS, USUAL_FRAMEWORK
+from hetctl.inputs.validation import SafeName, Strict, model_of, under
+from hetctl.model.searches import ASHA_VARIANTS, NamedPart, SearchBudget
+from hetctl.model.training_settings import USUAL_FRAMEWORK, BalanceSettings
 
 
 class MethodKeys(NamedTuple):
@@ -73,38 +73,20 @@ def _one_change(change: MutationModel) -> MutationModel:
     return change
 
 
-class OptunaPartModel(Strict):
-    """Class of Optuna by name, with the arguments that it is made with."""
-
-    name: str = Field(min_length=1, description="Name of the class.")
-    options: dict[str, Any] = Field(
-        default_factory=dict,
-        description="Its arguments; a mapping of name and options stands for a part inside of another.",
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _name_alone(cls, given: Any) -> Any:
-        return given if isinstance(given, dict) else {"name": given}
-
-
-class SearchBudgetModel(Strict):
-    """Limits after which no trial is begun or continued."""
-
-    epochs: int | None = Field(default=None, ge=1, description="Epochs of all trials together; null: any.")
-    gpu_hours: float | None = Field(default=None, gt=0, description="GPU-hours of the run; null: any.")
-    time: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="Time since the start of the run, such as 2h; null: any."
-    )
-
-
-# A type checker cannot evaluate a Literal that is built from a table.
+# A type checker cannot evaluate a Literal that is built from a table, and reads dataclasses for their models.
 if TYPE_CHECKING:
     MethodName = str
     AshaVariant = str
+    BalanceModel = BalanceSettings
+    BudgetModel = SearchBudget
+    OptunaPartModel = NamedPart
 else:
+    BalanceModel, BudgetModel, OptunaPartModel = map(model_of, (BalanceSettings, SearchBudget, NamedPart))
     MethodName = Literal[tuple(METHOD_KEYS)]
     AshaVariant = Literal[ASHA_VARIANTS]
+
+
+OptunaPart = Annotated[OptunaPartModel, under("name")]
 
 
 class SearchModel(EntrySettings):
@@ -150,19 +132,19 @@ class SearchModel(EntrySettings):
     mutate: dict[str, Annotated[MutationModel, AfterValidator(_one_change)]] | None = Field(
         default=None, min_length=1, description="pbt: changes of values from a parent to its child."
     )
-    sampler: OptunaPartModel | None = Field(
+    sampler: OptunaPart | None = Field(
         default=None,
         description="Class of optuna.samplers that draws configs: a name, or a mapping of name and options;"
         " null: TPESampler for optuna, random draws for all others.",
     )
-    pruner: OptunaPartModel | None = Field(
+    pruner: OptunaPart | None = Field(
         default=None, description="optuna: class of optuna.pruners that ends trials; null: none is ended."
     )
     parallel: int | None = Field(
         default=None, ge=1, description="Most trials at a time; null: as many as fit the GPUs of a job."
     )
-    budget: SearchBudgetModel = Field(
-        default_factory=SearchBudgetModel, description="Limits of resources, after which the search ends."
+    budget: BudgetModel = Field(
+        default_factory=BudgetModel, description="Limits of resources, after which the search ends."
     )
 
     @field_validator("space")
@@ -174,37 +156,11 @@ class SearchModel(EntrySettings):
         return space
 
 
-# A type checker cannot evaluate a Literal that is built from a table.
-if TYPE_CHECKING:
-    BalanceMode = str
-    ManagerName = str
-    PredictorName = str
-else:
-    BalanceMode = Literal[BALANCE_MODES]
-    ManagerName = Literal[MANAGERS]
-    PredictorName = Literal[PREDICTORS]
-
-
-class BalanceModel(Strict):
-    """Batch sizes that follow the speeds of a member's GPUs."""
-
-    mode: BalanceMode = Field(
-        default="auto",
-        description="on, off, or auto: for groups on several types of GPU, and those that drift apart.",
-    )
-    manager: ManagerName = Field(
-        default="curve", description="Algorithm that sets the sizes: cpu and gpu are those of LB-BSP."
-    )
-    predictor: PredictorName = Field(default="narx", description="Predictor of speeds of the manager cpu.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _mode_alone(cls, given: Any) -> Any:
-        # In YAML 1.1, on and off are booleans.
-        words = {True: "on", False: "off"}
-        if isinstance(given, dict):
-            return {**given, "mode": words[given["mode"]]} if isinstance(given.get("mode"), bool) else given
-        return {"mode": words[given] if isinstance(given, bool) else given}
+def _balance(given: Any) -> Any:
+    """Return settings of which a mode may stand alone; in YAML 1.1, on and off are booleans."""
+    settings = given if isinstance(given, dict) else {"mode": given}
+    mode = settings.get("mode")
+    return {**settings, "mode": "on" if mode else "off"} if isinstance(mode, bool) else settings
 
 
 class PartitionsModel(Strict):
@@ -226,11 +182,6 @@ class PartitionsModel(Strict):
     )
     replicas: int = Field(default=1, ge=1, description="Number of nodes that have, or copy, each partition.")
 
-    @model_validator(mode="before")
-    @classmethod
-    def _count_alone(cls, given: Any) -> Any:
-        return given if isinstance(given, dict) else {"count": given}
-
 
 class EnsembleModel(Settings):
     """Networks that are trained on the same data."""
@@ -246,7 +197,7 @@ class EnsembleModel(Settings):
         default=None,
         description="Argument of input_fn; a relative path is relative to the folder of the ensemble file.",
     )
-    partitions: PartitionsModel | None = Field(
+    partitions: Annotated[PartitionsModel, under("count")] | None = Field(
         default=None,
         description="Partitions of the data on the nodes' own disks: a number, or a mapping of count,"
         " path, source and replicas, or of file; null: not partitioned.",
@@ -261,7 +212,7 @@ class EnsembleModel(Settings):
         description="Keys of config that can change the training rate: members that differ in others only are"
         " of one shape, and measured once. null: all keys except learning rates, seeds and the like.",
     )
-    balance: BalanceModel = Field(
+    balance: Annotated[BalanceModel, BeforeValidator(_balance)] = Field(
         default_factory=BalanceModel,
         description="Balanced batches: a mode, or a mapping of mode, manager and predictor.",
     )

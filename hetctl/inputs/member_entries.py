@@ -21,7 +21,6 @@ from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_schema import (
     DrawModel,
     EntrySettings,
-    FunctionsModel,
     GridEntry,
     GridModel,
     MemberModel,
@@ -30,6 +29,7 @@ from hetctl.inputs.member_schema import (
     Settings,
 )
 from hetctl.inputs.quantities import parse_interval
+from hetctl.inputs.validation import value_of
 from hetctl.inputs.yaml_source import Location
 from hetctl.model.combinations import NO_DIVISION, OWN_CODE, conflicts
 from hetctl.model.ensemble import Functions, Member, StopRule, TrainingCode
@@ -152,10 +152,10 @@ def _code(ensemble: EnsembleModel, point: MemberEntry, folder: Path) -> Training
     return None if code == common else code
 
 
-def code_of(framework: str, functions: FunctionsModel, data: str | None, folder: Path) -> TrainingCode:
+def code_of(framework: str, functions: Functions, data: str | None, folder: Path) -> TrainingCode:
     """Return framework, functions and data of a file; a relative path of data is relative to its folder."""
     located = data if data is None or "://" in data else os.path.normpath(folder / data)
-    return TrainingCode(framework, Functions(**functions.model_dump()), located)
+    return TrainingCode(framework, value_of(Functions, functions), located)
 
 
 def _layers(point: MemberEntry, folder: Path) -> str | None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     ConfigDict,
     Discriminator,
     Field,
@@ -20,17 +19,13 @@ from pydantic import (
 
 from hetctl.inputs.input_errors import shown
 from hetctl.inputs.quantities import parse_interval
-from hetctl.inputs.validation import Matching, MemberName, SafeName, Strict
-from hetctl.model.errors import BadInputError
+from hetctl.inputs.validation import Matching, MemberName, SafeName, Strict, converting, model_of
+from hetctl.model.ensemble import Functions, Member
 from hetctl.model.training_settings import FRAMEWORKS
 
-FUNCTION_RULE = "must be module:function"
 Value = str | int | float
 VariableName = Annotated[
     str, Matching(r"[A-Za-z_][A-Za-z0-9_]*", "must be letters, digits and _, not starting with a digit")
-]
-FunctionName = Annotated[
-    str, Matching(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*", FUNCTION_RULE)
 ]
 
 
@@ -62,16 +57,13 @@ def _words(command: str | list[str]) -> str | list[str]:
 
 def _interval(value: Any) -> str:
     # As text even if YAML has a number, for the message that says which unit is missing.
-    try:
-        parse_interval(str(value))
-    except BadInputError as error:
-        raise ValueError(f"{error.message}; {error.hint}".rstrip("; ")) from None
+    parse_interval(str(value))
     return str(value)
 
 
 Interval = Annotated[
     str,
-    BeforeValidator(_interval),
+    converting(_interval),
     WithJsonSchema({"type": "string", "examples": ["10m", "500 steps", "2 epochs"]}),
 ]
 Command = Annotated[str | list[str], AfterValidator(_words)]
@@ -86,50 +78,17 @@ else:
     FrameworkName = Literal[tuple(FRAMEWORKS)]
 
 
-class FunctionsModel(Strict):
-    """The user's functions, each as module:function; modules lie in the folder of the ensemble file."""
+# For a type checker, the model of a dataclass has the dataclass's fields.
+if TYPE_CHECKING:
+    FunctionsModel = Functions
 
-    input_fn: FunctionName = Field(
-        description="input_fn(data), or input_fn(data, path), returns the training and validation samples."
-    )
-    model_fn: FunctionName = Field(description="model_fn(config) returns the network and its optimizer.")
-    train_fn: FunctionName | None = Field(
-        default=None,
-        description="train_fn(data, model, optimizer, config), or with a fifth argument, context, trains an "
-        "epoch; null: the default.",
-    )
-    evaluate_fn: FunctionName | None = Field(
-        default=None,
-        description="evaluate_fn(outputs, targets, config) returns metrics of all validation samples.",
-    )
+    class _MemberKeys(Strict):
+        seed: int
+        stop: Strict
 
-
-class StopModel(Strict):
-    """Conditions under which a member has converged."""
-
-    metric: str = Field(
-        default="val_loss", min_length=1, description="Key of the metric in the results of an epoch."
-    )
-    mode: Literal["max", "min"] | None = Field(
-        default=None,
-        description="Direction of improvement; null: max for metrics whose name contains acc, auc, f1, "
-        "precision or recall, else min.",
-    )
-    patience: int = Field(
-        default=5,
-        ge=1,
-        description="Number of epochs without an improvement of more than min_delta after which it stops.",
-    )
-    min_delta: float = Field(
-        default=0.0, ge=0, description="Change of the metric that an improvement must exceed."
-    )
-    target: float | None = Field(default=None, description="Value of the metric at which training stops.")
-    max_epochs: int = Field(default=100, ge=1, description="Maximum number of epochs.")
-    expected_epochs: int | None = Field(
-        default=None,
-        ge=1,
-        description="Number of epochs assumed in predictions, at most max_epochs; null: max_epochs.",
-    )
+else:
+    FunctionsModel = model_of(Functions)
+    _MemberKeys = model_of(Member)
 
 
 class CheckpointModel(Strict):
@@ -142,59 +101,13 @@ class CheckpointModel(Strict):
     )
 
 
-class Settings(Strict):
+class Settings(_MemberKeys):
     """Settings of an ensemble for all its members, and of a member for itself."""
 
-    batch_size: int = Field(
-        default=32,
-        ge=1,
-        description="Samples per GPU and step; with global_batch_size, the most that a GPU takes at once.",
-    )
-    global_batch_size: int | None = Field(
-        default=None,
-        ge=1,
-        description="Samples of a step on any number of GPUs, which share them; null: batch_size times GPUs.",
-    )
-    min_batch_size: int | None = Field(
-        default=None,
-        ge=1,
-        description="Lower limit for halving the batch size of members out of memory; null: they fail.",
-    )
-    validation_batch_size: int | None = Field(
-        default=None,
-        ge=1,
-        description="Samples per GPU and step of an evaluation; null: as in training.",
-    )
-    seed: int = Field(
-        default=0, ge=0, description="Random seed; each member's own is a hash of it and the member's name."
-    )
     gpus: int | None = Field(
         default=None,
         ge=1,
         description="Exact number of GPUs of a member, in place of min_gpus and max_gpus; null: those.",
-    )
-    min_gpus: int = Field(default=1, ge=1, description="Minimum number of GPUs of a member while it trains.")
-    max_gpus: int | None = Field(
-        default=None, ge=1, description="Maximum number of GPUs of a member; null: no limit."
-    )
-    rescale_learning_rate: bool = Field(
-        default=True,
-        description="Scale the learning rate with the number of GPUs (Capes et al., Equation 7). Never done"
-        " with global_batch_size.",
-    )
-    deterministic: bool = Field(
-        default=False,
-        description="Use deterministic algorithms only, so that training on GPUs is the same each time.",
-    )
-    shard: bool = Field(
-        default=False,
-        description="Divide parameters, gradients and optimizer state among a member's GPUs (FSDP of"
-        " PyTorch).",
-    )
-    stop: StopModel = Field(
-        default_factory=StopModel,
-        description="Conditions under which a member has converged. Keys of a member override those of the "
-        "ensemble; a member with its own metric does not inherit mode and target.",
     )
     checkpoint: CheckpointModel = Field(
         default_factory=CheckpointModel, description="Times of checkpoints in training."

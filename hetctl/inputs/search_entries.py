@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from hetctl.inputs.ensemble_schema import METHOD_KEYS, OF_METHODS, EnsembleModel, OptunaPartModel, SearchModel
+from hetctl.inputs.ensemble_schema import METHOD_KEYS, OF_METHODS, EnsembleModel, SearchModel
 from hetctl.inputs.input_errors import suggestion
 from hetctl.inputs.member_entries import MOST_MEMBERS, MemberEntry, fitted, usual_mode
-from hetctl.inputs.quantities import parse_duration
+from hetctl.inputs.validation import value_of
 from hetctl.inputs.yaml_source import Location
 from hetctl.model.ensemble import Member, Objective, StopRule
 from hetctl.model.errors import BadInputError
@@ -65,11 +65,6 @@ def _value_problems(search: SearchModel) -> Iterator[tuple[Location, str]]:
         yield (*SEARCH, "mode"), "needs a metric; the direction of the stop rule's is stop.mode"
     if search.pruner is None and search.method == "optuna" and search.every is not None:
         yield (*SEARCH, "every"), "needs a pruner, which decides so often"
-    if search.budget.time is not None:
-        try:
-            parse_duration(search.budget.time)
-        except BadInputError as error:
-            yield (*SEARCH, "budget", "time"), error.message
 
 
 def _is_number(search: SearchModel, key: str) -> bool:
@@ -136,11 +131,11 @@ def _objective(search: SearchModel) -> Objective | None:
 
 
 def _spec(search: SearchModel, seed: int) -> SearchSpec:
-    method, sampler = search.method, _part(search.sampler)
+    method = search.method
+    sampler, pruner = (part and value_of(NamedPart, part) for part in (search.sampler, search.pruner))
     keys = METHOD_KEYS[method]
     values = search.model_dump(include=set(keys.needs | keys.may), exclude_none=True, exclude_unset=True)
     settings = {key: value for key, value in values.items() if key not in ("sampler", "pruner")}
-    budget = search.budget
     return SearchSpec(
         method=method,
         members=(),
@@ -148,14 +143,8 @@ def _spec(search: SearchModel, seed: int) -> SearchSpec:
         epochs=search.epochs,
         settings=settings,
         sampler=sampler or (USUAL_SAMPLER if method == "optuna" else None),
-        pruner=_part(search.pruner),
+        pruner=pruner,
         seed=search.seed if "seed" in search.model_fields_set else seed,
         parallel=search.parallel,
-        budget=SearchBudget(
-            budget.epochs, budget.gpu_hours, None if budget.time is None else parse_duration(budget.time)
-        ),
+        budget=value_of(SearchBudget, search.budget),
     )
-
-
-def _part(given: OptunaPartModel | None) -> NamedPart | None:
-    return None if given is None else NamedPart(given.name, given.options)

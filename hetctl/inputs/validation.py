@@ -98,6 +98,11 @@ def converting(parse: Callable[[Any], Any]) -> BeforeValidator:
     return BeforeValidator(convert)
 
 
+def under(key: str) -> BeforeValidator:
+    """Return a conversion of what is no mapping to the mapping that has it under a key."""
+    return BeforeValidator(lambda given: given if isinstance(given, dict) else {key: given})
+
+
 def _duration(value: Any) -> int:
     if value is None:
         raise PydanticUseDefault
@@ -136,21 +141,22 @@ def model_of(kind: type) -> type[Strict]:
 def _key_of(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, FieldInfo]:
     key: Key = hint.__metadata__[-1]
     how: dict[str, Any] = {"description": key.description}
+    kind: Any = Literal[key.choices] if key.choices else _in_file(hint)
     default: Any = field.default
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
     if key.form == DURATION:
         how["alias"] = field.name.removesuffix("_s")
-        if default is not None:
-            how["description"] += f"; null: {format_duration(default)}."
-            default = None
+    if null := key.null or (key.form == DURATION and default is not None and format_duration(default)):
+        how["description"] += f"; null: {null}."
+        kind, default = kind | None, None
     if default is None or isinstance(default, (str, int, float)):
         how["default"] = default
     elif dataclasses.is_dataclass(default):
         how["default_factory"] = model_of(typing.cast(type, type(default)))
     elif default is not dataclasses.MISSING:
         how["default_factory"] = list if default == () else type(default)
-    return Literal[key.choices] if key.choices else _in_file(hint), Field(**how)
+    return kind, Field(**how)
 
 
 def _in_file(hint: Any) -> Any:
@@ -194,7 +200,7 @@ def validate(kind: type[Model], source: YamlSource) -> Model:
         raise source.refusal(problems) from None
 
 
-def value_of(kind: type[T], model: BaseModel, **more: Any) -> T:
+def value_of(kind: type[T], model: Any, **more: Any) -> T:
     """Return a dataclass from the model of its keys in a file, and from the fields that the file has not."""
     return decode(kind, {**model.model_dump(exclude_unset=True, exclude_none=True), **more})
 

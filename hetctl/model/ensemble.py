@@ -8,8 +8,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any
 
+from hetctl.model.file_keys import Key, Pattern
 from hetctl.model.searches import SearchSpec
 from hetctl.model.serialization import encode
 from hetctl.model.training_settings import (
@@ -41,31 +42,28 @@ class Objective:
 
 @dataclass(frozen=True)
 class StopRule:
-    """Conditions under which a member has converged.
+    """Conditions under which a member has converged."""
 
-    Parameters
-    ----------
-    metric : str
-        A key of the epoch's results, such as ``val_accuracy`` or ``val_loss``.
-    mode : str
-        ``max`` if more of the metric is better, ``min`` if less is.
-    patience : int
-        Epochs without an improvement of more than `min_delta` after which the member has converged.
-    target : float or None
-        Value of the metric at which the member has converged.
-    max_epochs : int
-        Number of epochs after which training ends in any case.
-    expected_epochs : int or None
-        Number of epochs that the author expects; used for predictions only, `max_epochs` if None.
-    """
-
-    metric: str = "val_loss"
-    mode: str = "min"
-    patience: int = 5
-    min_delta: float = 0.0
-    target: float | None = None
-    max_epochs: int = 100
-    expected_epochs: int | None = None
+    metric: Annotated[str, Key("Key of the metric in the results of an epoch.", min_length=1)] = "val_loss"
+    mode: Annotated[
+        str,
+        Key(
+            "Direction of improvement",
+            null="max for metrics whose name contains acc, auc, f1, precision or recall, else min",
+            choices=("max", "min"),
+        ),
+    ] = "min"
+    patience: Annotated[
+        int,
+        Key("Number of epochs without an improvement of more than min_delta after which it stops.", ge=1),
+    ] = 5
+    min_delta: Annotated[float, Key("Change of the metric that an improvement must exceed.", ge=0)] = 0.0
+    target: Annotated[float | None, Key("Value of the metric at which training stops.")] = None
+    max_epochs: Annotated[int, Key("Maximum number of epochs.", ge=1)] = 100
+    expected_epochs: Annotated[
+        int | None,
+        Key("Number of epochs assumed in predictions, at most max_epochs; null: max_epochs.", ge=1),
+    ] = None
 
     def reason_to_stop(self, history: Sequence[float]) -> str | None:
         """Return why a member with this metric per epoch has converged, or None if it has not."""
@@ -111,14 +109,38 @@ class StopRule:
         return min(self.expected_epochs or self.max_epochs, self.max_epochs)
 
 
+FunctionName = Annotated[
+    str,
+    Pattern(
+        r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:[A-Za-z_][A-Za-z0-9_]*",
+        "must be module:function",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Functions:
-    """Functions of the user as ``module:function``, in CEREBRO's API (section 3, Figure 3)."""
+    """The user's functions, each as module:function; modules lie in the folder of the ensemble file.
 
-    input_fn: str
-    model_fn: str
-    train_fn: str | None = None
-    evaluate_fn: str | None = None
+    They are CEREBRO's API (section 3, Figure 3).
+    """
+
+    input_fn: Annotated[
+        FunctionName,
+        Key("input_fn(data), or input_fn(data, path), returns the training and validation samples."),
+    ]
+    model_fn: Annotated[FunctionName, Key("model_fn(config) returns the network and its optimizer.")]
+    train_fn: Annotated[
+        FunctionName | None,
+        Key(
+            "train_fn(data, model, optimizer, config), or with a fifth argument, context, trains an "
+            "epoch; null: the default."
+        ),
+    ] = None
+    evaluate_fn: Annotated[
+        FunctionName | None,
+        Key("evaluate_fn(outputs, targets, config) returns metrics of all validation samples."),
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -150,7 +172,7 @@ class TrainingCode:
 
 @dataclass(frozen=True)
 class Member:
-    """One network of the ensemble, with its hyper-parameters.
+    """Settings of an ensemble for all its members, and of a member for itself.
 
     Parameters
     ----------
@@ -158,29 +180,10 @@ class Member:
         Name, unique in the ensemble and safe as a file name.
     config : mapping
         Hyper-parameters, passed to ``model_fn`` and ``train_fn`` unchanged.
-    batch_size : int
-        Samples per GPU and step; a group of k GPUs takes k times as many. With `global_batch_size`, the most
-        samples that a GPU takes at once.
-    global_batch_size : int or None
-        Samples of a step of the whole group, whatever its number of GPUs; None: as `batch_size` says.
-    min_batch_size : int or None
-        Least batch size to which it may be halved when memory runs out; None: it is not changed.
     layers : str or None
         Absolute path of a profile of its layers, needed to cut it into a pipeline.
-    min_gpus : int
-        Least number of GPUs on which it trains.
-    max_gpus : int or None
-        Largest number of GPUs that it may get; None: the planner decides.
-    rescale_learning_rate : bool
-        Scale the learning rate with the number of GPUs (Capes et al., Equation 7).
-    validation_batch_size : int or None
-        Samples per GPU and step of an evaluation; None: the batch size of training.
     profile_as : str or None
         Name of the member whose rates it has; None: those of its own shape.
-    deterministic : bool
-        Train with deterministic algorithms only.
-    shard : bool
-        Divide parameters, gradients and the state of the optimizer among the ranks.
     command : tuple of str
         Words of the command that trains it, with placeholders; empty: the ensemble's functions do.
     environment : mapping of str to str
@@ -195,19 +198,49 @@ class Member:
 
     name: str
     config: Mapping[str, Any] = field(default_factory=dict)
-    batch_size: int = 32
-    seed: int = 0
-    stop: StopRule = field(default_factory=StopRule)
-    max_gpus: int | None = None
-    rescale_learning_rate: bool = True
-    min_batch_size: int | None = None
+    batch_size: Annotated[
+        int,
+        Key("Samples per GPU and step; with global_batch_size, the most that a GPU takes at once.", ge=1),
+    ] = 32
+    seed: Annotated[
+        int, Key("Random seed; each member's own is a hash of it and the member's name.", ge=0)
+    ] = 0
+    stop: Annotated[
+        StopRule,
+        Key(
+            "Conditions under which a member has converged. Keys of a member override those of the "
+            "ensemble; a member with its own metric does not inherit mode and target."
+        ),
+    ] = field(default_factory=StopRule)
+    max_gpus: Annotated[int | None, Key("Maximum number of GPUs of a member; null: no limit.", ge=1)] = None
+    rescale_learning_rate: Annotated[
+        bool,
+        Key(
+            "Scale the learning rate with the number of GPUs (Capes et al., Equation 7). Never done"
+            " with global_batch_size."
+        ),
+    ] = True
+    min_batch_size: Annotated[
+        int | None,
+        Key("Lower limit for halving the batch size of members out of memory; null: they fail.", ge=1),
+    ] = None
     layers: str | None = None
-    validation_batch_size: int | None = None
-    global_batch_size: int | None = None
-    min_gpus: int = 1
+    validation_batch_size: Annotated[
+        int | None, Key("Samples per GPU and step of an evaluation; null: as in training.", ge=1)
+    ] = None
+    global_batch_size: Annotated[
+        int | None,
+        Key("Samples of a step on any number of GPUs, which share them; null: batch_size times GPUs.", ge=1),
+    ] = None
+    min_gpus: Annotated[int, Key("Minimum number of GPUs of a member while it trains.", ge=1)] = 1
     profile_as: str | None = None
-    deterministic: bool = False
-    shard: bool = False
+    deterministic: Annotated[
+        bool, Key("Use deterministic algorithms only, so that training on GPUs is the same each time.")
+    ] = False
+    shard: Annotated[
+        bool,
+        Key("Divide parameters, gradients and optimizer state among a member's GPUs (FSDP of PyTorch)."),
+    ] = False
     command: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     checkpoint: CheckpointInterval = field(default_factory=CheckpointInterval)

@@ -28,15 +28,22 @@ class Key(Limits):
     ----------
     description : str
         Its meaning, for the JSON Schema.
+    null : str
+        What null stands for, which is the default in files, where the value itself is never None.
     choices : tuple of str
         Values that a text may have; empty: any.
     """
 
     def __init__(
-        self, description: str, form: str = "", choices: tuple[str, ...] = (), **limits: Any
+        self,
+        description: str,
+        form: str = "",
+        null: str = "",
+        choices: tuple[str, ...] = (),
+        **limits: Any,
     ) -> None:
         super().__init__(form, **limits)
-        self.description, self.choices = description, choices
+        self.description, self.null, self.choices = description, null, choices
 
 
 class Pattern(NamedTuple):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from hetctl.model.file_keys import DURATION, Key
 
 TRIAL, REPORT, SEARCH_ENDED = "trial", "trial_report", "search_ended"
 """Kinds of the events of a search, which the driver writes: a trial is asked for, its result, the end."""
@@ -18,29 +20,24 @@ report. In the first, fewer trials of the first rung are promoted while others a
 
 @dataclass(frozen=True)
 class SearchBudget:
-    """Limits after which a search begins and continues no more trials; None means no limit.
+    """Limits after which no trial is begun or continued."""
 
-    Parameters
-    ----------
-    epochs : int or None
-        Epochs of all trials together, as asked for.
-    gpu_hours : float or None
-        GPU-hours of the run.
-    time_s : float or None
-        Seconds since the start of the run.
-    """
-
-    epochs: int | None = None
-    gpu_hours: float | None = None
-    time_s: float | None = None
+    epochs: Annotated[int | None, Key("Epochs of all trials together; null: any.", ge=1)] = None
+    gpu_hours: Annotated[float | None, Key("GPU-hours of the run; null: any.", gt=0)] = None
+    time_s: Annotated[
+        float | None, Key("Time since the start of the run, such as 2h; null: any.", DURATION)
+    ] = None
 
 
 @dataclass(frozen=True)
 class NamedPart:
-    """Class of Optuna by its name, with the options that it is made with."""
+    """Class of Optuna by name, with the arguments that it is made with."""
 
-    name: str
-    options: Mapping[str, Any] = field(default_factory=dict)
+    name: Annotated[str, Key("Name of the class.", min_length=1)]
+    options: Annotated[
+        Mapping[str, Any],
+        Key("Its arguments; a mapping of name and options stands for a part inside of another."),
+    ] = field(default_factory=dict)
 
 
 USUAL_SAMPLER = NamedPart("TPESampler")

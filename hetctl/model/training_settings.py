@@ -6,7 +6,9 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from hetctl.model.file_keys import Key
 
 
 @dataclass(frozen=True)
@@ -157,19 +159,17 @@ PREDICTORS = ("memoryless", "narx")
 
 @dataclass(frozen=True)
 class BalanceSettings:
-    """Choice whether and how the ranks of a group get batches that fit their speeds.
+    """Batch sizes that follow the speeds of a member's GPUs."""
 
-    Parameters
-    ----------
-    mode : str
-        ``on``: from the first step. ``off``: never. ``auto``: from the first step for a group on several
-        types of GPU; for any other group as soon as its ranks drift apart.
-    manager : str
-        One of `MANAGERS`.
-    predictor : str
-        One of `PREDICTORS`; used by the manager ``cpu`` alone.
-    """
-
-    mode: str = AUTO
-    manager: str = "curve"
-    predictor: str = "narx"
+    mode: Annotated[
+        str,
+        Key(
+            "on, off, or auto: for groups on several types of GPU, and those that drift apart.",
+            choices=BALANCE_MODES,
+        ),
+    ] = AUTO
+    manager: Annotated[
+        str,
+        Key("Algorithm that sets the sizes: cpu and gpu are those of LB-BSP.", choices=MANAGERS),
+    ] = "curve"
+    predictor: Annotated[str, Key("Predictor of speeds of the manager cpu.", choices=PREDICTORS)] = "narx"
