@@ -1,15 +1,17 @@
-"""Prediction of convergence from a member's losses (Capes et al., section 3.1, Equation 1)."""
+"""Prediction of convergence from members' losses (Capes et al., section 3.1, Equation 1)."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from statistics import NormalDist
+from typing import TYPE_CHECKING, NamedTuple
 
-from hetctl.model.ensemble import StopRule
+from hetctl.model.ensemble import Member, StopRule
+from hetctl.model.training_progress import EpochHistory, Progress
 
 if TYPE_CHECKING:
     from numpy import float64
@@ -32,28 +34,13 @@ LEAST_NOISE = 0.005
 MOST_EPOCHS = 1e4
 LEAST_WEIGHT = 1e-12
 """Least total likelihood of all curves, relative to the most likely one, for any to be possible."""
-
-
-@dataclass(frozen=True)
-class LossCurve:
-    """Equation 1: loss(k) = 1 / (slope * k + start) + floor, with k in epochs.
-
-    Parameters
-    ----------
-    slope, start, floor : float
-        beta_0 > 0, beta_1 >= 0 and beta_2 >= 0 of the paper.
-    noise : float
-        Root mean square of the relative residuals of the fit; 0 for a curve without a fit.
-    """
-
-    slope: float
-    start: float
-    floor: float
-    noise: float = 0.0
-
-    def loss(self, epoch: float) -> float:
-        """Return the loss after a number of epochs (Equation 1)."""
-        return 1 / (self.slope * epoch + self.start) + self.floor
+LEAST_OTHERS = 3
+"""Least number of known members for predicting one without results and without `expected_epochs`."""
+AUTHORS_SPREAD = 0.5
+"""Spread of the logarithm of an author's `expected_epochs`, that is a factor of e^0.5."""
+PRIOR_DIGITS = 2
+"""Decimals of the logarithms of the others' epochs; rounding keeps one member's epoch from changing the
+predictions of all others."""
 
 
 @dataclass(frozen=True)
@@ -72,98 +59,91 @@ class EpochPrior:
     spread: float
 
 
-@dataclass(frozen=True, eq=False)
-class Likelihood:
-    """Curves that may have produced a history, one for each floor that was tried.
+NO_PRIOR = EpochPrior(1.0, math.inf)
+
+
+class LossFit(NamedTuple):
+    """Curves of Equation 1 that may have produced a history, one for each floor that was tried.
 
     Parameters
     ----------
-    slopes, starts, floors : array
-        Parameters of the curves, fitted by non-negative least squares.
-    noise : float
-        Noise as in `LossCurve`, equal for all curves.
-    logs : array
-        Logarithms of the likelihoods of the curves; the best one has 0.
+    logs : array, (FLOORS,)
+        Logarithms of the likelihoods of the curves; the best one has 0, and an impossible one minus infinity.
+    log_epochs : array, (FLOORS,)
+        Logarithms of their epochs to convergence.
+    done : int
+        Number of the finished epochs.
     """
 
-    slopes: Array
-    starts: Array
-    floors: Array
-    noise: float
     logs: Array
-
-    @property
-    def best(self) -> LossCurve:
-        """Most likely curve."""
-        i = self.logs.argmax()
-        return LossCurve(float(self.slopes[i]), float(self.starts[i]), float(self.floors[i]), self.noise)
+    log_epochs: Array
+    done: int
 
 
-def fit_losses(losses: Sequence[float]) -> tuple[Likelihood | None, str]:
-    """Fit Equation 1 to the losses after epochs 1, 2, ..; return None and the reason if impossible.
+def fit_histories(histories: Sequence[tuple[Sequence[float], StopRule]]) -> list[LossFit | None]:
+    """Fit Equation 1 to the losses of members after epochs 1, 2, ..; None for one that follows no such curve.
 
     For a given floor the equation is linear: 1 / (loss - floor) = slope * k + start. Slope and start are
     found by non-negative least squares, weighted so that noise proportional to the loss has equal weight in
-    all epochs; floors are compared by the residuals of the losses themselves.
+    all epochs; floors are compared by the residuals of the losses themselves. Histories of one length are
+    fitted at once.
     """
-    (found,) = fit_histories([losses])
-    return found
-
-
-def fit_histories(histories: Sequence[Sequence[float]]) -> list[tuple[Likelihood | None, str]]:
-    """Fit the losses of several members as `fit_losses` does; histories of one length are fitted at once."""
-    found: list[tuple[Likelihood | None, str]] = [(None, _unfit(losses)) for losses in histories]
+    found: list[LossFit | None] = [None] * len(histories)
     by_length: dict[int, list[int]] = defaultdict(list)
-    for i, losses in enumerate(histories):
-        if not found[i][1]:
+    for i, (losses, _) in enumerate(histories):
+        if _falls(losses):
             by_length[len(losses)].append(i)
     for same in by_length.values():
         for at in range(0, len(same), TOGETHER):
             chosen = same[at : at + TOGETHER]
             for i, fit in zip(chosen, _fit([histories[i] for i in chosen]), strict=True):
-                found[i] = fit, "" if fit else "the loss does not follow Equation 1: no fit"
+                found[i] = fit
     return found
 
 
-def _unfit(losses: Sequence[float]) -> str:
-    """Return the reason why losses cannot be fitted; empty if they can."""
-    if len(losses) < LEAST_POINTS:
-        return f"{len(losses)} epochs are too few for a fit: {LEAST_POINTS} are needed"
-    if not all(math.isfinite(loss) and loss > 0 for loss in losses):
-        return "a loss that is not a number above 0 cannot be fitted"
+def _falls(losses: Sequence[float]) -> bool:
     half = len(losses) // 2
-    if _mean(losses[half:]) >= _mean(losses[:half]):
-        return "the loss does not fall: no fit"
-    return ""
+    return (
+        len(losses) >= LEAST_POINTS
+        and all(math.isfinite(loss) and loss > 0 for loss in losses)
+        and _mean(losses[half:]) < _mean(losses[:half])
+    )
 
 
-def _fit(histories: Sequence[Sequence[float]]) -> list[Likelihood | None]:
+def _mean(values: Sequence[float]) -> float:
+    # Divided first: the sum of very large losses would overflow.
+    return math.fsum(value / len(values) for value in values)
+
+
+def _fit(histories: Sequence[tuple[Sequence[float], StopRule]]) -> list[LossFit | None]:
     """Fit histories of one length."""
     import numpy as np
 
-    observed = np.asarray(histories, dtype=float)[:, None, :]
-    epochs = np.arange(1.0, observed.shape[-1] + 1)
+    observed = np.asarray([losses for losses, _ in histories], dtype=float)[:, None, :]
+    count = observed.shape[-1]
+    epochs = np.arange(1.0, count + 1)
     with np.errstate(all="ignore"):  # NaN and infinite results are discarded below
-        floors = (observed.min(axis=-1) * (1 - _shares()))[:, :, None]
-        above = observed - floors
+        floors = observed.min(axis=-1) * (1 - _shares())
+        above = observed - floors[..., None]
         # d(1/above) = -d(loss)/above^2, and the noise of a loss is proportional to it: hence these weights.
-        slope, start = _line(epochs, 1 / above, (above**2 / observed) ** 2)
-        expected = 1 / (slope[..., None] * epochs + start[..., None]) + floors
+        slopes, starts = fit_line(epochs, 1 / above, (above**2 / observed) ** 2)
+        expected = 1 / (slopes[..., None] * epochs + starts[..., None]) + floors[..., None]
         squares = (((observed - expected) / observed) ** 2).sum(axis=-1)
     # Divisions by a slope near 0 would overflow later.
-    usable = (slope > 1e-9) & (start >= 0) & np.isfinite(squares)
-    free = observed.shape[-1] - LEAST_POINTS
-    rows = zip(slope, start, floors[..., 0], squares, usable, strict=True)
-    return [_likelihood(a[kept], b[kept], c[kept], d[kept], free) for a, b, c, d, kept in rows]
-
-
-def _likelihood(slopes: Array, starts: Array, floors: Array, squares: Array, free: int) -> Likelihood | None:
-    """Return the curves with their likelihoods from their residuals; None if there is no curve."""
-    if not len(squares):
-        return None
-    least = float(squares.min())
-    variance = (USUAL_POINTS * USUAL_NOISE**2 + least) / (USUAL_POINTS + free)
-    return Likelihood(slopes, starts, floors, math.sqrt(variance), (least - squares) / (2 * variance))
+    usable = (slopes > 1e-9) & (starts >= 0) & np.isfinite(squares)
+    squares = np.where(usable, squares, np.inf)
+    least = squares.min(axis=-1)
+    variances = (USUAL_POINTS * USUAL_NOISE**2 + least) / (USUAL_POINTS + count - LEAST_POINTS)
+    return [
+        LossFit(
+            (least[i] - squares[i]) / (2 * variances[i]),
+            log_epochs(slopes[i], starts[i], floors[i], math.sqrt(variances[i]), rule),
+            count,
+        )
+        if usable[i].any()
+        else None
+        for i, (_, rule) in enumerate(histories)
+    ]
 
 
 @functools.cache
@@ -174,7 +154,7 @@ def _shares() -> Array:
     return np.geomspace(1e-3, 1, FLOORS)
 
 
-def _line(epochs: Array, values: Array, weights: Array) -> tuple[Array, Array]:
+def fit_line(epochs: Array, values: Array, weights: Array) -> tuple[Array, Array]:
     """Return slope and start, both >= 0, that fit `values` best along the last axis (NNLS in two variables).
 
     If the unconstrained optimum has a negative start, the best line with start 0 passes through the origin.
@@ -193,111 +173,69 @@ def _line(epochs: Array, values: Array, weights: Array) -> tuple[Array, Array]:
     )
 
 
-def epochs_to_converge(curve: LossCurve, stop: StopRule) -> float:
-    """Return the number of epochs until a member with this loss has converged, at most `max_epochs`.
+def log_epochs(slopes: Array, starts: Array, floors: Array, noise: float, stop: StopRule) -> Array:
+    """Return the logarithms of the epochs until members with these curves have converged.
 
     A member converges when it reaches the target, or when it improves by at most `min_delta` in `patience`
     epochs: with x = slope * k + start at the last epoch that still improves, x * (x + slope * patience) =
     slope * patience / min_delta. Improvements smaller than the noise of the fit do not count.
+
+    Parameters
+    ----------
+    slopes, starts, floors : array
+        Parameters of the curves 1 / (slope * k + start) + floor, with k in epochs: beta_0 > 0, beta_1 >= 0
+        and beta_2 >= 0 of the paper.
+    noise : float
+        Root mean square of the residuals of the fit, relative to the losses.
     """
-    return float(min(_to_target(curve, stop.target), _to_standstill(curve, stop), stop.max_epochs))
-
-
-def _to_target(curve: LossCurve, target: float | None) -> float:
-    if target is None or target <= curve.floor:
-        return math.inf
-    # Unlike NumPy's, these numbers become infinite without a warning.
-    height, start, slope = map(float, (target - curve.floor, curve.start, curve.slope))
-    return max((1 / height - start) / slope, 1.0)
-
-
-def _to_standstill(curve: LossCurve, stop: StopRule) -> float:
-    least_gain = stop.min_delta or curve.noise * (curve.floor or LEAST_NOISE)
-    if least_gain <= 0:
-        return math.inf
-    step = curve.slope * stop.patience
-    last = (math.sqrt(step * step + 4 * step / least_gain) - step) / 2
-    return max((last - curve.start) / curve.slope, 0.0) + stop.patience
-
-
-def predict_epochs(
-    likelihood: Likelihood | None, stop: StopRule, done: int, prior: EpochPrior | None
-) -> tuple[float, float]:
-    """Return a member's total number of epochs, more than `done`, and the spread of its logarithm.
-
-    Each curve of the likelihood has its number of epochs; the prediction is their mean logarithm, weighted by
-    likelihood and by closeness to the prior. Without a likelihood the prediction is the prior, conditional on
-    more than `done` epochs.
-    """
-    if likelihood is None:
-        start = prior or EpochPrior(float(stop.planned_epochs), 0.5)
-        return _beyond(start, done), start.spread
-    logs = log_epochs(likelihood, stop).tolist()
-    return weighted_epochs(likelihood.logs.tolist(), logs, done, prior)
-
-
-def log_epochs(likelihood: Likelihood, stop: StopRule) -> Array:
-    """Return the logarithms of the epochs to convergence of all curves, as in `epochs_to_converge`."""
     import numpy as np
 
+    least_gains = stop.min_delta or noise * np.where(floors > 0, floors, LEAST_NOISE)
+    steps = slopes * stop.patience
     with np.errstate(all="ignore"):  # infinite results become `max_epochs`
-        epochs = np.fmin(_all_to_target(likelihood, stop.target), _all_to_standstill(likelihood, stop))
+        lasts = (np.sqrt(steps * steps + 4 * steps / least_gains) - steps) / 2
+        epochs = np.maximum((lasts - starts) / slopes, 0.0) + stop.patience
+        if stop.target is not None:
+            reached = np.maximum((1 / (stop.target - floors) - starts) / slopes, 1.0)
+            epochs = np.where(stop.target > floors, np.fmin(reached, epochs), epochs)
         found: Array = np.log(np.clip(np.fmin(epochs, stop.max_epochs), 1.0, MOST_EPOCHS))
     return found
 
 
-def _all_to_target(curves: Likelihood, target: float | None) -> Array | float:
-    import numpy as np
+def predict_epochs(fits: Sequence[LossFit], priors: Sequence[EpochPrior]) -> list[float]:
+    """Return the total numbers of epochs of members, each more than are done.
 
-    if target is None:
-        return math.inf
-    epochs = np.maximum((1 / (target - curves.floors) - curves.starts) / curves.slopes, 1.0)
-    return np.where(target > curves.floors, epochs, math.inf)
-
-
-def _all_to_standstill(curves: Likelihood, stop: StopRule) -> Array:
-    import numpy as np
-
-    least_gains = stop.min_delta or curves.noise * np.where(curves.floors > 0, curves.floors, LEAST_NOISE)
-    steps = curves.slopes * stop.patience
-    lasts = (np.sqrt(steps * steps + 4 * steps / least_gains) - steps) / 2
-    epochs: Array = np.maximum((lasts - curves.starts) / curves.slopes, 0.0) + stop.patience
-    return epochs
-
-
-def weighted_epochs(
-    fits: Sequence[float], logs: Sequence[float], done: int, prior: EpochPrior | None
-) -> tuple[float, float]:
-    """Return the weighted mean of the epochs of curves, as `predict_epochs` does.
-
-    Parameters
-    ----------
-    fits, logs : sequence of float
-        Logarithms of the curves' likelihoods, and of their epochs to convergence.
+    Each curve of a fit has its number of epochs; the prediction is their mean logarithm, weighted by
+    likelihood and by closeness to the member's prior.
     """
-    log_weights = [fit + _log_prior(log, prior) for fit, log in zip(fits, logs, strict=True)]
-    # Subtracting the largest logarithm keeps exp() from underflowing for all curves at once.
-    largest = max(log_weights)
-    weights = [math.exp(log_weight - largest) for log_weight in log_weights]
-    possible = [(w, log) for w, log in zip(weights, logs, strict=True) if math.exp(log) > done]
-    total = math.fsum(w for w, _ in possible)
-    if total <= LEAST_WEIGHT:
-        return done + max(0.5, 0.03 * done), 0.1
-    mean = math.fsum(w * log for w, log in possible) / total
-    variance = math.fsum(w * (log - mean) ** 2 for w, log in possible) / total
-    return max(math.exp(mean), done + 0.5), math.sqrt(variance)
+    if not fits:
+        return []
+    import numpy as np
+
+    likelihoods, logs, counts = map(np.array, zip(*fits, strict=True))
+    done = counts.astype(float)
+    medians, spreads = (np.array(each)[:, None] for each in zip(*map(_as_row, priors), strict=True))
+    weights = likelihoods - ((logs - np.log(medians)) / spreads) ** 2 / 2
+    # Subtracting the largest logarithm keeps exp() from underflowing for all curves of a row.
+    weights = np.exp(weights - weights.max(axis=1, keepdims=True))
+    weights *= np.exp(logs) > done[:, None]
+    total = weights.sum(axis=1)
+    usable = total > LEAST_WEIGHT
+    means = (weights * logs).sum(axis=1) / np.where(usable, total, 1.0)
+    least = done + np.maximum(0.5, 0.03 * done)
+    found: list[float] = np.where(usable, np.maximum(np.exp(means), done + 0.5), least).tolist()
+    return found
 
 
-def _log_prior(log: float, prior: EpochPrior | None) -> float:
-    return 0.0 if prior is None else -(((log - math.log(prior.epochs)) / prior.spread) ** 2) / 2
+def _as_row(prior: EpochPrior) -> tuple[float, float]:
+    return prior.epochs, prior.spread
 
 
-def _beyond(prior: EpochPrior, done: int) -> float:
+@functools.lru_cache(maxsize=1 << 12)
+def epochs_beyond(prior: EpochPrior, done: int) -> float:
     """Return the median of a lognormal prior under the condition that it is more than `done`."""
     if done < 1:
         return prior.epochs
-    from statistics import NormalDist
-
     normal = NormalDist(math.log(prior.epochs), prior.spread)
     above = 1 - normal.cdf(math.log(done))
     # So far in the tail, 1 - cdf is mostly rounding error, and inv_cdf(1) would raise.
@@ -320,6 +258,95 @@ def errors_as_losses(values: Sequence[float], stop: StopRule) -> tuple[list[floa
     return [1 - value for value in values], replace(stop, mode="min", target=target)
 
 
-def _mean(values: Sequence[float]) -> float:
-    # Divided first: the sum of very large losses would overflow.
-    return math.fsum(value / len(values) for value in values)
+class ConvergenceForecast:
+    """Total epochs of a run's active members, kept up to date.
+
+    Omitted are members whose results cannot be fitted, unless those of others can and the author of the
+    ensemble gave no `expected_epochs` for them.
+
+    Attributes
+    ----------
+    epochs : dict of str to (int, str)
+        Total epochs by member, with the source of the prediction.
+    """
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self.epochs: dict[str, tuple[int, str]] = {}
+        self._rules = {member.name: member.stop for member in members}
+        # Logarithms of the epochs that follow from members' own results alone.
+        self._own_logs: dict[str, float] = {}
+        self._others: EpochPrior | None = None
+        self._fits: dict[str, LossFit] = {}
+        self._unfitted: dict[str, int] = {}
+
+    def update(self, changed: Mapping[str, Progress]) -> set[str]:
+        """Update the progress of members; return the members whose predictions have changed."""
+        trying = {
+            name: losses
+            for name, done in changed.items()
+            if not done.converged and (losses := _losses(done, self._rules[name]))
+        }
+        fits = dict(zip(trying, fit_histories([*trying.values()]), strict=True))
+        for name, done in changed.items():
+            self._store(name, done, fits.get(name))
+        others = prior_of(self._own_logs.values())
+        moved, self._others = others != self._others, others
+        names = {*changed, *self._fits, *self._unfitted} if moved else changed.keys()
+        found = self._predicted(names)
+        updated = {name for name in names if self.epochs.get(name) != found.get(name)}
+        for name in updated:
+            self.epochs.pop(name, None)
+        self.epochs |= {name: found[name] for name in updated & found.keys()}
+        return updated
+
+    def _store(self, name: str, done: Progress, fit: LossFit | None) -> None:
+        """Store what is known of a member."""
+        for known in (self._own_logs, self._fits, self._unfitted):
+            known.pop(name, None)
+        if done.converged:
+            self._own_logs[name] = math.log(max(len(done.epochs), 1))
+        elif fit:
+            (epochs,) = predict_epochs([fit], [NO_PRIOR])
+            self._own_logs[name] = math.log(max(epochs, 1.0))
+            if done.active:
+                self._fits[name] = fit
+        elif done.active and self._rules[name].expected_epochs is None:
+            self._unfitted[name] = len(done.epochs)
+
+    def _predicted(self, names: Collection[str]) -> dict[str, tuple[int, str]]:
+        fits = {name: self._fits[name] for name in names if name in self._fits}
+        predicted = predict_epochs([*fits.values()], [self._prior(name) for name in fits])
+        found = {
+            name: (epochs, "by its results so far (Capes, Equation 1)")
+            for name, epochs in zip(fits, predicted, strict=True)
+        }
+        if others := self._others:
+            unfitted = ((name, self._unfitted[name]) for name in names if name in self._unfitted)
+            found |= {name: (epochs_beyond(others, done), "as other members take") for name, done in unfitted}
+        return {name: self._in_whole(name, *each) for name, each in found.items()}
+
+    def _prior(self, name: str) -> EpochPrior:
+        expected = self._rules[name].expected_epochs
+        return EpochPrior(expected, AUTHORS_SPREAD) if expected else self._others or NO_PRIOR
+
+    def _in_whole(self, name: str, epochs: float, how: str) -> tuple[int, str]:
+        # The tolerance keeps rounding errors of exp() and log() from adding an epoch.
+        count = min(math.ceil(epochs - 1e-6), self._rules[name].max_epochs)
+        return count, f"{count} epochs in all {how}"
+
+
+def _losses(done: Progress, stop: StopRule) -> tuple[list[float], StopRule] | None:
+    return errors_as_losses(EpochHistory.of(done.epochs).values(stop.metric), stop)
+
+
+def prior_of(logs: Collection[float]) -> EpochPrior | None:
+    """Return the prior of another member from the logarithms of epochs; None if they are too few."""
+    if len(logs) < LEAST_OTHERS:
+        return None
+    import numpy as np
+
+    # Sorted, as the sum of floats depends on their order.
+    known = np.sort(np.fromiter(logs, float, len(logs)))
+    median, deviation = float(np.median(known)), float(known.std(ddof=1))
+    # If all others took equally long the spread would be 0, by which the prior is divided.
+    return EpochPrior(math.exp(round(median, PRIOR_DIGITS)), max(round(deviation, PRIOR_DIGITS), 0.1))

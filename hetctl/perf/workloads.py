@@ -13,7 +13,7 @@ from hetctl.model.profile import MemberProfile, compared_config, shapes_of
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.model.training_settings import EVERY_EPOCH
 from hetctl.model.workload import Workload
-from hetctl.perf.epochs_to_converge import ConvergenceForecast
+from hetctl.perf.convergence import ConvergenceForecast
 from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
 from hetctl.perf.rate_prediction import known_rates, nearest_config
 

@@ -11,7 +11,6 @@ from hetctl.model.errors import BadInputError
 from hetctl.model.profile import MemberProfile
 from hetctl.model.training_progress import EpochResult, Progress
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
-from hetctl.perf.convergence import LossCurve
 from hetctl.perf.workloads import Workloads, active_workloads
 
 
@@ -208,14 +207,14 @@ def test_workloads_kept_up_to_date_are_those_found_at_once(
 ) -> None:
     rule = StopRule(patience=2, min_delta=0.02, max_epochs=60)
     whole = ensemble(member("e"), *(Member(name, stop=rule) for name in "abcd"))
-    curves = {name: LossCurve(slope, 0.2, 0.5) for name, slope in zip("abcde", slopes, strict=True)}
+    slope_of = dict(zip("abcde", slopes, strict=True))
     profiles = {name: profile(name) for name in "abcde"}
     now = {name: Progress(name) for name in "abcde"}
     workloads = Workloads(whole, profiles, 4)
     workloads.update(now)
     for name, end in course:
         epochs = len(now[name].epochs) + 1
-        losses = [curves[name].loss(epoch) for epoch in range(1, epochs + 1)]
+        losses = [1 / (slope_of[name] * epoch + 0.2) + 0.5 for epoch in range(1, epochs + 1)]
         now[name] = after(name, losses, **({end: "done"} if end else {}))
         workloads.update({name: now[name]})
         assert tuple(workloads.left.values()) == active_workloads(whole, profiles, now, 4)

@@ -13,10 +13,9 @@ from hetctl.model.workload import Workload
 from hetctl.perf.convergence import (
     LEAST_POINTS,
     EpochPrior,
-    Likelihood,
-    LossCurve,
-    epochs_to_converge,
-    fit_losses,
+    LossFit,
+    epochs_beyond,
+    fit_histories,
     predict_epochs,
 )
 
@@ -71,7 +70,7 @@ class SimulatedMember:
     course: Course
     draw: random.Random
     losses: list[float] = field(default_factory=list)
-    likelihood: Likelihood | None = None
+    fit: LossFit | None = None
     predicted: float = FIRST_PRIOR.epochs
     predicted_from: tuple[int, EpochPrior] | None = None
     errors: dict[float, float] = field(default_factory=dict)
@@ -91,14 +90,18 @@ class SimulatedMember:
         for epoch in range(seen + 1, epochs + 1):
             self.losses.append(self.course.loss(epoch) * (1 + self.course.noise * self.draw.gauss(0, 1)))
         if epochs > seen:
-            self.likelihood, _ = fit_losses(self.losses)
+            self.fit = self._fit(epochs)
             self.predict(self.predicted_from[1] if self.predicted_from else FIRST_PRIOR)
+
+    def _fit(self, epochs: int) -> LossFit | None:
+        """Fit the losses of the first epochs."""
+        return fit_histories([(self.losses[:epochs], self.course.rule)])[0]
 
     def predict(self, prior: EpochPrior) -> None:
         """Predict the total number of epochs, unless neither losses nor prior changed."""
         done = len(self.losses)
         if self.predicted_from != (done, prior):
-            self.predicted, _ = predict_epochs(self.likelihood, self.course.rule, done, prior)
+            self.predicted = _predicted(self.fit, done, prior)
             self.predicted_from = done, prior
             self._note_errors(prior)
 
@@ -107,9 +110,12 @@ class SimulatedMember:
         for share in SHARES:
             if share not in self.errors and len(self.losses) >= share * self.epochs:
                 seen = int(share * self.epochs)
-                likelihood, _ = fit_losses(self.losses[:seen])
-                predicted, _ = predict_epochs(likelihood, self.course.rule, seen, prior)
+                predicted = _predicted(self._fit(seen), seen, prior)
                 self.errors[share] = abs(predicted - self.epochs) / self.epochs
+
+
+def _predicted(fit: LossFit | None, done: int, prior: EpochPrior) -> float:
+    return predict_epochs([fit], [prior])[0] if fit else epochs_beyond(prior, done)
 
 
 class WorkEstimator:
@@ -155,7 +161,7 @@ class WorkEstimator:
         return {share: statistics.median(errors) for share, errors in found.items() if errors}
 
     def _prior(self) -> EpochPrior:
-        known = [math.log(member.predicted) for member in self._members.values() if member.likelihood]
+        known = [math.log(member.predicted) for member in self._members.values() if member.fit]
         if len(known) < LEAST_POINTS:
             return FIRST_PRIOR
         spread = min(max(statistics.stdev(known), 0.15), 1.0)
@@ -178,9 +184,10 @@ def simulated_member(workload: Workload, draw: random.Random, course_of: CourseO
 def equation_1(epochs: float, draw: random.Random) -> Course:
     """Return a course by Equation 1 of Capes et al., whose parameters are drawn."""
     floor, above = draw.uniform(0.3, 1.5), draw.uniform(3.0, 6.0)
-    curve = LossCurve(_slope(epochs, 1 / above), 1 / above, floor)
-    assert math.isclose(epochs_to_converge(curve, RULE), epochs, rel_tol=1e-6) or epochs < 2
-    return Course(curve.loss)
+    # A curve that falls from less has flattened out before so many epochs, whatever its slope.
+    start = 1 / max(above, 2 * RULE.min_delta * (2 * epochs - 1))
+    slope = _slope(epochs, start)
+    return Course(lambda epoch: 1 / (slope * epoch + start) + floor)
 
 
 def _slope(epochs: float, start: float) -> float:
@@ -198,5 +205,4 @@ def _slope(epochs: float, start: float) -> float:
     # With one epoch the equation is linear.
     if square < 1e-12:
         return -constant / linear
-    root = max(linear**2 - 4 * square * constant, 0.0)
-    return (-linear + math.sqrt(root)) / (2 * square)
+    return (-linear + math.sqrt(linear**2 - 4 * square * constant)) / (2 * square)

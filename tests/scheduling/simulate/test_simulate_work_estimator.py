@@ -71,7 +71,7 @@ def test_the_same_seed_shows_the_same() -> None:
     assert WorkEstimator(true, 7)(after(true, 9)) != WorkEstimator(true, 8)(after(true, 9))
 
 
-@pytest.mark.parametrize("epochs", [2.0, 7.5, 30.0, 99.0])
+@pytest.mark.parametrize("epochs", [2.0, 7.5, 30.0, 99.0, 2000.0])
 def test_the_work_is_done_when_the_rule_holds(epochs: float) -> None:
     course = equation_1(epochs, random.Random(1))
     gain = course.loss(epochs - 1) - course.loss(epochs)
