@@ -202,7 +202,7 @@ class PipelineRequest:
             If the network does not fit the GPUs' memory.
         """
         layers, cluster, planned = _planned(self)
-        run = simulate_plan(planned, layers, cluster, self.waves, _waves(planned, self))
+        run = simulate_plan(planned, _waves(planned, self))
         bounds = run.bounds
         result = PipelineSimulation(
             policy=planned.policy,
@@ -249,7 +249,7 @@ def _node_bytes(planned: PipelinePlan, layers: LayerProfile, nodes: int, waves: 
 
 def _waves(planned: PipelinePlan, request: PipelineRequest) -> int:
     if request.minibatches is None:
-        return steady_waves(planned, request.waves)
+        return steady_waves(planned)
     return max(2, -(-request.minibatches // planned.in_flight))
 
 

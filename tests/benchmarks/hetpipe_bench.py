@@ -40,9 +40,10 @@ from typing_extensions import Self
 
 from hetctl.methods.pipeline.partition import Cut, Partitioner
 from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, PipelinePlan, Waves, plan
-from hetctl.methods.pipeline.simulate import PipelineRun, pipelines_of, simulate_plan
+from hetctl.methods.pipeline.simulate import PipelineRun, simulate_plan
 from hetctl.methods.pipeline.stage_costs import Group, LayerProfile, PipelineCluster, StageCosts, bytes_alone
 from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
+from hetctl.methods.pipeline.sync_cost import traffic_of
 from hetctl.methods.pipeline.throughput import run_waves
 from hetctl.methods.pipeline.wsp import Bounds
 from hetctl.model.errors import InfeasibleError
@@ -183,7 +184,7 @@ def table(quick: bool = False) -> Table:
         for policy in POLICIES:
             planned = plan(profile, gpus, policy, PipelineOptions(waves=waves, recompute=False))
             limit = len(planned.virtual_workers) / planned.bottleneck_s
-            reached = simulate_plan(planned, profile, gpus, waves, COUNT).throughput / limit
+            reached = simulate_plan(planned, COUNT).throughput / limit
             worst = max(worst, 1 / reached)
             cells.append(f"{reached:.3f} ({planned.in_flight})")
         rows.append((name, *cells))
@@ -279,13 +280,13 @@ def _under(name: str, assumed: Assumed) -> Iterator[str]:
     for nodes in SETS[1:]:
         gpus, waves = assumed.on(nodes), Waves(0, LOCAL)
         planned = _planned(name, nodes, "ed", waves, gpus, in_order=assumed.in_order)
-        run = simulate_plan(planned, _networks()[name], gpus, waves, COUNT)
+        run = simulate_plan(planned, COUNT)
         yield f"{BATCH * run.throughput:.0f}"
     yield f"{_crossing_bytes(planned, _networks()[name]) / 1e6:.0f}"
     for policy in ("ed", "hd"):
         gpus, waves = assumed.on(NODES), Waves(0, ROUND_ROBIN)
         planned = _planned(name, NODES, policy, waves, gpus, in_order=assumed.in_order)
-        yield f"{BATCH * simulate_plan(planned, _networks()[name], gpus, waves, COUNT).throughput:.0f}"
+        yield f"{BATCH * simulate_plan(planned, COUNT).throughput:.0f}"
 
 
 def _crossing_bytes(planned: PipelinePlan, profile: LayerProfile) -> int:
@@ -339,12 +340,10 @@ def _varied_row(label: str, varies: Varies) -> tuple[str, ...]:
 
 def _varied(varies: Varies, distance: int) -> tuple[float, float]:
     """Return minibatches/s, and the mean share of the time for which a virtual worker waits."""
-    waves, gpus, profile = Waves(distance, LOCAL), cluster(NODES), _networks()["VGG-19"]
-    planned = _planned("VGG-19", NODES, "ed", waves)
-    draw, pipelines = random.Random(0), pipelines_of(planned, profile, gpus, LOCAL)
+    planned, draw = _planned("VGG-19", NODES, "ed", Waves(distance, LOCAL)), random.Random(0)
     inputs = [
         one._replace(passes=tuple(Varying(seconds, number, varies, draw) for seconds in one.passes))
-        for number, one in enumerate(pipelines)
+        for number, one in enumerate(planned.pipelines)
     ]
     flows = run_waves(inputs, Bounds(planned.in_flight, distance), VARIED_WAVES)
     count = VARIED_WAVES * planned.in_flight
@@ -375,14 +374,14 @@ def _alone(profile: LayerProfile, nodes: Sequence[str], in_flight: int) -> str:
     except InfeasibleError:
         return "-"
     worker = virtual_worker(profile, gpus, costs, cuts, in_flight)
-    planned = PipelinePlan("np", (worker,), worker.bottleneck_s, worker.bottleneck_s, 1 / worker.bottleneck_s)
-    return f"{BATCH * simulate_plan(planned, profile, gpus, Waves(COUNT, LOCAL), COUNT).throughput:.0f}"
+    planned = PipelinePlan((gpus.gpus,), (worker,), traffic_of([worker], profile, gpus, LOCAL), COUNT)
+    return f"{BATCH * simulate_plan(planned, COUNT).throughput:.0f}"
 
 
 def _replayed(name: str, nodes: Sequence[str], policy: str, placement: str) -> str:
     waves = Waves(0, placement)
     planned = _planned(name, nodes, policy, waves)
-    return _shown(planned, simulate_plan(planned, _networks()[name], cluster(nodes), waves, COUNT))
+    return _shown(planned, simulate_plan(planned, COUNT))
 
 
 def _planned(
@@ -400,11 +399,13 @@ def _planned(
         with suppress(InfeasibleError):
             options = PipelineOptions(number, waves=waves, recompute=False)
             planned = plan(_networks()[name], gpus, policy, options)
-            return _reordered(planned, _networks()[name], gpus) if in_order else planned
+            return _reordered(planned, _networks()[name], gpus, waves) if in_order else planned
     raise InfeasibleError(f"{name} does not fit {nodes}")
 
 
-def _reordered(planned: PipelinePlan, profile: LayerProfile, gpus: PipelineCluster) -> PipelinePlan:
+def _reordered(
+    planned: PipelinePlan, profile: LayerProfile, gpus: PipelineCluster, waves: Waves
+) -> PipelinePlan:
     """Return the same virtual workers with their GPUs in the order of `ORDER`."""
     workers = []
     for worker in planned.virtual_workers:
@@ -412,14 +413,14 @@ def _reordered(planned: PipelinePlan, profile: LayerProfile, gpus: PipelineClust
             ((stage.node, stage.gpu) for stage in worker.stages), key=lambda g: ORDER.index(gpus.type_of(g))
         )
         workers.append(in_order(profile, gpus, tuple(group), worker.in_flight))
-    slowest_s = max(worker.bottleneck_s for worker in workers)
-    return replace(planned, virtual_workers=tuple(workers), bottleneck_s=slowest_s)
+    traffic = traffic_of(workers, profile, gpus, waves.ps_placement)
+    return replace(planned, virtual_workers=tuple(workers), traffic=traffic)
 
 
 def _best(name: str, nodes: Sequence[str], placement: str) -> str:
     profile, gpus, waves = _networks()[name], cluster(nodes), Waves(0, placement)
     planned = plan(profile, gpus, "best", PipelineOptions(waves=waves, recompute=False))
-    return _shown(planned, simulate_plan(planned, profile, gpus, waves, COUNT))
+    return _shown(planned, simulate_plan(planned, COUNT))
 
 
 def _shown(planned: PipelinePlan, run: PipelineRun) -> str:
@@ -430,7 +431,7 @@ def _waits(name: str, nodes: Sequence[str], distance: int) -> tuple[float, float
     """Return the time over data-parallel's, the share of it that is waiting, and the idle share of that."""
     waves = Waves(distance, LOCAL)
     planned = _planned(name, nodes, "ed", waves)
-    run = simulate_plan(planned, _networks()[name], cluster(nodes), waves, COUNT + 4 * distance)
+    run = simulate_plan(planned, COUNT + 4 * distance)
     waiting, idle = run.waiting_fraction, run.idle_fraction
     ratio = _all_reduced(name, nodes)[0] / (BATCH * run.throughput)
     return ratio, waiting, idle / waiting if waiting else 0.0

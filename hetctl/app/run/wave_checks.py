@@ -78,15 +78,15 @@ def _checks(member: str, layouts: Layouts, records: Iterable[WaveRecord]) -> Ite
 
 
 def _check(member: str, bounds: Bounds, records: Sequence[WaveRecord], *, shares: bool) -> WaveCheck:
-    found = staleness(records, bounds)
+    local, overall = staleness(records, bounds)
     return WaveCheck(
         member=member,
         in_flight=bounds.in_flight,
         distance=bounds.distance,
         minibatches=sum(len(record.completed) for record in records),
-        local=found.local,
+        local=local,
         local_bound=bounds.local_staleness,
-        overall=found.overall if shares else None,
+        overall=overall if shares else None,
         overall_bound=bounds.global_staleness,
         violations=tuple(violations(records, bounds)),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Waves, plan
@@ -104,37 +104,23 @@ def lay_out(problem: PipelineProblem, nodes: Sequence[Node]) -> PlacedPipeline:
     present = {name for of_node in types for name in of_node}
     memory = {name: problem.memory_bytes[name] for name in sorted(present)}
     cluster = PipelineCluster(types, memory, problem.links, problem.context_bytes)
-    fewest = _planned(problem, cluster, problem.in_flight)
+    options = PipelineOptions(problem.in_flight, problem.search_s, problem.waves)
+    fewest = plan(problem.layers, cluster, problem.policy, options)
+    # No stage recomputes for more minibatches in flight alone.
+    recomputes = any(stage.recomputes for stage in fewest.stages)
     for more in range(SLACK, 0, -1) if problem.in_flight is None else ():
         with suppress(InfeasibleError):
-            return _laid_out(_with_slack(problem, cluster, fewest, more), problem, cluster, used)
-    return _laid_out(fewest, problem, cluster, used)
+            options = replace(options, in_flight=fewest.in_flight + more, recompute=recomputes)
+            return _laid_out(plan(problem.layers, cluster, problem.policy, options), problem, used)
+    return _laid_out(fewest, problem, used)
 
 
-def _planned(
-    problem: PipelineProblem, cluster: PipelineCluster, in_flight: int | None, *, recompute: bool = True
-) -> PipelinePlan:
-    options = PipelineOptions(in_flight, problem.search_s, problem.waves, recompute=recompute)
-    return plan(problem.layers, cluster, problem.policy, options)
-
-
-def _with_slack(
-    problem: PipelineProblem, cluster: PipelineCluster, fewest: PipelinePlan, more: int
-) -> PipelinePlan:
-    """Return a plan with more minibatches in flight; no stage recomputes for these alone."""
-    recomputes = any(stage.recomputes for worker in fewest.virtual_workers for stage in worker.stages)
-    return _planned(problem, cluster, fewest.in_flight + more, recompute=recomputes)
-
-
-def _laid_out(
-    planned: PipelinePlan, problem: PipelineProblem, cluster: PipelineCluster, nodes: Sequence[Node]
-) -> PlacedPipeline:
+def _laid_out(planned: PipelinePlan, problem: PipelineProblem, nodes: Sequence[Node]) -> PlacedPipeline:
     """Return a plan with ranks and rate; InfeasibleError if a node has too little memory beside its GPUs."""
     placement, ranks = _placed(planned, nodes)
     layout = layout_of(planned, problem, len(nodes), ranks)
     _refuse_without_memory(layout, placement, problem)
-    waves = problem.waves
-    run = simulate_plan(planned, problem.layers, cluster, waves, steady_waves(planned, waves))
+    run = simulate_plan(planned, steady_waves(planned))
     return PlacedPipeline(layout, placement, run.throughput * problem.batch_size)
 
 
@@ -199,9 +185,8 @@ def layout_of(
 
 def _placed(planned: PipelinePlan, nodes: Sequence[Node]) -> tuple[tuple[Placement, ...], dict[Gpu, int]]:
     """Return the used GPUs by node, and the rank of each; rank 0 has the first stage of the first worker."""
-    stages = [stage for worker in planned.virtual_workers for stage in worker.stages]
     by_node: dict[int, list[int]] = {}
-    for stage in stages:
+    for stage in planned.stages:
         by_node.setdefault(stage.node, []).append(stage.gpu)
     placement = tuple(
         Placement(nodes[node].name, tuple(nodes[node].gpus[gpu] for gpu in gpus))

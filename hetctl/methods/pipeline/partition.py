@@ -3,8 +3,7 @@
 HetPipe (section 7) uses CPLEX for this; here it is the dynamic programme of `PartitionTable`, from the last
 layer back. Its state consists of the multiset of GPUs used so far, where like GPUs and like nodes are
 interchangeable, and the GPU of the stage added last; its value is a vector over the first layer of that
-stage. For groups of very many different GPUs, `parts_that_fit` finds at least a partition that fits into
-memory.
+stage.
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.pipeline.stage_costs import Gpu, Group, PipelineCluster, StageCosts, minibatches_held
+from hetctl.methods.pipeline.stage_costs import Gpu, Group, PipelineCluster, StageCosts
 from hetctl.model.errors import InfeasibleError
 
 NodeGpus = tuple[int, ...]
@@ -82,15 +80,6 @@ def take(left: dict[int, NodeGpus], head: Head, candidates: Iterable[int]) -> in
     node = next(node for node in candidates if left[node] == head.node)
     left[node] = left_of(head)
     return node
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """Choice after a stage: its last layer, and the GPU of the next stage."""
-
-    last: int
-    same_node: bool
-    head: Head | None
 
 
 class PartitionTable:
@@ -186,16 +175,17 @@ class PartitionTable:
         head: Head | None = min(values, key=lambda h: float(values[h][0, 0]))
         candidates, first, before = list(left), 0, 0
         while head is not None:
-            step = self._step(pool_of(left.values()), head, first, before)
+            last, link, following = self._step(pool_of(left.values()), head, first, before)
             node = take(left, head, candidates)
-            yield first, step.last, node, head.type
-            candidates = [node] if step.same_node else [other for other in left if other != node]
-            head, first, before = step.head, step.last + 1, int(step.same_node)
+            yield first, last, node, head.type
+            candidates = [node] if link else [other for other in left if other != node]
+            head, first, before = following, last + 1, link
 
-    def _step(self, pool: Pool, head: Head, first: int, before: int) -> _Choice:
+    def _step(self, pool: Pool, head: Head, first: int, before: int) -> tuple[int, int, Head | None]:
+        """Return the last layer of a stage, the link after it, and the GPU of the next one, if any."""
         after = self._after(pool, head)
         if not after:
-            return _Choice(self._costs.layers - 1, False, None)
+            return self._costs.layers - 1, 0, None
         row = self._compute(pool, head)[first] + self._costs.receive_s[before, first]
         totals = {
             link: np.maximum(row + self._costs.receive_s[link, 1:], rest) for link, rest in after.items()
@@ -204,7 +194,7 @@ class PartitionTable:
         last = int(totals[link].argmin())
         rest = self._rest[without(pool, head)]
         heads = (h for h in heads_after(pool, head, bool(link)) if h in rest)
-        return _Choice(last, bool(link), min(heads, key=lambda h: float(rest[h][link, last + 1])))
+        return last, link, min(heads, key=lambda h: float(rest[h][link, last + 1]))
 
 
 Kind = TypeVar("Kind", bound=Hashable)
@@ -212,11 +202,6 @@ Kind = TypeVar("Kind", bound=Hashable)
 MOST_EFFORT, HEAD_EFFORT = 8e8, 1e5
 """Most stages to evaluate in a partition, and the equivalent number of stages for each choice of a GPU. If
 all orders of GPUs take more, only some are tried."""
-MOST_COUNTS = 300_000
-"""Most combinations of GPUs, by memory size, that are considered."""
-
-Used = tuple[int, ...]
-"""Number of GPUs of each memory size."""
 
 
 class Cut(NamedTuple):
@@ -232,7 +217,7 @@ class Partitioner:
 
     They are exact, except for groups of very many different GPUs. These get the better of two partitions: the
     best one that uses up a node before the next, and the one that would be exact if each GPU had a node of
-    its own, if that is not too expensive. If neither fits, any partition that fits is used.
+    its own, if that is not too expensive.
 
     Parameters
     ----------
@@ -284,7 +269,7 @@ class Partitioner:
         """Return bottleneck and cuts of the fastest partition tried; infinite and no cuts if none fits."""
         if group not in self._large:
             found = [self._by_nodes(self._in_one_order, group), self._by_types(group)]
-            cuts = min(found, key=self._slowest_s) if any(found) else self._by_memory(group)
+            cuts = min(found, key=self._slowest_s)
             self._large[group] = self._slowest_s(cuts), cuts
         return self._large[group]
 
@@ -311,15 +296,6 @@ class Partitioner:
             return ()
         wanted = [(first, last, kind) for first, last, _, kind in self._best_of(self._exact, alone)]
         return _on_gpus(wanted, group, self._cluster.type_of)
-
-    def _by_memory(self, group: Group) -> tuple[Cut, ...]:
-        """Return a partition that fits, regardless of its time."""
-
-        def free_bytes(gpu: Gpu) -> int:
-            return self._cluster.free_bytes[self._cluster.type_of(gpu)]
-
-        parts = parts_that_fit(self._costs.least_bytes, [free_bytes(gpu) for gpu in group], self._in_flight)
-        return _on_gpus(parts, group, free_bytes)
 
     def _slowest_s(self, cuts: Sequence[Cut]) -> float:
         receive = self._costs.receive_s
@@ -352,80 +328,3 @@ def _on_gpus(
         free.remove(gpu)
         cuts.append(Cut(first, last, gpu))
     return tuple(cuts)
-
-
-class LayerSpan(NamedTuple):
-    """Layers from `first` to `last` on a GPU with `memory_bytes`."""
-
-    first: int
-    last: int
-    memory_bytes: int
-
-
-def parts_that_fit(
-    stage_bytes: Callable[[int, int], NDArray[np.int64]], memory_bytes: Sequence[int], in_flight: int
-) -> list[LayerSpan]:
-    """Return stages that fit, in the order of the layers; an empty list if there are none.
-
-    Dynamic programming from the last layer back: for each combination of GPUs used so far (only their sizes
-    matter), the stages that reach the earliest layer, since fewer remaining layers never need more memory.
-    If there are more than `MOST_COUNTS` combinations, only some GPUs of each size are considered.
-
-    Parameters
-    ----------
-    stage_bytes : callable
-        Bytes of a stage by first and last layer, shape (layers, layers), for a number of stages that follow
-        and of minibatches in flight.
-    memory_bytes : sequence of int
-        Memory of each GPU.
-    """
-    layers = len(stage_bytes(0, in_flight))
-    counts = _limited({size: min(n, layers) for size, n in Counter(memory_bytes).items()})
-    sizes = sorted(counts)
-    reached: dict[Used, tuple[int, int]] = {(0,) * len(sizes): (layers, -1)}
-    earliest: dict[tuple[int, int], NDArray[np.int64]] = {}
-    for used in product(*(range(counts[size] + 1) for size in sizes)):
-        if not any(used):
-            continue
-        # Counted from the last stage, since a stage's memory depends on how many stages follow it.
-        stages_after = sum(used) - 1
-        held = minibatches_held(stages_after, in_flight)
-        found = (layers, -1)
-        for at in (at for at, count in enumerate(used) if count):
-            key = (sizes[at], held)
-            if key not in earliest:
-                earliest[key] = _earliest(stage_bytes(stages_after, in_flight), sizes[at])
-            found = min(found, (int(earliest[key][reached[_less(used, at)][0]]), at))
-        reached[used] = found
-        if found[0] == 0:
-            return _parts(reached, used, sizes)
-    return []
-
-
-def _limited(counts: Mapping[int, int]) -> dict[int, int]:
-    """Return the numbers of GPUs by size, reduced to at most `MOST_COUNTS` combinations."""
-    limited = dict(counts)
-    while math.prod(count + 1 for count in limited.values()) > MOST_COUNTS:
-        most = max(limited, key=lambda size: limited[size])
-        limited[most] -= 1
-    return limited
-
-
-def _earliest(needed: NDArray[np.int64], memory_bytes: int) -> NDArray[np.int64]:
-    """Return the earliest first layer of a stage by the layer after its last; that layer if none fits."""
-    fits = np.triu(needed <= memory_bytes)
-    ends = np.arange(1, len(needed) + 1)
-    return np.concatenate([[0], np.where(fits.any(axis=0), fits.argmax(axis=0), ends)])
-
-
-def _less(used: Used, at: int) -> Used:
-    return (*used[:at], used[at] - 1, *used[at + 1 :])
-
-
-def _parts(reached: Mapping[Used, tuple[int, int]], used: Used, sizes: Sequence[int]) -> list[LayerSpan]:
-    parts = []
-    while any(used):
-        first, at = reached[used]
-        used = _less(used, at)
-        parts.append(LayerSpan(first, reached[used][0] - 1, sizes[at]))
-    return parts

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.pipeline.evaluate import Evaluated, GroupingEvaluator
+from hetctl.methods.pipeline.evaluate import GroupingEvaluator, PipelinePlan
 from hetctl.methods.pipeline.grouping import (
     GROUPINGS,
     MOST_SETS,
@@ -25,7 +23,6 @@ from hetctl.methods.pipeline.grouping import (
 from hetctl.methods.pipeline.stage_costs import (
     LayerProfile,
     PipelineCluster,
-    coarse,
     least_bytes,
     most_in_flight,
 )
@@ -42,41 +39,8 @@ POLICIES = (*GROUPINGS, BEST)
 
 SET_S, ELEMENT_S = 5e-4, 1.5e-8
 """Approximate seconds for the bottleneck of a set of GPUs, and for each pair of layers in it."""
-COARSE = 1.25
-"""Assumed limit of the throughput of a deep network's exact partitions relative to the coarse one's."""
 OWN_SHARE = 0.5
 """Least share of the search time that is reserved for groupings other than the paper's."""
-MOST_LAYERS = 100
-"""Most layers for a direct search; deeper networks are grouped by a coarse one, then partitioned exactly."""
-
-
-@dataclass(frozen=True)
-class PipelinePlan:
-    """Virtual workers that train one network together.
-
-    Parameters
-    ----------
-    bottleneck_s : float
-        Seconds of the slowest stage of all virtual workers.
-    lower_bound_s : float
-        Lower bound of the slowest stage's time, over all partitions over the GPUs of these virtual workers.
-    throughput : float
-        Minibatches/s of all virtual workers, each as fast as the slowest of them.
-    synchronisation_s : float
-        Time to send a wave to the parameter servers and add it, if all virtual workers send at once.
-    """
-
-    policy: str
-    virtual_workers: tuple[VirtualWorker, ...]
-    bottleneck_s: float
-    lower_bound_s: float
-    throughput: float
-    synchronisation_s: float = 0.0
-
-    @property
-    def in_flight(self) -> int:
-        """Number of minibatches in flight in each virtual worker."""
-        return self.virtual_workers[0].in_flight
 
 
 def plan(
@@ -103,15 +67,8 @@ def plan(
     if lacking := set(cluster.gpu_types) - layers.gpu_types:
         raise BadInputError(f"the layers have no times on GPU type {', '.join(sorted(lacking))}")
     search = Search(layers, cluster, options)
-    found = search.best() if policy == BEST else search.policy(policy)
-    return PipelinePlan(
-        policy=policy,
-        virtual_workers=found.virtual_workers,
-        bottleneck_s=found.bottleneck_s,
-        lower_bound_s=search.lower_bound_s(found.grouping),
-        throughput=found.throughput,
-        synchronisation_s=found.wave_sync.seconds,
-    )
+    found = search.best() if policy == BEST else search.fastest_of(GROUPINGS[policy](layers, cluster))
+    return replace(found, policy=policy, lower_bound_s=search.lower_bound_s(found.grouping))
 
 
 @dataclass(frozen=True)
@@ -142,12 +99,7 @@ class Search:
 
     def __init__(self, layers: LayerProfile, cluster: PipelineCluster, options: PipelineOptions) -> None:
         self._layers, self._cluster, self._options = layers, cluster, options
-        evaluator = partial(
-            GroupingEvaluator, cluster=cluster, waves=options.waves, recompute=options.recompute
-        )
-        self._exact = self._rough = evaluator(layers)
-        if len(layers.layers) > MOST_LAYERS:
-            self._rough = evaluator(coarse(layers, MOST_LAYERS))
+        self._evaluator = GroupingEvaluator(layers, cluster, options.waves, recompute=options.recompute)
         self._stop_s = options.clock() + options.seconds
 
     def lower_bound_s(self, grouping: Grouping) -> float:
@@ -155,21 +107,20 @@ class Search:
         kinds = {tuple(sorted(map(self._cluster.type_of, group))) for group in grouping}
         return max(lower_bound_s(self._layers, kind, self._cluster.free_bytes) for kind in kinds)
 
-    def policy(self, name: str) -> Evaluated:
-        """Return the virtual workers of one of the paper's policies.
+    def fastest_of(self, grouping: Grouping) -> PipelinePlan:
+        """Return the virtual workers of a grouping.
 
         Raises
         ------
         InfeasibleError
             If the network does not fit into the memory of a virtual worker.
         """
-        return self._of_grouping(GROUPINGS[name](self._layers, self._cluster))
+        if self._options.in_flight is not None:
+            return self._evaluator.evaluate(grouping, self._options.in_flight)
+        return _fastest_number(self._evaluator, grouping)
 
-    def best(self) -> Evaluated:
+    def best(self) -> PipelinePlan:
         """Return the fastest of the paper's policies and other groupings.
-
-        All are compared on the coarse network, if there is one. The fastest of them is then partitioned
-        exactly, and so are the paper's policies unless they cannot be faster.
 
         Raises
         ------
@@ -180,57 +131,28 @@ class Search:
         self._stop_s = max(self._stop_s, self._options.clock() + OWN_SHARE * self._options.seconds)
         found = [*papers, *self._other_groupings(papers)]
         if not found:
-            return self._of_grouping((self._cluster.gpus,))
-        fastest = self._exactly(_fastest([_fastest(found), self._improved(_fastest(found))]))
-        for one in papers if self._rough is not self._exact else ():
-            if one.throughput * COARSE > fastest.throughput:
-                fastest = _fastest([fastest, self._exactly(one)])
-        return fastest
+            return self.fastest_of((self._cluster.gpus,))
+        fastest = _fastest(found)
+        return _fastest([fastest, self._improved(fastest)])
 
-    def _paper_policies(self) -> list[Evaluated]:
+    def _paper_policies(self) -> list[PipelinePlan]:
         """Return the paper's policies that may be the fastest, those with short pipelines first."""
         groupings = [make(self._layers, self._cluster) for make in GROUPINGS.values()]
-        found: list[Evaluated] = []
+        found: list[PipelinePlan] = []
+        # With one minibatch in flight stages need the least memory: no other number is faster.
+        least_s = self._evaluator.bottleneck_s(1)
         for grouping in sorted(groupings, key=lambda grouping: max(map(len, grouping))):
-            if not found or self._limit(grouping) > _fastest(found).throughput:
+            if not found or len(grouping) / max(map(least_s, grouping)) > _fastest(found).throughput:
                 with suppress(InfeasibleError):
-                    found.append(self._coarsely(grouping))
+                    found.append(self.fastest_of(grouping))
         return found
 
-    def _limit(self, grouping: Grouping) -> float:
-        """Return an upper bound of a grouping's throughput, with one minibatch in flight (least memory)."""
-        slowest_s = max(map(self._rough.bottleneck_s(1), grouping))
-        if self._rough is self._exact:
-            return len(grouping) / slowest_s
-        return len(grouping) / slowest_s * COARSE if slowest_s < math.inf else math.inf
-
-    def _of_grouping(self, grouping: Grouping) -> Evaluated:
-        return self._exactly(self._coarsely(grouping))
-
-    def _coarsely(self, grouping: Grouping) -> Evaluated:
-        """Evaluate a grouping on the coarse network; exactly if its merged layers do not fit."""
-        with suppress(InfeasibleError):
-            return self._on(self._rough, grouping)
-        return self._on(self._exact, grouping)
-
-    def _on(self, evaluator: GroupingEvaluator, grouping: Grouping) -> Evaluated:
-        if self._options.in_flight is not None:
-            return evaluator.evaluate(grouping, self._options.in_flight)
-        return _fastest_number(evaluator, grouping)
-
-    def _exactly(self, found: Evaluated) -> Evaluated:
-        """Return the exact partitions of a grouping found on the coarse network."""
-        if self._rough is self._exact:
-            return found
-        exact = self._exact.evaluate(found.grouping, found.in_flight)
-        return self._exact.with_best_depth(exact) if self._options.in_flight is None else exact
-
-    def _other_groupings(self, known: Sequence[Evaluated]) -> Iterator[Evaluated]:
+    def _other_groupings(self, known: Sequence[PipelinePlan]) -> Iterator[PipelinePlan]:
         """Yield other groupings than the paper's, those of small cells first, while time is left.
 
         Time for half of the sets of GPUs is enough, since small sets come first.
         """
-        effort_s = SET_S + ELEMENT_S * self._rough.layers**2
+        effort_s = SET_S + ELEMENT_S * len(self._layers.layers) ** 2
         left_s = self._stop_s - self._options.clock()
         most_sets = min(MOST_SETS, int(2 * left_s / effort_s))
         found = list(known)
@@ -243,7 +165,7 @@ class Search:
             if self._is_late():
                 return
 
-    def _in_cells(self, cells: Grouping, first: int) -> Iterator[Evaluated]:
+    def _in_cells(self, cells: Grouping, first: int) -> Iterator[PipelinePlan]:
         """Yield groupings for `first` minibatches in flight, then for all other useful numbers.
 
         More minibatches leave less memory for layers, hence fewer partitions. A number is not tried if it
@@ -254,37 +176,37 @@ class Search:
         fastest = 0.0
         for at, number in enumerate(numbers if given is None else (given,)):
             ceiling = 0.0
-            bottleneck_s = self._rough.bottleneck_s(number)
+            bottleneck_s = self._evaluator.bottleneck_s(number)
             for grouping in exact_groupings(self._cluster, cells, bottleneck_s, self._is_late):
                 limit = len(grouping) / max(map(bottleneck_s, grouping))
                 ceiling = max(ceiling, limit)
                 if limit > fastest:
-                    found = self._rough.evaluate(grouping, number)
-                    deepened = self._rough.with_best_depth(found) if given is None else found
+                    found = self._evaluator.evaluate(grouping, number)
+                    deepened = self._evaluator.with_best_depth(found) if given is None else found
                     fastest = max(fastest, deepened.throughput)
                     yield deepened
             if (at and ceiling <= fastest * (1 + SAME)) or self._is_late():
                 return
 
-    def _improved(self, found: Evaluated) -> Evaluated:
+    def _improved(self, found: PipelinePlan) -> PipelinePlan:
         """Return a grouping that is no slower with the same number of minibatches in flight."""
-        bottleneck_s = self._rough.bottleneck_s(found.in_flight)
+        bottleneck_s = self._evaluator.bottleneck_s(found.in_flight)
 
         def rate(grouping: Grouping) -> float:
             with suppress(InfeasibleError):
-                return self._rough.evaluate(grouping, found.in_flight).ceiling
+                return self._evaluator.evaluate(grouping, found.in_flight).ceiling
             return 0.0
 
         grouping = improved(self._cluster, found.grouping, bottleneck_s, self._is_late, rate)
         with suppress(InfeasibleError):
-            return self._on(self._rough, grouping) if grouping != found.grouping else found
+            return self.fastest_of(grouping) if grouping != found.grouping else found
         return found
 
     def _is_late(self) -> bool:
         return self._options.clock() >= self._stop_s
 
 
-def _fastest_number(evaluator: GroupingEvaluator, grouping: Grouping) -> Evaluated:
+def _fastest_number(evaluator: GroupingEvaluator, grouping: Grouping) -> PipelinePlan:
     """Return the fastest result over all numbers of minibatches in flight, with the fewest possible.
 
     More minibatches leave less memory for layers. If the slowest stage is as fast with the most as with one,
@@ -318,7 +240,7 @@ def _numbers(most: int) -> Iterator[int]:
         number += max(1, number // 4)
 
 
-def _fastest(found: Sequence[Evaluated]) -> Evaluated:
+def _fastest(found: Sequence[PipelinePlan]) -> PipelinePlan:
     return max(found, key=lambda one: one.throughput)
 
 

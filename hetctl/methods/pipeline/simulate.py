@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from hetctl.methods.pipeline.pipeline_plan import PipelinePlan
-from hetctl.methods.pipeline.stage_costs import LayerProfile, PipelineCluster
-from hetctl.methods.pipeline.sync_cost import Waves, traffic_of
-from hetctl.methods.pipeline.throughput import Flow, FlowInput, held, run_waves
+from hetctl.methods.pipeline.evaluate import PipelinePlan
+from hetctl.methods.pipeline.throughput import Flow, Pipeline, run_waves
 from hetctl.methods.pipeline.wsp import Bounds
 
 LEAST_WAVES, MINIBATCHES = 32, 4000
@@ -54,15 +53,12 @@ class PipelineRun:
     @property
     def waiting_fraction(self) -> float:
         """Mean share of the run in which a virtual worker waited for global weights."""
-        return self._share([self.waiting_s(worker) for worker in range(len(self.flows))])
+        return fmean(map(self.waiting_s, range(len(self.flows)))) / self.end_s
 
     @property
     def idle_fraction(self) -> float:
         """Mean share of the run in which it waited and none of its GPUs had a pass."""
-        return self._share([self.idle_s(worker) for worker in range(len(self.flows))])
-
-    def _share(self, seconds: Sequence[float]) -> float:
-        return sum(seconds) / len(seconds) / self.end_s
+        return fmean(map(self.idle_s, range(len(self.flows)))) / self.end_s
 
     def waiting_s(self, worker: int) -> float:
         """Return the seconds for which a virtual worker waited for global weights."""
@@ -91,32 +87,18 @@ def _rate(completed_s: Sequence[float], wave: int) -> float:
     return (last - first) / (completed_s[last - 1] - completed_s[first - 1])
 
 
-def simulate_pipelines(pipelines: Sequence[FlowInput], bounds: Bounds, waves: int) -> PipelineRun:
+def simulate_pipelines(pipelines: Sequence[Pipeline], bounds: Bounds, waves: int) -> PipelineRun:
     """Run until every virtual worker has completed `waves` waves, at least 2."""
     if waves < 2:
         raise ValueError(f"{waves} waves are too few for a rate")
     return PipelineRun(bounds, tuple(run_waves(pipelines, bounds, waves)))
 
 
-def steady_waves(plan: PipelinePlan, waves: Waves) -> int:
+def steady_waves(plan: PipelinePlan) -> int:
     """Return the number of waves of each virtual worker that is enough to show a plan's throughput."""
-    return max(2, min(LEAST_WAVES, MINIBATCHES // plan.in_flight)) + 4 * waves.distance
+    return max(2, min(LEAST_WAVES, MINIBATCHES // plan.in_flight)) + 4 * plan.distance
 
 
-def simulate_plan(
-    plan: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, waves: Waves, count: int
-) -> PipelineRun:
-    """Simulate a plan until each virtual worker has completed `count` waves, at least 2."""
-    pipelines = pipelines_of(plan, layers, cluster, waves.ps_placement)
-    return simulate_pipelines(pipelines, Bounds(plan.in_flight, waves.distance), count)
-
-
-def pipelines_of(
-    plan: PipelinePlan, layers: LayerProfile, cluster: PipelineCluster, ps_placement: str
-) -> tuple[FlowInput, ...]:
-    """Return the virtual workers of a plan; `ps_placement` is one of `PS_PLACEMENTS`."""
-    traffic = traffic_of(plan.virtual_workers, layers, cluster, ps_placement)
-    return tuple(
-        FlowInput(worker.passes, held(worker.passes, worker.in_flight), its)
-        for worker, its in zip(plan.virtual_workers, traffic, strict=True)
-    )
+def simulate_plan(plan: PipelinePlan, waves: int) -> PipelineRun:
+    """Simulate a plan until each virtual worker has completed `waves` waves, at least 2."""
+    return simulate_pipelines(plan.pipelines, Bounds(plan.in_flight, plan.distance), waves)

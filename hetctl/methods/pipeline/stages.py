@@ -61,26 +61,15 @@ def virtual_worker(
     profile: LayerProfile, cluster: PipelineCluster, costs: StageCosts, cuts: Sequence[Cut], in_flight: int
 ) -> VirtualWorker:
     """Return a virtual worker with the times and bytes of the stages of a partition."""
-    return VirtualWorker(tuple(_stages(profile, cluster, costs, cuts, in_flight)), in_flight)
-
-
-def _stages(
-    profile: LayerProfile, cluster: PipelineCluster, costs: StageCosts, cuts: Sequence[Cut], in_flight: int
-) -> Iterator[Stage]:
-    links = [int(before.gpu[0] == after.gpu[0]) for before, after in pairwise(cuts)]
-    activations = [
-        0.0,
-        *(costs.receive_s[link, cut.first] for link, cut in zip(links, cuts[1:], strict=True)),
-    ]
+    crossing = [costs.receive_s[int(a.gpu[0] == b.gpu[0]), b.first] for a, b in pairwise(cuts)]
+    activations = [0.0, *crossing]
+    stages = []
     for at, (first, last, gpu) in enumerate(cuts):
-        gpu_type, layers, place = (
-            cluster.type_of(gpu),
-            slice(first, last + 1),
-            (len(cuts) - 1 - at, in_flight),
-        )
+        gpu_type, layers = cluster.type_of(gpu), slice(first, last + 1)
+        place = len(cuts) - 1 - at, in_flight
         again = bool(costs.recomputes(gpu_type, *place)[first, last])
         forward_s = float(profile.forward_s(gpu_type)[layers].sum())
-        yield Stage(
+        stage = Stage(
             first=first,
             last=last,
             node=gpu[0],
@@ -92,6 +81,8 @@ def _stages(
             bytes=int(costs.bytes(*place, recomputes=again)[first, last]),
             recomputes=again,
         )
+        stages.append(stage)
+    return VirtualWorker(tuple(stages), in_flight)
 
 
 SLOTS = 2

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from hetctl.methods.pipeline.stage_costs import minibatches_held, most_in_flight
-from hetctl.methods.pipeline.transfers import ALONE, Network, Traffic, at_once_s, load_s
+from hetctl.methods.pipeline.transfers import ALONE, Network, Traffic, load_s
 from hetctl.methods.pipeline.wsp import Bounds, StageQueue
 
 Passes = tuple[tuple[float, float], ...]
@@ -35,17 +34,10 @@ class StageTask(NamedTuple):
     end_s: float
 
 
-class FlowInput(NamedTuple):
-    """A virtual worker.
-
-    Parameters
-    ----------
-    capacities : sequence of int
-        Minibatches that each stage can hold between their forward and backward passes.
-    """
+class Pipeline(NamedTuple):
+    """Passes and transfers of a virtual worker."""
 
     passes: Passes
-    capacities: Sequence[int]
     traffic: Traffic = ALONE
 
 
@@ -55,7 +47,7 @@ def held(passes: Passes, in_flight: int) -> list[int]:
     return [minibatches_held(last - stage, in_flight, is_first=not stage) for stage in range(len(passes))]
 
 
-def run_waves(workers: Sequence[FlowInput], bounds: Bounds, waves: int) -> list[Flow]:
+def run_waves(workers: Sequence[Pipeline], bounds: Bounds, waves: int) -> list[Flow]:
     """Run virtual workers until each has completed `waves` waves.
 
     When a minibatch is complete, the next one enters as soon as it may start. The last minibatch of a wave
@@ -115,7 +107,7 @@ class Flow:
     """
 
     def __init__(
-        self, worker: FlowInput, number: int, bounds: Bounds, network: Network, servers: Servers
+        self, worker: Pipeline, number: int, bounds: Bounds, network: Network, servers: Servers
     ) -> None:
         self.tasks: list[StageTask] = []
         self.completed_s: list[float] = []
@@ -124,7 +116,7 @@ class Flow:
         self._passes, self._traffic, self._last = worker.passes, worker.traffic, len(worker.passes) - 1
         self._receiving = tuple(zip(worker.traffic.activations, worker.traffic.gradients, strict=True))
         self._queues: list[StageQueue[tuple[int, float]]] = [
-            StageQueue(capacity) for capacity in worker.capacities
+            StageQueue(capacity) for capacity in held(worker.passes, bounds.in_flight)
         ]
         self._running = [False] * len(worker.passes)
         self._room, self._entered, self._fetched = bounds.in_flight, 0, 0
@@ -212,9 +204,6 @@ class Flow:
             self._complete(now_s)
 
 
-Synced = tuple[Passes, Traffic]
-"""Passes and transfers of a virtual worker."""
-
 SAME = 1e-9
 """Relative tolerance within which times count as equal."""
 WAVES, MINIBATCHES = 8, 96
@@ -242,27 +231,6 @@ def bottleneck_s(passes: Passes) -> float:
     return max(forward_s + backward_s for forward_s, backward_s in passes)
 
 
-@dataclass(frozen=True)
-class WaveSync:
-    """Synchronisation of waves between virtual workers.
-
-    Parameters
-    ----------
-    traffic : tuple of Traffic
-        Transfers of each virtual worker.
-    distance : int
-        Clock distance D.
-    """
-
-    traffic: tuple[Traffic, ...]
-    distance: int = 0
-
-    @cached_property
-    def seconds(self) -> float:
-        """Time to send a wave if all virtual workers send at once."""
-        return at_once_s([one.push for one in self.traffic])
-
-
 def wave_time_s(passes: Passes, push_s: float, pull_s: float, distance: int) -> float:
     """Return the least time of a wave in seconds, independent of the number of its minibatches.
 
@@ -273,7 +241,7 @@ def wave_time_s(passes: Passes, push_s: float, pull_s: float, distance: int) -> 
     return max(through_s, push_s, (push_s + pull_s + through_s) / (distance + 1))
 
 
-def least_period_s(workers: Sequence[Synced], in_flight: int, distance: int = 0) -> float:
+def least_period_s(workers: Sequence[Pipeline], in_flight: int, distance: int = 0) -> float:
     """Return a lower bound of the period: the highest of those by stages, by waves and by shared links."""
     waves_s = (wave_time_s(passes, one.push_s, one.pull_s, distance) for passes, one in workers)
     return max(
@@ -283,17 +251,21 @@ def least_period_s(workers: Sequence[Synced], in_flight: int, distance: int = 0)
     )
 
 
-def sufficient_depth(passes: Passes, sync: WaveSync) -> int:
+def sufficient_depth(passes: Passes, sync_s: float, distance: int) -> int:
     """Return a number of minibatches in flight with which neither stages nor waves wait for each other.
 
     Activations are taken to have the links for themselves.
+
+    Parameters
+    ----------
+    sync_s : float
+        Seconds to send a wave, or to fetch the weights.
     """
-    stages = most_in_flight(len(passes))
-    wave_s = wave_time_s(passes, sync.seconds, sync.seconds, sync.distance)
-    return max(stages, math.ceil(wave_s / bottleneck_s(passes)) + 1)
+    wave_s = wave_time_s(passes, sync_s, sync_s, distance)
+    return max(most_in_flight(len(passes)), math.ceil(wave_s / bottleneck_s(passes)) + 1)
 
 
-def common_period_s(workers: Sequence[Synced], in_flight: int, distance: int) -> float:
+def common_period_s(workers: Sequence[Pipeline], in_flight: int, distance: int) -> float:
     """Return the period of virtual workers that exchange waves and therefore wait for each other."""
     if not any(traffic.is_shared for _, traffic in workers):
         # Equal virtual workers run alike unless they compete for something.
@@ -302,10 +274,9 @@ def common_period_s(workers: Sequence[Synced], in_flight: int, distance: int) ->
 
 
 @lru_cache(maxsize=10_000)
-def _measured_s(workers: tuple[Synced, ...], in_flight: int, distance: int) -> float:
+def _measured_s(workers: tuple[Pipeline, ...], in_flight: int, distance: int) -> float:
     first = max(1, min(WAVES, MINIBATCHES // in_flight))
-    inputs = [FlowInput(passes, held(passes, in_flight), traffic) for passes, traffic in workers]
-    flows = run_waves(inputs, Bounds(in_flight, distance), 3 * first)
+    flows = run_waves(workers, Bounds(in_flight, distance), 3 * first)
     ends_s = [flow.completed_s[in_flight - 1 :: in_flight] for flow in flows]
     taken_s = max(ends[3 * first - 1] - ends[first - 1] for ends in ends_s)
     return taken_s / (2 * first * in_flight)

@@ -56,14 +56,6 @@ class Bounds:
 
 
 @dataclass(frozen=True)
-class Version:
-    """Contents of weights: all own updates up to `minibatch`, and `waves` waves of all virtual workers."""
-
-    minibatch: int
-    waves: int
-
-
-@dataclass(frozen=True)
 class WspClock:
     """Progress of a virtual worker.
 
@@ -86,11 +78,6 @@ class WspClock:
         return self.completed // self.bounds.in_flight
 
     @property
-    def now(self) -> int:
-        """Local clock c_local; a complete wave counts when the next one may continue."""
-        return min(self.waves, self.pulled + self.bounds.distance)
-
-    @property
     def waves_wanted(self) -> int:
         """Number of waves of all virtual workers without which this one will have to stop.
 
@@ -110,11 +97,6 @@ class WspClock:
         minibatch = self.started + 1
         has_room = minibatch - self.completed <= self.bounds.in_flight
         return has_room and self.pulled >= self.bounds.waves_needed(minibatch)
-
-    @property
-    def version(self) -> Version:
-        """Weights of a minibatch that starts now; they are kept until its backward pass."""
-        return Version(self.completed, self.pulled)
 
     def start(self) -> WspClock:
         """Start the next minibatch.
@@ -179,30 +161,14 @@ class GlobalClock:
         return GlobalClock((*self.pushed[:worker], waves, *self.pushed[worker + 1 :]))
 
 
-@dataclass(frozen=True)
-class Staleness:
-    """Largest values in a log.
-
-    Parameters
-    ----------
-    local : int
-        Updates of its own virtual worker that a minibatch missed.
-    overall : int
-        Updates of another virtual worker that a minibatch may have missed.
-    """
-
-    local: int
-    overall: int
-
-
-def staleness(records: Iterable[WaveRecord], bounds: Bounds) -> Staleness:
-    """Return the largest staleness of all minibatches."""
+def staleness(records: Iterable[WaveRecord], bounds: Bounds) -> tuple[int, int]:
+    """Return the most updates that a minibatch missed of its own virtual worker, and may have of another."""
     local = overall = 0
     for record in records:
         for minibatch, completed, pulled in record.minibatches:
             local = max(local, minibatch - 1 - completed)
             overall = max(overall, minibatch - 1 - pulled * bounds.in_flight)
-    return Staleness(local, overall)
+    return local, overall
 
 
 def violations(records: Iterable[WaveRecord], bounds: Bounds) -> list[str]:

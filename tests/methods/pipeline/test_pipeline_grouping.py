@@ -1,15 +1,14 @@
-"""Groupings of large clusters: cells that are alike, coarse networks, step-by-step changes."""
+"""Groupings of large clusters: cells that are alike, step-by-step changes."""
 
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pipelines import cluster, clusters, profile, profiles
+from pipelines import cluster, clusters, profile
 
 from hetctl.methods.pipeline.grouping import GROUPINGS, all_cells, exact_groupings, improved
 from hetctl.methods.pipeline.partition import Partitioner, all_heads, most_within, pool_of, without
-from hetctl.methods.pipeline.stage_costs import StageCosts, coarse
+from hetctl.methods.pipeline.stage_costs import StageCosts
 
 TWICE = cluster("AAAA", "BB", "AAAA", "BB")
 
@@ -57,18 +56,6 @@ def test_when_time_is_over_the_small_sets_examined_are_packed():
     found = list(exact_groupings(where, (where.gpus,), bottleneck_s, lambda: len(looked_at) >= 6))
     assert looked_at == [1, 1, 2, 2, 2, 3]
     assert [len(grouping) for grouping in found] == [7]
-
-
-@settings(max_examples=30)
-@given(profiles(), st.integers(1, 6), st.integers(1, 4))
-def test_stages_of_a_coarse_network_are_stages_of_the_network(layers, most, held):
-    where = cluster("A")
-    merged = coarse(layers, most)
-    assert len(merged.layers) == min(most, len(layers.layers))
-    all_stages, few = StageCosts(layers, where), StageCosts(merged, where)
-    assert few.compute_s("A", 0, 1)[0, -1] == pytest.approx(all_stages.compute_s("A", 0, 1)[0, -1])
-    assert few.bytes(0, held)[0, -1] == all_stages.bytes(0, held)[0, -1]
-    assert {*few.receive_s[1]} <= {*all_stages.receive_s[1]}
 
 
 @settings(max_examples=30)

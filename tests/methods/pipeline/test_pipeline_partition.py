@@ -11,14 +11,7 @@ from pipelines import LINKS, PLENTY, cluster, clusters, is_whole, profile, profi
 
 from hetctl.methods.pipeline import partition
 from hetctl.methods.pipeline.partition import Partitioner
-from hetctl.methods.pipeline.stage_costs import (
-    Layer,
-    LayerProfile,
-    Links,
-    PipelineCluster,
-    StageCosts,
-    minibatches_held,
-)
+from hetctl.methods.pipeline.stage_costs import Links, PipelineCluster, StageCosts, minibatches_held
 from hetctl.model.errors import InfeasibleError
 
 
@@ -105,32 +98,15 @@ def test_a_group_with_too_many_orders_is_still_partitioned():
 
 @settings(max_examples=60, deadline=None)
 @given(profiles(), clusters(), st.integers(1, 8), st.sampled_from([0.0, 2.5e6]))
-def test_an_inexact_partition_is_found_wherever_one_fits(layers, where, in_flight, effort):
+def test_an_inexact_partition_fits_and_has_the_time_it_says(layers, where, in_flight, effort):
     exact = least_bottleneck_s(layers, where, where.gpus, in_flight)
     with mock.patch.object(partition, "MOST_EFFORT", effort):
         found = partitioner(layers, where, in_flight)
         seconds = found.bottleneck_s(where.gpus)
-        assert (seconds < float("inf")) == (exact < float("inf"))
-        if exact < float("inf"):
+        assert seconds >= exact * (1 - 1e-9)
+        if seconds < float("inf"):
             cuts = found.partition(where.gpus)
             assert is_whole(cuts, layers)
             order, starts = [cut.gpu for cut in cuts], [cut.first for cut in cuts]
             assert len(set(order)) == len(order)
             assert slowest_s(layers, where, order, starts, in_flight) == pytest.approx(seconds)
-
-
-def test_64_unlike_gpus_are_partitioned_if_a_single_order_fits():
-    types = ("A", "B", "C")
-    nodes = (types * 11, types * 10 + ("A",))
-    needed = [3 * PLENTY // 14, PLENTY // 14] * 10
-    layers = LayerProfile(
-        tuple(
-            Layer(f"l{i}", dict.fromkeys(types, 1.0), dict.fromkeys(types, 2.0), 1, size)
-            for i, size in enumerate(needed)
-        )
-    )
-    where = PipelineCluster(nodes, {"A": PLENTY, "B": PLENTY // 3, "C": PLENTY // 3}, LINKS)
-    found = partitioner(layers, where)
-    cuts = found.partition(where.gpus)
-    assert is_whole(cuts, layers)
-    assert found.bottleneck_s(where.gpus) < float("inf")

@@ -180,7 +180,7 @@ def test_without_time_a_network_that_needs_all_gpus_has_a_plan():
     assert len(found.virtual_workers[0].stages) == 4
 
 
-def test_a_deep_network_is_partitioned_exactly_in_the_end():
+def test_the_best_groups_of_a_deep_network_are_partitioned_exactly():
     layers = profile(*(1 + number % 7 for number in range(130)), activation=1)
     where = cluster("AA", "BB")
     best = plan(layers, where, "best")

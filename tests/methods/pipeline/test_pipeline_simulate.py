@@ -13,17 +13,14 @@ from hypothesis import strategies as st
 from hetctl.methods.pipeline.pipeline_plan import (
     POLICIES,
     PipelineOptions,
-    PipelinePlan,
-    VirtualWorker,
     Waves,
 )
 from hetctl.methods.pipeline.pipeline_plan import plan as made
-from hetctl.methods.pipeline.simulate import PipelineRun, pipelines_of, simulate_pipelines, simulate_plan
+from hetctl.methods.pipeline.simulate import PipelineRun, simulate_pipelines, simulate_plan
 from hetctl.methods.pipeline.stage_costs import Layer, LayerProfile, Links, PipelineCluster
-from hetctl.methods.pipeline.throughput import FlowInput, StageTask, bottleneck_s
+from hetctl.methods.pipeline.throughput import Pipeline, StageTask, bottleneck_s, held
 from hetctl.methods.pipeline.transfers import IN, OUT, Leg, Receiving, Traffic
 from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, WspClock
-from hetctl.model.pipelines import Stage
 from hetctl.model.plan import PS_PLACEMENTS
 
 LAYERS = LayerProfile(tuple(Layer(f"l{i}", {"a": 1.0}, {"a": 2.0}, 50, 100) for i in range(4)))
@@ -34,16 +31,15 @@ CLUSTER = PipelineCluster(
 )
 
 
-def pipeline(*times: tuple[float, float], held: int = 99, sync_s: float = 0.0) -> FlowInput:
+def pipeline(*times: tuple[float, float], sync_s: float = 0.0) -> Pipeline:
     lanes = ((Leg(None, sync_s),),) if sync_s else ()
-    return FlowInput(times, [held] * len(times), Traffic(push=lanes, pull=lanes))
+    return Pipeline(times, Traffic(push=lanes, pull=lanes))
 
 
 TIMES = st.tuples(st.integers(1, 9), st.integers(1, 9)).map(lambda pair: (pair[0] / 4, pair[1] / 4))
 PIPELINES = st.builds(
-    lambda times, held, sync_s: pipeline(*times, held=held, sync_s=sync_s),
+    lambda times, sync_s: pipeline(*times, sync_s=sync_s),
     st.lists(TIMES, min_size=1, max_size=5),
-    st.integers(1, 6),
     st.sampled_from((0.0, 0.5, 7.0)),
 )
 BOUNDS = st.builds(Bounds, st.integers(1, 6), st.integers(0, 2))
@@ -126,7 +122,7 @@ def test_too_few_waves_are_refused() -> None:
 @given(st.lists(PIPELINES, min_size=1, max_size=3), BOUNDS)
 @settings(max_examples=40, deadline=None)
 def test_passes_obey_the_conditions_of_partition_scheduling(
-    pipelines: list[FlowInput], bounds: Bounds
+    pipelines: list[Pipeline], bounds: Bounds
 ) -> None:
     run = simulate_pipelines(pipelines, bounds, 3)
     for tasks in by_gpu(run):
@@ -144,7 +140,8 @@ def test_passes_obey_the_conditions_of_partition_scheduling(
                 assert task.ready_s == ends[task.stage - 1, task.minibatch, False]
 
 
-@given(st.lists(TIMES, min_size=1, max_size=5), BOUNDS)
+# With more stages, memory lets backward passes overtake.
+@given(st.lists(TIMES, min_size=1, max_size=2), BOUNDS)
 @settings(max_examples=40, deadline=None)
 def test_tasks_start_in_the_order_in_which_they_became_ready(
     times: list[tuple[float, float]], bounds: Bounds
@@ -155,14 +152,15 @@ def test_tasks_start_in_the_order_in_which_they_became_ready(
 
 @given(PIPELINES, BOUNDS)
 @settings(max_examples=40, deadline=None)
-def test_memory_and_both_limits_are_kept(one: FlowInput, bounds: Bounds) -> None:
+def test_memory_and_both_limits_are_kept(one: Pipeline, bounds: Bounds) -> None:
     run = simulate_pipelines([one], bounds, 4)
+    capacities = held(one.passes, bounds.in_flight)
     for tasks in by_gpu(run):
-        held = 0
+        inside = 0
         for task in tasks:
             is_both = task.stage == len(one.passes) - 1
-            held += (not task.backward) - (task.backward or is_both)
-            assert held <= one.capacities[task.stage]
+            inside += (not task.backward) - (task.backward or is_both)
+            assert inside <= capacities[task.stage]
     assert len(run.completed_s[0]) <= run.end_s / bottleneck_s(one.passes) * (1 + 1e-9)
     injected = [task.start_s for task in run.flows[0].tasks if task.stage == 0 and not task.backward]
     for start_s, completed_s in zip(injected[bounds.in_flight :], run.completed_s[0], strict=False):
@@ -180,7 +178,7 @@ def test_enough_minibatches_in_flight_keep_the_slowest_gpu_busy(times: list[tupl
 @given(st.lists(PIPELINES, min_size=1, max_size=3), BOUNDS)
 @settings(max_examples=40, deadline=None)
 def test_minibatches_enter_as_soon_as_the_rules_of_wsp_let_them(
-    pipelines: list[FlowInput], bounds: Bounds
+    pipelines: list[Pipeline], bounds: Bounds
 ) -> None:
     """Replay by `hetctl.methods.pipeline.wsp` of minibatches completed and sent at the time of each entry.
 
@@ -218,40 +216,11 @@ def later_by(push_s: float) -> Callable[[float, float], float]:
     return lambda before_s, end_s: max(before_s, end_s) + push_s
 
 
-def worker(*places: tuple[int, int], in_flight: int = 4) -> VirtualWorker:
-    """Two stages of two layers each; 50 bytes take 0.6 s between nodes, 0.1 s within one."""
-    receive_s = 0.6 if places[0][0] != places[1][0] else 0.1
-    stages = [
-        Stage(2 * i, 2 * i + 1, node, gpu, "a", 2.0, 4.0, receive_s, 0)
-        for i, (node, gpu) in enumerate(places)
-    ]
-    return VirtualWorker(tuple(stages), in_flight)
-
-
-def plan(*workers: VirtualWorker) -> PipelinePlan:
-    return PipelinePlan("np", workers, 1.0, 1.0, 1.0)
-
-
-EQUAL = (worker((0, 0), (1, 0)), worker((0, 1), (1, 1)))
-
-
-def test_passes_wait_for_what_they_receive() -> None:
-    (one,) = pipelines_of(plan(EQUAL[0]), LAYERS, CLUSTER, "local")
-    assert one.passes == (pytest.approx((2.0, 4.6)), pytest.approx((2.6, 4.0)))
-    assert bottleneck_s(one.passes) == pytest.approx(EQUAL[0].bottleneck_s)
-
-
-def test_the_last_stage_holds_one_minibatch_and_the_first_all() -> None:
-    for in_flight, held in ((1, [1, 1]), (2, [2, 1]), (4, [4, 1])):
-        (one,) = pipelines_of(plan(worker((0, 0), (1, 0), in_flight=in_flight)), LAYERS, CLUSTER, "local")
-        assert one.capacities == held
-
-
 @pytest.mark.parametrize("placement", PS_PLACEMENTS)
 @pytest.mark.parametrize("distance", [0, 2])
 def test_a_plan_with_waves_reaches_its_predicted_throughput(placement: str, distance: int) -> None:
     waves = Waves(distance, placement)
     for policy in POLICIES:
         planned = made(LAYERS, CLUSTER, policy, PipelineOptions(waves=waves))
-        run = simulate_plan(planned, LAYERS, CLUSTER, waves, 40)
+        run = simulate_plan(planned, 40)
         assert run.throughput == pytest.approx(planned.throughput, rel=0.02)

@@ -15,12 +15,8 @@ from hetctl.methods.pipeline.grouping import GROUPINGS
 from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, VirtualWorker, Waves, plan
 from hetctl.methods.pipeline.stage_costs import Layer, LayerProfile, Links, PipelineCluster, most_in_flight
 from hetctl.methods.pipeline.sync_cost import traffic_of
-from hetctl.methods.pipeline.throughput import (
-    WaveSync,
-    common_period_s,
-    least_period_s,
-)
-from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Leg, Traffic
+from hetctl.methods.pipeline.throughput import Pipeline, common_period_s, least_period_s
+from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Leg, Traffic, at_once_s
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.pipelines import Stage
 from hetctl.model.plan import LOCAL, PS_PLACEMENTS, ROUND_ROBIN
@@ -35,7 +31,7 @@ PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=
 LINES = st.none() | st.tuples(st.sampled_from((OUT, IN, SERVER)), st.integers(0, 1))
 LANES = st.lists(st.tuples(st.builds(Leg, LINES, st.floats(0.01, 20))), max_size=3).map(tuple)
 TRAFFIC = st.builds(Traffic, push=LANES, pull=LANES)
-SYNCED = st.lists(st.tuples(PASSES, TRAFFIC), min_size=1, max_size=3).map(tuple)
+SYNCED = st.lists(st.builds(Pipeline, PASSES, TRAFFIC), min_size=1, max_size=3).map(tuple)
 DISTANCES = st.integers(0, 3)
 WAVES = st.builds(Waves, st.integers(0, 2), st.sampled_from(PS_PLACEMENTS))
 
@@ -53,7 +49,7 @@ BY_NODE = (worker((0, 0), (0, 1)), worker((1, 0), (1, 1)))
 
 
 def synchronisation_s(workers: tuple[VirtualWorker, ...], placement: str) -> float:
-    return WaveSync(traffic_of(workers, LAYERS, CLUSTER, placement)).seconds
+    return at_once_s([one.push for one in traffic_of(workers, LAYERS, CLUSTER, placement)])
 
 
 def test_equal_distribution_with_local_servers_crosses_no_node() -> None:
@@ -79,14 +75,15 @@ def test_parameters_and_activations_share_the_links_of_a_node() -> None:
     (traffic,) = traffic_of([one], LayerProfile(LAYERS.layers[:3]), CLUSTER, ROUND_ROBIN)
     heavy = replace(traffic, push=(*traffic.push, *[(Leg((IN, 1), 12.0), Leg((OUT, 1), 12.0))]))
     apart = replace(heavy, activations=(), gradients=())
-    shared_s, apart_s = (common_period_s(((one.passes, use),), 5, 3) for use in (heavy, apart))
+    shared_s, apart_s = (common_period_s((Pipeline(one.passes, use),), 5, 3) for use in (heavy, apart))
     assert shared_s > 1.05 * apart_s
 
 
 def test_a_server_takes_time_to_add_updates() -> None:
     slow = replace(CLUSTER, server_bytes_per_s=50.0)
     for placement, seconds in ((LOCAL, 2 * 200 / 50), (ROUND_ROBIN, 0.1 + 2 * 200 / 50)):
-        assert WaveSync(traffic_of(EQUAL, LAYERS, slow, placement)).seconds == pytest.approx(seconds)
+        pushes = [one.push for one in traffic_of(EQUAL, LAYERS, slow, placement)]
+        assert at_once_s(pushes) == pytest.approx(seconds)
 
 
 def test_activations_and_gradients_use_the_links_of_both_nodes() -> None:

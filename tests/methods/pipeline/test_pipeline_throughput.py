@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.throughput import bottleneck_s, common_period_s, held, tasks
-from hetctl.methods.pipeline.transfers import ALONE
+from hetctl.methods.pipeline.throughput import Pipeline, bottleneck_s, common_period_s, held, tasks
 
 PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=8).map(tuple)
 
@@ -13,7 +12,7 @@ PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=
 @settings(max_examples=30)
 @given(PASSES, st.integers(1, 20))
 def test_the_period_is_between_its_limits(passes, in_flight):
-    period = common_period_s([(passes, ALONE)], in_flight, 0)
+    period = common_period_s([Pipeline(passes)], in_flight, 0)
     assert period >= bottleneck_s(passes) * (1 - 1e-9)
     assert period * in_flight >= sum(map(sum, passes)) * (1 - 1e-9)
 
@@ -21,7 +20,7 @@ def test_the_period_is_between_its_limits(passes, in_flight):
 @settings(max_examples=30)
 @given(PASSES)
 def test_the_period_of_one_in_flight_is_the_sum_of_all_passes(passes):
-    assert common_period_s([(passes, ALONE)], 1, 0) == pytest.approx(sum(map(sum, passes)))
+    assert common_period_s([Pipeline(passes)], 1, 0) == pytest.approx(sum(map(sum, passes)))
 
 
 def test_received_activations_and_gradients_are_separated():
