@@ -48,7 +48,7 @@ setup(
     ],
     package_dir={"hetctl_templates": "templates", "hetctl_site_configs": "site-configs"},
     package_data={
-        "hetctl": ["py.typed", "examples/*/*", "inputs/*.json"],
+        "hetctl": ["py.typed", "examples/*/*", "inputs/*.json", "reports/*.j2"],
         "hetctl_templates": ["*.j2"],
         "hetctl_site_configs": ["*.yaml"],
     },

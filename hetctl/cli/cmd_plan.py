@@ -37,7 +37,7 @@ def plan_command(ensemble: str | None, as_json: bool, **options: Any) -> None:
     Example: hetctl plan --site perlmutter --gpus 64 --time 2h
     """
     from hetctl.app.plan.planning import plan_and_save
-    from hetctl.reports.plan_tables import explain_table, mode_table, plan_table, size_line, size_table
+    from hetctl.reports.plan_tables import explain_table, plan_table, size_line, size_table
 
     project = this_project()
     request, sized = plan_request(project, project.ensemble(ensemble), **options)
@@ -46,11 +46,12 @@ def plan_command(ensemble: str | None, as_json: bool, **options: Any) -> None:
     if as_json:
         print_json(plan)
         return
-    print_table(plan_table(plan, request.site.device))
-    if plan.choices:
-        print_table(mode_table(plan))
-    print_table(size_line(sized.size, sized.chosen, request.site.device))
+    device = request.site.device
+    print_table(plan_table(plan, device))
+    click.echo(size_line(sized.size, sized.chosen, device))
     if request.explain:
+        click.echo()
         print_table(explain_table(plan))
         if sized.chosen:
-            print_table(size_table(sized.chosen, sized.job_sizes, request.site.device))
+            click.echo()
+            print_table(size_table(sized.chosen, sized.job_sizes, device))

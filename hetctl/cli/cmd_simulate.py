@@ -307,9 +307,9 @@ def simulate_command(
     if as_json:
         print_json(found.fields)
     else:
-        from hetctl.reports.simulation_tables import simulation_table
+        from hetctl.reports.simulation import report_of
 
-        print_table(simulation_table(found.result))
+        print_table(report_of(found.result))
         for path in filter(None, (report, trace)):
             click.echo(f"wrote {path}")
     if getattr(found.result, "difference", None):
@@ -390,6 +390,7 @@ def _write(context: click.Context, found: Simulated, report: Path | None, trace:
     if trace and found.trace:
         write_text(trace, found.trace())
     if report:
-        from hetctl.reports.simulation_page import simulation_page
+        from hetctl.reports.page import render
+        from hetctl.reports.simulation import report_of
 
-        write_text(report, simulation_page(found.result))
+        write_text(report, render(report_of(found.result)))

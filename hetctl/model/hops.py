@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -78,6 +79,13 @@ def node_of(worker: str) -> str:
 def gpus_in(worker: str) -> tuple[int, ...]:
     """Return the GPUs of a worker by number; rank 0 of a group is on the first."""
     return tuple(map(int, worker.rpartition(":")[2].split("+")))
+
+
+def numbers_by_value(name: str) -> list[tuple[int, str]]:
+    """Return a sort key by which `node-10` comes after `node-9`."""
+    # Pairs, since numbers and texts cannot be compared; every second part is a number.
+    parts = enumerate(re.split("([0-9]+)", name))
+    return [(int(part), "") if at % 2 else (-1, part) for at, part in parts]
 
 
 def slots_in(worker: str) -> tuple[str, ...]:

@@ -288,7 +288,7 @@ def shapes_of(ensemble: Ensemble) -> tuple[RateShape, ...]:
 def some_of(members: Sequence[str], most: int) -> str:
     """Return the first of some names as text, with the number of the others: ``a, b, c and 97 more``."""
     rest = len(members) - most
-    return ", ".join(members[:most]) + (f" and {rest} more" if rest > 0 else "")
+    return ", ".join(members[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 
 
 def _end_of_chain(member: Member, members: Mapping[str, Member]) -> Member:

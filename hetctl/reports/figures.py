@@ -10,6 +10,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from markupsafe import Markup
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.path import Path
@@ -68,7 +69,7 @@ class Tips:
         return f"<g><title>{html.escape(self.texts[int(name.removeprefix(TIP))])}</title>"
 
 
-def draw_svg(name: str, title: str, height: float, draw: Callable[[Figure, Tips], None]) -> str:
+def draw_svg(name: str, title: str, height: float, draw: Callable[[Figure, Tips], None]) -> Markup:
     """Draw a figure and return its ``<svg>`` element.
 
     Parameters
@@ -90,7 +91,7 @@ def draw_svg(name: str, title: str, height: float, draw: Callable[[Figure, Tips]
         draw(figure, tips)
         # Without the date and the version, equal data give equal files.
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    return _inline(buffer.getvalue(), title, height, tips)
+    return Markup(_inline(buffer.getvalue(), title, height, tips))
 
 
 def _inline(text: str, title: str, height: float, tips: Tips) -> str:

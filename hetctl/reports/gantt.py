@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 
+from hetctl.model.hops import numbers_by_value
 from hetctl.model.run_status import TaskSpan
 from hetctl.reports.figures import LABEL_SIZE, WIDTH, Tips, draw_svg, fits, rectangles, time_unit
+from hetctl.reports.page import IDLE_MARK, legend
+from hetctl.reports.sections import Section
 from hetctl.reports.style import GREY, IDLE, INK, RULE, ink_on
 from hetctl.reports.summary import Spans, end_of, job_spans, now_s
 from hetctl.reports.units import device_word, format_seconds
@@ -20,6 +23,7 @@ ROW, LEAST, MOST = 21.0, 46.0, 620.0  # points: height of a row, of the smallest
 TOP, BOTTOM, RIGHT = 22.0, 34.0, 8.0
 UNUSED = "unused"
 DETAILED_TASKS = 2000
+HATCHED = Markup('<i class="hatched"></i>')
 
 Box = tuple[float, float, float, float]
 
@@ -32,8 +36,8 @@ class Wording:
     ----------
     task : str
         Tip of a bar.
-    failed : str
-        Outcome of a failed task.
+    failed, hatched : str
+        Outcome of a failed task, and what its bar stands for.
     rounds : bool
         True if the starts of rounds are marked.
     numbered : bool
@@ -44,6 +48,7 @@ class Wording:
     axis: str
     task: str
     failed: str
+    hatched: str
     rounds: bool
     numbered: bool
 
@@ -53,6 +58,7 @@ RUN = Wording(
     axis="time since the first job started ({unit}); round numbers above",
     task="{task.member} · round {task.round} · {devices} of {task.node} · {length} · {outcome}",
     failed="failed with exit code {code}",
+    hatched="failed task",
     rounds=True,
     numbered=True,
 )
@@ -61,6 +67,7 @@ HOPS = Wording(
     axis="time since the start ({unit})",
     task="{task.member} · epoch {task.round} · worker {task.node} · {length} · {outcome}",
     failed="undone by a failure",
+    hatched="undone by a failure, and repeated",
     rounds=False,
     numbered=False,
 )
@@ -97,16 +104,21 @@ class Look:
     running: bool
 
 
-def gantt_svg(spans: Spans, colours: Mapping[str, str], wording: Wording = RUN) -> str:
+def gantt_section(
+    title: str, about: str, spans: Spans, colours: Mapping[str, str], wording: Wording
+) -> Section:
     """Draw members by GPU over time; a grey row is idle, a hatched bar failed.
 
     Rows of nodes that a job did not hold stay white, as does the time between jobs.
     """
     layout = _layout(spans)
-    title = wording.title.format(devices=device_word(spans.device))
+    name = wording.title.format(devices=device_word(spans.device))
 
     def draw(figure: Figure, tips: Tips) -> None:
-        axes = figure.add_axes(_place(layout))
+        width, height = WIDTH * 72, layout.height + TOP + BOTTOM
+        axes = figure.add_axes(
+            (layout.left / width, BOTTOM / height, layout.width / width, layout.height / height)
+        )
         _draw_idle(axes, spans, layout)
         _draw_tasks(axes, spans, colours, layout, tips, wording)
         if wording.rounds:
@@ -114,12 +126,14 @@ def gantt_svg(spans: Spans, colours: Mapping[str, str], wording: Wording = RUN) 
         _label_rows(axes, layout, wording)
         _finish(axes, layout, wording)
 
-    return draw_svg("gantt", title, (layout.height + TOP + BOTTOM) / 72, draw)
+    failed = [(HATCHED, wording.hatched)] if any(task.failed for task in spans.tasks) else []
+    chart = draw_svg("gantt", name, (layout.height + TOP + BOTTOM) / 72, draw)
+    return Section(title, about, chart, legend(colours, IDLE_MARK, *failed))
 
 
 def _layout(spans: Spans) -> ChartLayout:
     used = {(task.node, gpu) for task in spans.tasks for gpu in task.gpus}
-    ordered = sorted(used, key=lambda row: (_natural(row[0]), row[1]))
+    ordered = sorted(used, key=lambda row: (numbers_by_value(row[0]), row[1]))
     ordered += [(UNUSED, i) for i in range(spans.gpus - len(used))]
     longest = max((len(node) for node, _ in ordered), default=0)
     now = now_s(spans)
@@ -129,21 +143,6 @@ def _layout(spans: Spans) -> ChartLayout:
         now_s=now,
         left=min(longest, 24) * 5.6 + 28,
         height=min(max(len(ordered) * ROW, LEAST), MOST),
-    )
-
-
-def _natural(text: str) -> list[tuple[int, str]]:
-    # node-10 comes after node-9; pairs, since numbers and texts cannot be compared.
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", text)]
-
-
-def _place(layout: ChartLayout) -> tuple[float, float, float, float]:
-    full_width, full_height = WIDTH * 72, layout.height + TOP + BOTTOM
-    return (
-        layout.left / full_width,
-        BOTTOM / full_height,
-        layout.width / full_width,
-        layout.height / full_height,
     )
 
 

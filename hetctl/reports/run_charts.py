@@ -11,12 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
-from hetctl.model.hops import DONE, HopStatus, VisitEnd, slots_in
+from hetctl.model.hops import DONE, HopStatus, slots_in
 from hetctl.model.pipelines import PipelineEpoch, StageReport
 from hetctl.model.run_status import BalanceHistory, MemberStatus, RunStatus, TaskSpan
 from hetctl.model.searches import SearchStatus, TrialStatus
 from hetctl.reports.figures import Tips, draw_svg, time_unit
-from hetctl.reports.gantt import HOPS, gantt_svg
+from hetctl.reports.gantt import HOPS, gantt_section
+from hetctl.reports.sections import Section
 from hetctl.reports.style import COLOURS, GREY, IDLE, INK, RULE, ink_on
 from hetctl.reports.summary import Spans, describe_config, one_round, prediction_error, ranked
 from hetctl.reports.units import format_metric, format_percent, format_seconds
@@ -253,27 +254,31 @@ MOST_VISITS = 20_000
 """Largest number of visits in a chart; more would be neither readable nor quick to load."""
 
 
-def hop_svg(hops: HopStatus, colours: Mapping[str, str]) -> str | None:
-    """Draw the visits by worker over time; None if there are none, or too many for a chart."""
+def hop_section(hops: HopStatus, colours: Mapping[str, str]) -> Section:
+    """Draw the visits by worker over time, if there are any, and not too many for a chart."""
+    title = "Workers over time"
     if not 0 < len(hops.spans) <= MOST_VISITS:
-        return None
+        return Section(
+            title,
+            f"{len(hops.spans):,} visits: there is no chart of none, or of more than {MOST_VISITS:,};"
+            " hetctl hopper trace writes them to a file.",
+        )
     end_s = max(visit.ended_at for visit in hops.spans)
-    tasks = [_span_of_visit(visit, slot) for visit in hops.spans for slot in slots_in(visit.worker)]
     # A visit to a group is in the row of each of its GPUs.
+    tasks = [
+        TaskSpan(
+            *(visit.member, visit.epoch, slot, (0,), visit.began_at, visit.ended_at),
+            exit_code=0 if visit.state == DONE else 1,
+        )
+        for visit in hops.spans
+        for slot in slots_in(visit.worker)
+    ]
     spans = Spans("slot", len(hops.workers), end_s, tasks, one_round(end_s))
-    return gantt_svg(spans, colours, HOPS)
-
-
-def _span_of_visit(visit: VisitEnd, slot: str) -> TaskSpan:
-    return TaskSpan(
-        member=visit.member,
-        round=visit.epoch,
-        node=slot,
-        gpus=(0,),
-        start_s=visit.began_at,
-        end_s=visit.ended_at,
-        exit_code=0 if visit.state == DONE else 1,
+    about = (
+        "One row for each worker; a bar is a member's visit to a partition, with its name or number. After"
+        " each epoch of training the member is evaluated."
     )
+    return gantt_section(title, about, spans, colours, HOPS)
 
 
 MOST_PIPELINES = 6

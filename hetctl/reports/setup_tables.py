@@ -1,89 +1,79 @@
-"""Terminal output about what runs need: sites, the results of `doctor`, and partitions of the data."""
+"""What runs need as sections: sites, the results of `doctor`, and partitions of the data."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from rich.console import Group, RenderableType
 from rich.text import Text
 
 from hetctl.model.check_result import CheckResult, CheckStatus
 from hetctl.model.ensemble import Partitions
 from hetctl.model.hops import PartitionFile
 from hetctl.model.site import Site, SiteKey
-from hetctl.reports.style import ruled_table
+from hetctl.reports.sections import Section
 from hetctl.reports.units import device_word, format_bytes, printable
 
 STYLES = {CheckStatus.OK: "green", CheckStatus.WARNING: "yellow", CheckStatus.FAILED: "bold red"}
+DIGITS = 12
+"""Digits of a digest that are shown."""
 
 
-def sites_table(sites: Iterable[tuple[Site, str]]) -> RenderableType:
+def sites_table(sites: Iterable[tuple[Site, str]]) -> Section:
     """Return a table of sites with the paths of their files."""
-    rows = (
+    rows = [
         (
             *(site.name, site.batch_system, str(site.nodes)),
             f"x {site.gpus_per_node} {device_word(site.device, site.gpus_per_node)}",
             *(site.launcher, where),
         )
         for site, where in sites
-    )
-    return ruled_table(("site", "batch", ">nodes", "", "launcher", "where"), rows, gap=1, fold="where")
+    ]
+    headers = ("site", "batch", ">nodes", "", "launcher", "where")
+    return Section(headers=headers, rows=rows, fold="where")
 
 
-def keys_table(keys: Sequence[SiteKey]) -> RenderableType:
+def keys_table(keys: Sequence[SiteKey]) -> Section:
     """Return a table of a site's keys with their sources, and a list of the files."""
-    files = list(dict.fromkeys(key.file for key in keys if key.file))
+    files = dict.fromkeys(key.file for key in keys if key.file)
     marks = {file: f"[{number}]" for number, file in enumerate(files, start=1)}
-    rows = ((key.key, Text(_place(key, marks), "dim"), _value(key)) for key in keys)
-    table = ruled_table(("key", "where", "value"), rows, gap=1, fold="value")
-    notes = [Text(f"{marks[file]} {printable(file)}", "dim", overflow="fold") for file in files]
-    return Group(table, Text(), *notes)
+
+    def place(key: SiteKey) -> str:
+        if key.measured_at is not None:
+            return f"measured {time.strftime('%Y-%m-%d', time.localtime(key.measured_at))}"
+        return f"{marks[key.file]}:{key.line}" if key.file else "default"
+
+    rows = [
+        (key.key, Text(place(key), "dim"), key.value if isinstance(key.value, str) else json.dumps(key.value))
+        for key in keys
+    ]
+    notes = [("", ""), *((f"{marks[file]} {file}", "dim") for file in files)]
+    return Section(headers=("key", "where", "value"), rows=rows, fold="value", notes=notes)
 
 
-def check_table(site: str, cases: Sequence[str]) -> RenderableType:
-    """Return a line that a site is valid, with the rendered cases."""
-    return Text.assemble(
-        (f"site {printable(site)} is valid", "green"), f"; rendered for it: {', '.join(cases)}"
-    )
-
-
-def doctor_table(site: str, checks: Sequence[CheckResult]) -> RenderableType:
+def doctor_table(site: str, checks: Sequence[CheckResult]) -> Section:
     """Return a table of the checks of a site, with fixes below those that need one."""
     title = f"site {printable(site)}"
-    rows = ((one.name, Text(one.status.value, STYLES[one.status]), _message(one)) for one in checks)
-    table = ruled_table(("check", "status", title), rows, gap=1, fold=title)
-    return Group(table, Text(), _summary(checks))
-
-
-def _message(check: CheckResult) -> Text:
-    fix = f"\nto fix: {printable(check.hint)}" if check.hint else ""
-    return Text.assemble(printable(check.message), (fix, "dim"))
-
-
-def _summary(checks: Sequence[CheckResult]) -> Text:
+    rows = [
+        (
+            one.name,
+            Text(one.status.value, STYLES[one.status]),
+            Text.assemble(
+                printable(one.message), (f"\nto fix: {printable(one.hint)}" if one.hint else "", "dim")
+            ),
+        )
+        for one in checks
+    ]
     counts = {status: sum(check.status is status for check in checks) for status in CheckStatus}
-    return Text(", ".join(f"{count} {status.value}" for status, count in counts.items()))
+    summary = ", ".join(f"{count} {status.value}" for status, count in counts.items())
+    notes = [("", ""), (summary, "")]
+    return Section(headers=("check", "status", title), rows=rows, fold=title, notes=notes)
 
 
-def _place(key: SiteKey, marks: Mapping[str, str]) -> str:
-    if key.measured_at is not None:
-        return f"measured {time.strftime('%Y-%m-%d', time.localtime(key.measured_at))}"
-    return f"{marks[key.file]}:{key.line}" if key.file else "default"
-
-
-def _value(key: SiteKey) -> str:
-    return key.value if isinstance(key.value, str) else json.dumps(key.value)
-
-
-DIGITS = 12
-"""Digits of a digest that are shown."""
-
-
-def partition_files_table(partitions: Sequence[PartitionFile], written: Collection[int]) -> RenderableType:
+def partition_files_table(partitions: Sequence[PartitionFile], written: Collection[int]) -> Section:
     """Return a table of the partitions; those that were there already are marked as kept."""
-    rows = (
+    rows = [
         (
             str(number),
             f"{partition.samples:,}",
@@ -93,8 +83,8 @@ def partition_files_table(partitions: Sequence[PartitionFile], written: Collecti
             Text("written", "green") if number in written else Text("kept", "dim"),
         )
         for number, partition in enumerate(partitions)
-    )
-    return ruled_table((">partition", ">samples", ">validation", ">size", "sha256", ""), rows, gap=1)
+    ]
+    return Section(headers=(">partition", ">samples", ">validation", ">size", "sha256", ""), rows=rows)
 
 
 def ensemble_lines(samples: int, partitions: Partitions) -> str:

@@ -1,23 +1,20 @@
-"""Terminal output of a run's status, with its hops, and of its search; readable at 80 columns."""
+"""A run's status, with its hops and its search, as sections for terminal and page; readable at 80 columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from rich.console import Group, RenderableType
-from rich.padding import Padding
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
 from hetctl.model.hops import HopForecast, HopStatus
 from hetctl.model.job import Job, JobState
 from hetctl.model.run_status import MemberStatus, RunStatus
-from hetctl.model.searches import SearchStatus
+from hetctl.model.searches import SearchStatus, TrialStatus
 from hetctl.model.training_progress import LiveMetrics, RankShare
-from hetctl.reports.pipeline_tables import pipeline_tables
-from hetctl.reports.style import ruled_table
+from hetctl.reports.pipeline_tables import pipeline_sections
+from hetctl.reports.sections import Note, Section, stacked
 from hetctl.reports.summary import (
-    FailureGroup,
     describe_batches,
     describe_config,
     describe_states,
@@ -39,21 +36,29 @@ from hetctl.reports.units import (
 NARROW = 80
 WIDE_ONLY = frozenset({">rate\nprof.", ">time\npredicted"})
 """Columns of the member table that narrower terminals have no room for."""
+REASON = "reason of its end"
+"""Column of the member table that only a page has room for."""
 MOST_TRIALS = 5
 """Trials whose configs are shown, the best ones."""
 MOST_RANKS = 8
 """Ranks of a group that are shown, the slowest first."""
 UNEVEN = 1.1
 """Ratio of the times of two ranks beyond which a group counts as uneven."""
-ROUNDS_WIDTH = 7  # four rounds of one-digit GPU counts
-MEMBER_STYLES = {
+ROUNDS_WIDTH, PAGE_ROUNDS_WIDTH = 7, 31
+"""Characters for the GPUs by round, on a narrow terminal and on a page."""
+MOST_WORKERS = 32
+"""Workers of hops that a terminal shows."""
+STYLES = {
     "converged": "green",
     "training": "cyan",
     "waiting": "dim",
     "stopped": "dim",
     "failed": "bold red",
+    "finished": "green",
+    "running": "cyan",
+    "stalled": "bold red",
 }
-RUN_STYLES = {"finished": "green", "running": "cyan", "failed": "bold red", "stalled": "bold red"}
+"""Styles of states of members and runs."""
 
 
 def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
@@ -65,26 +70,31 @@ def status_table(status: RunStatus, width: int = NARROW) -> RenderableType:
         Columns of the terminal; those beyond 80 are used for more rounds. With fewer than 80 the columns
         `WIDE_ONLY` are left out.
     """
-    rest = len(status.states) - len(status.members)
-    more = [Text(f"and {rest:,} more members, which `hetctl status --json` has", "dim")] if rest else []
-    held = device_word(status.device)
-    rates = ", profiled and seen" if width >= NARROW else ""
-    note = Text(f"rate: samples/s on the {held} held last{rates}; best: of all epochs", "dim")
-    warnings = [Text(printable(warning), "yellow") for warning in status.warnings]
-    return Group(
-        _status_header(status),
-        Text(),
-        _member_table(status, width),
-        *more,
-        note,
-        *_batch_lines(status),
-        *warnings,
-        *_live_table(status),
-        *_trial_table(status),
-        *pipeline_tables(status.pipelines),
-        *(hop_tables(status.hops) if status.hops else ()),
-        *(_failure(group) for group in failures_of(status)),
-    )
+    return stacked([_status_header(status), *status_sections(status, width)])
+
+
+def status_sections(status: RunStatus, width: int | None) -> Iterator[Section]:
+    """Yield the sections of a run.
+
+    Parameters
+    ----------
+    width : int or None
+        Columns of the terminal; None: for a page.
+    """
+    yield _members(status, width)
+    alive = [(member.member, member.live_metrics) for member in status.members if member.live_metrics]
+    if alive:
+        yield _live(alive, status.device)
+    if uneven := [(name, metrics.ranks) for name, metrics in alive if _differ(metrics.ranks)]:
+        yield _ranks(uneven)
+    if trials := [member for member in status.members if member.config is not None]:
+        yield _best_trials(trials)
+    yield from pipeline_sections(status.pipelines, on_page=width is None)
+    if status.hops:
+        yield from _hops(status.hops, on_page=width is None)
+    for group in failures_of(status):
+        title = f"{named(group.names)} failed: {group.reason}"
+        yield Section(title, log=(*group.log_tail, group.log))
 
 
 def _status_header(status: RunStatus) -> Text:
@@ -97,7 +107,7 @@ def _status_header(status: RunStatus) -> Text:
     reason = f": {status.reason}" if status.reason else ""
     return Text.assemble(
         (printable(f"{names} · {devices}\n"), "bold"),
-        (status.state, RUN_STYLES.get(status.state, "yellow")),
+        (status.state, STYLES.get(status.state, "yellow")),
         printable(f"{reason} · {' · '.join(where)}\n"),
         f"{describe_time(status)}\n{describe_states(status)}",
         printable(_early_ends(status.jobs)),
@@ -114,72 +124,86 @@ def _early_ends(jobs: Sequence[Job]) -> str:
     return f"\nended early: {', '.join(ends)}" if ends else ""
 
 
-def _member_table(status: RunStatus, width: int) -> Table:
-    columns = _member_columns(status, ROUNDS_WIDTH + max(0, width - NARROW))
-    shown = {header: cell for header, cell in columns.items() if width >= NARROW or header not in WIDE_ONLY}
-    rows = ([cell(member) for cell in shown.values()] for member in status.members)
-    return ruled_table(shown, rows, fold="member")
+def _members(status: RunStatus, width: int | None) -> Section:
+    held = device_word(status.device)
+    columns = _member_columns(status, width)
+    if width is not None:
+        columns = {header: cell for header, cell in columns.items() if header != REASON}
+    is_wide = width is None or width >= NARROW
+    if not is_wide:
+        columns = {header: cell for header, cell in columns.items() if header not in WIDE_ONLY}
+    rest = len(status.states) - len(status.members)
+    more = [(f"and {rest:,} more members, which `hetctl status --json` has", "dim")] if rest else []
+    rates = ", profiled and seen" if is_wide else ""
+    note = f"rate: samples/s on the {held} held last{rates}; best: of all epochs"
+    described = [(member.member, describe_batches(member, status.device)) for member in status.members]
+    return Section(
+        headers=list(columns),
+        rows=[[cell(member) for cell in columns.values()] for member in status.members],
+        fold=("member", REASON),
+        gap=0,
+        notes=[
+            *more,
+            (note, "dim"),
+            *((f"{name}: {changes}", "dim") for name, changes in described if changes),
+            *((warning, "yellow") for warning in status.warnings),
+        ],
+    )
 
 
-def _member_columns(status: RunStatus, rounds_width: int) -> dict[str, Callable[[MemberStatus], str | Text]]:
+def _member_columns(
+    status: RunStatus, width: int | None
+) -> Mapping[str, Callable[[MemberStatus], str | Text]]:
     """Return the columns of the member table: headers, and functions that return a member's cell."""
     metrics = sorted({member.metric for member in status.members})
-
-    def rate_of(member: MemberStatus, kind: str) -> str:
-        return format_rate(getattr(member.last_rate, kind, None))
-
-    def best_of(member: MemberStatus) -> Text:
-        best = format_metric(member.best)
-        return Text(best if len(metrics) == 1 else printable(f"{member.metric}\n{best}"))
-
+    rounds_width = PAGE_ROUNDS_WIDTH if width is None else ROUNDS_WIDTH + max(0, width - NARROW)
+    # ``best val_accuracy`` is broken into two lines.
+    head, underscore, tail = metrics[0].rpartition("_") if metrics else ("", "", "")
+    shared = len(metrics) == 1
     return {
         "member": lambda member: member.member,
-        "state": lambda member: Text(member.state, MEMBER_STYLES.get(member.state, "")),
+        "state": _state,
         f"{device_word(status.device)}\nper round": lambda member: gpus_by_round(
             member.gpus_by_round, rounds_width
         ),
-        ">rate\nprof.": lambda member: rate_of(member, "profiled"),
-        ">rate\nseen": lambda member: rate_of(member, "seen"),
-        ">epochs": lambda member: f"{member.epochs}/{member.max_epochs}",
-        _best_header(metrics[0]) if len(metrics) == 1 else ">best": best_of,
+        ">rate\nprof.": lambda member: format_rate(getattr(member.last_rate, "profiled", None)),
+        ">rate\nseen": lambda member: format_rate(getattr(member.last_rate, "seen", None)),
+        ">epochs": _epochs,
+        f">best {head}{underscore}\n{tail}" if shared else ">best": lambda member: (
+            format_metric(member.best) if shared else f"{member.metric}\n{format_metric(member.best)}"
+        ),
         ">time\npredicted": lambda member: format_seconds(member.predicted_s),
         ">time\nmeasured": lambda member: format_seconds(member.measured_s),
+        REASON: lambda member: member.reason or "",
     }
 
 
-def _trial_table(status: RunStatus) -> list[RenderableType]:
-    """Return a table of the configs of the best trials; empty if no member is a trial."""
-    trials = [member for member in status.members if member.config is not None]
-    if not trials:
-        return []
+def _state(one: MemberStatus | TrialStatus) -> Text:
+    return Text(one.state, STYLES.get(one.state, ""))
+
+
+def _epochs(member: MemberStatus) -> str:
+    return f"{member.epochs}/{member.max_epochs}"
+
+
+def _best_trials(trials: Sequence[MemberStatus]) -> Section:
     known = sorted((trial for trial in trials if trial.best is not None), key=lambda trial: trial.rank)
-    rows = (
+    rows = [
         (
             trial.member,
-            Text(trial.state, MEMBER_STYLES.get(trial.state, "")),
-            f"{trial.epochs}/{trial.max_epochs}",
+            _state(trial),
+            _epochs(trial),
             format_metric(trial.best),
             describe_config(trial.config or {}),
         )
         for trial in known[:MOST_TRIALS]
-    )
-    headers = ("best\ntrials", "\nstate", ">\nepochs", ">\nbest", "\nconfig")
-    return [Text(), ruled_table(headers, rows, fold="\nconfig")]
+    ]
+    headers = ("member", "state", ">epochs", ">best", "config")
+    return Section("Best trials", headers=headers, rows=rows, fold="config", gap=0)
 
 
-def _batch_lines(status: RunStatus) -> list[Text]:
-    """Return a line for each member whose global batch has changed."""
-    described = [(member.member, describe_batches(member, status.device)) for member in status.members]
-    return [Text(printable(f"{name}: {changes}"), "dim") for name, changes in described if changes]
-
-
-def _live_table(status: RunStatus) -> list[RenderableType]:
-    """Return a table of live metrics of members in training; empty if there are none."""
-    alive = [(member.member, member.live_metrics) for member in status.members if member.live_metrics]
-    if not alive:
-        return []
-    first, use = "in training\njust now", f">{device_word(status.device, 1)}\nin use"
-    rows = (
+def _live(alive: Sequence[tuple[str, LiveMetrics]], device: str) -> Section:
+    rows = [
         (
             name,
             format_rate(metrics.rate),
@@ -189,84 +213,49 @@ def _live_table(status: RunStatus) -> list[RenderableType]:
             format_percent(metrics.gpu_busy_fraction),
         )
         for name, metrics in alive
-    )
-    headers = (first, ">\nsamples/s", ">\nepoch", ">epoch\ndone", ">\nloss", use)
-    return [Text(), ruled_table(headers, rows, fold=first), *_rank_table(alive)]
+    ]
+    use = f">{device_word(device, 1)}\nin use"
+    headers = ("member", ">samples/s", ">epoch", ">epoch\ndone", ">loss", use)
+    return Section("In training just now", headers=headers, rows=rows, fold="member", gap=0)
 
 
-def _rank_table(alive: Sequence[tuple[str, LiveMetrics]]) -> list[RenderableType]:
-    """Return a table of the ranks of groups whose batches or times differ; empty if there are none."""
-    differing = [(name, metrics.ranks) for name, metrics in alive if _differ(metrics.ranks)]
-    if not differing:
-        return []
-    headers = ("ranks of\nuneven speed", "\nworker", ">\nbatch", ">\nown time", ">of the\nslowest")
+def _ranks(groups: Sequence[tuple[str, Sequence[RankShare]]]) -> Section:
     rows = []
-    for name, ranks in differing:
+    for name, ranks in groups:
         slowest_s = max(rank.step_s for rank in ranks)
-        shown = sorted(ranks, key=lambda rank: -rank.step_s)
-        for row, rank in enumerate(shown[:MOST_RANKS]):
-            share = format_percent(rank.step_s / slowest_s)
-            times = (f"{rank.batch:,}", f"{rank.step_s:.3g} s", share)
-            rows.append((name if row == 0 else "", rank.worker, *times))
-        if len(shown) > MOST_RANKS:
-            rows.append(("", f"and {len(shown) - MOST_RANKS} faster ones", "", "", ""))
-    return [Text(), ruled_table(headers, rows, fold="\nworker")]
+        for row, rank in enumerate(sorted(ranks, key=lambda rank: -rank.step_s)[:MOST_RANKS]):
+            times = (f"{rank.step_s:.3g} s", format_percent(rank.step_s / slowest_s))
+            rows.append((name if row == 0 else "", rank.worker, f"{rank.batch:,}", *times))
+        if len(ranks) > MOST_RANKS:
+            rows.append(("", f"and {len(ranks) - MOST_RANKS} faster ones", "", "", ""))
+    headers = ("member", "worker", ">batch", ">own time", ">of the\nslowest")
+    return Section("Ranks of uneven speed", headers=headers, rows=rows, fold="worker", gap=0)
 
 
 def _differ(ranks: Sequence[RankShare]) -> bool:
     """Return true if ranks have different batches, or take times that call for them."""
-    if not ranks:
-        return False
     seconds = [rank.step_s for rank in ranks]
-    return len({rank.batch for rank in ranks}) > 1 or max(seconds) > UNEVEN * min(seconds)
+    return bool(ranks) and (len({rank.batch for rank in ranks}) > 1 or max(seconds) > UNEVEN * min(seconds))
 
 
-def _best_header(metric: str) -> str:
-    """Return ``best val_accuracy`` broken into two lines."""
-    head, underscore, tail = printable(metric).rpartition("_")
-    return f">best {head}{underscore}\n{tail}"
-
-
-def _failure(group: FailureGroup) -> RenderableType:
-    title = Text.assemble(
-        "\n", (printable(named(group.names)), "bold red"), printable(f" failed: {group.reason}")
-    )
-    lines = "\n".join(printable(line) for line in (*group.log_tail, group.log))
-    return Group(title, Padding(Text(lines, "dim", overflow="fold"), (0, 0, 0, 2), expand=False))
-
-
-MOST_WORKERS = 32
-"""Workers that are shown."""
-PASSES = {True: "evaluating", False: "training"}
-VISITS = (">visits\ndone", ">\nrepeated")
-
-
-def hop_tables(hops: HopStatus) -> list[RenderableType]:
-    """Return tables of the members that hop and of the workers, and a line on the last plan."""
-    return [Text(), _hop_members(hops), Text(), _hop_workers(hops), *_last_plan(hops.plans)]
-
-
-def _hop_members(hops: HopStatus) -> RenderableType:
-    rows = (
+def _hops(hops: HopStatus, *, on_page: bool) -> Iterator[Section]:
+    members = [
         (
             member.member,
             str(member.epoch),
-            NONE if member.ended else PASSES[member.evaluating],
+            NONE if member.ended else "evaluating" if member.evaluating else "training",
             NONE if member.ended else f"{member.visited}/{member.partitions}",
             member.worker or NONE,
             f"{member.visits:,}",
             f"{member.repeated:,}",
         )
         for member in hops.members
-    )
-    first = "members\nthat hop"
-    headers = (first, ">\nepoch", "\npass", ">partitions\nvisited", "\nworker", *VISITS)
-    return ruled_table(headers, rows, gap=1, fold=first)
-
-
-def _hop_workers(hops: HopStatus) -> RenderableType:
-    hidden = len(hops.workers) - MOST_WORKERS
-    rows = (
+    ]
+    visits = (">visits\ndone", ">\nrepeated")
+    headers = ("member", ">epoch", "pass", ">partitions\nvisited", "worker", *visits)
+    yield Section("Members that hop", headers=headers, rows=members, fold="member")
+    shown = hops.workers if on_page else hops.workers[:MOST_WORKERS]
+    workers = [
         (
             worker.worker,
             format_percent(worker.gpu_busy_fraction),
@@ -275,16 +264,13 @@ def _hop_workers(hops: HopStatus) -> RenderableType:
             f"{worker.visits:,}",
             f"{worker.repeated:,}",
         )
-        for worker in hops.workers[:MOST_WORKERS]
-    )
-    more = [(f"and {hidden:,} more", *[""] * 5)] if hidden > 0 else []
-    first = "workers\nof hops"
-    headers = (first, ">\nbusy", ">\nwaiting", ">mean hop\nof nodes", *VISITS)
-    return ruled_table(headers, [*rows, *more], gap=1, fold=first)
-
-
-def _last_plan(plans: Sequence[HopForecast]) -> list[RenderableType]:
-    return [Text(printable(describe_plan(plan)), "dim") for plan in plans[-1:]]
+        for worker in shown
+    ]
+    hidden = len(hops.workers) - len(shown)
+    more = [(f"and {hidden:,} more", "")] if hidden else []
+    last = [] if on_page else [(describe_plan(plan), "dim") for plan in hops.plans[-1:]]
+    columns = ("worker", ">busy", ">waiting", ">mean hop\nof nodes", *visits)
+    yield Section("Workers of hops", headers=columns, rows=workers, fold="worker", notes=[*more, *last])
 
 
 def describe_plan(plan: HopForecast) -> str:
@@ -297,14 +283,14 @@ def describe_plan(plan: HopForecast) -> str:
     )
 
 
-def search_table(search: SearchStatus, most: int) -> RenderableType:
+def search_table(search: SearchStatus, most: int) -> Section:
     """Return the best trials of a search, at most `most`, with their configs."""
     shown = search.trials[:most]
     rest = len(search.trials) - len(shown)
-    rows = (
+    rows = [
         (
             trial.member,
-            Text(trial.state, MEMBER_STYLES.get(trial.state, "")),
+            _state(trial),
             f"{trial.epochs}/{trial.asked}",
             format_metric(trial.best),
             format_metric(trial.last),
@@ -312,21 +298,25 @@ def search_table(search: SearchStatus, most: int) -> RenderableType:
             trial.parent or "",
         )
         for trial in shown
-    )
-    headers = ("trial", "state", ">epochs", ">best", ">last", "config", "parent")
-    table = ruled_table(headers, rows, fold="config")
-    more = [Text(f"and {rest:,} more trials, which `hetctl search export` has", "dim")] if rest else []
-    if search.importance:
-        shares = ", ".join(f"{key} {format_percent(share)}" for key, share in search.importance.items())
-        more.append(Text(printable(f"importance for {search.metric}: {shares}")))
-    return Group(Text(printable(_head(search)), "bold"), table, *more)
-
-
-def _head(search: SearchStatus) -> str:
+    ]
     best = "most" if search.mode == "max" else "least"
-    state = f"ended: {search.ended}" if search.ended else "under way"
-    return (
+    notes: list[Note] = []
+    if rest:
+        notes += [(f"and {rest:,} more trials, which `hetctl search export` has", "dim")]
+    if search.importance:
+        notes += [(f"importance for {search.metric}: {describe_importance(search)}", "")]
+    return Section(
         f"run {search.run} · search {search.method}"
         f" · {len(search.trials)} of at most {search.max_trials} trials"
-        f" · {best} {search.metric} first · {state}"
+        f" · {best} {search.metric} first · {f'ended: {search.ended}' if search.ended else 'under way'}",
+        headers=("trial", "state", ">epochs", ">best", ">last", "config", "parent"),
+        rows=rows,
+        fold="config",
+        gap=0,
+        notes=notes,
     )
+
+
+def describe_importance(search: SearchStatus) -> str:
+    """Return the shares of the keys of the configs."""
+    return ", ".join(f"{key} {format_percent(share)}" for key, share in search.importance.items())

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hetctl.model.profile import some_of
 from hetctl.model.run_status import MemberStatus, RoundSpan, RunStatus, TaskSpan
 from hetctl.reports.units import device_word, format_percent, format_seconds
 
@@ -89,8 +90,7 @@ class FailureGroup:
 
 def named(members: Sequence[str]) -> str:
     """Return the names of the first members, and the number of the others."""
-    rest = len(members) - MOST_NAMED
-    return ", ".join(members[:MOST_NAMED]) + (f" and {rest:,} more" if rest > 0 else "")
+    return some_of(members, MOST_NAMED)
 
 
 def grouped(failures: Iterable[FailureGroup]) -> list[FailureGroup]:

@@ -432,7 +432,7 @@ def test_without_the_mode_nothing_is_chosen(tmp_path):
 def test_a_person_sees_the_phases_and_the_reasons(tmp_path):
     text = Mini(tmp_path, small(6) + GIANT, "partitions: 4\n").plan("--mode", "auto").stdout
     assert "Phases" in text
-    assert "m0, m1, m2 +3" in text
+    assert "m0, m1, m2 and 3 more" in text
     assert "its layers go to" in text
     hopping = Mini(tmp_path / "hopping", small(6), READ).plan("--mode", "hopper").stdout
     assert "--mode data-parallel plans for that" in hopping

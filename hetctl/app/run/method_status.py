@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from hetctl.model.hops import (
     HopWorkerUse,
     RunHopPlan,
     VisitEnd,
+    numbers_by_value,
     slots_in,
 )
 from hetctl.model.pipelines import PipelineEpoch, PipelineLayout, PipelineStatus, StageReport, pipeline_use
@@ -100,16 +100,7 @@ def _workers(
             for slot in slots_in(name):
                 by_gpu[slot].append(each)
     names = by_gpu.keys() | {slot for plan in plans for worker in plan.workers for slot in slots_in(worker)}
-    return tuple(
-        _worker(name, by_gpu.get(name, []), whole_s) for name in sorted(names, key=_numbers_by_value)
-    )
-
-
-def _numbers_by_value(name: str) -> list[tuple[int, str]]:
-    return [
-        (int(part), "") if part.isdecimal() and part.isascii() else (-1, part)
-        for part in re.split("([0-9]+)", name)
-    ]
+    return tuple(_worker(name, by_gpu.get(name, []), whole_s) for name in sorted(names, key=numbers_by_value))
 
 
 def _worker(name: str, own: Sequence[WorkerTotals], whole_s: float) -> HopWorkerUse:

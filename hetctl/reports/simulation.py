@@ -1,25 +1,24 @@
-"""Results of simulations as text and tables, which the terminal and the page share: a view for each kind."""
+"""Results of simulations as reports, which the terminal and the page share: one for each kind."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from hetctl.model.pipelines import PipelineSimulation, SimulatedStage
-from hetctl.model.run_status import TaskSpan
+from hetctl.model.run_status import RoundSpan, TaskSpan
 from hetctl.model.simulation import (
     BalanceReplay,
     BalanceSimulation,
     HopSimulation,
+    Interval,
     Simulation,
     SimulationResult,
 )
-from hetctl.reports.style import ruled_table
+from hetctl.reports.sections import Note, Report, Section
+from hetctl.reports.style import colours_of
+from hetctl.reports.summary import Spans, one_round
 from hetctl.reports.units import (
     NONE,
     device_word,
@@ -27,86 +26,34 @@ from hetctl.reports.units import (
     format_ms,
     format_percent,
     format_seconds,
-    printable,
 )
 
 Row = Sequence[str]
-Note = tuple[str, str]
-"""A text, and its style."""
+MOST_DRAWN = 20_000
+"""Largest number of bars in a chart; more would be neither readable nor quick to load."""
+MOST_MARKED = 20
+"""Largest number of rounds whose starts are marked."""
+MOST_OPEN = 40
+"""Largest number of rows of a table that a page shows at first."""
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table; its headers are those of `ruled_table`.
-
-    Parameters
-    ----------
-    fold : str
-        Header of the column whose cells may be broken into lines.
-    swatches : bool
-        True if its rows begin with names that have colours in the chart.
-    """
-
-    headers: Sequence[str]
-    rows: Sequence[Row]
-    title: str = ""
-    fold: str = ""
-    swatches: bool = False
+def report_of(result: object) -> Report:
+    """Return the report of a result of `Simulated`."""
+    return REPORTS[type(result)](result)
 
 
-@dataclass(frozen=True)
-class View:
-    """Result of a simulation as people see it.
-
-    Parameters
-    ----------
-    title : str
-        Title of the page.
-    figures : sequence of (str, str, str)
-        Names, values and remarks; remarks are on the page alone.
-    details : callable
-        Function that returns the tables that are on the page alone.
-    """
-
-    title: str
-    headline: str
-    lines: Sequence[str] = ()
-    figures: Sequence[tuple[str, str, str]] = ()
-    grids: Sequence[Grid] = ()
-    notes: Sequence[Note] = ()
-    details: Callable[[], Sequence[Grid]] = tuple
-
-
-def simulation_table(result: object) -> RenderableType:
-    """Return the result of a simulation for a terminal."""
-    view = view_of(result)
-    parts: list[RenderableType] = [
-        Text(printable(view.headline), "bold"),
-        *(Text(printable(line)) for line in view.lines),
-    ]
-    names, values, _ = zip(*view.figures, strict=True) if view.figures else ((), (), ())
-    for grid in [*([Grid([f">{name}" for name in names], [values])] if names else []), *view.grids]:
-        table = ruled_table(grid.headers, grid.rows, gap=1, fold=grid.fold)
-        parts += [Text(), *([Text(grid.title, "bold")] if grid.title else []), table]
-    for text, style in view.notes:
-        parts += [Text(), Text(printable(text), style)]
-    return Group(*parts)
-
-
-def view_of(result: object) -> View:
-    """Return the view of a result of `Simulated`."""
-    return VIEWS[type(result)](result)
-
-
-def _view_of_members(result: SimulationResult) -> View:
+def _report_of_members(result: SimulationResult) -> Report:
     simulation = result.simulation
     devices = f"{simulation.gpus} {device_word('gpu', simulation.gpus)}, {simulation.gpus_per_node} to a node"
     members = f"{_counted(len(simulation.members), 'member')} of {result.ensemble}, rates of {result.site}"
     objective, work, sharing = simulation.objective, simulation.work, simulation.sharing
-    return View(
+    colours = colours_of(member.member for member in simulation.members)
+    return Report(
         title=f"{result.ensemble}, simulated",
-        headline=f"{simulation.planner} on {devices}: {members}",
-        lines=[f"objective {objective} · work {work} · sharing {sharing}"],
+        about=[
+            f"{simulation.planner} on {devices}: {members}",
+            f"objective {objective} · work {work} · sharing {sharing}",
+        ],
         figures=[
             ("makespan", format_seconds(simulation.makespan_s), ""),
             ("mean\ncompletion", format_seconds(simulation.mean_jct_s), "from arrival"),
@@ -117,8 +64,12 @@ def _view_of_members(result: SimulationResult) -> View:
             ("GPUs\nbusy", format_percent(simulation.gpu_busy_fraction), "restarts left out"),
             ("planning", f"{simulation.plan_seconds:.3g} s", f"{simulation.slowest_plan_s:.2g} s at most"),
         ],
-        notes=list(_notes_of_members(result)),
-        details=lambda: [_members(simulation, result.arrivals)],
+        sections=[Section(notes=[note]) for note in _notes_of_members(result)],
+        details=lambda: [
+            _gantt_of_members(simulation, colours),
+            _members(simulation, result.arrivals),
+        ],
+        colours=colours,
     )
 
 
@@ -136,7 +87,43 @@ def _notes_of_members(result: SimulationResult) -> Iterable[Note]:
         yield f"search {search.method}: {trials}; {hours}. Losses are drawn at random.", ""
 
 
-def _members(simulation: Simulation, arrivals: Mapping[str, float]) -> Grid:
+def _gantt_of_members(simulation: Simulation, colours: Mapping[str, str]) -> Section:
+    title, bars = "GPUs over time", len(simulation.intervals)
+    if bars > MOST_DRAWN:
+        return _too_many(title, f"{bars:,} intervals")
+    from hetctl.reports.gantt import RUN, gantt_section
+
+    marked = simulation.rounds <= MOST_MARKED
+    tasks = [
+        TaskSpan(i.member, i.round_index, part.node, part.gpus, i.start_s, i.end_s, exit_code=0)
+        for i in simulation.intervals
+        for part in i.allocation.placement
+    ]
+    # Many rounds are shown as one.
+    rounds = _rounds(simulation.intervals) if marked else one_round(simulation.makespan_s)
+    about = (
+        "One row for each GPU; a bar is a time in which a member held it, restarts included, with its name or"
+        f" number.{' A thin line starts a round.' if marked else ''}"
+    )
+    spans = Spans("gpu", simulation.gpus, simulation.makespan_s, tasks, rounds)
+    return gantt_section(title, about, spans, colours, RUN)
+
+
+def _too_many(title: str, bars: str) -> Section:
+    return Section(title, f"{bars} are too many for a chart; --trace writes them to a file.")
+
+
+def _rounds(intervals: Iterable[Interval]) -> tuple[RoundSpan, ...]:
+    starts: dict[int, list[Interval]] = {}
+    for interval in intervals:
+        starts.setdefault(interval.round_index, []).append(interval)
+    return tuple(
+        RoundSpan(index, 0, min(i.start_s for i in those), max(i.end_s for i in those), 0.0, None)
+        for index, those in starts.items()
+    )
+
+
+def _members(simulation: Simulation, arrivals: Mapping[str, float]) -> Section:
     """Return a line for each member; of trials that a search asked for later no arrival is known."""
     rows = []
     for one in simulation.members:
@@ -145,18 +132,19 @@ def _members(simulation: Simulation, arrivals: Mapping[str, float]) -> Grid:
         times_s = (arrived_s, one.done_s, waited_s, one.training_s)
         rows.append((one.member, *map(format_seconds, times_s)))
     headers = ("member", ">arrived", ">done", ">from arrival to end", ">with GPUs")
-    return Grid(headers, rows, "Members", swatches=True)
+    return Section("Members", headers=headers, rows=rows, closed=len(rows) > MOST_OPEN)
 
 
-def _view_of_hops(hops: HopSimulation) -> View:
+def _report_of_hops(hops: HopSimulation) -> Report:
     counts = [(hops.configs, "configuration"), (hops.partitions, "partition")]
     counts += [(hops.workers, "worker"), (hops.epochs, "epoch")]
     words = [_counted(count, word) for count, word in counts]
     what = f"{hops.scheduler}: {words[0]} on {words[1]} and {words[2]}, {words[3]}"
     times = ", ".join(f"{mode} {format_seconds(time_s)}" for mode, time_s in hops.makespans_s.items())
-    return View(
+    colours = colours_of(hops.config_names)
+    return Report(
         title="Hopper",
-        headline=what if hops.mode == "hopper" else f"{what}, {hops.mode}",
+        about=[what if hops.mode == "hopper" else f"{what}, {hops.mode}"],
         figures=[
             ("makespan", format_seconds(hops.makespan_s), ""),
             ("lower\nbound", format_seconds(hops.lower_bound_s), "workers that never fail"),
@@ -165,15 +153,30 @@ def _view_of_hops(hops: HopSimulation) -> View:
             ("lost to\nfailures", format_seconds(hops.lost_s), "over all workers"),
             ("planning", f"{hops.plan_seconds:.3g} s", hops.scheduler),
         ],
-        notes=[(f"an epoch by mode: {times}", "")] if len(hops.makespans_s) > 1 else [],
+        sections=[Section(notes=[(f"an epoch by mode: {times}", "")])] if len(hops.makespans_s) > 1 else [],
         details=lambda: [
+            _gantt_of_hops(hops, colours),
             _visits("worker", hops.worker_names, [(task.node, task) for task in hops.tasks]),
             _visits("configuration", hops.config_names, [(task.member, task) for task in hops.tasks]),
         ],
+        colours=colours,
     )
 
 
-def _visits(what: str, names: Iterable[str], tasks: Iterable[tuple[str, TaskSpan]]) -> Grid:
+def _gantt_of_hops(hops: HopSimulation, colours: Mapping[str, str]) -> Section:
+    title = "Workers over time"
+    if len(hops.tasks) > MOST_DRAWN:
+        return _too_many(title, f"{len(hops.tasks):,} hops")
+    from hetctl.reports.gantt import HOPS, gantt_section
+
+    about = (
+        "One row for each worker; a bar is a configuration's visit to a partition, with its name or number."
+    )
+    spans = Spans("slot", hops.workers, hops.makespan_s, hops.tasks, one_round(hops.makespan_s))
+    return gantt_section(title, about, spans, colours, HOPS)
+
+
+def _visits(what: str, names: Iterable[str], tasks: Iterable[tuple[str, TaskSpan]]) -> Section:
     """Return a line for each worker or configuration; times are missing if it has no hop."""
     by_name: dict[str, list[TaskSpan]] = {name: [] for name in names}
     for name, task in tasks:
@@ -188,10 +191,10 @@ def _visits(what: str, names: Iterable[str], tasks: Iterable[tuple[str, TaskSpan
         )
         rows.append((name, f"{len(done)}", f"{len(own) - len(done)}", *map(format_seconds, times_s)))
     headers = (what, ">hops", ">undone", ">began", ">done", ">busy")
-    return Grid(headers, rows, f"{what.capitalize()}s", swatches=what == "configuration")
+    return Section(f"{what.capitalize()}s", headers=headers, rows=rows, closed=len(rows) > MOST_OPEN)
 
 
-def _view_of_balance(found: BalanceSimulation) -> View:
+def _report_of_balance(found: BalanceSimulation) -> Report:
     how = found.algorithm + (f" with {found.predictor}" if found.predictor else "")
     phases = [
         (
@@ -207,17 +210,22 @@ def _view_of_balance(found: BalanceSimulation) -> View:
     batches = [found.iterations[0].batches]
     for phase in found.phases:
         batches += [found.iterations[phase.last].batches, phase.best_batches]
-    title = "batches at the start, and at the end of each phase beside the best"
-    warnings = "\n".join(f"warning: {warning}" for warning in found.warnings)
-    return View(
+    return Report(
         title="Balanced batches",
-        headline=f"{how}: {found.batch:,} samples on {len(found.workers)} workers",
-        lines=[f"{len(found.iterations):,} iterations in {format_seconds(found.total_s)}"],
-        grids=[
-            Grid(headers, phases),
-            Grid(("worker", ">0", *ends), _batches(found.workers, batches), title, "worker"),
+        about=[
+            f"{how}: {found.batch:,} samples on {len(found.workers)} workers",
+            f"{len(found.iterations):,} iterations in {format_seconds(found.total_s)}",
         ],
-        notes=[(warnings, "yellow")] if warnings else [],
+        sections=[
+            Section("Phases", headers=headers, rows=phases),
+            Section(
+                "Batches at the start, and at the end of each phase beside the best",
+                headers=("worker", ">0", *ends),
+                rows=_batches(found.workers, batches),
+                fold="worker",
+                notes=[(f"warning: {warning}", "yellow") for warning in found.warnings],
+            ),
+        ],
     )
 
 
@@ -226,7 +234,7 @@ def _batches(workers: Sequence[str], columns: Iterable[Sequence[int]]) -> list[R
     return [(name, *(f"{batch:,}" for batch in batches)) for name, *batches in rows]
 
 
-def _view_of_replay(found: BalanceReplay) -> View:
+def _report_of_replay(found: BalanceReplay) -> Report:
     times = f"{found.iteration_s:.4g} s per iteration, {found.equal_batches_s:.4g} s with equal batches"
     some = found.repeated != found.iterations
     which = f"the {found.repeated:,} that can be repeated" if some else "all iterations"
@@ -235,27 +243,29 @@ def _view_of_replay(found: BalanceReplay) -> View:
         text = f"the log has {list(one.logged)}, repeated {list(one.repeated)}"
         verdict = f"iteration {one.iteration}: {text}", "bold red"
     rows = _batches(found.workers, (found.first_batches, found.last_batches))
-    return View(
+    return Report(
         title="Balanced batches, repeated",
-        headline=f"{found.manager}: {found.iterations:,} iterations on {len(found.workers)} workers",
-        lines=[f"{times} as estimated: {found.gain:.2f} times as fast"],
-        grids=[Grid(("worker", ">first", ">last"), rows, fold="worker")],
-        notes=[verdict],
+        about=[
+            f"{found.manager}: {found.iterations:,} iterations on {len(found.workers)} workers",
+            f"{times} as estimated: {found.gain:.2f} times as fast",
+        ],
+        sections=[Section(headers=("worker", ">first", ">last"), rows=rows, fold="worker", notes=[verdict])],
     )
 
 
-def _view_of_pipelines(found: PipelineSimulation) -> View:
+def _report_of_pipelines(found: PipelineSimulation) -> Report:
     missing = f"{found.local_staleness} local, {found.global_staleness} global"
     slowest = f"{found.bottleneck_s * 1000:.4g} ms, {found.ratio:.4g} of the lower bound"
     share = f"{found.efficiency:.1%} of what its slowest stage allows"
-    lines = [
+    about = [
+        f"{found.policy}: {_counted(len(found.virtual_workers), 'virtual worker')}",
         f"minibatches in flight: {found.in_flight} (missing updates: at most {missing})",
         f"slowest stage: {slowest}",
         f"throughput: {found.throughput:.4g} minibatches/s, {share}",
         f"waiting for weights: {found.waiting_fraction:.1%} of the time, idle {found.idle_fraction:.1%}",
     ]
     if most := max(found.node_bytes):
-        lines.append(f"beside GPUs: up to {format_bytes(most)} of a node's memory")
+        about.append(f"beside GPUs: up to {format_bytes(most)} of a node's memory")
     passes = [f">{name}\nms" for name in ("forward", "backward", "receive")]
     headers = (">virtual\nworker", "node:GPU", "layers", *passes, ">memory", ">of", ">busy")
     rows = [
@@ -263,8 +273,7 @@ def _view_of_pipelines(found: PipelineSimulation) -> View:
         for number, worker in enumerate(found.virtual_workers)
         for at, stage in enumerate(worker.stages)
     ]
-    workers = _counted(len(found.virtual_workers), "virtual worker")
-    return View("Pipelines", f"{found.policy}: {workers}", lines, grids=[Grid(headers, rows, fold="layers")])
+    return Report("Pipelines", about, sections=[Section(headers=headers, rows=rows, fold="layers")])
 
 
 def _cells(stage: SimulatedStage) -> Row:
@@ -282,11 +291,11 @@ def _counted(count: int, word: str) -> str:
     return f"{count:,} {word}{'s' * (count != 1)}"
 
 
-VIEWS: Mapping[type, Callable[[Any], View]] = {
-    SimulationResult: _view_of_members,
-    HopSimulation: _view_of_hops,
-    BalanceSimulation: _view_of_balance,
-    BalanceReplay: _view_of_replay,
-    PipelineSimulation: _view_of_pipelines,
+REPORTS: Mapping[type, Callable[[Any], Report]] = {
+    SimulationResult: _report_of_members,
+    HopSimulation: _report_of_hops,
+    BalanceSimulation: _report_of_balance,
+    BalanceReplay: _report_of_replay,
+    PipelineSimulation: _report_of_pipelines,
 }
-"""Views of results by their type."""
+"""Reports of results by their type."""
