@@ -1,30 +1,51 @@
-"""CSV tables: cells of each line, by column if there is a header, and errors by line."""
+"""CSV tables: the values of each line by column, with the rule of each column, and errors by line."""
 
 from __future__ import annotations
 
 import csv
 import io
-import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from hetctl.inputs.input_errors import SourceLine, refusal, shown, suggestion
+from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown, suggestion
 
 # float() alone also accepts 'nan', 'inf', '1_000' and digits of other scripts.
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?")
 
 Line = tuple[SourceLine, list[str]]
 Problem = tuple[SourceLine, str]
+Row = tuple[SourceLine, dict[str, Any]]
 
 
-@dataclass(frozen=True)
-class CsvRow:
-    """Line below the header, with its cells by column, stripped of blanks."""
+class Column(NamedTuple):
+    """Rule of the cells of a column in words, its test, and the conversion of a text that passes it."""
 
-    place: SourceLine
-    cells: Mapping[str, str]
+    rule: str
+    holds: Callable[[str], object]
+    value: Callable[[str], Any] = str
+
+
+def matching(pattern: re.Pattern[str], rule: str) -> Column:
+    """Return a column of texts that match a pattern."""
+    return Column(rule, pattern.fullmatch)
+
+
+def whole(least: int, rule: str, digits: int = 9) -> Column:
+    """Return a column of whole numbers of at most so many digits, which keep later products small."""
+    # \d would also match digits of other scripts.
+    form = re.compile(rf"[0-9]{{1,{digits}}}")
+    return Column(rule, lambda text: form.fullmatch(text) and int(text) >= least, int)
+
+
+def number(least: float, most: float, rule: str) -> Column:
+    """Return a column of numbers within limits."""
+    return Column(rule, lambda text: NUMBER.fullmatch(text) and least <= float(text) <= most, float)
+
+
+COUNT = whole(1, "must be a whole number of at least 1")
+TEXT = Column("must be printable text", lambda text: text and text.isprintable())
 
 
 def csv_lines(path: Path, text: str) -> list[Line]:
@@ -45,48 +66,63 @@ def csv_lines(path: Path, text: str) -> list[Line]:
         raise refusal([(SourceLine(path, max(reader.line_num, 1)), f"not CSV: {error}")]) from None
 
 
-def records_in(
-    path: Path, text: str, required: Sequence[str], optional: Sequence[str]
-) -> tuple[list[CsvRow], list[Problem]]:
-    """Return the lines below the header, and the errors of lines without one cell per column.
+def read_table(
+    path: Path, needed: Mapping[str, Column], optional: Mapping[str, Column], text: str | None = None
+) -> tuple[list[Row], list[Problem]]:
+    """Return the values of the lines below the header that follow all rules, and the errors of others.
+
+    Values of an optional column are None where it is missing or its cell is empty.
+
+    Parameters
+    ----------
+    text : str or None
+        Content of the file, if it was read before.
 
     Raises
     ------
     BadInputError
         If the file is not CSV, has no rows, or its header has other columns.
     """
-    found = csv_lines(path, text)
+    found = csv_lines(path, read_text(path) if text is None else text)
     if not found:
-        raise refusal([(SourceLine(path, 1), f"is empty; the first line must be {','.join(required)}")])
+        raise refusal([(SourceLine(path, 1), f"is empty; the first line must be {','.join(needed)}")])
     (first, header), *lines = found
-    _check_header(first, header, required, optional)
+    _check_header(first, header, needed, optional)
     if not lines:
         raise refusal([(first, "has no rows below its header")])
-    fitting = [(place, cells) for place, cells in lines if len(cells) == len(header)]
-    problems = [
-        (place, f"has {len(cells)} cells, the header has {len(header)}")
-        for place, cells in lines
-        if len(cells) != len(header)
-    ]
-    return [CsvRow(place, dict(zip(header, cells, strict=True))) for place, cells in fitting], problems
+    columns = {**needed, **optional}
+    rows: list[Row] = []
+    problems = ragged(lines, len(header), f"the header has {len(header)}")
+    for place, texts in lines:
+        cells = {name: text for name, text in zip(header, texts, strict=False) if text or name in needed}
+        wrong = [name for name, text in cells.items() if not columns[name].holds(text)]
+        if len(texts) != len(header):
+            continue
+        problems += ((place, f"{name}: {columns[name].rule}, got {shown(cells[name])}") for name in wrong)
+        if not wrong:
+            values = {name: columns[name].value(text) for name, text in cells.items()}
+            rows.append((place, dict.fromkeys(optional) | values))
+    return rows, problems
 
 
-def is_count(text: str) -> bool:
-    """Return true if the text is a whole number from 1 to a billion."""
-    # \d would also match digits of other scripts; nine digits keep later products small.
-    return re.fullmatch(r"[0-9]{1,9}", text) is not None and int(text) >= 1
+def ragged(lines: Iterable[Line], columns: int, against: str) -> list[Problem]:
+    """Return the lines with more or fewer cells."""
+    return [(place, f"has {len(cells)} cells, {against}") for place, cells in lines if len(cells) != columns]
 
 
-def is_positive(text: str) -> bool:
-    """Return true if the text is a finite number above 0."""
-    return NUMBER.fullmatch(text) is not None and 0 < float(text) < math.inf
+def repeated(keys: Iterable[tuple[SourceLine, Hashable]]) -> Iterator[tuple[SourceLine, SourceLine]]:
+    """Yield the places of keys that came before, each with the first one."""
+    first: dict[Hashable, SourceLine] = {}
+    for place, key in keys:
+        if (earlier := first.setdefault(key, place)) != place:
+            yield place, earlier
 
 
 def _check_header(
-    place: SourceLine, header: Sequence[str], required: Sequence[str], optional: Sequence[str]
+    place: SourceLine, header: Sequence[str], needed: Iterable[str], optional: Iterable[str]
 ) -> None:
-    known = (*required, *optional)
-    rules = [f"column '{name}' is missing" for name in required if name not in header]
+    known = (*needed, *optional)
+    rules = [f"column '{name}' is missing" for name in needed if name not in header]
     rules += [
         f"unknown column {shown(name)}" + suggestion(name, known) for name in header if name not in known
     ]

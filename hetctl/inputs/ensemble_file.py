@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hetctl.inputs.csv_table import CsvRow, Problem, records_in
+from hetctl.inputs.csv_table import TEXT, Column, read_table, repeated, whole
 from hetctl.inputs.ensemble_schema import EnsembleModel, PartitionsModel
-from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown, suggestion
+from hetctl.inputs.input_errors import SourceLine, refuse, shown, suggestion
 from hetctl.inputs.member_entries import (
     MOST_MEMBERS,
     OF_CODE,
@@ -29,101 +28,63 @@ from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitio
 from hetctl.model.errors import BadInputError
 from hetctl.model.training_settings import BalanceSettings
 
-PLACEMENT_COLUMNS = ("partition", "path", "nodes")
-SOURCE_COLUMN = "source"
-MOST_DIGITS = 9
+
+def wrong_source(source: str) -> str | None:
+    """Return what is wrong with a path from which partitions are copied; None if nothing is."""
+    return f"{SOURCE.rule}, got {shown(source)}" if source and not SOURCE.holds(source) else None
 
 
-@dataclass(frozen=True)
-class PlacedPartition:
-    """One line of the file.
-
-    Parameters
-    ----------
-    path : str
-        Path on its nodes, with variables of the node.
-    nodes : tuple of str
-        Names of the nodes that have it; empty if they are unknown.
-    source : str
-        Path from which these nodes copy it in each job; empty if it is there.
-    """
-
-    path: str
-    nodes: tuple[str, ...]
-    source: str = ""
+def _nodes(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(";")) if text else ()
 
 
-def read_partition_table(path: Path) -> list[PlacedPartition]:
-    """Read a file with one line for each partition, in the order of their numbers.
+SOURCE = Column(
+    "must be absolute, or begin with a variable",
+    lambda text: text.startswith(("/", "$")) and text.isprintable(),
+)
+PLACEMENT = {
+    "partition": whole(0, "must be a whole number from 0"),
+    "path": TEXT,
+    "nodes": Column(
+        "must be names separated by ';', each once, or empty",
+        lambda text: (
+            all(name.isprintable() and len(name.split()) == 1 for name in _nodes(text))
+            and len(set(_nodes(text))) == len(_nodes(text))
+        ),
+        _nodes,
+    ),
+}
+"""Columns of a file of partitions: paths on their nodes, with variables; no nodes if they are unknown."""
+
+
+def read_partition_table(path: Path) -> Partitions:
+    """Read a file with one line for each partition.
 
     Raises
     ------
     BadInputError
         If the file has errors, with a line for each: ``FILE:LINE: rule``.
     """
-    rows, problems = records_in(path, read_text(path), PLACEMENT_COLUMNS, (SOURCE_COLUMN,))
-    numbered = [(row, row.cells["partition"]) for row in rows]
-    problems += [problem for row in rows for problem in _wrong_cells(row)]
-    problems += _wrong_numbers(path, [(row.place, text) for row, text in numbered])
-    problems += _same_targets(rows)
-    if problems:
-        raise refusal(problems)
-    found = {
-        int(text): PlacedPartition(row.cells["path"], _nodes(row), row.cells.get(SOURCE_COLUMN, ""))
-        for row, text in numbered
-    }
-    return [found[number] for number in sorted(found)]
-
-
-def _nodes(row: CsvRow) -> tuple[str, ...]:
-    text = row.cells["nodes"]
-    return tuple(name.strip() for name in text.split(";")) if text else ()
-
-
-def _wrong_cells(row: CsvRow) -> Iterator[Problem]:
-    path, text, nodes = row.cells["path"], row.cells["nodes"], _nodes(row)
-    if not path or not path.isprintable():
-        yield row.place, f"path must be printable text, got {shown(path)}"
-    if rule := wrong_source(row.cells.get(SOURCE_COLUMN, "")):
-        yield row.place, f"source {rule}"
-    for name in nodes:
-        if not name or not name.isprintable() or any(letter.isspace() for letter in name):
-            yield row.place, f"nodes must be names separated by ';', or empty, got {shown(text)}"
-            return
-    if len(set(nodes)) < len(nodes):
-        yield row.place, f"nodes has a name twice: {shown(text)}"
-
-
-def wrong_source(source: str) -> str | None:
-    """Return what is wrong with a path from which partitions are copied; None if nothing is."""
-    if source and not (source.startswith(("/", "$")) and source.isprintable()):
-        return f"must be absolute, or begin with a variable, got {shown(source)}"
-    return None
-
-
-def _same_targets(rows: Sequence[CsvRow]) -> Iterator[Problem]:
-    """Yield lines with the path of another, if one of both is copied: they would replace each other."""
-    first: dict[str, CsvRow] = {}
-    for row in rows:
-        other = first.setdefault(row.cells["path"], row)
-        if other is not row and (row.cells.get(SOURCE_COLUMN) or other.cells.get(SOURCE_COLUMN)):
-            rule = f"path {shown(row.cells['path'])} is already in line {other.place.line}"
-            yield row.place, f"{rule}, and partitions that are copied need paths of their own"
-
-
-def _wrong_numbers(path: Path, numbered: Sequence[tuple[SourceLine, str]]) -> Iterable[Problem]:
-    """Yield numbers that are not whole or come twice; if there are none of these, those that are missing."""
-    first: dict[int, SourceLine] = {}
-    problems = []
-    for place, text in numbered:
-        if not (text.isascii() and text.isdecimal() and len(text) <= MOST_DIGITS):
-            problems.append((place, f"partition must be a whole number from 0, got {shown(text)}"))
-        elif (earlier := first.setdefault(int(text), place)) != place:
-            problems.append((place, f"partition {int(text)} is already in line {earlier.line}"))
-    if problems:
-        return problems
-    missing = sorted(set(range(len(first))) - first.keys())
-    return [(SourceLine(path, 1), f"partition {number} is missing") for number in missing]
+    rows, problems = read_table(path, PLACEMENT, {"source": SOURCE})
+    at = dict(rows)
+    found = {values["partition"]: values for values in at.values()}
+    for place, earlier in repeated((place, values["partition"]) for place, values in rows):
+        problems.append((place, f"partition {at[place]['partition']} is already in line {earlier.line}"))
+    for place, earlier in repeated((place, values["path"]) for place, values in rows):
+        # They would replace each other.
+        if at[place]["source"] or at[earlier]["source"]:
+            rule = f"path {shown(at[place]['path'])} is already in line {earlier.line}"
+            problems.append((place, f"{rule}, and partitions that are copied need paths of their own"))
+    missing = [] if problems else sorted(set(range(len(found))) - found.keys())
+    problems += ((SourceLine(path, 1), f"partition {number} is missing") for number in missing)
+    refuse(problems)
+    placed = [found[number] for number in range(len(found))]
+    return Partitions(
+        len(placed),
+        files=tuple(values["path"] for values in placed),
+        nodes=tuple(values["nodes"] for values in placed),
+        source_files=tuple(values["source"] or "" for values in placed),
+    )
 
 
 def read_ensemble(path: Path) -> Ensemble:
@@ -221,13 +182,7 @@ def _stop_problems(points: list[MemberEntry], members: list[Member]) -> Iterator
 def _partitions(model: PartitionsModel, folder: Path) -> Partitions:
     if model.file is None:
         return Partitions(model.count or 0, model.path, model.source, model.replicas)
-    placed = read_partition_table(folder / model.file)
-    return Partitions(
-        len(placed),
-        files=tuple(partition.path for partition in placed),
-        nodes=tuple(partition.nodes for partition in placed),
-        source_files=tuple(partition.source for partition in placed),
-    )
+    return read_partition_table(folder / model.file)
 
 
 def _file_problems(model: PartitionsModel, samples_per_epoch: int | None) -> Iterator[tuple[Location, str]]:

@@ -30,6 +30,12 @@ def refusal(problems: Iterable[tuple[SourceLine, str]]) -> BadInputError:
     return BadInputError("\n".join(lines))
 
 
+def refuse(problems: Iterable[tuple[SourceLine, str]]) -> None:
+    """Raise `refusal` if there are problems."""
+    if found := list(problems):
+        raise refusal(found)
+
+
 def suggestion(word: str, known: Iterable[str]) -> str:
     """Return the end of an error message: the most similar known word, or all known words."""
     words = sorted(set(known))

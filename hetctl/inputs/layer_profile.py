@@ -13,14 +13,15 @@ import csv
 import graphlib
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
-from hetctl.inputs.csv_table import NUMBER, CsvRow, Problem, records_in
-from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
+from hetctl.inputs.csv_table import NUMBER, TEXT, Problem, number, read_table, repeated, whole
+from hetctl.inputs.input_errors import SourceLine, read_text, refusal, refuse, shown
 from hetctl.model.profile import MeasuredLayer
 
 NODE = re.compile(r"(\S+) -- (.*?) -- ([a-z_]+=.*)")
@@ -107,15 +108,14 @@ def _parsed(path: Path, text: str) -> tuple[dict[str, GraphNode], dict[tuple[str
         for name in dict.fromkeys(edge)
         if name not in nodes
     ]
-    if problems:
-        raise refusal(problems)
+    refuse(problems)
     return nodes, edges
 
 
 def _lines(path: Path, text: str) -> Iterator[tuple[SourceLine, str]]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for at, line in enumerate(text.splitlines(), start=1):
         if line.strip():
-            yield SourceLine(path, number), line.strip()
+            yield SourceLine(path, at), line.strip()
 
 
 def _node(place: SourceLine, name: str, description: str, values: str) -> tuple[GraphNode, list[str]]:
@@ -204,10 +204,12 @@ def _crossing(order: Sequence[str], nodes: Mapping[str, GraphNode], edges: Edges
     return crossing
 
 
+SECONDS = number(0.0, sys.float_info.max, "must be a number of seconds, at least 0")
+SIZE = whole(0, "must be a whole number from 0 to 999,999,999,999,999", digits=15)
 TIMES, BYTES = ("forward_s", "backward_s"), ("activation_bytes", "parameter_bytes")
-REQUIRED = ("layer", *TIMES, *BYTES)
 OPTIONAL_BYTES = ("held_bytes", "workspace_bytes", "optimizer_bytes")
-OPTIONAL = ("gpu_type", *OPTIONAL_BYTES)
+NEEDED = {"layer": TEXT, **dict.fromkeys(TIMES, SECONDS), **dict.fromkeys(BYTES, SIZE)}
+OPTIONAL = {"gpu_type": TEXT, **dict.fromkeys(OPTIONAL_BYTES, SIZE)}
 SAME_ON_ALL_TYPES = (*BYTES, *OPTIONAL_BYTES)
 
 
@@ -252,10 +254,9 @@ def read_layers(path: Path) -> list[LayerRow]:
             )
             for node, crossing in layers_of(path, text)
         ]
-    rows = _table(path, text)
-    problems = _contradictions(rows) or _gaps(rows)
-    if problems:
-        raise refusal(problems)
+    records, problems = read_table(path, NEEDED, OPTIONAL, text)
+    rows = [_row(place, values) for place, values in records]
+    refuse(problems or [*_contradictions(rows)] or _gaps(rows))
     return rows
 
 
@@ -269,97 +270,31 @@ def write_layers(rows: Iterable[LayerRow], file: TextIO) -> None:
     )
 
 
-def _table(path: Path, text: str) -> list[LayerRow]:
-    records, problems = records_in(path, text, REQUIRED, OPTIONAL)
-    problems += [problem for record in records for problem in _problems(record)]
-    if problems:
-        raise refusal(problems)
-    return [_row(record) for record in records]
+def _row(place: SourceLine, values: dict[str, Any]) -> LayerRow:
+    gpu_type, workspace = values.pop("gpu_type"), values.pop("workspace_bytes") or 0
+    return LayerRow(place, gpu_type, MeasuredLayer(values.pop("layer"), workspace_bytes=workspace, **values))
 
 
-def _problems(record: CsvRow) -> list[Problem]:
-    return [
-        (record.place, f"{name}: {rule}, got {shown(record.cells[name])}")
-        for name, rule in _broken(record.cells)
-    ]
+def _contradictions(rows: list[LayerRow]) -> Iterator[Problem]:
+    at = {row.place: row for row in rows}
+    for place, earlier in repeated((row.place, (row.layer.name, row.gpu_type)) for row in rows):
+        on = f" on {at[place].gpu_type}" if at[place].gpu_type else ""
+        yield place, f"layer '{at[place].layer.name}'{on} is already in line {earlier.line}"
+    for place, first in repeated((row.place, row.layer.name) for row in rows):
+        layer = at[place].layer
+        for name in SAME_ON_ALL_TYPES:
+            if getattr(layer, name) != getattr(at[first].layer, name):
+                rule = f"must be the same in all rows of layer '{layer.name}', as in line {first.line}"
+                yield place, f"{name}: {rule}"
 
 
-def _row(record: CsvRow) -> LayerRow:
-    cells = record.cells
-    layer = MeasuredLayer(
-        name=cells["layer"],
-        forward_s=float(cells["forward_s"]),
-        backward_s=float(cells["backward_s"]),
-        activation_bytes=int(cells["activation_bytes"]),
-        parameter_bytes=int(cells["parameter_bytes"]),
-        held_bytes=_size(cells.get("held_bytes")),
-        workspace_bytes=_size(cells.get("workspace_bytes")) or 0,
-        optimizer_bytes=_size(cells.get("optimizer_bytes")),
-    )
-    return LayerRow(record.place, cells.get("gpu_type") or None, layer)
-
-
-def _size(text: str | None) -> int | None:
-    return int(text) if text else None
-
-
-def _broken(row: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return the columns whose values break their rule, with the rule."""
-    broken = [
-        (name, "must be one line of text")
-        for name in ("layer", "gpu_type")
-        if not row.get(name, "").isprintable()
-    ]
-    if not row["layer"]:
-        broken.append(("layer", "must not be empty"))
-    broken += [(name, "must be a number of seconds, at least 0") for name in TIMES if not _is_time(row[name])]
-    sizes = [name for name in SAME_ON_ALL_TYPES if name in row and (row[name] or name in BYTES)]
-    broken += [
-        (name, "must be a whole number from 0 to 999,999,999,999,999")
-        for name in sizes
-        if not _is_size(row[name])
-    ]
-    return broken
-
-
-def _is_time(text: str) -> bool:
-    return NUMBER.fullmatch(text) is not None and 0 <= float(text) < math.inf
-
-
-def _is_size(text: str) -> bool:
-    return re.fullmatch(r"[0-9]{1,15}", text) is not None
-
-
-def _contradictions(rows: list[LayerRow]) -> list[tuple[SourceLine, str]]:
-    points: dict[tuple[str, str | None], LayerRow] = {}
-    firsts: dict[str, LayerRow] = {}
-    problems = []
-    for row in rows:
-        layer = row.layer.name
-        earlier = points.setdefault((layer, row.gpu_type), row)
-        if earlier is not row:
-            on = f" on {row.gpu_type}" if row.gpu_type else ""
-            problems.append((row.place, f"layer '{layer}'{on} is already in line {earlier.place.line}"))
-        first = firsts.setdefault(layer, row)
-        problems += [
-            (row.place, f"{name}: must be the same in all rows of layer '{layer}', as in line {line}")
-            for name in SAME_ON_ALL_TYPES
-            if getattr(row.layer, name) != getattr(first.layer, name)
-            for line in (first.place.line,)
-        ]
-    return problems
-
-
-def _gaps(rows: list[LayerRow]) -> list[tuple[SourceLine, str]]:
+def _gaps(rows: list[LayerRow]) -> list[Problem]:
     """Find layers that lack a GPU type which another layer has."""
-    types: dict[str, set[str | None]] = {}
-    firsts: dict[str, SourceLine] = {}
-    for row in rows:
-        types.setdefault(row.layer.name, set()).add(row.gpu_type)
-        firsts.setdefault(row.layer.name, row.place)
-    everywhere = {row.gpu_type for row in rows}
+    found = {(row.layer.name, row.gpu_type) for row in rows}
+    firsts = {row.layer.name: row.place for row in reversed(rows)}
     return [
-        (firsts[layer], f"layer '{layer}' has no row for gpu_type {missing or '(empty)'}, others have")
-        for layer, found in types.items()
-        for missing in sorted(str(name or "") for name in everywhere - found)
+        (place, f"layer '{layer}' has no row for gpu_type {gpu_type or '(empty)'}, others have")
+        for layer, place in firsts.items()
+        for gpu_type in sorted({row.gpu_type for row in rows}, key=str)
+        if (layer, gpu_type) not in found
     ]

@@ -8,6 +8,7 @@ visits is JSON lines, as written by ``hetctl simulate --trace``.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
@@ -16,16 +17,33 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from hetctl.inputs.csv_table import NUMBER, Line, Problem, csv_lines
-from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown, suggestion
+from hetctl.inputs.csv_table import (
+    NUMBER,
+    TEXT,
+    Column,
+    Line,
+    Problem,
+    Row,
+    csv_lines,
+    number,
+    ragged,
+    read_table,
+    repeated,
+)
+from hetctl.inputs.input_errors import SourceLine, read_text, refusal, refuse, shown, suggestion
 from hetctl.model.hops import Unit, Visit
 
-COLUMNS = ("config", "partition", "worker", "seconds")
 SIZES = re.compile(r"\s*([0-9]{1,9})\s+([0-9]{1,9})\s*")
 NEVER = ("", "inf")
 """Cells of a worker without the partition."""
-MOST_S = 1e12
-"""Largest time in seconds, which keeps sums of times finite."""
+# The limit keeps sums of times finite.
+SECONDS = number(0, 1e12, "must be a number from 0 to 1e12")
+SECONDS_OR_NEVER = Column(
+    SECONDS.rule,
+    lambda text: text.lower() in NEVER or SECONDS.holds(text),
+    lambda text: None if text.lower() in NEVER else float(text),
+)
+COLUMNS = {"config": TEXT, "partition": TEXT, "worker": TEXT, "seconds": SECONDS_OR_NEVER}
 
 
 @dataclass(frozen=True)
@@ -66,18 +84,17 @@ def read_unit_times(path: Path) -> UnitTimeTable:
             [(SourceLine(path, 1), "is empty: it must have a row of seconds for each configuration")]
         )
     if sorted(lines[0][1]) == sorted(COLUMNS):
-        return _list(lines[0], lines[1:])
+        return _list(path, text)
     return _named(lines)
 
 
 def _sized(first: SourceLine, rows: int, columns: int, lines: Sequence[Line]) -> UnitTimeTable:
     if rows == 0 or columns == 0:
         raise refusal([(first, f"sizes must be at least 1 row and 1 column, got {rows} and {columns}")])
-    problems = _ragged(lines, columns, f"line {first.line} gives {columns} columns")
+    problems = ragged(lines, columns, f"line {first.line} gives {columns} columns")
     if len(lines) != rows:
         problems.append((first, f"gives {rows} rows, but {len(lines)} follow"))
-    if problems:
-        raise refusal(problems)
+    refuse(problems)
     return _matrix(lines, _numbered("c", rows), _numbered("w", columns))
 
 
@@ -90,18 +107,18 @@ def _named(lines: Sequence[Line]) -> UnitTimeTable:
     (place, header), rows = lines[0], lines[1:]
     named = header[0] == "config" or bool(rows and not any(_is_time(cells[0]) for _, cells in rows))
     if all(_is_time(cell) for cell in header):
-        _refuse(_ragged(lines, len(header), f"line {place.line} has {len(header)}"))
+        refuse(ragged(lines, len(header), f"line {place.line} has {len(header)}"))
         return _matrix(lines, _numbered("c", len(lines)), _numbered("w", len(header)))
     if not named:
-        _refuse((place, f"{shown(c)} is a number among names") for c in header if NUMBER.fullmatch(c))
-    _refuse(_ragged(rows, len(header), f"the header has {len(header)}"))
+        refuse((place, f"{shown(c)} is a number among names") for c in header if NUMBER.fullmatch(c))
+    refuse(ragged(rows, len(header), f"the header has {len(header)}"))
     workers = tuple(header[named:])
     if not rows or not workers:
         raise refusal([(place, "has no seconds below its header, or names no worker")])
-    _refuse(_wrong_names("worker", [(place, worker) for worker in workers]))
+    refuse(_wrong_names("worker", [(place, worker) for worker in workers]))
     if not named:
         return _matrix(rows, _numbered("c", len(rows)), workers)
-    _refuse(_wrong_names("config", [(place, cells[0]) for place, cells in rows]))
+    refuse(_wrong_names("config", [(place, cells[0]) for place, cells in rows]))
     times = [(place, cells[1:]) for place, cells in rows]
     return _matrix(times, tuple(cells[0] for _, cells in rows), workers)
 
@@ -117,53 +134,40 @@ def _matrix(lines: Sequence[Line], configs: tuple[str, ...], workers: tuple[str,
             if cell.lower() in NEVER:
                 rule = "every configuration must visit every partition, and no other worker has this one"
                 problems.append((place, f"worker {shown(worker)}: no time is given; {rule}"))
-            elif wrong := _wrong_seconds(cell):
-                problems.append((place, f"worker {shown(worker)}: {wrong}"))
-    _refuse(problems)
+            elif not SECONDS.holds(cell):
+                problems.append((place, f"worker {shown(worker)}: seconds {SECONDS.rule}, got {shown(cell)}"))
+    refuse(problems)
     seconds = {(i, j, j): float(cell) for i, (_, cells) in enumerate(lines) for j, cell in enumerate(cells)}
     return UnitTimeTable(configs, _numbered("p", len(workers)), workers, seconds)
 
 
-def _list(header: Line, lines: Sequence[Line]) -> UnitTimeTable:
-    if not lines:
-        raise refusal([(header[0], "has no rows below its header")])
-    _refuse(_ragged(lines, len(COLUMNS), f"the header has {len(COLUMNS)}"))
-    records = [(place, dict(zip(header[1], cells, strict=True))) for place, cells in lines]
-    _refuse(problem for record in records for problem in _wrong_record(*record))
-    names = [tuple(dict.fromkeys(record[column] for _, record in records)) for column in COLUMNS[:3]]
-    table = UnitTimeTable(names[0], names[1], names[2], _seconds_of(records, names))
-    _refuse(_gaps(table, records))
+def _list(path: Path, text: str) -> UnitTimeTable:
+    rows, problems = read_table(path, COLUMNS, {}, text)
+    units = [(values["config"], values["partition"], values["worker"]) for _, values in rows]
+    places = [place for place, _ in rows]
+    for place, earlier in repeated(zip(places, units, strict=True)):
+        problems.append((place, f"the same unit on the same worker is already in line {earlier.line}"))
+    refuse(problems)
+    configs, partitions, workers = (tuple(dict.fromkeys(column)) for column in zip(*units, strict=True))
+    numbers = [{name: i for i, name in enumerate(names)} for names in (configs, partitions, workers)]
+    seconds = {
+        (numbers[0][config], numbers[1][partition], numbers[2][worker]): values["seconds"]
+        for (config, partition, worker), (_, values) in zip(units, rows, strict=True)
+        if values["seconds"] is not None
+    }
+    table = UnitTimeTable(configs, partitions, workers, seconds)
+    refuse(_gaps(table, rows))
     return table
 
 
-def _wrong_record(place: SourceLine, record: Mapping[str, str]) -> Iterable[Problem]:
-    for column in COLUMNS[:3]:
-        if rule := _wrong_name(record[column]):
-            yield place, f"{column}: {rule}"
-    if record["seconds"].lower() not in NEVER and (rule := _wrong_seconds(record["seconds"])):
-        yield place, rule
-
-
-def _seconds_of(
-    records: Iterable[tuple[SourceLine, Mapping[str, str]]], names: Iterable[tuple[str, ...]]
-) -> dict[tuple[int, int, int], float]:
-    numbers = [{name: i for i, name in enumerate(row)} for row in names]
-    places: dict[tuple[int, int, int], SourceLine] = {}
-    problems, seconds = [], {}
-    for place, record in records:
-        i, j, k = (at[record[column]] for at, column in zip(numbers, COLUMNS[:3], strict=True))
-        earlier = places.setdefault((i, j, k), place)
-        if earlier != place:
-            problems.append((place, f"the same unit on the same worker is already in line {earlier.line}"))
-        if record["seconds"].lower() not in NEVER:
-            seconds[i, j, k] = float(record["seconds"])
-    _refuse(problems)
-    return seconds
-
-
-def _gaps(table: UnitTimeTable, records: Iterable[tuple[SourceLine, Mapping[str, str]]]) -> Iterable[Problem]:
+def _gaps(table: UnitTimeTable, rows: Sequence[Row]) -> Iterator[Problem]:
     """Yield what a list lacks: a worker with a partition needs times of all configurations on it."""
-    places = _first_places(records)
+    # The first line of each partition, of each worker, and of each pair; "" stands for any.
+    places = {
+        named: place
+        for place, values in reversed(rows)
+        for named in itertools.product((values["partition"], ""), (values["worker"], ""))
+    }
     homes = sorted({(table.partitions[j], table.workers[k]) for _, j, k in table.seconds})
     times = {(table.configs[i], table.partitions[j], table.workers[k]) for i, j, k in table.seconds}
     for worker in set(table.workers).difference(worker for _, worker in homes):
@@ -178,47 +182,14 @@ def _gaps(table: UnitTimeTable, records: Iterable[tuple[SourceLine, Mapping[str,
                 yield places[partition, worker], rule
 
 
-def _first_places(
-    records: Iterable[tuple[SourceLine, Mapping[str, str]]],
-) -> Mapping[tuple[str, str], SourceLine]:
-    """Return the first line of each partition, of each worker, and of each pair; "" stands for any."""
-    places: dict[tuple[str, str], SourceLine] = {}
-    for place, record in records:
-        partition, worker = record["partition"], record["worker"]
-        for named in ((partition, ""), ("", worker), (partition, worker)):
-            places.setdefault(named, place)
-    return places
-
-
-def _refuse(problems: Iterable[Problem]) -> None:
-    found = list(problems)
-    if found:
-        raise refusal(found)
-
-
-def _ragged(lines: Iterable[Line], columns: int, against: str) -> list[Problem]:
-    return [(place, f"has {len(cells)} cells, {against}") for place, cells in lines if len(cells) != columns]
-
-
-def _wrong_names(kind: str, names: Iterable[tuple[SourceLine, str]]) -> list[Problem]:
+def _wrong_names(kind: str, names: Sequence[tuple[SourceLine, str]]) -> Iterator[Problem]:
     seen: set[str] = set()
-    problems = []
     for place, name in names:
-        rule = f"{shown(name)} is given twice" if name in seen else _wrong_name(name)
+        if name in seen:
+            yield place, f"{kind}: {shown(name)} is given twice"
+        elif not TEXT.holds(name):
+            yield place, f"{kind}: {TEXT.rule}, got {shown(name)}"
         seen.add(name)
-        if rule:
-            problems.append((place, f"{kind}: {rule}"))
-    return problems
-
-
-def _wrong_name(name: str) -> str:
-    return "" if name and name.isprintable() else f"must be printable text, got {shown(name)}"
-
-
-def _wrong_seconds(cell: str) -> str:
-    if NUMBER.fullmatch(cell) and 0 <= float(cell) <= MOST_S:
-        return ""
-    return f"seconds must be a number from 0 to 1e12, got {shown(cell)}"
 
 
 def _is_time(cell: str) -> bool:
@@ -266,7 +237,7 @@ def read_run_trace(path: Path, configs: Sequence[str], partitions: Sequence[str]
         As in `read_visit_log`.
     """
     found = _valid_lines(path)
-    _refuse([*_unknown(found, {"config": configs, "partition": partitions}), *_no_gpus(found)])
+    refuse([*_unknown(found, {"config": configs, "partition": partitions}), *_no_gpus(found)])
     return _in_order_of_starts(path, found)
 
 
@@ -288,7 +259,7 @@ def read_visit_log(path: Path, table: UnitTimeTable) -> list[Visit]:
     """
     found = _valid_lines(path)
     known = {"config": table.configs, "partition": table.partitions, "worker": table.workers}
-    _refuse(_unknown(found, known))
+    refuse(_unknown(found, known))
     return _in_order_of_starts(path, found, _homeless(found, table))
 
 
@@ -301,7 +272,7 @@ def _valid_lines(path: Path) -> list[_TraceLine]:
             found.append(line)
         else:
             problems += ((place, rule) for rule in line)
-    _refuse(problems)
+    refuse(problems)
     return found
 
 
@@ -310,8 +281,8 @@ def _in_order_of_starts(
 ) -> list[Visit]:
     """Return the visits that were not lost, with new numbers."""
     done = [line for line in found if not line.lost]
-    _refuse([*problems, *_done_again(done)])
-    _refuse([] if done else [(SourceLine(path, 1), "has no visit that was done")])
+    refuse([*problems, *_done_again(done)])
+    refuse([] if done else [(SourceLine(path, 1), "has no visit that was done")])
     done.sort(key=lambda line: (line.start, line.end))
     return [replace(line.visit, number=number) for number, line in enumerate(done)]
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from hetctl.inputs.csv_table import CsvRow, Problem, is_count, is_positive, records_in
-from hetctl.inputs.input_errors import SourceLine, read_text, refusal, shown
+from hetctl.inputs.csv_table import COUNT, Problem, Row, matching, number, read_table
+from hetctl.inputs.input_errors import SourceLine, refuse
 from hetctl.inputs.validation import NAME_RULE, SAFE_NAME
 
-REQUIRED = ("worker", "batch", "seconds")
-OPTIONAL = ("max_batch",)
-LEAST_S, MOST_S = 1e-9, 1e9
+NEEDED = {
+    "worker": matching(SAFE_NAME, NAME_RULE),
+    "batch": COUNT,
+    "seconds": number(1e-9, 1e9, "must be a number from 1e-09 to 1e+09"),
+}
 
 
 @dataclass(frozen=True)
@@ -44,74 +46,38 @@ def read_workers(path: Path) -> list[WorkerPoints]:
     BadInputError
         If the file has errors, with a line for each: ``FILE:LINE: column: rule``.
     """
-    records, problems = records_in(path, read_text(path), REQUIRED, OPTIONAL)
-    wrong = {record.place: rules for record in records if (rules := _broken(record))}
-    problems += [(place, rule) for place, rules in wrong.items() for rule in rules]
-    groups: dict[str, list[CsvRow]] = {}
-    for record in records:
-        if record.place not in wrong:
-            groups.setdefault(record.cells["worker"], []).append(record)
-    for rows in groups.values():
-        problems += [*_disorder(rows), *_caps(rows)]
-    if problems:
-        raise refusal(problems)
-    return [_worker(rows) for rows in groups.values()]
-
-
-def _worker(rows: list[CsvRow]) -> WorkerPoints:
-    return WorkerPoints(
-        name=rows[0].cells["worker"],
-        points=tuple((_batch(row), float(row.cells["seconds"])) for row in rows),
-        max_batch=_cap(rows[0]),
-        place=rows[0].place,
-    )
-
-
-def _broken(record: CsvRow) -> list[str]:
-    cells = record.cells
-    cap = cells.get("max_batch", "")
-    rules = [
-        (SAFE_NAME.fullmatch(cells["worker"]) is not None, "worker", NAME_RULE),
-        (is_count(cells["batch"]), "batch", "must be a whole number of at least 1"),
-        (_is_time(cells["seconds"]), "seconds", f"must be a number from {LEAST_S:g} to {MOST_S:g}"),
-        (not cap or is_count(cap), "max_batch", "must be a whole number of at least 1"),
-    ]
-    return [f"{name}: {rule}, got {shown(cells[name])}" for holds, name, rule in rules if not holds]
-
-
-def _is_time(text: str) -> bool:
-    return is_positive(text) and LEAST_S <= float(text) <= MOST_S
-
-
-def _disorder(rows: list[CsvRow]) -> Iterable[Problem]:
-    for earlier, row in pairwise(rows):
-        name, batch, before = row.cells["worker"], _batch(row), _batch(earlier)
-        where = f"in line {earlier.place.line}"
-        if batch == before:
-            yield row.place, f"batch: worker '{name}' with {batch} is already {where}"
-        elif batch < before:
-            yield row.place, f"batch: must ascend for worker '{name}', got {batch} after {before} {where}"
-
-
-def _caps(rows: list[CsvRow]) -> Iterable[Problem]:
-    first, cap = rows[0], _cap(rows[0])
+    rows, problems = read_table(path, NEEDED, {"max_batch": COUNT})
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        if _cap(row) != cap:
-            rule = f"max_batch: must be the same in all rows of worker '{row.cells['worker']}'"
-            got = f"{_cap_text(row)} here and {_cap_text(first)} in line {first.place.line}"
-            yield row.place, f"{rule}, got {got}"
-        elif cap is not None and _batch(row) > cap:
-            yield row.place, f"batch: {_batch(row)} is above the worker's max_batch of {cap}"
+        groups.setdefault(row[1]["worker"], []).append(row)
+    for name, own in groups.items():
+        problems += [*_disorder(name, own), *_caps(name, own)]
+    refuse(problems)
+    return [
+        WorkerPoints(
+            name,
+            tuple((values["batch"], values["seconds"]) for _, values in own),
+            own[0][1]["max_batch"],
+            own[0][0],
+        )
+        for name, own in groups.items()
+    ]
 
 
-def _batch(row: CsvRow) -> int:
-    return int(row.cells["batch"])
+def _disorder(name: str, rows: list[Row]) -> Iterator[Problem]:
+    for (earlier, before), (place, values) in pairwise(rows):
+        if values["batch"] == before["batch"]:
+            yield place, f"batch: worker '{name}' with {values['batch']} is already in line {earlier.line}"
+        elif values["batch"] < before["batch"]:
+            got = f"got {values['batch']} after {before['batch']} in line {earlier.line}"
+            yield place, f"batch: must ascend for worker '{name}', {got}"
 
 
-def _cap(row: CsvRow) -> int | None:
-    cap = row.cells.get("max_batch", "")
-    return int(cap) if cap else None
-
-
-def _cap_text(row: CsvRow) -> str:
-    return row.cells["max_batch"] or "none"
+def _caps(name: str, rows: list[Row]) -> Iterator[Problem]:
+    first, cap = rows[0][0], rows[0][1]["max_batch"]
+    for place, values in rows:
+        if values["max_batch"] != cap:
+            got = f"got {values['max_batch'] or 'none'} here and {cap or 'none'} in line {first.line}"
+            yield place, f"max_batch: must be the same in all rows of worker '{name}', {got}"
+        elif cap is not None and values["batch"] > cap:
+            yield place, f"batch: {values['batch']} is above the worker's max_batch of {cap}"

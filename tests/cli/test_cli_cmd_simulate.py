@@ -136,7 +136,7 @@ def test_two_tables_live_side_by_side(zoo):
 @pytest.mark.parametrize(
     ("table", "said"),
     [
-        ("member,gpus,rate\na,1,5\n", "zoo.csv:1: column 'samples' is missing"),
+        ("member,gpus,rate\na,1,5\n", "zoo.csv:2: samples: member 'a' has none, so its work is unknown"),
         ("member,gpus,rate,samples\na,1,5,10\nb,1,5,\nb,2,9,\n", "zoo.csv:3: samples: member 'b' has none"),
         ("member,gpus,rate,samples\na,1,5,10\na,2,9,20\n", "zoo.csv:3: samples: must be the same"),
         ("member,gpus,rate,sample\na,1,5,10\n", "unknown column 'sample'; did you mean 'samples'?"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hetctl.inputs.ensemble_file import PlacedPartition, read_ensemble, read_partition_table
+from hetctl.inputs.ensemble_file import read_ensemble, read_partition_table
 from hetctl.model.errors import BadInputError
 
 HEAD = "partition,path,nodes\n"
@@ -26,16 +26,14 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_lines_are_read_in_the_order_of_their_numbers(tmp_path):
-    assert read_partition_table(written(tmp_path, GOOD)) == [
-        PlacedPartition("/p/a.npz", ("n1", "n7")),
-        PlacedPartition("$TMPDIR/b.npz", ()),
-    ]
+    partitions = read_partition_table(written(tmp_path, GOOD))
+    assert (partitions.files, partitions.nodes) == (("/p/a.npz", "$TMPDIR/b.npz"), (("n1", "n7"), ()))
 
 
 def test_lines_may_say_from_where_parts_are_copied(tmp_path):
     text = FROM + "0,$TMPDIR/0,n1,$SHARED/0.npz\n1,/p/1,n2,\n2,$TMPDIR/2,,/s/2.npz\n"
-    sources = [partition.source for partition in read_partition_table(written(tmp_path, text))]
-    assert sources == ["$SHARED/0.npz", "", "/s/2.npz"]
+    sources = read_partition_table(written(tmp_path, text)).sources()
+    assert sources == ("$SHARED/0.npz", "", "/s/2.npz")
 
 
 @pytest.mark.parametrize(
@@ -51,17 +49,17 @@ def test_lines_may_say_from_where_parts_are_copied(tmp_path):
         (HEAD + "0,/a\n", "parts.csv:2: has 2 cells, the header has 3"),
         (HEAD + "0,/a,\n0,/b,\n", "parts.csv:3: partition 0 is already in line 2"),
         (HEAD + "0,/a,\n2,/b,\n", "parts.csv:1: partition 1 is missing"),
-        (HEAD + "1000000000,/a,\n", "partition must be a whole number from 0, got '1000000000'"),
+        (HEAD + "1000000000,/a,\n", "partition: must be a whole number from 0, got '1000000000'"),
         (HEAD + "999999999,/a,\n", "parts.csv:1: partition 0 is missing"),
-        (HEAD + "-1,/a,\n", "parts.csv:2: partition must be a whole number from 0, got '-1'"),
-        (HEAD + "٣,/a,\n", "parts.csv:2: partition must be a whole number from 0"),
-        (HEAD + "0,,n1\n", "parts.csv:2: path must be printable text, got ''"),
-        (HEAD + "0,/a,n1;;n2\n", "parts.csv:2: nodes must be names separated by ';'"),
-        (HEAD + "0,/a,n1 n2\n", "parts.csv:2: nodes must be names separated by ';'"),
-        (HEAD + "0,/a,n1;n1\n", "parts.csv:2: nodes has a name twice"),
-        (FROM + "0,/a,,s/0.npz\n", "parts.csv:2: source must be absolute, or begin with a variable"),
+        (HEAD + "-1,/a,\n", "parts.csv:2: partition: must be a whole number from 0, got '-1'"),
+        (HEAD + "٣,/a,\n", "parts.csv:2: partition: must be a whole number from 0"),
+        (HEAD + "0,,n1\n", "parts.csv:2: path: must be printable text, got ''"),
+        (HEAD + "0,/a,n1;;n2\n", "parts.csv:2: nodes: must be names separated by ';'"),
+        (HEAD + "0,/a,n1 n2\n", "parts.csv:2: nodes: must be names separated by ';'"),
+        (HEAD + "0,/a,n1;n1\n", "parts.csv:2: nodes: must be names separated by ';', each once"),
+        (FROM + "0,/a,,s/0.npz\n", "parts.csv:2: source: must be absolute, or begin with a variable"),
         (FROM + "0,/a,,/s/0\n1,/a,,\n", "parts.csv:3: path '/a' is already in line 2, and"),
-        (HEAD + "x,,;\ny,/a,\n", "parts.csv:2: path must be"),
+        (HEAD + "x,,;\ny,/a,\n", "parts.csv:2: path: must be"),
     ],
 )
 def test_wrong_files_are_refused_with_their_lines(tmp_path, text, words):

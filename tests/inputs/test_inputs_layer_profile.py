@@ -74,7 +74,7 @@ def test_types_and_held_bytes_may_be_left_out(tmp_path):
         ),
         (("fc,K80,0.1,0.1,4,1000\n", ""), "layers:4: layer 'fc' has no row for gpu_type K80"),
         (("fc,K80", "fc,"), "layers:2: layer 'conv' has no row for gpu_type (empty)"),
-        (("fc,K80", ",K80"), "layers:5: layer: must not be empty"),
+        (("fc,K80", ",K80"), "layers:5: layer: must be printable text"),
         (("0.1,0.1,4", "0.1,4"), "layers:5: has 5 cells, the header has 6"),
         (("backward_s", "back_s"), "layers:1: column 'backward_s' is missing"),
         ((TABLE, ""), "layers:1: is empty"),

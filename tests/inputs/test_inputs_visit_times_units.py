@@ -112,7 +112,7 @@ def test_a_wrong_matrix_is_refused_by_line_and_rule(tmp_path: Path, text: str, m
     [
         ("", "t.csv:1: has no rows below its header"),
         ("a,p,w\n", "t.csv:2: has 3 cells, the header has 4"),
-        ("a,p,w,-1\n", "t.csv:2: seconds must be a number from 0 to 1e12, got '-1'"),
+        ("a,p,w,-1\n", "t.csv:2: seconds: must be a number from 0 to 1e12, got '-1'"),
         (",p,w,1\n", "t.csv:2: config: must be printable text, got ''"),
         ("a,p,w,1\na,p,w,2\n", "t.csv:3: the same unit on the same worker is already in line 2"),
         (
