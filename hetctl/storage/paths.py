@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from hetctl.storage.atomic_io import make_private_folder
+
+
+class Below:
+    """Path below the folder `path` of an object, whose fields may stand in its name in braces."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, owner: Any, _kind: type) -> Path:
+        """Return the path of an object's file or folder."""
+        below: Path = owner.path / self._name.format_map(vars(owner))
+        return below
 
 
 @dataclass(frozen=True)
@@ -33,61 +46,45 @@ class AgentFiles:
 class JobFiles:
     """``runs/<run>/job-0000.*``: the files of one job of a run."""
 
-    folder: Path
+    path: Path
     number: int
 
-    @property
-    def script(self) -> Path:
-        """The batch script."""
-        return self._file("sh")
+    script = Below("job-{number:04d}.sh")
+    """The batch script."""
 
     @property
     def of_next(self) -> JobFiles:
         """Files of the next job of the run; its script exists as soon as it may have been submitted."""
-        return JobFiles(self.folder, self.number + 1)
+        return JobFiles(self.path, self.number + 1)
 
-    @property
-    def log(self) -> Path:
-        """Output of the script and the driver."""
-        return self._file("log")
+    log = Below("job-{number:04d}.log")
+    """Output of the script and the driver."""
 
     @property
     def agents(self) -> AgentFiles:
         """Files shared by driver and agents."""
-        return AgentFiles(self._file("driver.json"), self._file("agents.log"))
+        name = f"job-{self.number:04d}"
+        return AgentFiles(self.path / f"{name}.driver.json", self.path / f"{name}.agents.log")
 
-    @property
-    def claim(self) -> Path:
-        """File with the batch system's id of the job, written by the script."""
-        return self._file("claim")
+    claim = Below("job-{number:04d}.claim")
+    """File with the batch system's id of the job, written by the script."""
 
-    @property
-    def stop(self) -> Path:
-        """Request by the script to end the job; its text is the reason, and may be missing."""
-        return self._file("stop")
+    stop = Below("job-{number:04d}.stop")
+    """Request by the script to end the job; its text is the reason, and may be missing."""
 
-    @property
-    def live_metrics(self) -> Path:
-        """Live metrics of the members in training; the file exists while the job runs."""
-        return self._file("metrics.json")
+    live_metrics = Below("job-{number:04d}.metrics.json")
+    """Live metrics of the members in training; the file exists while the job runs."""
 
-    @property
-    def lineups(self) -> Path:
-        """Lineups of rounds for the nodes' leaders: a line for each round with a lineup."""
-        return self._file("lineups.jsonl")
+    lineups = Below("job-{number:04d}.lineups.jsonl")
+    """Lineups of rounds for the nodes' leaders: a line for each round with a lineup."""
 
-    @property
-    def exchange_log(self) -> Path:
-        """Output of the nodes' leaders."""
-        return self._file("exchange.log")
+    exchange_log = Below("job-{number:04d}.exchange.log")
+    """Output of the nodes' leaders."""
 
     def clear(self) -> None:
         """Remove the files that are needed only while the job runs, those left by a killed job included."""
         for path in (self.agents.address, self.live_metrics, self.stop):
             path.unlink(missing_ok=True)
-
-    def _file(self, ending: str) -> Path:
-        return self.folder / f"job-{self.number:04d}.{ending}"
 
 
 @dataclass(frozen=True)
@@ -101,64 +98,42 @@ class RunFolder:
         """Name of the run."""
         return self.path.name
 
-    @property
-    def spec(self) -> Path:
-        """Specification of the run as submitted, with later changes."""
-        return self.path / "run.json"
+    spec = Below("run.json")
+    """Specification of the run as submitted, with later changes."""
 
-    @property
-    def record(self) -> Path:
-        """Record of the run: all that the catalog has of it besides its specification and its events."""
-        return self.path / "record.json"
+    record = Below("record.json")
+    """Record of the run: all that the catalog has of it besides its specification and its events."""
 
-    @property
-    def planner_state(self) -> Path:
-        """State of the planner for the next job."""
-        return self.path / "planner.json"
+    planner_state = Below("planner.json")
+    """State of the planner for the next job."""
 
-    @property
-    def state(self) -> Path:
-        """Snapshot of the state derived from the events: a cache from which readers continue."""
-        return self.path / "state.jsonl"
+    state = Below("state.jsonl")
+    """Snapshot of the state derived from the events: a cache from which readers continue."""
 
-    @property
-    def lease(self) -> Path:
-        """The driver that trains the run, or the last one that did; touched as long as it does."""
-        return self.path / "driver.lease"
+    lease = Below("driver.lease")
+    """The driver that trains the run, or the last one that did; touched as long as it does."""
 
     def ticket(self, number: int) -> Path:
         """Return the file of a driver that waits for the lease, by the number that it drew."""
         return self.path / f"driver.lease.{number}"
 
-    @property
-    def events(self) -> Path:
-        """Folder of event files: one of JSON lines for each member, and the drivers'."""
-        return self.path / "events"
+    events = Below("events")
+    """Folder of event files: one of JSON lines for each member, and the drivers'."""
 
-    @property
-    def logs(self) -> Path:
-        """Folder of log files: the output of each member's ranks."""
-        return self.path / "logs"
+    logs = Below("logs")
+    """Folder of log files: the output of each member's ranks."""
 
-    @property
-    def balance(self) -> Path:
-        """Folder of the logs of balanced batches, one for each member."""
-        return self.path / "balance"
+    balance = Below("balance")
+    """Folder of the logs of balanced batches, one for each member."""
 
-    @property
-    def waves(self) -> Path:
-        """Folder of the logs of pipelines, one for each member and rank."""
-        return self.path / "waves"
+    waves = Below("waves")
+    """Folder of the logs of pipelines, one for each member and rank."""
 
-    @property
-    def replay(self) -> Path:
-        """Trace of the visits that the run repeats, if it repeats any."""
-        return self.path / "replay.jsonl"
+    replay = Below("replay.jsonl")
+    """Trace of the visits that the run repeats, if it repeats any."""
 
-    @property
-    def modules(self) -> Path:
-        """Folder of copies of the user's modules, one for each version that jobs have used."""
-        return self.path / "modules"
+    modules = Below("modules")
+    """Folder of copies of the user's modules, one for each version that jobs have used."""
 
     def events_of(self, source: str) -> Path:
         """Return the file of a member's events, or the drivers'."""
@@ -204,40 +179,26 @@ class Home:
 
     path: Path
 
-    @property
-    def catalog(self) -> Path:
-        """SQLite file of the catalog; only login nodes open it."""
-        return self.path / "catalog.db"
+    catalog = Below("catalog.db")
+    """SQLite file of the catalog; only login nodes open it."""
 
-    @property
-    def damaged_catalog(self) -> Path:
-        """File of the last catalog that was replaced by a rebuilt one."""
-        return self.path / "catalog-damaged.db"
+    damaged_catalog = Below("catalog-damaged.db")
+    """File of the last catalog that was replaced by a rebuilt one."""
 
-    @property
-    def backups(self) -> Path:
-        """Folder of the backups of the catalog."""
-        return self.path / "backups"
+    backups = Below("backups")
+    """Folder of the backups of the catalog."""
 
-    @property
-    def lock(self) -> Path:
-        """Lock file of the only process that may write."""
-        return self.path / "lock"
+    lock = Below("lock")
+    """Lock file of the only process that may write."""
 
-    @property
-    def runs(self) -> Path:
-        """Folder of all runs."""
-        return self.path / "runs"
+    runs = Below("runs")
+    """Folder of all runs."""
 
-    @property
-    def profiles(self) -> Path:
-        """Folder of the folders of profiling jobs."""
-        return self.path / "profiles"
+    profiles = Below("profiles")
+    """Folder of the folders of profiling jobs."""
 
-    @property
-    def local_jobs(self) -> Path:
-        """Folder of the local batch system."""
-        return self.path / "local-jobs"
+    local_jobs = Below("local-jobs")
+    """Folder of the local batch system."""
 
     def every_run(self) -> list[RunFolder]:
         """Return the folders of all runs that have been submitted, by name."""
@@ -247,7 +208,5 @@ class Home:
         """Return a run's folder, existing or not."""
         return RunFolder(self.runs / name)
 
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of all checkpoints."""
-        return self.path / "checkpoints"
+    checkpoints = Below("checkpoints")
+    """Folder of all checkpoints."""
