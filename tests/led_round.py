@@ -20,7 +20,7 @@ from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data.lineup import Lineup, lockstep_on, write_lineup
 from hetctl.runtime.data.loaders import LoaderWaits, LockstepLoader, PreprocessorPool
-from hetctl.runtime.data.preprocessors import layout_of
+from hetctl.runtime.data.preprocessors import Preprocessors
 from hetctl.runtime.data.sampler import Stream, epoch_order
 from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.data.sharing.node_folder import folder_of
@@ -160,9 +160,8 @@ class LedRound:
 
     def _read(self, node, reader, epochs=2, pause_s=0.0):
         lockstep = replace(lockstep_on(self.lineup, node), reader=reader)
-        layout = layout_of(Rows())
         with node_folder.node_folder(folder_of("r", node)) as folder:
-            pool = PreprocessorPool(layout, Nobody(), folder, None, waits=LoaderWaits(check_s=0.1))
+            pool = PreprocessorPool(Nobody(Rows(), 0), folder, waits=LoaderWaits(check_s=0.1))
             batch = Stream(SAMPLES, self.nodes[node][reader], seed=1)
             loader = LockstepLoader(batch, pool, lockstep)
             seen = [self._epoch(loader, epoch, self.read[node, reader], pause_s) for epoch in range(epochs)]
@@ -181,13 +180,10 @@ class LedRound:
         return seen
 
 
-class Nobody:
+class Nobody(Preprocessors):
     """The preprocessors of trainers for whom others prepare."""
 
     def prepare(self, *_):
-        pass
-
-    def check(self):
         pass
 
 

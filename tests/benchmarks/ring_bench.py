@@ -51,13 +51,12 @@ def rounds(count: int = ROUNDS, batches: int = BATCHES) -> list[Round]:
         with Ring.create(path, Shape(SLOTS, BATCH_BYTES, 1), TIMEOUT_S) as ring:
             context = multiprocessing.get_context("fork")
             arrived = context.Semaphore(0)
-            reader = context.Process(target=_read, args=(path, batches, arrived), daemon=True)
+            reader = context.Process(target=_read, args=(path, batches, count + 1, arrived), daemon=True)
             reader.start()
             found = [
                 Round(_through_ring(ring, sources, batches, arrived), _copied(sources, copies, batches))
                 for _ in range(count + 1)
             ]
-            ring.end((count + 1) * batches)
             reader.join()
     return found[1:]
 
@@ -73,14 +72,13 @@ def _through_ring(ring: Ring, sources: list[Bytes], batches: int, arrived: objec
     return batches * BATCH_BYTES / (time.perf_counter() - began)
 
 
-def _read(path: Path, batches: int, arrived: object) -> None:
+def _read(path: Path, batches: int, rounds: int, arrived: object) -> None:
     with Ring(path) as ring:
-        position = ring.register_reader(0)
-        while (view := ring.take(position, TIMEOUT_S)) is not None:
-            view[::4096].max()
+        first = ring.register_reader(0)
+        for position in range(first, rounds * batches):
+            ring.take(position, TIMEOUT_S)[::4096].max()
             ring.release(position)
-            position += 1
-            if position % batches == 0:
+            if (position + 1) % batches == 0:
                 arrived.release()
         ring.unregister_reader()
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,10 +24,9 @@ from hetctl.runtime.data.loaders import (
     LockstepLoader,
     PreprocessorPool,
     RingLoader,
-    Samples,
 )
 from hetctl.runtime.data.named_arrays import CollatedSource
-from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
+from hetctl.runtime.data.preprocessors import Preprocessors
 from hetctl.runtime.data.sampler import Stream, sample_rng
 from hetctl.runtime.data.shards import ShardSource
 from hetctl.runtime.data.sharing.node_folder import node_folder
@@ -108,25 +107,16 @@ def open_pipeline(
     heartbeat : callable
         Function called regularly while a loader waits for samples.
     """
-    if isinstance(source, ArraySource):
-        arrays = source
-        return lambda stream, *_: ArrayLoader(arrays, stream)
-    if isinstance(source, CollatedSource):
-        collated, patience_s = source, sharing.timeouts.samples_s
-        return lambda stream, *_: CollatedLoader(collated, stream, patience_s)
-    if isinstance(source, ShardSource):
-        shards, limit_s = source, sharing.timeouts.samples_s
-        return lambda stream, *_: ShardLoader(shards, stream, limit_s)
+    limit_s = sharing.timeouts.samples_s
+    if own := OWN_LOADERS.get(type(source)):
+        return lambda stream, *_: own(source, stream, limit_s)
+    assert not isinstance(source, CollatedSource | ShardSource)
     folder = stack.enter_context(node_folder(sharing.folder))
     # The random part stays with each member, so what members share is the sample before it.
-    limit_s = sharing.timeouts.samples_s
     shared = cached(source, folder, name, limit_s) if sharing.mode == CACHED else source
-    layout = layout_of(shared)
-    forked = Preprocessors(shared, layout, sharing.preprocessors)
+    forked = Preprocessors(shared, sharing.preprocessors)
     stack.callback(forked.stop)
-    pool = PreprocessorPool(
-        *(layout, forked, folder, first_sample(shared), None, sharing.timeouts, sharing.waits), heartbeat
-    )
+    pool = PreprocessorPool(forked, folder, None, sharing.timeouts, sharing.waits, heartbeat)
 
     def open_loader(
         stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None
@@ -135,6 +125,14 @@ def open_pipeline(
         return LockstepLoader(stream, own, lockstep) if lockstep else RingLoader(stream, own)
 
     return open_loader
+
+
+OWN_LOADERS: Mapping[type, Callable[[Any, Stream, float], Loader]] = {
+    ArraySource: lambda source, stream, _limit_s: ArrayLoader(source, stream),
+    CollatedSource: CollatedLoader,
+    ShardSource: ShardLoader,
+}
+"""Loaders of the samples that ranks neither prepare in other processes nor share."""
 
 
 def cached(
@@ -201,18 +199,12 @@ class CachedSource:
         return SampleStore(self._path, self.spec, len(self), self._name)
 
 
-def first_sample(source: SampleSource) -> Samples:
-    """Return a batch with one sample."""
-    x, y = source.prepare(0)
-    return source.augment(x, sample_rng(0, 1, 0))[None], y[None]
-
-
 class HeldOutSource:
     """Validation samples with the same random part in every evaluation of every member."""
 
     def __init__(self, source: SampleSource) -> None:
         self._source = source
-        self.spec = layout_of(source).spec
+        self.spec = SampleSpec.of(*self.prepare(0), "sample 0")
 
     def __len__(self) -> int:
         """Return the number of samples."""

@@ -1,4 +1,8 @@
-"""Sources of a rank's batches: arrays in its memory, or rings that preprocessors fill."""
+"""The path of a rank's samples from their source to its training steps.
+
+A `Loader` goes through the chunks of an epoch. Its subclasses differ in where they get the batch of a
+chunk: from arrays in memory, from rings that preprocessors fill, or from a thread.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Callable, Generator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +20,9 @@ import numpy as np
 from hetctl.model.errors import HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
 from hetctl.runtime.data.lineup import Lockstep
-from hetctl.runtime.data.preprocessors import FILE_SYSTEM, BatchLayout, Preprocessors
+from hetctl.runtime.data.preprocessors import FILE_SYSTEM, Preprocessors
 from hetctl.runtime.data.sampler import Chunk, Numbers, Order, Stream, epoch_order, moved, reassigned
-from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError, Shape
+from hetctl.runtime.data.sharing.ring import Ring, RingTimeoutError, Shape
 from hetctl.runtime.data.sharing.ring_writer import await_exchange, exchange_serves
 from hetctl.runtime.data.sources import Array, ArraySource
 
@@ -88,13 +93,62 @@ class Loader:
         """Release the batches; no more are requested."""
 
 
-class ArrayLoader(Loader):
-    """Batches from two arrays; they need no preparation."""
+class StreamLoader(Loader):
+    """Batches of a stream of samples, one after another, of which some may be made ahead.
+
+    Parameters
+    ----------
+    stream : Stream
+        Order of the samples, and this rank's share of each chunk.
+    """
+
+    def __init__(self, sample: Samples, stream: Stream) -> None:
+        super().__init__(stream.samples, sample)
+        self._stream = self._running = stream
+        self._position = 0
+        self._place: tuple[Order, int] | None = None
+
+    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
+        """Yield the batches of an epoch, as in `Loader`."""
+        order = order or self._order_at(epoch, start)
+        while start < self.samples:
+            # What is made ahead, beyond the epoch's end, is of use if it is next.
+            if self._place != (order, start):
+                self._begin(order, start)
+            samples, chunk = self._next()
+            self._place = None
+            yield samples if len(chunk.numbers) else self.sample, chunk
+            self._release(chunk)
+            self._position += 1
+            order, start = chunk.order, chunk.stop
+            self._place = (order, start) if start < self.samples else ((order[0], order[1] + 1), 0)
+
+    def split(self, sizes: tuple[int, ...]) -> None:
+        """Use these sizes from the next chunk on."""
+        self._stream, self._running = replace(self._stream, sizes=sizes), replace(self._running, sizes=sizes)
+
+    def _order_at(self, epoch: int, _start: int) -> Order:
+        """Return the loader's own order after the first samples of an epoch."""
+        return self._stream.seed, epoch
+
+    def _begin(self, order: Order, start: int) -> None:
+        """Go to a place in an epoch."""
+        self._running, self._position = self._stream.beginning_at(order, start), 0
+
+    def _next(self) -> Batch:
+        """Return the batch at the position; it is valid until it is released."""
+        raise NotImplementedError
+
+    def _release(self, chunk: Chunk) -> None:
+        """Give the batch at the position up."""
+
+
+class ArrayLoader(StreamLoader):
+    """Copies of samples from two arrays; they need no preparation."""
 
     def __init__(self, source: ArraySource, stream: Stream) -> None:
-        super().__init__(len(source), (source.x[[0]], source.y[[0]]))
-        self._x, self._y = source.x, source.y
-        self._stream = stream
+        super().__init__(source.batch(np.array([0])), stream)
+        self._source = source
         self._instead: dict[Order, Numbers] = {}
 
     def continue_after(self, trained: Numbers, order: Order) -> None:
@@ -109,21 +163,11 @@ class ArrayLoader(Loader):
         self._instead[order] = np.empty_like(planned)
         self._instead[order][planned] = np.concatenate([trained, planned[~np.isin(planned, trained)]])
 
-    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield copies of the samples."""
-        order = order or (self._stream.seed, epoch)
-        while start < self.samples:
-            # The sizes may have changed since the last chunk.
-            chunk = self._stream.beginning_at(order, start).at(0)
-            if order in self._instead:
-                chunk = replace(chunk, numbers=self._instead[order][chunk.numbers])
-            chosen = chunk.numbers
-            yield (self._x[chosen], self._y[chosen]) if len(chosen) else self.sample, chunk
-            start = chunk.stop
-
-    def split(self, sizes: tuple[int, ...]) -> None:
-        """Use these sizes from the next chunk on."""
-        self._stream = replace(self._stream, sizes=sizes)
+    def _next(self) -> Batch:
+        chunk = self._running.at(self._position)
+        if chunk.order in self._instead:
+            chunk = replace(chunk, numbers=self._instead[chunk.order][chunk.numbers])
+        return self._source.batch(chunk.numbers) if len(chunk.numbers) else self.sample, chunk
 
 
 @dataclass(frozen=True)
@@ -132,24 +176,20 @@ class PreprocessorPool:
 
     Parameters
     ----------
+    folder : Path
+        Folder for rings, in memory.
     num_workers : int or None
         Number of preprocessors that work; None: all.
     timeouts : Timeouts
         Time limits for batches and for the processes that share them.
-    folder : Path
-        Folder for rings, in memory.
-    sample : tuple of arrays
-        A batch with one sample.
     waits : LoaderWaits
         Waits of the ranks that take chunks from the rings.
     heartbeat : callable
         Function called every `waits.check_s` seconds while a rank waits for a chunk.
     """
 
-    layout: BatchLayout
     preprocessors: Preprocessors
     folder: Path
-    sample: Samples
     num_workers: int | None = None
     timeouts: Timeouts = USUAL_TIMEOUTS
     waits: LoaderWaits = USUAL_LOADER_WAITS
@@ -163,7 +203,7 @@ class PreprocessorPool:
         largest : int
             Samples of the largest batch that is read from it: it must hold two of those.
         """
-        slot_bytes = self.layout.bytes_of(max(1, stream.split[stream.rank]))
+        slot_bytes = self.preprocessors.layout.bytes_of(max(1, stream.split[stream.rank]))
         slots = max(1 - 2 * (-largest // stream.chunk), slots_of(stream.chunk, slot_bytes))
         shape = Shape(slots, slot_bytes, readers)
         return Ring.create(self.folder / name, shape, self.timeouts.lockstep_s)
@@ -213,7 +253,7 @@ class PreprocessorPool:
             # here, not after the whole time limit.
             self.preprocessors.check()
             with suppress(RingTimeoutError):
-                return self.layout.views(_whole(ring.take(position, self.waits.check_s)), samples)
+                return self.preprocessors.layout.views(ring.take(position, self.waits.check_s), samples)
             self.heartbeat()
             if is_served() or ring.newest != newest or not ring.is_in_preparation():
                 limit, newest = time.monotonic() + patience_s, ring.newest
@@ -221,8 +261,8 @@ class PreprocessorPool:
                 raise HetctlError(f"no batch was prepared in {patience_s:g} s", FILE_SYSTEM)
 
 
-class RingLoader(Loader):
-    """Batches that this rank's own preprocessors put into a ring that no other process reads.
+class RingLoader(StreamLoader):
+    """Views of the batches that this rank's own preprocessors put into a ring that no other process reads.
 
     The preprocessors are ahead of the trainer. When sizes change, the ranks keep what each has prepared, and
     prepare the few samples themselves that move between them. A change of more than `MOST_MOVED` begins a new
@@ -230,29 +270,13 @@ class RingLoader(Loader):
     """
 
     def __init__(self, stream: Stream, pool: PreprocessorPool) -> None:
-        super().__init__(stream.samples, pool.sample)
-        self._own = stream
-        self._stream = stream
+        super().__init__(pool.preprocessors.sample, stream)
         self._pool = pool
         self._ring: Ring | None = None
-        self._position = 0
-
-    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield views of the ring, or copies if there are samples from other ranks."""
-        order = order or (self._own.seed, epoch)
-        while start < self.samples:
-            ring = self._ring_at(order, start)
-            planned = self._stream.at(self._position)
-            samples = self._pool.take(ring, self._position, len(planned.numbers))
-            samples, chunk = self._reassigned(samples, planned)
-            yield samples if len(chunk.numbers) else self.sample, chunk
-            ring.release(self._position)
-            self._position += 1
-            start = chunk.stop
 
     def split(self, sizes: tuple[int, ...]) -> None:
-        """Use these sizes from the next chunk on."""
-        self._own = replace(self._own, sizes=sizes)
+        """Use these sizes from the next chunk on; the ring is filled by those with which it was begun."""
+        self._stream = replace(self._stream, sizes=sizes)
 
     def close(self) -> None:
         """Leave the ring, which frees the preprocessors for another one."""
@@ -261,41 +285,46 @@ class RingLoader(Loader):
             self._ring.close()
             self._ring = None
 
+    def _begin(self, order: Order, start: int) -> None:
+        self.close()
+        super()._begin(order, start)
+        self._ring = self._pool.own_ring(self._running)
+
+    def _next(self) -> Batch:
+        planned = self._running.at(self._position)
+        # If many samples move between ranks, prepared ones are of little use.
+        if moved(self._running.split, self._stream.split) > MOST_MOVED * self._stream.chunk:
+            self._begin(planned.order, planned.start)
+            planned = self._running.at(0)
+        assert self._ring is not None
+        samples = self._pool.take(self._ring, self._position, len(planned.numbers))
+        return self._reassigned(samples, planned)
+
+    def _release(self, _chunk: Chunk) -> None:
+        assert self._ring is not None
+        self._ring.release(self._position)
+
     def _reassigned(self, samples: Samples, planned: Chunk) -> Batch:
         """Return this rank's part of a chunk that may have been prepared with other sizes."""
-        if self._own.split == self._stream.split:
+        before, now = self._running.split, self._stream.split
+        if now == before:
             return samples, planned
-        count = planned.stop - planned.start
-        kept, others = reassigned(count, self._stream.split, self._own.split, self._own.rank)
+        kept, others = reassigned(planned.stop - planned.start, before, now, self._stream.rank)
         whole = epoch_order(self.samples, *planned.order)[planned.start : planned.stop]
-        (x, y), first = samples, kept.stop - kept.start
+        x, y = (rows[: kept.stop - kept.start] for rows in samples)
         numbers = whole[kept]
         if others:
-            taken = whole[list(others)]
-            more_x, more_y = self._pool.preprocessors.make(taken, planned.order)
-            x, y = np.concatenate([x[:first], more_x]), np.concatenate([y[:first], more_y])
-            numbers = np.concatenate([numbers, taken])
-        return (x[: len(numbers)], y[: len(numbers)]), replace(planned, numbers=numbers)
-
-    def _ring_at(self, order: Order, start: int) -> Ring:
-        """Return the ring, filled from that position of the order on."""
-        upcoming = self._stream.at(self._position)
-        # Preprocessors are ahead of the trainer, beyond the epoch's end:
-        # what they have is of use if it is next.
-        is_next = (upcoming.order, upcoming.start) == (order, start)
-        if self._ring is None or not is_next or self._is_far_from_plan():
-            self.close()
-            self._stream, self._position = self._own.beginning_at(order, start), 0
-            self._ring = self._pool.own_ring(self._stream)
-        return self._ring
-
-    def _is_far_from_plan(self) -> bool:
-        """Return true if so many samples move between ranks that prepared ones are of little use."""
-        return moved(self._stream.split, self._own.split) > MOST_MOVED * self._own.chunk
+            more = whole[list(others)]
+            more_x, more_y = self._pool.preprocessors.make(more, planned.order)
+            x, y = np.concatenate([x, more_x]), np.concatenate([y, more_y])
+            numbers = np.concatenate([numbers, more])
+        return (x, y), replace(planned, numbers=numbers)
 
 
-class LockstepLoader(Loader):
+class LockstepLoader(StreamLoader):
     """Batches from one ring that all ranks on a node read: the same samples in the same order for all.
+
+    They are views of the ring, or copies if a batch has parts of several chunks.
 
     The slowest reader limits the others, by the capacity of the ring. The ring is filled by a leader, which
     supplies chunks from other nodes, or by the preprocessors of some of these ranks; if those have ended, by
@@ -304,60 +333,61 @@ class LockstepLoader(Loader):
     """
 
     def __init__(self, stream: Stream, pool: PreprocessorPool, lockstep: Lockstep) -> None:
-        super().__init__(stream.samples, pool.sample)
+        super().__init__(pool.preprocessors.sample, stream)
         # A rank without preprocessors at work needs one where no other process prepares for it.
         self._help_pool = replace(pool, num_workers=1) if pool.num_workers == 0 else pool
-        self._own_loader = RingLoader(stream, self._help_pool)
+        self._alone = RingLoader(stream, self._help_pool)
         self._shared = Stream(stream.samples, lockstep.chunk, lockstep.seed)
-        self._member = stream
         self._pool = pool
         self._lockstep = lockstep
         self._ring: Ring | None = None
-        self._position = 0
+        self._held: dict[int, Samples] = {}
+        self._passed = 0
         self._has_leaders = False
         self._filling = False
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield views of the ring, or copies if a batch has parts of several chunks."""
-        if start:
-            yield from self._own_loader.batches(epoch, start, order)
-            return
-        ring = self._joined_ring()
-        # A reader that joins late is somewhere in an epoch: it begins with the next one.
-        while self._shared.at(self._position).start:
-            self._position += 1
-        yield from self._batches_from(ring, self._position)
-        self._position += -(-self.samples // self._shared.chunk)
+        """Yield the batches of an epoch; of one that was interrupted, without the others."""
+        return self._alone.batches(epoch, start, order) if start else super().batches(epoch, start)
 
     def split(self, sizes: tuple[int, ...]) -> None:
         """Use these sizes from the next chunk on."""
-        self._member = replace(self._member, sizes=sizes)
-        self._own_loader.split(sizes)
+        super().split(sizes)
+        self._alone.split(sizes)
 
     def close(self) -> None:
         """Leave the ring: no other process waits for this rank any more."""
-        self._own_loader.close()
+        self._alone.close()
         if self._ring is not None:
             self._ring.unregister_reader()
             if self._ring.deserted:
                 # The folder stays for the next rounds of the job, and the ring would occupy its memory.
-                (self._pool.folder / self._lockstep.name).unlink(missing_ok=True)
+                self._path.unlink(missing_ok=True)
             self._ring.close()
             self._ring = None
 
-    def _joined_ring(self) -> Ring:
+    @property
+    def _path(self) -> Path:
+        return self._pool.folder / self._lockstep.name
+
+    def _order_at(self, _epoch: int, _start: int) -> Order:
+        """Join the ring; return the order of the next epoch in it, since a late reader is amid one."""
         if self._ring is None:
-            self._own_loader.close()
-            name, readers = self._lockstep.name, self._lockstep.readers
-            self._ring = self._pool.ring(name, readers, self._shared, self._lockstep.largest)
-            self._position = self._ring.register_reader(self._lockstep.reader)
-            patience_s = self._pool.timeouts.lockstep_s
-            self._has_leaders = self._lockstep.has_leaders and await_exchange(
-                self._pool.folder / name, patience_s
-            )
-            if not self._has_leaders:
-                self._fill_by(self._pool)
-        return self._ring
+            self._join()
+        first = next(at for at in count(self._passed) if not self._shared.at(at).start)
+        self._pass(first)
+        return self._shared.at(first).order
+
+    def _join(self) -> None:
+        self._alone.close()
+        self._ring = self._pool.ring(
+            self._lockstep.name, self._lockstep.readers, self._shared, self._lockstep.largest
+        )
+        self._passed = self._ring.register_reader(self._lockstep.reader)
+        patience_s = self._pool.timeouts.lockstep_s
+        self._has_leaders = self._lockstep.has_leaders and await_exchange(self._path, patience_s)
+        if not self._has_leaders:
+            self._fill_by(self._pool)
 
     def _fill_by(self, pool: PreprocessorPool) -> None:
         pool.fill(self._lockstep.name, self._shared)
@@ -368,7 +398,7 @@ class LockstepLoader(Loader):
 
         Return true if a leader fills it.
         """
-        if self._has_leaders and not exchange_serves(self._pool.folder / self._lockstep.name):
+        if self._has_leaders and not exchange_serves(self._path):
             self._has_leaders = False
             self._fill_by(self._pool)
         needs_help = time.perf_counter() - waiting_since > self._pool.waits.help_s
@@ -376,49 +406,46 @@ class LockstepLoader(Loader):
             self._fill_by(self._help_pool)
         return self._has_leaders
 
-    def _batches_from(self, ring: Ring, base: int) -> Generator[Batch, None, None]:
-        """Yield the batches of the epoch that begins at position `base` of the shared stream."""
-        order = self._shared.at(base).order
-        numbers = epoch_order(self.samples, *order)
-        held: dict[int, Samples] = {}
-        for start in range(0, self.samples, self._member.chunk):
-            stop = min(start + self._member.chunk, self.samples)
-            share = self._member.share(start, stop)
-            yield self._part(ring, base, held, share), Chunk(order, start, stop, numbers[share])
-            for index in [
-                index for index in held if (index + 1) * self._shared.chunk <= stop or stop == self.samples
-            ]:
-                del held[index]
-                ring.release(base + index)
-
-    def _part(self, ring: Ring, base: int, held: dict[int, Samples], share: slice) -> Samples:
-        """Return the samples of an epoch at the positions `share`; `held` are the chunks taken so far."""
-        if share.start == share.stop:
-            return self.sample
+    def _next(self) -> Batch:
+        chunk = self._running.at(self._position)
+        share = self._running.share(chunk.start, chunk.stop)
         size, first, last = self._shared.chunk, share.start, share.stop - 1
         parts = []
-        for index in range(first // size, last // size + 1):
-            if index not in held:
-                held[index] = self._take(ring, base + index)
-            x, y = held[index]
+        for index in range(first // size, last // size + 1) if len(chunk.numbers) else ():
+            x, y = self._taken(self._base(chunk) + index)
             inside = slice(max(first - index * size, 0), last + 1 - index * size)
             parts.append((x[inside], y[inside]))
-        if len(parts) == 1:
-            return parts[0]
-        return np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])
+        if len(parts) > 1:
+            return (np.concatenate([x for x, _ in parts]), np.concatenate([y for _, y in parts])), chunk
+        return parts[0] if parts else self.sample, chunk
 
-    def _take(self, ring: Ring, position: int) -> Samples:
-        began = time.perf_counter()
-        count = len(self._shared.at(position).numbers)
-        return self._pool.take(ring, position, count, partial(self._replace_lost_producers, ring, began))
+    def _base(self, chunk: Chunk) -> int:
+        """Return the position in the ring of the first chunk of an epoch."""
+        return (chunk.order[1] - 1) * -(-self.samples // self._shared.chunk)
+
+    def _taken(self, position: int) -> Samples:
+        """Return a chunk of the ring, which is held until all of it is trained."""
+        assert self._ring is not None
+        if position not in self._held:
+            is_served = partial(self._replace_lost_producers, self._ring, time.perf_counter())
+            samples = len(self._shared.at(position).numbers)
+            self._held[position] = self._pool.take(self._ring, position, samples, is_served)
+        return self._held[position]
+
+    def _release(self, chunk: Chunk) -> None:
+        size = self._shared.chunk
+        trained = -(-chunk.stop // size) if chunk.stop == self.samples else chunk.stop // size
+        self._pass(self._base(chunk) + trained)
+
+    def _pass(self, position: int) -> None:
+        """Give up all chunks of the ring before a position."""
+        assert self._ring is not None
+        self._passed = position
+        for passed in [held for held in self._held if held < position]:
+            del self._held[passed]
+            self._ring.release(passed)
 
 
 def slots_of(chunk: int, slot_bytes: int) -> int:
     """Return the number of chunks prepared ahead: `AHEAD` samples, in `RING_BYTES` of memory."""
     return max(LEAST_SLOTS, min(-(-AHEAD // chunk), RING_BYTES // slot_bytes))
-
-
-def _whole(slot: Bytes | None) -> Bytes:
-    """Return a slot that was taken: it exists, since these streams have no end."""
-    assert slot is not None
-    return slot

@@ -33,10 +33,9 @@ from hetctl.model.plan import Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.perf.preprocessing import preprocessors_needed
 from hetctl.runtime.agent.binding import hide_gpus
-from hetctl.runtime.data.input_pipeline import first_sample
 from hetctl.runtime.data.lineup import Lineup, Lockstep, lockstep_on, nodes_of, read_lineup
 from hetctl.runtime.data.loaders import PreprocessorPool
-from hetctl.runtime.data.preprocessors import BatchLayout, Preprocessors, layout_of
+from hetctl.runtime.data.preprocessors import BatchLayout, Preprocessors
 from hetctl.runtime.data.sampler import Chunk, Stream
 from hetctl.runtime.data.sharing.node_folder import folder_of, node_folder
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
@@ -80,16 +79,15 @@ def lead(lineup: Lineup) -> None:
         return
     nodes = nodes_of(lineup.allocations)
     count = preprocessors_of_a_node(lineup.allocations, lineup.preprocess, lineup.cores)
-    layout, sample = layout_of(source), first_sample(source)
     with ExitStack() as stack:
-        preprocessors = Preprocessors(source, layout, count)
+        preprocessors = Preprocessors(source, count)
         stack.callback(preprocessors.stop)
         # MPI may try to connect without end, and blocks all Python threads while it does.
         faulthandler.dump_traceback_later(lineup.timeouts.leaders_s, exit=True)
         world = _world(len(nodes))
         node = node_here(nodes, world.Get_rank())
         folder = stack.enter_context(node_folder(folder_of(lineup.run_key, node)))
-        pool = PreprocessorPool(layout, preprocessors, folder, sample, timeouts=lineup.timeouts)
+        pool = PreprocessorPool(preprocessors, folder, timeouts=lineup.timeouts)
         exchange = _opened(world, pool, lockstep_on(lineup, node), len(source))
         faulthandler.cancel_dump_traceback_later()
         chunks = exchange.run()
@@ -149,12 +147,13 @@ def _world(nodes: int) -> Any:
 
 def _opened(world: Any, pool: PreprocessorPool, lockstep: Lockstep, samples: int) -> Exchange:
     stream = Stream(samples, lockstep.chunk, lockstep.seed)
-    _check_that_all_have_the_same(world, (stream, pool.layout, *map(_checksum, pool.sample)))
+    layout, sample = pool.preprocessors.layout, pool.preprocessors.sample
+    _check_that_all_have_the_same(world, (stream, layout, *map(_checksum, sample)))
     own = NodeStream(samples, lockstep.chunk, lockstep.seed, node=world.Get_rank(), nodes=world.Get_size())
     pool.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
     writer = RingWriter(pool.folder / lockstep.name)
     return Exchange(
-        *(world, pool.own_ring(own), writer, stream, pool.layout, pool.preprocessors.check),
+        *(world, pool.own_ring(own), writer, stream, layout, pool.preprocessors.check),
         # Less than the trainers wait for a batch: they need time to go on alone.
         stall_s=pool.timeouts.samples_s / 2,
     )

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -20,10 +20,10 @@ from hetctl.model.ensemble import Member, Partitions
 from hetctl.model.errors import BadInputError
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import NetworkInterfaces, Timeouts
-from hetctl.runtime.data.loaders import ArrayLoader, Batch, Loader, Samples
+from hetctl.runtime.data.loaders import ArrayLoader, Batch, Loader, Samples, StreamLoader
 from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.sample_accesses import Numbers, SampleAccesses, Transfer
-from hetctl.runtime.data.sampler import UNSHUFFLED, Chunk, Order, Stream, parts_of, streams_of
+from hetctl.runtime.data.sampler import UNSHUFFLED, Stream, parts_of, streams_of
 from hetctl.runtime.data.sources import Array, ArraySource, SampleSpec, as_sources
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.transport import Address, Listener, connect
@@ -66,8 +66,8 @@ class HeldSamples:
         return x, y
 
 
-class PartitionLoader(Loader):
-    """A rank's batches from partitioned data; a `Loader`.
+class PartitionLoader(StreamLoader):
+    """A rank's batches from partitioned data: copies of samples that it holds.
 
     An epoch has as many samples as all partitions together. As long as samples have to migrate, a few of them
     are accessed twice in an epoch, and others not at all.
@@ -78,8 +78,6 @@ class PartitionLoader(Loader):
         Samples of this rank's partitions, in the order of the partitions.
     accesses : SampleAccesses
         Accesses of all ranks' samples.
-    sizes : tuple of int
-        First batch sizes by rank.
 
     Attributes
     ----------
@@ -88,49 +86,32 @@ class PartitionLoader(Loader):
     """
 
     def __init__(
-        self,
-        rank: int,
-        samples: Samples,
-        accesses: SampleAccesses,
-        sizes: tuple[int, ...],
-        exchange: SampleExchange,
+        self, stream: Stream, samples: Samples, accesses: SampleAccesses, exchange: SampleExchange
     ) -> None:
-        super().__init__(len(accesses.home), (samples[0][[0]], samples[1][[0]]))
+        super().__init__((samples[0][[0]], samples[1][[0]]), stream)
         self.accesses = accesses
         self.on_landed: Callable[[Transfer], None] = lambda _: None
-        self._rank = rank
-        self._sizes = sizes
         self._exchange = exchange
         self._held = HeldSamples(self.samples)
-        self._held.add(np.flatnonzero(accesses.home == rank), samples)
+        self._held.add(np.flatnonzero(accesses.home == stream.rank), samples)
         self._is_settled = False
-
-    def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield copies of the samples."""
-        order = order or (self.accesses.seed, epoch)
-        self._settle()
-        while start < self.samples:
-            # The sizes may have changed since the last chunk.
-            stop = min(start + sum(self._sizes), self.samples)
-            draw = self.accesses.draw(self._sizes, parts_of(stop - start, self._sizes))
-            for change in draw.changes:
-                self._land(change.transfer) if change.has_landed else self._send(change.transfer)
-            own = draw.samples[self._rank]
-            yield self._held.take(own) if len(own) else self.sample, Chunk(order, start, stop, own)
-            start = stop
-
-    def split(self, sizes: tuple[int, ...]) -> None:
-        """Use these sizes from the next chunk on."""
-        self._sizes = sizes
 
     def close(self) -> None:
         """Close the connections to other ranks."""
         self._exchange.close()
 
+    def _next(self) -> Batch:
+        if not self._is_settled:
+            self._settle()
+        chunk, sizes = self._running.at(self._position), self._running.split
+        draw = self.accesses.draw(sizes, parts_of(chunk.stop - chunk.start, sizes))
+        for change in draw.changes:
+            self._land(change.transfer) if change.has_landed else self._send(change.transfer)
+        own = draw.samples[self._stream.rank]
+        return self._held.take(own) if len(own) else self.sample, replace(chunk, numbers=own)
+
     def _settle(self) -> None:
         """Bring the samples to the ranks that held them in the restored state, once."""
-        if self._is_settled:
-            return
         self._is_settled = True
         away = self.accesses.away()
         for transfer in away:
@@ -141,13 +122,13 @@ class PartitionLoader(Loader):
             self._send(transfer)
 
     def _send(self, transfer: Transfer) -> None:
-        if transfer.source == self._rank:
+        if transfer.source == self._stream.rank:
             self._exchange.send(transfer.number, transfer.target, self._held.take(transfer.samples))
 
     def _land(self, transfer: Transfer) -> None:
-        if transfer.source == self._rank:
+        if transfer.source == self._stream.rank:
             self._held.drop(transfer.samples)
-        elif transfer.target == self._rank:
+        elif transfer.target == self._stream.rank:
             self._held.add(transfer.samples, self._exchange.receive(transfer.number))
         self.on_landed(transfer)
 
@@ -305,14 +286,11 @@ class PartitionedData:
         sizes = all_gather(group, {str(number): len(self.training[number]) for number in own})
         samples = {int(number): size for rank in sizes for number, size in rank.items()}
         accesses = SampleAccesses(np.repeat(homes, [samples[number] for number in wanted]), member.seed)
-        loader = PartitionLoader(
-            rank_info.rank,
-            (training.x, training.y),
-            accesses,
-            parts_of(member.chunk(rank_info.size), (1,) * rank_info.size),
-            SampleExchange(group, rank_info, training.spec, interfaces, timeouts),
-        )
         validation = joined(self.validation[number] for number in own)
+        place = rank_info.rank, rank_info.size
+        stream, _ = streams_of(member, len(accesses.home), len(validation), *place)
+        exchange = SampleExchange(group, rank_info, training.spec, interfaces, timeouts)
+        loader = PartitionLoader(stream, (training.x, training.y), accesses, exchange)
         return loader, ArrayLoader(validation, Stream(len(validation), member.rows_evaluated, UNSHUFFLED))
 
     def _open_all(self, rank_info: RankInfo, member: Member) -> tuple[Loader, Loader]:

@@ -60,21 +60,30 @@ class BatchLayout:
         return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
-def layout_of(source: SampleSource) -> BatchLayout:
-    """Return the layout of samples after the random part, from the first one."""
+def first_batch(source: SampleSource) -> tuple[Array, Array]:
+    """Return a batch with the first sample, after the random part."""
     x, y = source.prepare(0)
-    return BatchLayout(SampleSpec.of(source.augment(x, sample_rng(0, 1, 0)), y, "sample 0"))
+    return source.augment(x, sample_rng(0, 1, 0))[None], y[None]
 
 
 class Preprocessors:
     """Forked processes that prepare one stream after another; they end with their parent.
 
     They must be forked before a framework or MPI has started threads.
+
+    Attributes
+    ----------
+    sample : tuple of arrays
+        A batch with the first sample.
+    layout : BatchLayout
+        Layout of chunks.
     """
 
-    def __init__(self, source: SampleSource, layout: BatchLayout, count: int) -> None:
+    def __init__(self, source: SampleSource, count: int) -> None:
         self._source = source
-        self._layout = layout
+        self.sample = first_batch(source)
+        x, y = self.sample
+        self.layout = BatchLayout(SampleSpec.of(x[0, ...], y[0, ...], "sample 0"))
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         # Forked rather than spawned: the source is not pickled, and its memory pages are shared.
@@ -83,7 +92,7 @@ class Preprocessors:
             parent_end, child_end = context.Pipe()
             # multiprocessing ends daemons at the parent's exit; a parent that is killed has none.
             ends = die_with_parent(signal.SIGKILL)
-            process = context.Process(target=_serve, args=(source, layout, child_end, ends), daemon=True)
+            process = context.Process(target=_serve, args=(source, self.layout, child_end, ends), daemon=True)
             process.start()
             # recv() raises EOFError after the child's death only if no copy of its end is open here.
             child_end.close()
@@ -136,7 +145,7 @@ class Preprocessors:
 
     def make(self, numbers: Numbers, order: Order) -> tuple[Array, Array]:
         """Prepare samples in this process, exactly as the others would."""
-        x, y = self._layout.spec.empty(len(numbers))
+        x, y = self.layout.spec.empty(len(numbers))
         try:
             _write(x, y, numbers, order, self._source)
         except Exception as error:

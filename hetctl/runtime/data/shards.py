@@ -8,9 +8,12 @@ longest rest of another lane, so that all lanes have samples until the end of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
+from copy import copy
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -18,7 +21,7 @@ import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.runtime.data.named_arrays import rows_of
-from hetctl.runtime.data.sampler import Numbers, Order
+from hetctl.runtime.data.sampler import Numbers, Order, epoch_order
 
 Array = npt.NDArray[Any]
 
@@ -125,9 +128,8 @@ class ShardSource:
         self._given, self._name = given, name
         self.sizes, self.mix = given.samples, given.mix
         self._first = np.concatenate([[0], np.cumsum(self.sizes)])
-        reader = ShardReader(self, 0)
-        self.sample = self.batch(reader.take(0, 1, 0))
-        reader.close()
+        with closing(self.read(0)) as samples:
+            self.sample = self.batch([next(samples)])
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -138,9 +140,31 @@ class ShardSource:
         ranges = [np.arange(s.start, s.stop) + self._first[s.shard] for s in spans]
         return np.concatenate(ranges) if ranges else np.zeros(0, np.int64)
 
-    def open(self, shard: int) -> Iterator[Any]:
-        """Return an iterator over the samples of a shard."""
-        return iter(self._given.read(self._given.shards[shard]))
+    def read(self, shard: int) -> Generator[Any, None, None]:
+        """Yield the samples of a shard.
+
+        Raises
+        ------
+        BadInputError
+            If the shard cannot be read, or has another number of samples than was given.
+        """
+        place, size = f"shard {shard} of {self._name} ({self._given.shards[shard]})", self.sizes[shard]
+        try:
+            samples: Any = iter(self._given.read(self._given.shards[shard]))
+            with closing(samples) if hasattr(samples, "close") else nullcontext():
+                for number in range(size):
+                    if (sample := next(samples, MISSING)) is MISSING:
+                        raise BadInputError(
+                            f"{place} ended after {number} samples, but was given as {size}", READ
+                        )
+                    # More samples would never be trained.
+                    if number == size - 1 and next(samples, MISSING) is not MISSING:
+                        raise BadInputError(f"{place} has more samples than the {size} that were given", READ)
+                    yield sample
+        except HetctlError:
+            raise
+        except Exception as error:
+            raise BadInputError(f"reading {place}: {type(error).__name__}: {error}", READ) from error
 
     def batch(self, samples: list[Any]) -> tuple[Array, Array]:
         """Return x and y of samples; BadInputError if they make no batch."""
@@ -151,10 +175,6 @@ class ShardSource:
         except Exception as error:
             message = f"making a batch of {self._name}: {type(error).__name__}: {error}"
             raise BadInputError(message, "samples are pairs (x, y), or give Shards a collate_fn") from error
-
-    def place(self, shard: int) -> str:
-        """Return the name of a shard, for messages."""
-        return f"shard {shard} of {self._name} ({self._given.shards[shard]})"
 
 
 @dataclass(frozen=True)
@@ -183,172 +203,97 @@ class ShardPlan:
 
     Parameters
     ----------
-    shards : sequence of int
-        Shards of the epoch in their order.
+    order : Order
+        An `order` of such a plan, of any number of lanes; seed and epoch alone are the epoch's beginning.
     sizes : sequence of int
         Samples of each shard, by number.
     lanes : int
         Number of lanes.
-    begun : int
-        Number of shards that were begun before.
-    left : sequence of Span
-        Spans of those that no lane has taken.
+
+    Attributes
+    ----------
+    start : int
+        Samples of the epoch that lanes have taken.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[int],
-        sizes: Sequence[int],
-        lanes: int,
-        begun: int = 0,
-        left: Sequence[Span] = (),
-    ) -> None:
-        self._shards, self._sizes = shards, sizes
-        self._begun, self._left = begun, list(left)
-        self._open = [NOTHING] * lanes
+    def __init__(self, order: Order, sizes: Sequence[int], lanes: int) -> None:
+        seed, epoch, *rest = order
+        begun, *flat = rest or (0,)
+        left = [Span(*flat[at : at + 3]) for at in range(0, len(flat), 3)]
+        fresh = [
+            Span(shard, 0, sizes[shard]) for shard in epoch_order(len(sizes), seed, epoch)[begun:].tolist()
+        ]
+        self._epoch, self._shards, self._first_fresh = (seed, epoch), len(sizes), len(left)
+        # What lanes have begun before, and then whole shards; the next one is at `_next`.
+        self._waiting, self._next = left + fresh, 0
+        self._lanes = [NOTHING] * lanes
+        self.start = sum(sizes) - sum(map(len, self._waiting))
 
     @property
-    def samples_left(self) -> int:
-        """Samples of the epoch that no lane has taken."""
-        fresh = (self._sizes[shard] for shard in self._shards[self._begun :])
-        return sum(map(len, chain(self._open, self._left))) + sum(fresh)
-
-    @property
-    def spans(self) -> tuple[Span, ...]:
-        """Spans of the shards that were begun which no lane has taken."""
-        return tuple(span for span in (*self._open, *self._left) if span)
+    def order(self) -> Order:
+        """The position: seed, epoch, number of begun shards, and the spans that are left of them."""
+        begun = self._shards - len(self._waiting) + max(self._next, self._first_fresh)
+        spans = [span for span in self._lanes if span] + self._waiting[self._next : self._first_fresh]
+        return (*self._epoch, begun, *chain.from_iterable((s.shard, s.start, s.stop) for s in spans))
 
     def copy(self) -> ShardPlan:
         """Return a plan that goes on from here by itself."""
-        other = ShardPlan(self._shards, self._sizes, len(self._open), self._begun, self._left)
-        other._open = list(self._open)
+        other = copy(self)
+        other._lanes = list(self._lanes)
         return other
 
     def take(self, lane: int, samples: int) -> list[Span]:
         """Return the next samples of a lane; no more may be asked for than are left."""
         taken = []
+        self.start += samples
         while samples:
-            if not self._open[lane]:
-                self._open[lane] = self._next()
-            first, self._open[lane] = self._open[lane].cut(min(samples, len(self._open[lane])))
+            if not self._lanes[lane]:
+                self._lanes[lane] = self._following()
+            first, self._lanes[lane] = self._lanes[lane].cut(min(samples, len(self._lanes[lane])))
             taken.append(first)
             samples -= len(first)
         return taken
 
-    def rest_of(self, lane: int) -> Span:
-        """Return the rest of a lane's shard."""
-        return self._open[lane]
-
-    def encoded(self, seed: int, epoch: int) -> Order:
-        """Return the position as an order, from which `decoded` makes a plan for any number of lanes."""
-        flat = chain.from_iterable((span.shard, span.start, span.stop) for span in self.spans)
-        return (seed, epoch, self._begun, *flat)
-
-    @classmethod
-    def decoded(cls, order: Order, shards: Sequence[int], sizes: Sequence[int], lanes: int) -> ShardPlan:
-        """Return the plan at a position; an order of seed and epoch alone is the epoch's beginning."""
-        _, _, *rest = order
-        begun, flat = (rest[0], rest[1:]) if rest else (0, [])
-        return cls(shards, sizes, lanes, begun, list(_spans(flat)))
-
-    def _next(self) -> Span:
+    def _following(self) -> Span:
         """Return the next span for a lane that has none: left before, of a new shard, or of another lane."""
-        if self._left:
-            return self._left.pop(0)
-        if self._begun < len(self._shards):
-            shard = self._shards[self._begun]
-            self._begun += 1
-            return Span(shard, 0, self._sizes[shard])
-        longest = max(range(len(self._open)), key=lambda lane: len(self._open[lane]))
-        span = self._open[longest]
-        self._open[longest], taken = span.cut(len(span) // 2)
+        if self._next < len(self._waiting):
+            self._next += 1
+            return self._waiting[self._next - 1]
+        longest = max(range(len(self._lanes)), key=lambda lane: len(self._lanes[lane]))
+        span = self._lanes[longest]
+        self._lanes[longest], taken = span.cut(len(span) // 2)
         return taken
 
 
-def _spans(flat: Sequence[int]) -> Iterator[Span]:
-    for at in range(0, len(flat), 3):
-        shard, start, stop = flat[at : at + 3]
-        yield Span(shard, start, stop)
-
-
 class ShardReader:
-    """Reader of one shard, which can go back to samples that are not yet forgotten."""
+    """Reader of one shard, which can go back a little."""
 
     def __init__(self, source: ShardSource, shard: int) -> None:
         self._source, self._shard = source, shard
-        self._samples: Iterator[Any] | None = None
-        self._kept: list[Any] = []
-        self._first = 0
+        self._open()
 
-    def take(self, start: int, stop: int, kept_from: int) -> list[Any]:
-        """Return samples by their positions in the shard.
+    def _open(self) -> None:
+        self._samples = self._source.read(self._shard)
+        self._kept: deque[Any] = deque()
+        self._read = 0
 
-        Parameters
-        ----------
-        kept_from : int
-            Position from which on samples may be asked for later; those before it are forgotten.
-
-        Raises
-        ------
-        BadInputError
-            If the shard cannot be read, or has another number of samples than was given.
-        """
-        if self._samples is None or start < self._first:
+    def take(self, start: int, stop: int, kept: int) -> list[Any]:
+        """Return samples by their positions in the shard; keep the last ones that were read, to go back."""
+        if start < self._read - len(self._kept):
             self.close()
-            self._samples, self._kept, self._first = self._opened(), [], 0
-        while self._first + len(self._kept) < stop:
-            self._kept.append(self._next())
-            # At once: what is skipped must not be in memory together.
-            self._forget(min(start, kept_from))
-        self._forget(min(start, kept_from))
-        self._check_end(stop)
-        return self._kept[start - self._first : stop - self._first]
-
-    def _forget(self, before: int) -> None:
-        """Forget the samples before a position, as far as they are read."""
-        count = min(before - self._first, len(self._kept))
-        if count > 0:
-            del self._kept[:count]
-            self._first += count
+            self._open()
+        if start > self._read:
+            # What is skipped must not be in memory together.
+            deque(islice(self._samples, start - self._read), 0)
+            self._kept.clear()
+            self._read = start
+        self._kept.extend(islice(self._samples, max(0, stop - self._read)))
+        self._read = max(self._read, stop)
+        while len(self._kept) > kept:
+            self._kept.popleft()
+        first = self._read - len(self._kept)
+        return list(islice(self._kept, start - first, stop - first))
 
     def close(self) -> None:
         """End reading."""
-        end = getattr(self._samples, "close", None)
-        if end is not None:
-            end()
-        self._samples = None
-
-    def _opened(self) -> Iterator[Any]:
-        try:
-            return self._source.open(self._shard)
-        except Exception as error:
-            raise self._failed(error) from error
-
-    def _next(self) -> Any:
-        """Return the next sample; BadInputError if there is none."""
-        sample = self._read()
-        if sample is MISSING:
-            place, read = self._source.place(self._shard), self._first + len(self._kept)
-            given = self._source.sizes[self._shard]
-            raise BadInputError(f"{place} ended after {read} samples, but was given as {given}", READ)
-        return sample
-
-    def _check_end(self, stop: int) -> None:
-        """Refuse a shard with more samples than given: they would never be trained."""
-        if stop < self._source.sizes[self._shard]:
-            return
-        if self._read() is not MISSING:
-            place = self._source.place(self._shard)
-            raise BadInputError(f"{place} has more samples than the {stop} that were given", READ)
-        self._samples = iter(())
-
-    def _read(self) -> Any:
-        assert self._samples is not None
-        try:
-            return next(self._samples, MISSING)
-        except Exception as error:
-            raise self._failed(error) from error
-
-    def _failed(self, error: Exception) -> BadInputError:
-        place = self._source.place(self._shard)
-        return BadInputError(f"reading {place}: {type(error).__name__}: {error}", READ)
+        self._samples.close()

@@ -17,6 +17,7 @@ from hetctl.runtime.data.named_arrays import Collated, CollatedSource, NamedArra
 from hetctl.runtime.data.shards import Shards, ShardSource
 
 Array = npt.NDArray[Any]
+Numbers = npt.NDArray[np.int64]
 
 HINT = (
     "return a pair of arrays (x, y), a tf.data.Dataset, a PyTorch map-style Dataset, an ImageFolder, or "
@@ -198,10 +199,13 @@ class ArraySource(_Checked):
         """Return the number of samples."""
         return len(self.x)
 
+    def batch(self, numbers: Numbers) -> tuple[Any, Any]:
+        """Return x and y of samples."""
+        return self.x[numbers], self.y[numbers]
+
     def _read(self, number: int) -> Any:
-        chosen = np.array([number])
         # The dots keep the array's own type: a single text taken from an array has only its own width.
-        return np.asarray(self.x[chosen])[0, ...], np.asarray(self.y[chosen])[0, ...]
+        return tuple(np.asarray(part)[0, ...] for part in self.batch(np.array([number])))
 
 
 class MapSource(_Checked):
@@ -359,8 +363,6 @@ def _check_classes(training: ImageSource, validation: ImageSource) -> None:
             "labels are positions among the sub-folders: make an empty one where there are no images",
         )
 
-
-Numbers = npt.NDArray[np.int64]
 
 PACKAGES = frozenset({"h5py", "zarr"})
 

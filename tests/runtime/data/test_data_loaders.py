@@ -14,7 +14,7 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import ArrayLoader, LoaderWaits, PreprocessorPool, RingLoader, slots_of
-from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
+from hetctl.runtime.data.preprocessors import Preprocessors
 from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
 from hetctl.runtime.data.sources import ArraySource, MapSource
 from hetctl.runtime.worker.group import Group
@@ -47,12 +47,8 @@ def loader_of(tmp_path):
     made = []
 
     def make(source, chunk=4, count=2, rank=0, ranks=1, **waits):
-        layout = layout_of(source)
         stream = Stream(len(source), chunk, SEED, rank=rank, ranks=ranks)
-        x, y = source.prepare(0)
-        spare = source.augment(x, sample_rng(SEED, 1, 0))[None], y[None]
-        pool = PreprocessorPool(layout, Preprocessors(source, layout, count), tmp_path, spare, **waits)
-        made.append(RingLoader(stream, pool))
+        made.append(RingLoader(stream, PreprocessorPool(Preprocessors(source, count), tmp_path, **waits)))
         return made[-1]
 
     yield make
@@ -134,10 +130,11 @@ def test_small_changes_keep_what_preprocessors_have_prepared(loader_of):
 
 
 def test_a_moved_sample_that_cannot_be_prepared_ends_training(loader_of):
-    bad = int(epoch_order(40, SEED, 1)[30])
-    loader = loader_of(Squares(40, bad=bad), chunk=40, rank=0, ranks=2)
+    bad = int(epoch_order(80, SEED, 1)[40 + 38])
+    loader = loader_of(Squares(80, bad=bad), chunk=40, rank=0, ranks=2)
+    loader.split((30, 10))
     parts = loader.batches(1, 0)
-    loader._own = loader._stream = Stream(40, 40, SEED, rank=0, ranks=2, sizes=(30, 10))
+    next(parts)
     loader.split((32, 8))
     with pytest.raises(BadInputError, match=f"preparing a sample: ValueError: sample {bad} is rotten"):
         next(parts)
@@ -216,7 +213,7 @@ def test_preprocessors_end_with_their_trainer(tmp_path):
     pid_file = tmp_path / "pid"
     if (trainer := os.fork()) == 0:
         source = Squares()
-        made = Preprocessors(source, layout_of(source), 1)
+        made = Preprocessors(source, 1)
         pid_file.write_text(str(made._processes[0].pid))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(trainer, 0)

@@ -17,7 +17,7 @@ from hetctl.model.profile import PreprocessPoint
 from hetctl.runtime.data import loaders
 from hetctl.runtime.data.lineup import lockstep_on
 from hetctl.runtime.data.node_exchange import NodeStream, node_here, preprocessors_of_a_node
-from hetctl.runtime.data.preprocessors import Preprocessors, layout_of
+from hetctl.runtime.data.preprocessors import Preprocessors
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.data.sharing.ring import Ring, Shape
@@ -133,8 +133,8 @@ def test_readers_continue_where_a_lost_leader_ended(play, number, request):
     os.kill(crew.leader(1), number)
     wait_until(lambda: not (exchange_serves(crew.ring("n1")) or exchange_serves(crew.ring("n2"))))
     assert crew.ended()[0] != 0
-    source, lockstep = Rows(), lockstep_on(crew.lineup, "n1")
-    alone = Preprocessors(source, layout_of(source), 2)
+    lockstep = lockstep_on(crew.lineup, "n1")
+    alone = Preprocessors(Rows(), 2)
     request.addfinalizer(alone.stop)
     for node in ("n1", "n2"):
         alone.prepare(crew.ring(node), Stream(SAMPLES, lockstep.chunk, lockstep.seed), 1)

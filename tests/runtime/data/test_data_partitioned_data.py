@@ -154,7 +154,7 @@ def test_samples_migrate_to_the_rank_with_the_larger_batch(tmp_path):
 def test_samples_move_on_as_soon_as_they_have_arrived(tmp_path):
     for rank in range(3):
         place(tmp_path / str(rank), [rank])
-    sizes = [(20, 1, 1), (1, 20, 1), (1, 1, 20), (7, 8, 7)]
+    sizes = [(10, 1, 1), (1, 10, 1), (1, 1, 10), (4, 4, 4)]
 
     def train(group):
         loader = opened(group, tmp_path / str(group.rank), 3)[0]

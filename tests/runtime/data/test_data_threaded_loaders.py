@@ -104,7 +104,7 @@ def test_a_few_batches_are_made_ahead_and_no_more(loader_of):
     next(batches)
     # The first one was the example, made in this thread.
     wait_for(lambda: len(collated) == 1 + 2 + BATCHES_AHEAD)
-    assert loader._thread._orders.empty()
+    assert loader._orders.empty()
     assert collated[1:] == ["batches"] * (2 + BATCHES_AHEAD)
 
 

@@ -8,8 +8,8 @@ it half written.
 
     producer                                            reader
     while (p := ring.claim(60)) is not None:            p = ring.register_reader(number)
-        used = fill(ring.buffer(p))                     while (view := ring.take(p, 60)) is not None:
-        ring.publish(p, used)                               use(view); ring.release(p); p += 1
+        used = fill(ring.buffer(p))                     while True:
+        ring.publish(p, used)                               use(ring.take(p, 60)); ring.release(p); p += 1
 
 Waiting processes check again every `POLL_S` seconds. Claims, new readers and ends exclude each other by one
 more lock, held for some microseconds; publishing, taking and releasing need none.
@@ -36,8 +36,6 @@ from hetctl.runtime.data.sharing.ofd_locks import ByteLocks
 AWAITED, DROPPED, LEFT = 0, 2**64 - 2, 2**64 - 1
 """Words of absent readers: not joined yet, died, and left in order."""
 
-ENDLESS = 2**64 - 1
-
 
 @dataclass(frozen=True)
 class Wait:
@@ -61,14 +59,11 @@ class Cursors:
         Position that each slot last held completely, as a word.
     readers : sequence of int
         First position that each reader still needs, as a word, or one of `AWAITED`, `DROPPED`, `LEFT`.
-    end : int
-        First position after the end of the stream; `ENDLESS` until it is known.
     """
 
     claimed: Sequence[int]
     published: Sequence[int]
     readers: Sequence[int]
-    end: int = ENDLESS
 
     @property
     def next(self) -> int:
@@ -83,7 +78,7 @@ class Cursors:
     def unpublished(self) -> list[int]:
         """Return the positions that are claimed and not yet published, in order."""
         pairs = zip(self.claimed, self.published, strict=True)
-        return sorted(c - 1 for c, p in pairs if c != p and c <= self.end)
+        return sorted(c - 1 for c, p in pairs if c != p)
 
     def keeping(self, position: int) -> list[int]:
         """Return the readers that still need the content that a claim of `position` would overwrite."""
@@ -91,7 +86,7 @@ class Cursors:
         return [number for number, word in enumerate(self.readers) if word <= passed and passed > 0]
 
 
-def choose(cursors: Cursors, held: Collection[int], holds_claims: bool, awaiting: bool) -> int | Wait | None:
+def choose(cursors: Cursors, held: Collection[int], awaiting: bool) -> int | Wait | None:
     """Return the position that a producer may claim; None if there will be none any more.
 
     Unfinished positions of dead producers come first, since all readers need them first. While no reader is
@@ -101,25 +96,14 @@ def choose(cursors: Cursors, held: Collection[int], holds_claims: bool, awaiting
     ----------
     held : collection of int
         Unpublished positions whose producers are alive.
-    holds_claims : bool
-        True if the producer itself holds any of those, so that it must not wait for them.
     awaiting : bool
         True if readers that have not joined yet are still awaited.
     """
-    unpublished = cursors.unpublished()
-    left_over = [position for position in unpublished if position not in held]
-    position = cursors.next
-    if left_over:
+    unpublished, position = cursors.unpublished(), cursors.next
+    if left_over := [each for each in unpublished if each not in held]:
         return left_over[0]
-    if position >= cursors.end and unpublished and not holds_claims:
-        return Wait(f"another producer prepares position {unpublished[0]}, the last ones of the stream")
-    if position >= cursors.end or all(word == LEFT for word in cursors.readers):
+    if all(word == LEFT for word in cursors.readers):
         return None
-    return _obstacle(cursors, position, unpublished, awaiting) or position
-
-
-def _obstacle(cursors: Cursors, position: int, unpublished: list[int], awaiting: bool) -> Wait | None:
-    """Return why the slot of the next position is not free; None if it is."""
     old = position - len(cursors.claimed)
     if old in unpublished:
         return Wait(f"its slot's last position, {old}, has not been published yet")
@@ -129,7 +113,7 @@ def _obstacle(cursors: Cursors, position: int, unpublished: list[int], awaiting:
         return Wait(f"position {old} is still needed by reader {', '.join(map(str, keeping))}")
     if old >= 0 and not any(AWAITED < word < DROPPED for word in cursors.readers):
         return Wait("no reader is there")
-    return None
+    return position
 
 
 Bytes = npt.NDArray[np.uint8]
@@ -186,10 +170,9 @@ class Shape:
         return self.data_start + self.slots * self.stride
 
 
-HEAD = 6
-"""Words before the tables: `MAGIC`, the shape's three, the time until which readers are awaited, the end."""
-
-AWAITED_UNTIL, END = 4, 5
+HEAD = 5
+"""Words before the tables: `MAGIC`, the shape's three, the time until which readers are awaited."""
+AWAITED_UNTIL = 4
 
 
 class Ring:
@@ -265,8 +248,7 @@ class Ring:
     def claim(self, timeout_s: float) -> int | None:
         """Claim the next unclaimed position, or one of a dead producer; None if no more will come.
 
-        None is returned when all positions before the end are published, except those that this object holds
-        itself, and when all readers have left.
+        None is returned when all readers have left.
 
         Raises
         ------
@@ -278,7 +260,7 @@ class Ring:
         while True:
             # First without locks, which cost system calls: all producers are taken to be alive here.
             cursors = self._cursors()
-            outcome = choose(cursors, cursors.unpublished(), bool(self._claims), self._awaiting)
+            outcome = choose(cursors, cursors.unpublished(), self._awaiting)
             if not isinstance(outcome, Wait) or time.monotonic() >= next_check:
                 next_check = time.monotonic() + CHECK_EVERY_S
                 outcome = self._try_to_claim(wait)
@@ -318,25 +300,6 @@ class Ring:
         self._published[slot] = position + 1
         self._give_up(position)
 
-    def end(self, position: int) -> None:
-        """Set the end of the stream, the first position that does not exist; the least value set holds.
-
-        Claims of this object from this position on are released.
-
-        Raises
-        ------
-        BadInputError
-            If readers may have seen this or a later position.
-        """
-        with self._turn(_Waiting(self._path, TURN_TIMEOUT_S)):
-            if position < max(self._published):
-                raise BadInputError(
-                    f"{self._path} cannot end before {position}: {max(self._published) - 1} is published"
-                )
-            self._head[END] = min(self._head[END], position)
-        for claim in [claim for claim in self._claims if claim >= position]:
-            self._give_up(claim)
-
     def register_reader(self, number: int) -> int:
         """Become a reader; return its first position, the oldest that has not been overwritten.
 
@@ -357,8 +320,8 @@ class Ring:
         self._number = number
         return self._next
 
-    def take(self, position: int, timeout_s: float) -> Bytes | None:
-        """Return a position's bytes, read-only and in place; None if the stream ends before it.
+    def take(self, position: int, timeout_s: float) -> Bytes:
+        """Return a position's bytes, read-only and in place.
 
         Positions are taken in order; positions that are skipped count as released.
 
@@ -372,10 +335,8 @@ class Ring:
         self._go_to(position)
         slot = position % self.shape.slots
         wait = _Waiting(self._path, timeout_s)
-        while position < self._head[END] and self._published[slot] != position + 1:
+        while self._published[slot] != position + 1:
             wait.sleep(f"position {position} has not been published")
-        if position >= self._head[END]:
-            return None
         # Such processors may also read the bytes before the word.
         self._locks.fence()
         self._taken.add(position)
@@ -412,9 +373,7 @@ class Ring:
         return time.monotonic_ns() < self._head[AWAITED_UNTIL]
 
     def _cursors(self) -> Cursors:
-        return Cursors(
-            self._claimed.tolist(), self._published.tolist(), self._readers.tolist(), self._head[END]
-        )
+        return Cursors(self._claimed.tolist(), self._published.tolist(), self._readers.tolist())
 
     def _slot(self, position: int, size: int) -> Bytes:
         start = self.shape.data_start + position % self.shape.slots * self.shape.stride
@@ -429,7 +388,7 @@ class Ring:
         self._drop_dead_readers()
         cursors = self._cursors()
         held = {position for position in cursors.unpublished() if self._is_held(position)}
-        return choose(cursors, held, bool(self._claims), self._awaiting)
+        return choose(cursors, held, self._awaiting)
 
     def _drop_dead_readers(self) -> None:
         cursors = self._cursors()
@@ -522,7 +481,7 @@ def _create(path: Path, shape: Shape, join_timeout_s: float) -> None:
     """Write the header and link the file to its name, unless another process was faster."""
     own = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     awaited_until = time.monotonic_ns() + int(join_timeout_s * 1e9)
-    words = (MAGIC, shape.slots, shape.slot_bytes, shape.readers, awaited_until, ENDLESS)
+    words = (MAGIC, shape.slots, shape.slot_bytes, shape.readers, awaited_until)
     head = b"".join(word.to_bytes(WORD, "little") for word in words)
     try:
         with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from hetctl.runtime.data.named_arrays import CollatedSource
 from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.partitioned_data import partition_paths
 from hetctl.runtime.data.sampler import sample_rng
-from hetctl.runtime.data.shards import ShardReader, ShardSource
+from hetctl.runtime.data.shards import ShardSource
 from hetctl.runtime.data.sources import ArraySource, Source, as_sources
 from hetctl.runtime.worker.reporting import report_failure
 from hetctl.runtime.worker.user_functions import load_functions
@@ -103,19 +102,14 @@ def _calls(source: Source, batch_size: int) -> Iterator[int]:
             yield batch_size
     elif isinstance(source, ShardSource):
         for shard in itertools.cycle(range(len(source.sizes))):
-            yield from _shard(source, shard, batch_size)
+            samples = source.read(shard)
+            while batch := list(itertools.islice(samples, batch_size)):
+                source.batch(batch)
+                yield len(batch)
     else:
         for number in itertools.cycle(range(len(source))):
             source.augment(source.prepare(number)[0], sample_rng(0, 1, number))
             yield 1
-
-
-def _shard(source: ShardSource, shard: int, batch_size: int) -> Iterator[int]:
-    with closing(ShardReader(source, shard)) as reader:
-        for first in range(0, source.sizes[shard], batch_size):
-            stop = min(first + batch_size, source.sizes[shard])
-            source.batch(reader.take(first, stop, first))
-            yield stop - first
 
 
 if __name__ == "__main__":
