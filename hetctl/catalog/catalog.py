@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import (
     Connection,
@@ -48,6 +48,7 @@ from hetctl.storage.paths import Home, RunFolder
 from hetctl.storage.run_files import CatalogRecord, write_record
 
 Row = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,9 @@ class Catalog:
             connection.execute(delete(JOBS).where(JOBS.c.run == spec.run))
             statement = sqlite.insert(RUNS)
             connection.execute(statement.on_conflict_do_update(index_elements=[RUNS.c.name], set_=row), [row])
-            _insert(connection, _upsert(JOBS), [{"run": spec.run, **encode(job)} for job in record.jobs])
+            if record.jobs:
+                rows = [{"run": spec.run, **encode(job)} for job in record.jobs]
+                connection.execute(_upsert(JOBS), rows)
             _write_record(connection, self.home.run(spec.run))
 
     def save_ensemble(self, ensemble: Ensemble) -> None:
@@ -187,20 +190,12 @@ class Catalog:
 
         For each member, fingerprint, number of GPUs and GPU type, only the newest is kept.
         """
-        with self._write() as connection:
-            rows = [{"ensemble": ensemble, "site": site, **_point_row(point)} for point in points]
-            _insert(connection, _upsert(PROFILE_POINTS), rows)
+        self._save(PROFILE_POINTS, points, ensemble=ensemble, site=site)
 
     def points(self, ensemble: str, site: str) -> list[ProfilePoint]:
         """Return all measurements, outdated ones included, sorted by member, GPUs and time."""
-        table = PROFILE_POINTS.c
-        rows = self._rows(
-            select(PROFILE_POINTS)
-            .where(table.ensemble == ensemble, table.site == site)
-            .order_by(table.member, table.gpus, table.measured_at, table.fingerprint, table.gpu_type)
-        )
-        # The machine's fields are columns of the same row; decoding ignores those that are not its own.
-        return [decode(ProfilePoint, {**row, "machine": row}) for row in rows]
+        order = ("member", "gpus", "measured_at", "fingerprint", "gpu_type")
+        return self._measured(ProfilePoint, PROFILE_POINTS, order, ensemble=ensemble, site=site)
 
     def profiled_sites(self, ensemble: str) -> list[str]:
         """Return the names of the sites with a measurement of an ensemble."""
@@ -210,47 +205,44 @@ class Catalog:
 
     def save_layers(self, ensemble: str, site: str, points: Iterable[LayerPoint]) -> None:
         """Store measured layers; for each member, fingerprint and GPU type, only the newest are kept."""
-        with self._write() as connection:
-            rows = [{"ensemble": ensemble, "site": site, **_point_row(point)} for point in points]
-            _insert(connection, _upsert(LAYER_POINTS), rows)
+        self._save(LAYER_POINTS, points, ensemble=ensemble, site=site)
 
     def layers(self, ensemble: str, site: str) -> list[LayerPoint]:
         """Return all measured layers, outdated ones included, sorted by member, GPU type and time."""
-        table = LAYER_POINTS.c
-        rows = self._rows(
-            select(LAYER_POINTS)
-            .where(table.ensemble == ensemble, table.site == site)
-            .order_by(table.member, table.gpu_type, table.measured_at, table.fingerprint)
-        )
-        return [decode(LayerPoint, {**row, "machine": row}) for row in rows]
+        order = ("member", "gpu_type", "measured_at", "fingerprint")
+        return self._measured(LayerPoint, LAYER_POINTS, order, ensemble=ensemble, site=site)
 
     def save_links(self, site: str, points: Iterable[LinkPoint]) -> None:
         """Store measured links; of each kind only the newest are kept."""
-        with self._write() as connection:
-            rows = [{"site": site, **encode(point)} for point in points]
-            _insert(connection, _upsert(LINK_POINTS), rows)
+        self._save(LINK_POINTS, points, site=site)
 
     def links(self, site: str) -> list[LinkPoint]:
         """Return the measured links of a site."""
-        table = LINK_POINTS.c
-        rows = self._rows(select(LINK_POINTS).where(table.site == site).order_by(table.link))
-        return [decode(LinkPoint, row) for row in rows]
+        return self._measured(LinkPoint, LINK_POINTS, ("link",), site=site)
 
     def save_preprocess(self, ensemble: str, site: str, points: Iterable[PreprocessPoint]) -> None:
         """Store the preprocessor's throughput, replacing earlier points on the same numbers of cores."""
-        with self._write() as connection:
-            rows = [{"ensemble": ensemble, "site": site, **encode(point)} for point in points]
-            _insert(connection, _upsert(PREPROCESS_POINTS), rows)
+        self._save(PREPROCESS_POINTS, points, ensemble=ensemble, site=site)
 
     def preprocess(self, ensemble: str, site: str) -> list[PreprocessPoint]:
         """Return the preprocessor's throughput by number of cores."""
-        table = PREPROCESS_POINTS.c
-        rows = self._rows(
-            select(PREPROCESS_POINTS)
-            .where(table.ensemble == ensemble, table.site == site)
-            .order_by(table.cores)
-        )
-        return [decode(PreprocessPoint, row) for row in rows]
+        return self._measured(PreprocessPoint, PREPROCESS_POINTS, ("cores",), ensemble=ensemble, site=site)
+
+    def _save(self, table: Table, points: Iterable[object], **of: str) -> None:
+        """Store measurements of an ensemble and a site; those of a machine have columns for its fields."""
+        rows = [{**of, **row.pop("machine", {}), **row} for row in map(encode, points)]
+        # SQLAlchemy would insert a row of defaults for none.
+        if rows:
+            with self._write() as connection:
+                connection.execute(_upsert(table), rows)
+
+    def _measured(self, kind: type[T], table: Table, order: Iterable[str], **of: str) -> list[T]:
+        chosen = select(table).where(*(table.c[name] == value for name, value in of.items()))
+        # Decoding ignores columns that are not fields of the machine, or of the point.
+        return [
+            decode(kind, {**row, "machine": row})
+            for row in self._rows(chosen.order_by(*(table.c[name] for name in order)))
+        ]
 
     def save_plan(self, ensemble: str, site: str, plan: Plan, created_at: float) -> None:
         """Store a plan in addition to the earlier ones."""
@@ -420,17 +412,6 @@ def _upsert(table: Table) -> sqlite.Insert:
         set_={column.name: new[column.name] for column in table.columns if not column.primary_key},
         where=new.measured_at >= table.c.measured_at if "measured_at" in table.c else None,
     )
-
-
-def _insert(connection: Connection, into: sqlite.Insert, rows: Sequence[Row]) -> None:
-    """Insert all rows by one statement; SQLAlchemy would insert a row of defaults for none."""
-    if rows:
-        connection.execute(into, rows)
-
-
-def _point_row(point: ProfilePoint | LayerPoint) -> Row:
-    row = encode(point)
-    return {**row.pop("machine"), **row}
 
 
 def _has_run(connection: Connection, run: str) -> bool:
