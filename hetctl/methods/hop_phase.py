@@ -13,7 +13,7 @@ from hetctl.methods.hopper.simulate import simulate_hops
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.methods.hopper.worker_groups import group_size, hop_workers, visit_times
 from hetctl.methods.phase_run import JobTime, PhaseRun
-from hetctl.model.site import Cluster, Node
+from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import EpochTimeline
 from hetctl.scheduling.simulate.scenario import JobTiming
@@ -28,15 +28,15 @@ Homes = Mapping[str, Collection[int]]
 """Numbers of the partitions that each node has, by its name."""
 
 
-def in_turn(nodes: Sequence[Node], partitions: int) -> Homes:
-    """Return the partitions of each node if they are assigned to the nodes in turn."""
-    return {node.name: range(index, partitions, len(nodes)) for index, node in enumerate(nodes)}
-
-
 def unit_times(
-    members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None = None
+    members: Sequence[Workload],
+    partitions: int,
+    cluster: Cluster,
+    homes: Homes | None = None,
+    *,
+    evaluates: bool = False,
 ) -> UnitTimes:
-    """Return the training time of each member on each partition, by worker: GPU, or group of GPUs.
+    """Return the time of each member on each partition, by worker: GPU, or group of GPUs.
 
     Every GPU of a node reads the partitions there. Groups are those that a job would form. A unit consists of
     a partition's share of an epoch, and a hop: a checkpoint is written, then read on the next GPU, which is
@@ -46,6 +46,8 @@ def unit_times(
     ----------
     homes : mapping of str to collection of int or None
         Partitions by node; None: they are assigned to the nodes in turn.
+    evaluates : bool
+        True for the times of evaluation instead of those of training.
 
     Raises
     ------
@@ -54,25 +56,7 @@ def unit_times(
     InfeasibleError
         If a partition is on no node.
     """
-    return _times(members, partitions, cluster, homes, evaluates=False)
-
-
-def evaluation_times(
-    members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None = None
-) -> UnitTimes:
-    """Return the evaluation time of each member on each partition, by worker, with the hop that follows.
-
-    Parameters and errors are those of `unit_times`.
-    """
-    return _times(members, partitions, cluster, homes, evaluates=True)
-
-
-def _times(
-    members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None, *, evaluates: bool
-) -> UnitTimes:
-    names = [f"p{number}" for number in range(partitions)]
-    at = _names_at(cluster, partitions, homes)
-    size = size_of_groups(members, partitions, cluster, homes)
+    size, names, at = _groups(members, partitions, cluster, homes)
     workers = hop_workers(cluster.nodes, at, size)
     hop_s = {member.name: 2 * member.checkpoint_s for member in members}
     return visit_times(members, names, workers, hop_s, evaluates=evaluates)
@@ -82,14 +66,19 @@ def size_of_groups(
     members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None = None
 ) -> int:
     """Return the number of GPUs that train a member of a job together while all of `members` are left."""
+    return _groups(members, partitions, cluster, homes)[0]
+
+
+def _groups(
+    members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None
+) -> tuple[int, list[str], dict[str, set[str]]]:
+    """Return the size of groups, the names of the partitions, and those of the partitions of each node."""
     names = [f"p{number}" for number in range(partitions)]
-    return group_size(members, names, cluster.nodes, _names_at(cluster, partitions, homes))
-
-
-def _names_at(cluster: Cluster, partitions: int, homes: Homes | None) -> dict[str, set[str]]:
-    """Return the names of the partitions of each node."""
-    found = in_turn(cluster.nodes, partitions) if homes is None else homes
-    return {node.name: {f"p{number}" for number in found.get(node.name, ())} for node in cluster.nodes}
+    nodes = cluster.nodes
+    if homes is None:
+        homes = {node.name: range(index, partitions, len(nodes)) for index, node in enumerate(nodes)}
+    at = {node.name: {f"p{number}" for number in homes.get(node.name, ())} for node in nodes}
+    return group_size(members, names, nodes, at), names, at
 
 
 def hop_phase(

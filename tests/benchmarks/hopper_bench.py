@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from hop_rules import broken_by_schedule
 
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
-from hetctl.methods.hopper.list_schedule import dense
+from hetctl.methods.hopper.list_schedule import Residual, dense
 from hetctl.methods.hopper.portfolio import refine
 from hetctl.methods.hopper.schedule import Schedule
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
@@ -81,7 +81,9 @@ def scheduled(name: str, units: UnitTimes, seconds: float, seed: int = 0) -> tup
 def optimum(units: UnitTimes) -> float:
     """Return the optimum of a small open shop, which the solver proves in much less than its time."""
     began_s = time.perf_counter()
-    found = refine(units, dense(units), lower_bound(units), SearchOptions(seconds=PROOF_SECONDS))
+    found = refine(
+        units, dense(Residual.whole(units)), lower_bound(units), SearchOptions(seconds=PROOF_SECONDS)
+    )
     assert time.perf_counter() - began_s < PROOF_SECONDS, "the optimum was not proved"
     return found.makespan_s
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods import hop_phase as phases
-from hetctl.methods.hop_phase import evaluation_times, hop_phase, unit_times
+from hetctl.methods.hop_phase import hop_phase, unit_times
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.hopper.unit_times import lower_bound
 from hetctl.model.errors import BadInputError, InfeasibleError
@@ -28,7 +28,7 @@ def member(name: str = "m", epochs: float = 3.0, rate: float = 10.0, **values: f
 
 def times_of(members, partitions, cluster=CLUSTER):
     """Return the times of training visits and of evaluation visits."""
-    return tuple(times(members, partitions, cluster) for times in (unit_times, evaluation_times))
+    return tuple(unit_times(members, partitions, cluster, evaluates=kind) for kind in (False, True))
 
 
 def test_a_partition_is_on_one_node_and_all_gpus_of_it_read_it():

@@ -8,7 +8,7 @@ from contextlib import suppress
 from hetctl.app.hopper import MOST_TIMES
 from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data_parallel_makespans
 from hetctl.app.plan.planning import PlanRequest, demands_of, limits_of
-from hetctl.methods.hop_phase import evaluation_times, hop_phase, size_of_groups, unit_times
+from hetctl.methods.hop_phase import hop_phase, size_of_groups, unit_times
 from hetctl.methods.hopper import SearchOptions
 from hetctl.methods.parallelism import does_not_fit, too_large
 from hetctl.methods.phase_run import PhaseRun
@@ -103,7 +103,8 @@ def hop_run(request: PlanRequest, members: Sequence[Workload]) -> PhaseRun:
             "lower `partitions`, or plan with --mode data-parallel",
         )
     train, evaluate = (
-        times(members, request.partitions, cluster, request.homes) for times in (unit_times, evaluation_times)
+        unit_times(members, request.partitions, cluster, request.homes, evaluates=evaluates)
+        for evaluates in (False, True)
     )
     search = SearchOptions(seed=options.seed, seconds=options.solver_time_limit_s)
     return hop_phase(members, train, evaluate, request.scenario.timing, search, options.hop_scheduler)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.hopper.list_schedule import Indices, dispatch
+from hetctl.methods.hopper.list_schedule import Indices, Residual, dispatch
 from hetctl.methods.hopper.schedule import PRECISION, Place, Schedule, SearchOptions, in_sequence
 from hetctl.methods.hopper.unit_times import UnitTimes
 
@@ -47,7 +47,7 @@ def approximate(units: UnitTimes, _options: SearchOptions) -> Schedule:
     def first_on_circle(_worker: int, ready: Indices) -> int:
         return int(ready[rank[ready].argmin()])
 
-    return dispatch(units, first_on_circle)
+    return dispatch(Residual.whole(units), first_on_circle)
 
 
 def _places(numbers: Indices, units: UnitTimes) -> list[Place]:

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from hetctl.methods.hopper import SCHEDULERS
-from hetctl.methods.hopper.list_schedule import Indices, dispatch
+from hetctl.methods.hopper.list_schedule import Indices, Residual, dispatch
 from hetctl.methods.hopper.reschedule import Rescheduler
 from hetctl.methods.hopper.schedule import Schedule, SearchOptions, visits_of
-from hetctl.methods.hopper.state_machine import HopperState
+from hetctl.methods.hopper.state_machine import Hopper
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.methods.hopper.worker_groups import Homes, HopWorker, group_size, visit_times
 from hetctl.model.errors import BadInputError
@@ -85,7 +85,7 @@ def _evaluation(trained: Schedule, evaluate: UnitTimes) -> Schedule:
     def first_ended(_worker: int, ready: Indices) -> int:
         return int(min(ready, key=lambda unit: rank[unit // partitions]))
 
-    return dispatch(evaluate, first_ended)
+    return dispatch(Residual.whole(evaluate), first_ended)
 
 
 def _sets(epochs: Mapping[str, int]) -> list[frozenset[str]]:
@@ -160,55 +160,55 @@ class HopPlanner:
         return _time_in(self._times[is_evaluation(unit.epoch)], unit, worker) if self._times else 0.0
 
     def plan(
-        self, state: HopperState, left: Mapping[str, Workload], nodes: Sequence[Node], now_s: float
+        self, hopper: Hopper, left: Mapping[str, Workload], nodes: Sequence[Node], now_s: float
     ) -> HopPlan:
-        """Return a plan for the present workers.
+        """Return a plan for the present workers of a hopper.
 
         Parameters
         ----------
         left : mapping of str to Workload
             Members that need training, with the work left after their finished epochs.
         """
-        members = [left[name] for name in state.configs if name in left]
-        if not members or not _is_covered(state):
+        members = [left[name] for name in hopper.configs if name in left]
+        if not members or not set().union(*hopper.workers.values()).issuperset(hopper.partitions):
             return HopPlan()
-        train, evaluate = (_times(members, state, nodes, evaluates=kind) for kind in (False, True))
+        train, evaluate = (_times(members, hopper, nodes, evaluates=kind) for kind in (False, True))
         self._times = train, evaluate
         if self.scheduler == "randomized":
             return HopPlan()
         epochs = {member.name: epochs_left(member) for member in members}
-        visits = self._visits(state, train, evaluate, epochs, now_s)
-        return HopPlan(visits, makespan(visits, train, evaluate), busiest(visits, train, evaluate))
+        visits = self._visits(hopper, epochs, now_s)
+        free: defaultdict[str, float] = defaultdict(float)
+        total: defaultdict[str, float] = defaultdict(float)
+        for visit in visits:
+            seconds = self._planned_s(visit.unit, visit.worker)
+            # Each as early as its configuration and worker are free.
+            free[visit.config] = free[visit.worker] = max(free[visit.config], free[visit.worker]) + seconds
+            total[visit.config] += seconds
+            total[visit.worker] += seconds
+        return HopPlan(visits, max(free.values(), default=0.0), max(total.values(), default=0.0))
 
-    def _visits(
-        self,
-        state: HopperState,
-        train: UnitTimes,
-        evaluate: UnitTimes,
-        epochs: Mapping[str, int],
-        now_s: float,
-    ) -> tuple[Visit, ...]:
+    def _visits(self, hopper: Hopper, epochs: Mapping[str, int], now_s: float) -> tuple[Visit, ...]:
         """Return planned visits: of whole epochs if none has begun, and else of what is left."""
-        if not state.log and not state.running:
+        train, evaluate = self._times
+        if not hopper.log and not hopper.running:
             with suppress(BadInputError):  # A scheduler may not support partitions at several workers.
                 visits = planned_visits(train, evaluate, epochs, self._search, self.scheduler)
-                return tuple(replace(v, epoch=state.configs[v.config] + v.epoch) for v in visits)
-        view = training_view(state)
-        total = {name: view.configs[name] + count for name, count in epochs.items()}
-        rest = Rescheduler(train, total, self._search)(view, now_s)
-        return tuple(replace(visit, epoch=2 * visit.epoch) for visit in rest)
+                return tuple(replace(v, epoch=hopper.configs[v.config] + v.epoch) for v in visits)
+        total = {name: hopper.configs[name] // 2 + count for name, count in epochs.items()}
+        return Rescheduler(train, total, self._search, passes=2)(hopper, now_s)
 
 
 def _times(
-    members: Sequence[Workload], state: HopperState, nodes: Iterable[Node], *, evaluates: bool
+    members: Sequence[Workload], hopper: Hopper, nodes: Iterable[Node], *, evaluates: bool
 ) -> UnitTimes:
     types = {node.name: node.gpu_type or "" for node in nodes}
     workers = {
-        name: HopWorker(types[node_of(name)], has, len(gpus_in(name))) for name, has in state.workers.items()
+        name: HopWorker(types[node_of(name)], has, len(gpus_in(name))) for name, has in hopper.workers.items()
     }
     # States go through memory: their time is a small part of a visit.
     hop_s = {member.name: 0.0 for member in members}
-    return visit_times(members, state.partitions, workers, hop_s, evaluates=evaluates)
+    return visit_times(members, hopper.partitions, workers, hop_s, evaluates=evaluates)
 
 
 def _kind(unit: Unit, worker: str) -> tuple[str, bool, int]:
@@ -226,51 +226,8 @@ def epochs_left(workload: Workload) -> int:
     return max(1, math.ceil(workload.samples_left / (workload.samples_per_epoch or math.inf)))
 
 
-def training_view(state: HopperState) -> HopperState:
-    """Return a state in which the epochs are those of training, without evaluations.
-
-    A configuration that is being evaluated has done all training visits of its epoch.
-    """
-    return replace(
-        state,
-        configs={name: epoch // 2 for name, epoch in state.configs.items()},
-        running=_of_training(state.running),
-        log=_of_training(state.log),
-    )
-
-
-def _of_training(visits: Iterable[Visit]) -> tuple[Visit, ...]:
-    return tuple(replace(v, epoch=v.epoch // 2) for v in visits if not is_evaluation(v.epoch))
-
-
-def makespan(visits: Iterable[Visit], train: UnitTimes, evaluate: UnitTimes) -> float:
-    """Return the end of the last of some visits, each as early as its configuration and worker are free."""
-    free: defaultdict[str, float] = defaultdict(float)
-    for visit in visits:
-        units = evaluate if is_evaluation(visit.epoch) else train
-        end_s = max(free[visit.config], free[visit.worker]) + _time_in(units, visit.unit, visit.worker)
-        free[visit.config] = free[visit.worker] = end_s
-    return max(free.values(), default=0.0)
-
-
-def busiest(visits: Iterable[Visit], train: UnitTimes, evaluate: UnitTimes) -> float:
-    """Return the longest total time of a configuration or of a worker in some visits."""
-    total: defaultdict[str, float] = defaultdict(float)
-    for visit in visits:
-        units = evaluate if is_evaluation(visit.epoch) else train
-        seconds = _time_in(units, visit.unit, visit.worker)
-        total[visit.config] += seconds
-        total[visit.worker] += seconds
-    return max(total.values(), default=0.0)
-
-
 def _time_in(units: UnitTimes, unit: Unit, worker: str) -> float:
     if unit.config not in units.configs or worker not in units.workers:
         return 0.0
     row, column = units.configs.index(unit.config), units.workers.index(worker)
     return float(units.seconds[row, units.partitions.index(unit.partition), column])
-
-
-def _is_covered(state: HopperState) -> bool:
-    """Return true if every partition is on some present worker."""
-    return set().union(*state.workers.values()).issuperset(state.partitions)

@@ -7,7 +7,7 @@ follow its epoch 2(e - 1) + 1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from hetctl.methods.hopper.hop_events import (
@@ -20,7 +20,7 @@ from hetctl.methods.hopper.hop_events import (
 )
 from hetctl.methods.hopper.hop_plans import HopPlanner, is_evaluation
 from hetctl.methods.hopper.member_states import MemberStates
-from hetctl.methods.hopper.state_machine import Hopper, HopperState
+from hetctl.methods.hopper.state_machine import Hopper
 from hetctl.methods.hopper.worker_groups import workers_of
 from hetctl.model.events import CLEAN_EXITS
 from hetctl.model.hops import (
@@ -104,7 +104,15 @@ class HopScheduler(JobScheduler):
         self._names = tuple(f"p{number}" for number in range(rules.partitions))
         self._replay = tuple(rules.replay)
         reschedule = None if rules.replay else self._plan
-        self._hopper = Hopper.resume(state_at_start(rules, progress, self._names), reschedule)
+        self._hopper = Hopper(
+            self._names,
+            seed=rules.seed,
+            reschedule=reschedule,
+            done=visits_before(progress, self._names),
+            started=rules.first_number,
+        )
+        for each in progress:
+            self._hopper.config_joins(each.member.name, 2 * len(each.history) + each.evaluating)
         self._states = {each.member.name: MemberStates.at(each.visit) for each in progress}
         self._stores: dict[str, tuple[str, ...]] = {}
         self._awaited: set[str] = set()
@@ -149,8 +157,7 @@ class HopScheduler(JobScheduler):
     def _follow_replay(self) -> None:
         """Follow the visits to be repeated, on the workers that are present now."""
         if self._replay:
-            homes = self._hopper.state.workers
-            self._hopper.follow(at_workers(self._replay, homes))
+            self._hopper.follow(at_workers(self._replay, self._hopper.workers))
             self._replay = ()
 
     def _regroup(self, now_s: float) -> None:
@@ -469,15 +476,15 @@ class HopScheduler(JobScheduler):
         states.coming.add(node)
         self._commands.append(FetchState(node, states.state, min(states.nodes)))
 
-    def _plan(self, state: HopperState, now_s: float) -> tuple[Visit, ...]:
+    def _plan(self, hopper: Hopper, now_s: float) -> tuple[Visit, ...]:
         """Make a plan for the present workers, and report it."""
         left = self._observer.left(now_s)
         cluster = tuple(self.pool.nodes.values())
-        made = self._planner.plan(state, left, cluster, now_s)
+        made = self._planner.plan(hopper, left, cluster, now_s)
         self._commands.append(
             HopPlanMade(
                 *(self._planner.scheduler, made.predicted_s, made.lower_bound_s),
-                *(dict(state.workers), self._change),
+                *(dict(hopper.workers), self._change),
             )
         )
         self._change = "used up"
@@ -523,20 +530,11 @@ def at_workers(visits: Sequence[Visit], homes: Mapping[str, Sequence[str]]) -> t
     return tuple(replace(visit, worker=places[visit.worker]) for visit in visits)
 
 
-def state_at_start(rules: HopRules, progress: Iterable[HopProgress], names: Sequence[str]) -> HopperState:
-    """Return the hopper's state at the start of a job, with the visits of the present epochs done."""
-    log, configs = [], {}
+def visits_before(progress: Iterable[HopProgress], names: Sequence[str]) -> Iterator[Visit]:
+    """Yield the visits of the present epochs that earlier jobs have done."""
     for each in progress:
-        name, epoch = each.member.name, 2 * len(each.history)
-        trained = range(rules.partitions) if each.evaluating else each.visited
-        evaluated = each.visited if each.evaluating else ()
-        log += [Visit(-1, name, epoch, names[number], "") for number in trained]
-        log += [Visit(-1, name, epoch + 1, names[number], "") for number in evaluated]
-        configs[name] = epoch + each.evaluating
-    return HopperState(
-        partitions=tuple(names),
-        seed=rules.seed,
-        configs=configs,
-        log=tuple(log),
-        started=rules.first_number,
-    )
+        epoch = 2 * len(each.history)
+        trained = names if each.evaluating else [names[number] for number in each.visited]
+        evaluated = [names[number] for number in each.visited] if each.evaluating else ()
+        for later, visited in enumerate((trained, evaluated)):
+            yield from (Visit(-1, each.member.name, epoch + later, name, "") for name in visited)

@@ -61,20 +61,12 @@ A unit's number is configuration * partitions + partition.
 """
 
 
-def dispatch(units: UnitTimes, rule: Rule) -> Schedule:
+def dispatch(residual: Residual, rule: Rule) -> Schedule:
     """Return the schedule of CEREBRO's Algorithms 1 and 2 with a rule in place of the shuffle.
 
-    Time advances from completion to completion instead of by WAIT_TIME. The schedule is *dense*: no
-    worker is idle while a unit is ready for it.
-    """
-    return dispatch_residual(Residual.whole(units), rule)
-
-
-def dispatch_residual(residual: Residual, rule: Rule) -> Schedule:
-    """Return the dense schedule of what is left, with times relative to now.
-
-    Absent workers are assumed to return when all that can be done without them is done. Therefore the
-    hops before that are valid however long these workers stay absent.
+    Time advances from completion to completion instead of by WAIT_TIME, and counts from now. The schedule is
+    *dense*: no worker is idle while a unit is ready for it. Absent workers are assumed to return when all
+    that can be done without them is done. So the hops before that are valid however long they stay absent.
     """
     state = _DispatchState(residual)
     hops: list[Hop] = []
@@ -162,10 +154,10 @@ class _DispatchState:
         self.ready[config] = self.waiting[config]
 
 
-def dense(units: UnitTimes, noise: float = 0.0, seed: int = 0) -> Schedule:
+def dense(residual: Residual, noise: float = 0.0, seed: int = 0) -> Schedule:
     """Return the dense schedule in which a worker begins the unit with the most remaining time.
 
-    The remaining time is that of its configuration plus that of its partition.
+    The remaining time is that of its configuration plus that of its partition, future epochs included.
 
     Parameters
     ----------
@@ -173,12 +165,7 @@ def dense(units: UnitTimes, noise: float = 0.0, seed: int = 0) -> Schedule:
         Upper limit of the random time added to the remaining time, as a share of the longest
         configuration's time.
     """
-    return dense_residual(Residual.whole(units), noise, seed)
-
-
-def dense_residual(residual: Residual, noise: float = 0.0, seed: int = 0) -> Schedule:
-    """Return a dense schedule, as `dense`, of what is left; future epochs count as remaining time."""
-    return dispatch_residual(residual, _longest_left(residual, noise, np.random.default_rng(seed)))
+    return dispatch(residual, _longest_left(residual, noise, np.random.default_rng(seed)))
 
 
 def _longest_left(residual: Residual, noise: float, draw: np.random.Generator) -> Rule:
@@ -210,4 +197,4 @@ def randomized(units: UnitTimes, options: SearchOptions) -> Schedule:
     def any_of(_worker: int, ready: Indices) -> int:
         return int(ready[draw.randrange(len(ready))])
 
-    return dispatch(units, any_of)
+    return dispatch(Residual.whole(units), any_of)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hetctl.methods.hopper.approximate import approximate
-from hetctl.methods.hopper.list_schedule import NOISES, dense
+from hetctl.methods.hopper.list_schedule import NOISES, Residual, dense
 from hetctl.methods.hopper.schedule import PRECISION, Place, Schedule, SearchOptions, in_sequence
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound, shares
 
@@ -63,13 +63,13 @@ def best(units: UnitTimes, options: SearchOptions) -> Schedule:
 
 
 def _schedules(units: UnitTimes, options: SearchOptions) -> Iterator[Schedule]:
-    yield dense(units)
+    yield dense(Residual.whole(units))
     if units.is_open_shop:
         yield approximate(units, options)
     for number in count():
         seed = options.seed + number
         shop = units if units.is_open_shop or number % 2 else on_single_workers(units, seed)
-        yield dense(shop, NOISES[number % len(NOISES)], seed)
+        yield dense(Residual.whole(shop), NOISES[number % len(NOISES)], seed)
 
 
 def on_single_workers(units: UnitTimes, seed: int) -> UnitTimes:

@@ -10,9 +10,9 @@ from operator import attrgetter
 
 import numpy as np
 
-from hetctl.methods.hopper.list_schedule import NOISES, Residual, dense_residual
+from hetctl.methods.hopper.list_schedule import NOISES, Residual, dense
 from hetctl.methods.hopper.schedule import Hop, Schedule, SearchOptions
-from hetctl.methods.hopper.state_machine import HopperState
+from hetctl.methods.hopper.state_machine import Hopper
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.hops import Visit
 
@@ -32,6 +32,8 @@ class Rescheduler:
         Unit times of all configurations and workers that may join.
     epochs : mapping of str to int
         Total epochs of each configuration.
+    passes : int
+        Epochs of the hopper in each of these: 2 if every second one evaluates, which is not planned.
     options : SearchOptions
         Search options; at most `MOST_SECONDS` of their seconds are used.
     """
@@ -39,63 +41,63 @@ class Rescheduler:
     units: UnitTimes
     epochs: Mapping[str, int]
     options: SearchOptions
+    passes: int = 1
 
-    def __call__(self, state: HopperState, now_s: float) -> tuple[Visit, ...]:
+    def __call__(self, hopper: Hopper, now_s: float) -> tuple[Visit, ...]:
         """Return visits that are valid however long absent workers stay absent.
 
         Units that only absent workers could process are left out, and so are units that depend on them and
         those beyond the horizon of `MOST_UNITS`.
         """
-        residual = residual_of(state, self.units, self.epochs, now_s)
-        return _visits(_shortest(residual, self.options), residual, state)
+        residual = self.residual(hopper, now_s)
+        units = self.units
+        hops = _certain(_shortest(residual, self.options), residual)
+        return tuple(
+            Visit(
+                number=number,
+                config=units.configs[hop.config],
+                epoch=(hopper.configs[units.configs[hop.config]] // self.passes + later) * self.passes,
+                partition=units.partitions[hop.partition],
+                worker=units.workers[hop.worker],
+            )
+            for number, (hop, later) in enumerate(hops)
+        )
 
-
-def residual_of(state: HopperState, units: UnitTimes, epochs: Mapping[str, int], now_s: float) -> Residual:
-    """Return what is left of a run at a time on the clock of `HopperState.since`."""
-    configs, partitions, workers = (
-        {name: i for i, name in enumerate(names)}
-        for names in (units.configs, units.partitions, units.workers)
-    )
-    waiting = np.zeros((len(configs), len(partitions)), dtype=bool)
-    to_come = np.zeros(len(configs), dtype=np.intp)
-    for config, epoch in state.configs.items():
-        waiting[configs[config]] = True
-        to_come[configs[config]] = epochs[config] - epoch - 1
-    for visit in (*state.log, *state.running):
-        if state.configs.get(visit.config) == visit.epoch:
-            waiting[configs[visit.config], partitions[visit.partition]] = False
-    running = []
-    for visit in state.running:
-        row, worker = configs[visit.config], workers[visit.worker]
-        length_s = float(units.seconds[row, partitions[visit.partition], worker])
-        running.append((max(0.0, state.since[visit.worker] + length_s - now_s), worker, row))
-    horizon = max(0, MOST_UNITS - int(waiting.sum())) // waiting.size
-    absent = frozenset(number for name, number in workers.items() if name not in state.workers)
-    return Residual(units, waiting, to_come.clip(0, horizon), tuple(running), absent)
+    def residual(self, hopper: Hopper, now_s: float) -> Residual:
+        """Return what is left of a run at a time on the clock of `Hopper.since`."""
+        units, passes = self.units, self.passes
+        configs, partitions, workers = (
+            {name: i for i, name in enumerate(names)}
+            for names in (units.configs, units.partitions, units.workers)
+        )
+        waiting = np.zeros((len(configs), len(partitions)), dtype=bool)
+        to_come = np.zeros(len(configs), dtype=np.intp)
+        for config, epoch in hopper.configs.items():
+            waiting[configs[config]] = True
+            to_come[configs[config]] = self.epochs[config] - epoch // passes - 1
+        running = []
+        for visit in (*hopper.log, *hopper.running.values()):
+            # A configuration that is being evaluated has done all training visits of its epoch.
+            epoch, evaluation = divmod(visit.epoch, passes)
+            if not evaluation and epoch == hopper.configs.get(visit.config, -1) // passes:
+                waiting[configs[visit.config], partitions[visit.partition]] = False
+        for worker, visit in hopper.running.items():
+            if visit.epoch % passes == 0:
+                row, place = configs[visit.config], workers[worker]
+                length_s = float(units.seconds[row, partitions[visit.partition], place])
+                running.append((max(0.0, hopper.since[worker] + length_s - now_s), place, row))
+        horizon = max(0, MOST_UNITS - int(waiting.sum())) // waiting.size
+        absent = frozenset(number for name, number in workers.items() if name not in hopper.workers)
+        return Residual(units, waiting, to_come.clip(0, horizon), tuple(running), absent)
 
 
 def _shortest(residual: Residual, options: SearchOptions) -> Schedule:
     """Return the shortest of the dense schedules that can be made within the time, at least one."""
     until_s = options.clock() + min(options.seconds, MOST_SECONDS)
-    found = dense_residual(residual)
+    found = dense(residual)
     numbers = takewhile(lambda _: options.clock() < until_s, count())
-    draws = (dense_residual(residual, NOISES[i % len(NOISES)], options.seed + i) for i in numbers)
+    draws = (dense(residual, NOISES[i % len(NOISES)], options.seed + i) for i in numbers)
     return min((found, *draws), key=attrgetter("makespan_s"))
-
-
-def _visits(schedule: Schedule, residual: Residual, state: HopperState) -> tuple[Visit, ...]:
-    """Return the visits of the hops before the first one that needs an absent worker."""
-    units = residual.units
-    return tuple(
-        Visit(
-            number=number,
-            config=units.configs[hop.config],
-            epoch=state.configs[units.configs[hop.config]] + later,
-            partition=units.partitions[hop.partition],
-            worker=units.workers[hop.worker],
-        )
-        for number, (hop, later) in enumerate(_certain(schedule, residual))
-    )
 
 
 def _certain(schedule: Schedule, residual: Residual) -> Iterator[tuple[Hop, int]]:

@@ -130,7 +130,7 @@ class HopClock:
                 "let a worker return, or put the partition on several",
             )
         return HopTrace(
-            tuple(sorted(self._records, key=lambda record: record.visit.number)), self._hopper.log
+            tuple(sorted(self._records, key=lambda record: record.visit.number)), tuple(self._hopper.log)
         )
 
     def _expect(self, at_s: float, event: HopEvent, what: Any) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetctl.methods.hopper.list_schedule import dense
+from hetctl.methods.hopper.list_schedule import Residual, dense
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.errors import BadInputError
 from hetctl.model.hops import gpus_in, worker_named
@@ -138,7 +138,8 @@ def group_size(
 
     def epoch_s(size: int) -> float:
         workers = hop_workers(nodes, homes, size)
-        return dense(visit_times(members, partitions, workers, dict.fromkeys(names, 0.0))).makespan_s
+        times = visit_times(members, partitions, workers, dict.fromkeys(names, 0.0))
+        return dense(Residual.whole(times)).makespan_s
 
     names = [member.name for member in members]
     return min(_sizes(members, nodes, max(gpus)), key=epoch_s)

@@ -18,7 +18,7 @@ from hetctl.methods.hopper.hop_events import HopProgress
 from hetctl.methods.hopper.hop_plans import HopPlanner
 from hetctl.methods.hopper.hop_scheduler import OPEN_S, HopRules, HopScheduler
 from hetctl.methods.hopper.schedule import SearchOptions
-from hetctl.methods.hopper.state_machine import HopperState
+from hetctl.methods.hopper.state_machine import Hopper
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.events import ExitReason
 from hetctl.model.hops import (
@@ -481,8 +481,11 @@ def test_times_of_visits_carry_over_to_other_types_as_planned():
     nodes = [Node("f", (0,), "fast"), Node("s", (0,), "slow")]
     homes = dict.fromkeys(("f:0", "s:0"), ("p0", "p1"))
     planner = HopPlanner("best", SearchOptions(0, 0.02))
-    state = HopperState(("p0", "p1"), workers=homes, configs={"m": 0})
-    planner.plan(state, {"m": member}, nodes, 0.0)
+    hopper = Hopper(("p0", "p1"))
+    for worker, partitions in homes.items():
+        hopper.worker_joins(worker, partitions)
+    hopper.config_joins("m")
+    planner.plan(hopper, {"m": member}, nodes, 0.0)
     fast, slow = (planner.seconds(Unit("m", 0, "p1"), worker) for worker in ("f:0", "s:0"))
     assert (fast, slow) == pytest.approx((5.0, 50.0))
     planner.note(Visit(0, "m", 0, "p0", "f:0"), 2 * fast)

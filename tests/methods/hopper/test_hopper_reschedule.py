@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper import reschedule
-from hetctl.methods.hopper.list_schedule import Residual, dense_residual
-from hetctl.methods.hopper.reschedule import Rescheduler, residual_of
+from hetctl.methods.hopper.list_schedule import Residual, dense
+from hetctl.methods.hopper.reschedule import Rescheduler
 from hetctl.methods.hopper.schedule import SearchOptions
-from hetctl.methods.hopper.state_machine import Hopper, HopperState
+from hetctl.methods.hopper.state_machine import Hopper
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.hops import Visit
 
@@ -23,9 +24,9 @@ ONCE = SearchOptions(seconds=0)
 """Only the first schedule, so that results are the same on any machine."""
 
 
-def state_of(units: UnitTimes, away=(), running=(), log=(), epochs=None, since=None) -> HopperState:
+def state_of(units: UnitTimes, away=(), running=(), log=(), epochs=None, since=None) -> SimpleNamespace:
     has = np.isfinite(units.seconds).any(axis=0)
-    return HopperState(
+    return SimpleNamespace(
         partitions=units.partitions,
         workers={
             worker: tuple(name for j, name in enumerate(units.partitions) if has[j, k])
@@ -33,13 +34,13 @@ def state_of(units: UnitTimes, away=(), running=(), log=(), epochs=None, since=N
             if worker not in away
         },
         configs=epochs or dict.fromkeys(units.configs, 0),
-        running=tuple(running),
+        running={visit.worker: visit for visit in running},
         log=tuple(log),
         since=since or {visit.worker: 0.0 for visit in running},
     )
 
 
-def planned(units: UnitTimes, state: HopperState, epochs: int = 1, now_s: float = 0.0) -> tuple[Visit, ...]:
+def planned(units: UnitTimes, state, epochs: int = 1, now_s: float = 0.0) -> tuple[Visit, ...]:
     return Rescheduler(units, dict.fromkeys(units.configs, epochs), ONCE)(state, now_s)
 
 
@@ -67,12 +68,13 @@ def test_the_residual_has_units_neither_done_nor_running():
     log += [Visit(2, "b", 1, "p1", "w1")]
     running = [Visit(3, "a", 0, "p1", "w1")]
     state = state_of(units, ["w0"], running, log, {"a": 0, "b": 1}, since={"w1": 100.0})
-    residual = residual_of(state, units, {"a": 3, "b": 2}, 115.0)
+    made = Rescheduler(units, {"a": 3, "b": 2}, ONCE)
+    residual = made.residual(state, 115.0)
     assert residual.waiting.tolist() == [[True, False], [True, False]]
     assert residual.epochs.tolist() == [2, 0]
     assert residual.running == ((5.0, 1, 0),)
     assert residual.absent == {0}
-    overdue = residual_of(state, units, {"a": 3, "b": 2}, 500.0)
+    overdue = made.residual(state, 500.0)
     assert overdue.running == ((0.0, 1, 0),)
 
 
@@ -120,16 +122,14 @@ def test_workers_do_not_wait_long_for_a_plan(monkeypatch, seconds, schedules):
     """A clock that ticks every 50 ms, once before the first schedule and once before each other one."""
     ticks = (i * 0.05 for i in count())
     made = []
-    monkeypatch.setattr(
-        reschedule, "dense_residual", lambda *given: made.append(given) or dense_residual(*given)
-    )
+    monkeypatch.setattr(reschedule, "dense", lambda *given: made.append(given) or dense(*given))
     options = SearchOptions(seconds=seconds, clock=lambda: next(ticks))
     Rescheduler(COPIED, {"a": 1, "b": 1}, options)(state_of(COPIED), 0.0)
     assert len(made) == schedules
 
 
 @st.composite
-def residuals(draw: st.DrawFn) -> tuple[UnitTimes, HopperState, int]:
+def residuals(draw: st.DrawFn) -> tuple[UnitTimes, Hopper, int]:
     """Return a run at any time: some workers away, some units done, some running."""
     configs, workers, epochs = draw(st.integers(1, 5)), draw(st.integers(1, 4)), draw(st.integers(1, 3))
     seconds = np.full((configs, workers, workers), np.inf)
@@ -150,7 +150,7 @@ def residuals(draw: st.DrawFn) -> tuple[UnitTimes, HopperState, int]:
     hopper.dispatch()
     for worker in draw(st.sets(st.sampled_from(units.workers))):
         hopper.worker_fails(worker)
-    return units, hopper.state, epochs
+    return units, hopper, epochs
 
 
 @settings(deadline=None)
@@ -158,7 +158,7 @@ def residuals(draw: st.DrawFn) -> tuple[UnitTimes, HopperState, int]:
 def test_a_plan_has_each_unit_once_and_in_the_order_of_epochs(case):
     units, state, epochs = case
     visits = planned(units, state, epochs)
-    begun = {visit.unit for visit in (*state.log, *state.running)}
+    begun = {visit.unit for visit in (*state.log, *state.running.values())}
     every = {(c, e, p) for c in units.configs for e in range(epochs) for p in units.partitions}
     found = [visit.unit for visit in visits]
     assert len(found) == len(set(found))
@@ -179,8 +179,8 @@ def test_a_plan_has_each_unit_once_and_in_the_order_of_epochs(case):
 @given(residuals())
 def test_a_schedule_of_what_is_left_keeps_the_invariants(case):
     units, state, epochs = case
-    residual = residual_of(state, units, dict.fromkeys(units.configs, epochs), 0.0)
-    hops = dense_residual(residual).hops
+    residual = Rescheduler(units, dict.fromkeys(units.configs, epochs), ONCE).residual(state, 0.0)
+    hops = dense(residual).hops
     assert len(hops) == residual.waiting.sum() + residual.epochs.sum() * len(units.partitions)
     free_workers = {worker: end_s for end_s, worker, _ in residual.running}
     free_configs = {config: end_s for end_s, _, config in residual.running}
@@ -195,7 +195,7 @@ def test_absent_workers_come_last():
     units = UnitTimes.from_matrix([[3, 5], [4, 6]])
     whole = Residual.whole(units)
     away = Residual(units, whole.waiting, whole.epochs, absent=frozenset({1}))
-    hops = dense_residual(away).hops
+    hops = dense(away).hops
     assert [(hop.config, hop.worker, hop.start_s) for hop in hops] == [
         (1, 0, 0.0),
         (0, 0, 4.0),

@@ -14,4 +14,4 @@ def test_a_trace_has_the_visits_that_were_done_in_their_order():
     found = visits_to_repeat("".join(lines))
     assert sorted(v.unit for v in found) == sorted(v.unit for v in trace.log)
     assert [v.number for v in found] == list(range(len(trace.log)))
-    assert Hopper(["p0", "p1"], plan=found).state.plan == found
+    assert Hopper(["p0", "p1"], plan=found).plan == found

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper import SCHEDULERS, SearchOptions
-from hetctl.methods.hopper.list_schedule import dense, randomized
+from hetctl.methods.hopper.list_schedule import Residual, dense, randomized
 from hetctl.methods.hopper.portfolio import on_single_workers, refine
 from hetctl.methods.hopper.schedule import in_sequence
 from hetctl.methods.hopper.unit_times import UnitTimes, lower_bound
@@ -60,7 +60,7 @@ def test_schedules_of_open_shops_obey_the_rules_of_hops(name, units):
 @settings(max_examples=12, deadline=None)
 @given(units=open_shops(most=4))
 def test_open_shops_are_searched(name, units):
-    first = {"milp": randomized(units, SOON), "best": dense(units)}[name]
+    first = {"milp": randomized(units, SOON), "best": dense(Residual.whole(units))}[name]
     assert check(name, units).makespan_s <= first.makespan_s
 
 
@@ -91,7 +91,7 @@ def test_random_schedules_differ_by_their_seeds():
 @settings(max_examples=40, deadline=None)
 @given(units=open_shops(most=7), noise=st.sampled_from([0.0, 0.3]))
 def test_no_worker_waits_in_a_dense_schedule(units, noise):
-    schedule = dense(units, noise, seed=1)
+    schedule = dense(Residual.whole(units), noise, seed=1)
     assert broken_by_schedule(schedule, units) == []
     for hop in schedule.hops:
         before = [h.end_s for h in schedule.hops if h.end_s <= hop.start_s and hop[:3] != h[:3]]

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from itertools import product
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hetctl.methods.hopper.reschedule import Rescheduler
 from hetctl.methods.hopper.schedule import SearchOptions
-from hetctl.methods.hopper.state_machine import Hopper, HopperState
+from hetctl.methods.hopper.state_machine import Hopper
 from hetctl.methods.hopper.unit_times import UnitTimes
 from hetctl.model.hops import Unit, Visit
-from hetctl.model.serialization import decode, encode
 
 CONFIGS, PARTITIONS = ("a", "b", "c", "d"), ("p0", "p1", "p2")
 HOMES = {"w0": ("p0",), "w1": ("p1", "p0"), "w2": ("p2",), "w3": ("p2", "p1")}
@@ -51,15 +48,11 @@ def hopper_with(plan=(), seed=0, homes=HOMES, configs=CONFIGS, reschedule=None) 
     return hopper
 
 
-def restarted(hopper: Hopper, reschedule=None) -> Hopper:
-    return Hopper.resume(decode(HopperState, json.loads(json.dumps(encode(hopper.state)))), reschedule)
-
-
 class Executor:
     """Executor of a hopper's visits that checks its invariants."""
 
-    def __init__(self, hopper: Hopper, homes=HOMES, reschedule=None) -> None:
-        self.hopper, self.homes, self.reschedule = hopper, homes, reschedule
+    def __init__(self, hopper: Hopper, homes=HOMES) -> None:
+        self.hopper, self.homes = hopper, homes
         self.now_s = 0.0
         self.alive = set(homes)
         self.running: dict[str, Visit] = {}
@@ -75,14 +68,14 @@ class Executor:
             self.running[visit.worker] = visit
             self.orders.append(visit)
         assert self.hopper.running == self.running
-        if not self.hopper.state.plan:
+        if not self.hopper.plan:
             assert not self.ready(), "nobody waits while there is something to do"
 
     def ready(self) -> list[Unit]:
         """Return the units that an idle worker could process."""
         taken = {visit.unit for visit in (*self.hopper.log, *self.running.values())}
         at_hand = {p for worker in self.alive - self.running.keys() for p in self.homes[worker]}
-        idle = self.hopper.state.configs.keys() - {visit.config for visit in self.running.values()}
+        idle = self.hopper.configs.keys() - {visit.config for visit in self.running.values()}
         return [u for u in UNITS if u not in taken and u.config in idle and u.partition in at_hand]
 
     def finish(self, at: int) -> None:
@@ -93,7 +86,7 @@ class Executor:
 
     def fail_unit(self, at: int) -> None:
         if self.running:
-            assert self.hopper.unit_failed(self.running.pop(sorted(self.running)[at % len(self.running)]))
+            self.hopper.unit_failed(self.running.pop(sorted(self.running)[at % len(self.running)]))
 
     def fail(self, at: int) -> None:
         worker = sorted(self.homes)[at % len(self.homes)]
@@ -104,13 +97,9 @@ class Executor:
 
     def come(self, at: int) -> None:
         worker = sorted(self.homes)[at % len(self.homes)]
-        assert self.hopper.worker_joins(worker, self.homes[worker]) == self.running.pop(worker, None)
+        self.hopper.worker_joins(worker, self.homes[worker])
+        self.running.pop(worker, None)
         self.alive.add(worker)
-
-    def restart(self, _at: int) -> None:
-        state = self.hopper.state
-        self.hopper = restarted(self.hopper, self.reschedule)
-        assert self.hopper.state == state
 
     def live(self, story) -> None:
         for event, at, dispatched in story:
@@ -134,7 +123,6 @@ EVENTS = {
     "fail_unit": Executor.fail_unit,
     "fail": Executor.fail,
     "come": Executor.come,
-    "restart": Executor.restart,
 }
 STORIES = st.lists(
     st.tuples(st.sampled_from([*["finish"] * 4, *EVENTS]), st.integers(0, 3), st.booleans()), max_size=40
@@ -148,32 +136,11 @@ STORIES = st.lists(
     reschedule=st.sampled_from([None, RESCHEDULE]),
 )
 def test_every_unit_is_done_once_whatever_happens(plan, story, seed, reschedule):
-    executor = Executor(hopper_with(plan, seed, reschedule=reschedule), reschedule=reschedule)
+    executor = Executor(hopper_with(plan, seed, reschedule=reschedule))
     executor.live(story)
     executor.work()
     assert Counter(visit.unit for visit in executor.hopper.log) == Counter(UNITS)
     assert all(executor.hopper.has_finished(config) for config in CONFIGS)
-
-
-@settings(max_examples=50)
-@given(
-    plan=st.just(()) | plans(),
-    before=STORIES,
-    after=STORIES,
-    seed=st.integers(0, 9),
-    reschedule=st.sampled_from([None, RESCHEDULE]),
-)
-def test_a_resumed_hopper_continues_like_the_original(plan, before, after, seed, reschedule):
-    executor = Executor(hopper_with(plan, seed, reschedule=reschedule), reschedule=reschedule)
-    executor.live(before)
-    other = Executor(restarted(executor.hopper, reschedule), reschedule=reschedule)
-    other.running, other.alive = dict(executor.running), set(executor.alive)
-    other.now_s = executor.now_s
-    executor.orders.clear()
-    for one in (executor, other):
-        one.live(after)
-        one.work()
-    assert executor.orders == other.orders
 
 
 @settings(max_examples=60)
@@ -265,7 +232,7 @@ def test_a_worker_that_missed_turns_does_not_delay_the_others():
     started = {visit.worker: visit.config for visit in hopper.dispatch()}
     assert started["w1"] == CONFIGS[1]
     assert started["w0"] in (CONFIGS[0], *CONFIGS[2:])
-    assert [visit.partition for visit in hopper.state.plan] == ["p1"] * 4
+    assert [visit.partition for visit in hopper.plan] == ["p1"] * 4
 
 
 def test_partitions_without_a_worker_are_named():
@@ -273,14 +240,12 @@ def test_partitions_without_a_worker_are_named():
     assert hopper.stranded == ("p1", "p2")
     hopper.worker_joins("late", ["p2"])
     assert hopper.stranded == ("p1",)
-    with pytest.raises(ValueError, match="w0 has unknown partitions: p7"):
-        hopper.worker_joins("w0", ["p0", "p7"])
 
 
 def test_a_worker_that_comes_back_unnoticed_has_lost_its_unit():
     hopper = hopper_with(homes={"w0": ("p0",)}, configs=("a",))
     (visit,) = hopper.dispatch()
-    assert hopper.worker_joins("w0", ["p0"]) == visit
+    hopper.worker_joins("w0", ["p0"])
     (again,) = hopper.dispatch()
     assert again.unit == visit.unit
     assert again.number != visit.number
@@ -311,15 +276,13 @@ def test_a_unit_of_a_stopped_configuration_that_fails_is_dropped():
     hopper = hopper_with(homes={"w0": ("p0",)}, configs=("a",))
     (visit,) = hopper.dispatch()
     hopper.config_stops("a")
-    assert hopper.unit_failed(visit)
+    hopper.unit_failed(visit)
     assert hopper.is_over
 
 
 def test_epochs_follow_each_other():
     executor = Executor(hopper_with())
     executor.dispatch()
-    with pytest.raises(ValueError, match="configuration a has not finished epoch 0"):
-        executor.hopper.config_joins("a", 1)
     executor.work()
     executor.hopper.config_joins("a", 1)
     executor.work()
@@ -333,7 +296,7 @@ def test_a_plan_may_come_or_change_on_the_way():
     hopper.follow([Visit(i, config, 0, "p0", "w0") for i, config in enumerate(rest)])
     seen = []
     while hopper.running:
-        for visit in hopper.running.values():
+        for visit in [*hopper.running.values()]:
             hopper.unit_done(visit)
         seen += [visit.config for visit in hopper.dispatch()]
     assert seen == rest
@@ -345,8 +308,8 @@ class Planner:
     def __init__(self, *plans) -> None:
         self.plans, self.asked = list(plans), []
 
-    def __call__(self, state, now_s):
-        self.asked.append((now_s, sorted(state.workers), state.since))
+    def __call__(self, hopper, now_s):
+        self.asked.append((now_s, sorted(hopper.workers), dict(hopper.since)))
         return self.plans.pop(0)
 
 
@@ -373,7 +336,6 @@ def test_failures_at_a_time_make_one_plan():
     hopper.dispatch(1.0)
     hopper.worker_fails("w0")
     hopper.worker_fails("w1")
-    assert hopper.state.torn
     (started,) = hopper.dispatch(2.0)
     assert (started.config, started.worker) == ("d", "w2")
     hopper.dispatch(3.0)
@@ -383,7 +345,7 @@ def test_failures_at_a_time_make_one_plan():
     hopper.worker_joins("w1", ["p0"])
     assert [visit.unit for visit in hopper.dispatch(5.0)] == [Unit("b", 0, "p0")]
     assert planner.asked[1:] == [(5.0, ["w1", "w2"], {"w2": 2.0})]
-    assert hopper.state.since == {"w2": 2.0, "w1": 5.0}
+    assert hopper.since == {"w2": 2.0, "w1": 5.0}
 
 
 def test_a_start_without_a_worker_of_the_plan_is_planned_anew():
