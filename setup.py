@@ -84,10 +84,6 @@ setup(
     },
     entry_points={
         "console_scripts": ["hetctl = hetctl.cli.main:start"],
-        "submitit": [
-            "executor = hetctl.cluster.batch.lsf_executor:LsfExecutor",
-            "job_environment = hetctl.cluster.batch.lsf_executor:LsfJobEnvironment",
-        ],
     },
     classifiers=[
         "Environment :: Console",

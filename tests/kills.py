@@ -25,11 +25,7 @@ TRACED = (
     *("/hetctl/app/run/spec.py", "/hetctl/app/run/next_state.py", "/hetctl/app/profile/jobs.py"),
     *("/hetctl/app/project.py", "/hetctl/catalog/catalog.py", "/hetctl/catalog/lock.py"),
     *("/hetctl/storage/paths.py", "/hetctl/storage/profile_request.py"),
-    *(
-        "/hetctl/cluster/batch/command.py",
-        "/hetctl/cluster/batch/local.py",
-        "/hetctl/cluster/batch/submitit_jobs.py",
-    ),
+    *("/hetctl/cluster/batch/command.py", "/hetctl/cluster/batch/submitit_executor.py"),
     *("/hetctl/cluster/batch/slurm.py", "/hetctl/cluster/batch/local.py", subprocess.__file__),
 )
 

@@ -228,8 +228,7 @@ LOWER_CASE = {"allgather", "allreduce", "bcast", "gather", "irecv", "isend", "re
 """Methods of mpi4py that pickle; those in capitals send arrays."""
 OWN_PROCESSES = "pipes to processes that it has forked itself"
 MAY_UNPICKLE = {
-    "cluster/batch/submitit_jobs.py": "submitit's own calls, in a private folder",
-    "cluster/batch/lsf_executor.py": "the same: it is submitit's interface",
+    "cluster/batch/submitit_executor.py": "submitit, which pickles nothing for it",
     "runtime/data/preprocessors.py": OWN_PROCESSES,
     "runtime/worker/measuring/measure_preprocessing.py": OWN_PROCESSES,
     "runtime/data/node_exchange.py": "mpi4py for arrays alone",
@@ -356,8 +355,6 @@ def test_waits_and_clocks_are_injected_and_not_patched():
 
 
 USED_BY_OTHERS = {
-    ("hetctl.cluster.batch.lsf_executor", "LsfExecutor"): "an entry point of submitit",
-    ("hetctl.cluster.batch.lsf_executor", "LsfJobEnvironment"): "an entry point of submitit",
     ("hetctl.examples.digits.digits", "input_fn"): "named in the example's ensemble file",
     ("hetctl.examples.digits.digits", "model_fn"): "named in the example's ensemble file",
     ("hetctl.images", "ImageFolder"): "for users' code",

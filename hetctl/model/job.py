@@ -11,6 +11,8 @@ from hetctl.model.site import Queue
 GIVEN_GPUS = "HETCTL_GIVEN_GPUS"
 """Name of the environment variable of a local job that lists its GPUs or slots by number."""
 
+TRAIN, PROFILE, PROBE = "train", "profile", "probe"
+"""Modes of a job: it trains members of a run, measures points of a profile, or tests a site."""
 
 GAVE_WAY = 75
 """Exit code of a script, or a driver, that leaves the run to another job (EX_TEMPFAIL)."""

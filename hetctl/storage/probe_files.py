@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.model.serialization import parse
 from hetctl.model.site import Site
+from hetctl.storage.atomic_io import read_json
 
 ORDER_FILE, END_FILE = "order.json", "end.json"
+REPAIR = "check the disk, and run `hetctl doctor --job` again"
+"""Next step for a user whose test has left a damaged file."""
 
 
 @dataclass(frozen=True)
@@ -92,5 +94,5 @@ class ProbeEnd:
 
 
 def read_order(folder: Path) -> ProbeOrder:
-    """Read the order of a test."""
-    return parse(ProbeOrder, (folder / ORDER_FILE).read_text(encoding="utf-8"))
+    """Read the order of a test; DamagedFileError if it is damaged."""
+    return read_json(folder / ORDER_FILE, ProbeOrder, REPAIR)

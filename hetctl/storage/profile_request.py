@@ -103,7 +103,7 @@ class ProfileJobs:
     Parameters
     ----------
     name : str
-        Unique name, by which the batch system is asked for jobs whose submission was interrupted.
+        Beginning of the unique names of the jobs, followed by their numbers.
     ensemble, site : str
         Names of the ensemble and the site.
     folders : tuple of str
@@ -127,6 +127,16 @@ class ProfileJobs:
     submitted_at: float
     ids: tuple[str, ...] = ()
     over: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the jobs, by which those of an interrupted submission are found."""
+        return tuple(f"{self.name}-{number}" for number in range(len(self.folders)))
+
+
+def ended_file(folder: Path) -> Path:
+    """Return the path of the empty file that a job leaves in its folder when it has ended."""
+    return folder / "ended"
 
 
 def jobs_file(folder: Path) -> Path:

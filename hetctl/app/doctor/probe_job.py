@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 import shutil
-import sys
 import tempfile
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,33 +13,30 @@ from typing import TypeVar
 
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
-from hetctl.app.run.submission import request_of
-from hetctl.cluster.batch.base import BatchSystem, JobRequest
+from hetctl.app.run.submission import submit_measuring
+from hetctl.cluster.batch.base import BatchSystem
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.cluster.render import JobScript, render_job
+from hetctl.cluster.render import JobScript
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
 from hetctl.model.errors import BatchSystemError
-from hetctl.model.serialization import encode, parse
+from hetctl.model.job import PROBE
+from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.driver.probe import LEADERS_LOG, all_reduce_task, log_file
 from hetctl.runtime.frameworks import NCCL
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime, speed_of
-from hetctl.storage.atomic_io import make_private_folder, write_json, write_private
-from hetctl.storage.paths import Home
-from hetctl.storage.probe_files import END_FILE, ORDER_FILE, ProbeEnd, ProbeOrder, RankReport
+from hetctl.storage.atomic_io import make_private_folder, read_json, write_json
+from hetctl.storage.paths import RunFolder
+from hetctl.storage.probe_files import END_FILE, ORDER_FILE, REPAIR, ProbeEnd, ProbeOrder, RankReport
 
 T = TypeVar("T")
 
-WALL_S, GRACE_S = 600, 60
+WALL_S = 600
 QUEUE_PATIENCE_S, POLL_S = 900.0, 1.0
 TAIL = 5
-DRIVER = """\
-#!/bin/sh
-# Stands for the Python of a job's script: probes where the driver would train, and submits nothing.
-[ "$2" = hetctl.runtime.driver ] || exit 0
-exec {python} -m hetctl.runtime.driver.probe {folder}
-"""
+FOLDERS = "doctor-"
+"""Beginning of the names of the folders of tests."""
 
 
 @dataclass(frozen=True)
@@ -73,11 +67,14 @@ def probe(project: Project, site: Site, framework: str | None) -> Probe:
         If the batch system refuses it, or cannot be reached.
     """
     make_private_folder(project.home.path)
-    folder = Path(tempfile.mkdtemp(prefix="doctor-", dir=project.home.path))
     batch = project.batch_system(site)
+    _remove_leftovers(batch, project.home.path)
+    folder = Path(tempfile.mkdtemp(prefix=FOLDERS, dir=project.home.path))
+    script = _script(project, site, folder)
     job = ""
     try:
-        job = batch.submit(_request(project, site, framework, folder))
+        write_json(folder / ORDER_FILE, encode(ProbeOrder(replace(site, nodes=script.nodes), framework)))
+        job = submit_measuring(project, batch, script)
         return _read(site, job, folder) if _wait(batch, job) else Probe((_waits(job),))
     finally:
         if job:
@@ -85,35 +82,32 @@ def probe(project: Project, site: Site, framework: str | None) -> Probe:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _request(project: Project, site: Site, framework: str | None, folder: Path) -> JobRequest:
+def _remove_leftovers(batch: BatchSystem, home: Path) -> None:
+    """Cancel the jobs of commands that were killed, and remove their folders."""
+    # Younger ones may be those of commands that still wait.
+    oldest = time.time() - QUEUE_PATIENCE_S - WALL_S
+    left = [folder for folder in home.glob(f"{FOLDERS}*") if folder.stat().st_mtime < oldest]
+    batch.cancel([*batch.find([_name(folder) for folder in left]).values()])
+    for folder in left:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _name(folder: Path) -> str:
+    return f"hetctl-{folder.name}"
+
+
+def _script(project: Project, site: Site, folder: Path) -> JobScript:
     nodes = min(2, site.nodes)
-    size = job_size(site, nodes * site.gpus_per_node, WALL_S, None)
-    run = Home(folder).run("doctor").create()
-    python = folder / "probe.sh"
-    write_private(
-        python,
-        DRIVER.format(python=shlex.quote(site.python or sys.executable), folder=shlex.quote(str(folder))),
-    )
-    # `write_private` writes files without the right to execute.
-    python.chmod(0o700)
-    order = ProbeOrder(replace(site, nodes=nodes), framework)
-    write_json(folder / ORDER_FILE, encode(order))
-    script = JobScript(
-        run="doctor",
-        job=0,
-        name=f"hetctl-doctor-{uuid.uuid4().hex[:6]}",
-        run_folder=run.path,
-        files=run.job(0),
-        site=replace(site, python=str(python)),
-        queue=size.queue,
+    return JobScript(
+        mode=PROBE,
+        folder=RunFolder(folder),
+        name=_name(folder),
+        site=site,
+        queue=job_size(site, nodes * site.gpus_per_node, WALL_S, None).queue,
         nodes=nodes,
         wall_s=WALL_S,
-        grace_s=GRACE_S,
-        python=str(python),
-        home=folder,
+        home=project.home.path,
     )
-    write_private(script.files.script, render_job(script, project.template_folders))
-    return request_of(script, nodes * site.gpus_per_node)
 
 
 def _wait(batch: BatchSystem, job: str) -> bool:
@@ -133,11 +127,11 @@ def _waits(job: str) -> CheckResult:
 def _read(site: Site, job: str, folder: Path) -> Probe:
     """Read the results of the job from its folder."""
     if not (folder / END_FILE).exists():
-        log = Home(folder).run("doctor").job(0).log
+        log = RunFolder(folder).job(0).log
         fix = f"the nodes must see {folder.parent}, and Python there must import hetctl: {_tail(log)}"
         found = f"job {job} left nothing behind"
         return Probe((CheckResult("job", CheckStatus.FAILED, found, fix, FaultDomain.BATCH_SYSTEM),))
-    end = parse(ProbeEnd, (folder / END_FILE).read_text(encoding="utf-8"))
+    end = read_json(folder / END_FILE, ProbeEnd, REPAIR)
     ran = CheckResult(
         "job", CheckStatus.OK, f"job {job} ran on {', '.join(end.nodes)} and sees {folder.parent}"
     )
@@ -154,7 +148,7 @@ def _read(site: Site, job: str, folder: Path) -> Probe:
 
 
 def _decoded(kind: type[T], paths: Iterable[Path]) -> list[T]:
-    return [parse(kind, path.read_text(encoding="utf-8")) for path in sorted(paths)]
+    return [read_json(path, kind, REPAIR) for path in sorted(paths)]
 
 
 def job_checks(

@@ -77,13 +77,10 @@ def script_of(site: Site, case: Case) -> JobScript:
     """
     size = job_size(site, case.nodes * site.gpus_per_node, None, None)
     home = Home(HOME)
-    run = home.run(RUN)
     return JobScript(
-        run=RUN,
+        folder=home.run(RUN),
         job=case.job,
         name=f"hetctl-{RUN}-{case.job}-0a1b2c",
-        run_folder=run.path,
-        files=run.job(case.job),
         site=site,
         queue=size.queue,
         nodes=case.nodes,

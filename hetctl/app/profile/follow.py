@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import NoReturn
 
@@ -20,7 +19,7 @@ from hetctl.app.profile.jobs import (
     submit,
     under_way,
 )
-from hetctl.app.project import Waits
+from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.lock import ProjectLock
 from hetctl.cluster.batch.base import BatchSystem, SubmissionInDoubtError
@@ -145,19 +144,18 @@ class InterruptibleJobs:
         Lock of the project, which this process has.
     """
 
+    project: Project
     batch: BatchSystem
     catalog: Catalog
     lock: ProjectLock
     interruptions: Interruptions
     observer: ProfileMonitor
-    profiles: Path
-    waits: Waits
 
     def submit(self, request: MeasureRequest) -> JobGroup:
         """Submit jobs, unless a signal has arrived; one that arrives meanwhile is kept."""
         self.interruptions.check()
         try:
-            return submit(self.batch, self.profiles, request)
+            return submit(self.project, self.batch, request)
         except SubmissionInDoubtError:
             self.interruptions.check()  # Ctrl-C is also sent to sbatch and ends it
             raise
@@ -165,8 +163,9 @@ class InterruptibleJobs:
     def under_way(self, ensemble: str, site: str) -> list[JobGroup]:
         """Return the groups of earlier commands that have unfinished jobs."""
         with self.interruptions.heeded():
+            settle_s = self.project.waits.settle_s
             return groups_under_way(
-                self.batch, self.catalog, self.profiles, ensemble, site, self.waits.settle_s
+                self.batch, self.catalog, self.project.home.profiles, ensemble, site, settle_s
             )
 
     def wait(self, groups: Sequence[JobGroup], points: Sequence[ProfileTarget]) -> None:
@@ -190,7 +189,7 @@ class InterruptibleJobs:
             with self.interruptions.heeded():
                 follow(
                     *(self.batch, jobs, points, self.observer.progressed),
-                    *(self.interruptions.check, self.waits.profile_poll_s),
+                    *(self.interruptions.check, self.project.waits.profile_poll_s),
                 )
         except Interruption as interruption:
             self._end(interruption, [job.id for job in jobs])

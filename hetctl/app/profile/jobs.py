@@ -1,7 +1,7 @@
 """Profiling jobs, submitted so that a crash at any instruction neither loses nor doubles them.
 
-Before a submission, ``jobs.json`` records the name of the jobs. If a crash leaves them without ids, the
-next command searches by that name: jobs that the batch system has are adopted. Of the others
+Before a submission, ``jobs.json`` records the names of the jobs. If a crash leaves them without ids, the
+next command searches by these names: jobs that the batch system has are adopted. Of the others
 ``measurements.json`` is removed, so that one that is submitted late after all measures nothing.
 """
 
@@ -10,26 +10,23 @@ from __future__ import annotations
 import math
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetctl.app.profile.folder import events_of, ingest, last_sign_of
+from hetctl.app.project import Project
+from hetctl.app.run.submission import find_settled, submit_measuring
 from hetctl.catalog.catalog import Catalog
-from hetctl.cluster.batch.base import (
-    START_PATIENCE_S,
-    BatchSystem,
-    FunctionCall,
-    SubmissionInDoubtError,
-)
-from hetctl.cluster.batch.submitit_jobs import has_result, write_call
+from hetctl.cluster.batch.base import START_PATIENCE_S, BatchSystem, SubmissionInDoubtError
+from hetctl.cluster.render import JobScript
 from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import HetctlError
-from hetctl.model.interpreter import load_entry
-from hetctl.model.job import JobState, JobStatus
+from hetctl.model.job import PROFILE, JobState, JobStatus
 from hetctl.model.profile import INTER_NODE
 from hetctl.model.site import Queue, Site
 from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.paths import RunFolder
 from hetctl.storage.profile_request import (
     LAYERS,
     LINKS,
@@ -38,6 +35,7 @@ from hetctl.storage.profile_request import (
     Measurements,
     ProfileJobs,
     ProfileTarget,
+    ended_file,
     jobs_file,
     measurements_file,
     read_jobs,
@@ -45,13 +43,11 @@ from hetctl.storage.profile_request import (
     write_measurements,
 )
 
-PROFILE_JOB = "hetctl.runtime.driver.profile_job:run_profile_job"
-"""Function that a job calls with its folder; commands that submit none need not import it."""
 POINT_S = {RATE: 60, LAYERS: 900, LINKS: 60}
 """Seconds allowed for each point, one after another, when the job's time limit is chosen."""
 SHORTEST_JOB_S = 600
-CALLS = "submitit"
-"""Subfolder of the first job's folder for the calls."""
+SUBMITIT = "submitit"
+"""Subfolder of a job's folder for submitit's files."""
 
 
 @dataclass(frozen=True)
@@ -109,14 +105,13 @@ class ProfileJob:
 
     id: str
     folder: Path
-    calls: Path
     wall_s: int
     submitted_at: float
 
     @property
     def has_returned(self) -> bool:
-        """True if its function has returned or raised."""
-        return has_result(self.calls, self.id)
+        """True if it has said that it measures nothing more."""
+        return ended_file(self.folder).exists()
 
     def is_over(self, status: JobStatus, now: float | None = None) -> bool:
         """Return true if it measures nothing more, by its files if the batch system forgot it.
@@ -147,20 +142,11 @@ class JobGroup:
         return tuple(self.profiles / name for name in self.record.folders)
 
     @property
-    def calls(self) -> Path:
-        """Folder of submitit's calls."""
-        return self.folders[0] / CALLS
-
-    @property
     def jobs(self) -> list[ProfileJob]:
         """Jobs that the batch system has, or had."""
         record = self.record
         pairs = zip(record.ids, self.folders, strict=False)
-        return [
-            ProfileJob(job, path, self.calls, record.wall_s, record.submitted_at)
-            for job, path in pairs
-            if job
-        ]
+        return [ProfileJob(job, path, record.wall_s, record.submitted_at) for job, path in pairs if job]
 
     @property
     def ids(self) -> list[str]:
@@ -169,7 +155,7 @@ class JobGroup:
 
     @property
     def has_returned(self) -> bool:
-        """True if the functions of all jobs have returned."""
+        """True if all jobs have said so."""
         return bool(self.record.ids) and all(job.has_returned for job in self.jobs)
 
     def ingest(self, catalog: Catalog) -> None:
@@ -197,7 +183,7 @@ class JobGroup:
         return group
 
 
-def submit(batch: BatchSystem, profiles: Path, request: MeasureRequest) -> JobGroup:
+def submit(project: Project, batch: BatchSystem, request: MeasureRequest) -> JobGroup:
     """Submit profiling jobs, one for each share.
 
     Raises
@@ -207,18 +193,40 @@ def submit(batch: BatchSystem, profiles: Path, request: MeasureRequest) -> JobGr
     BatchSystemError
         If it refused.
     """
-    group = _new_group(profiles, request)
+    # The record of the names comes first: by them the next command finds whatever a crash leaves.
+    group = _new_group(project.home.profiles, request)
+    ids: list[str] = []
     try:
-        # After the record of the name, by which the next command finds whatever a crash leaves from here on.
         _write(group, request)
-        ids = batch.call(_call(group, request))
+        for name, folder in zip(group.record.names, group.folders, strict=True):
+            script = _script(project, request, name, folder, ids)
+            ids.append(submit_measuring(project, batch, script, folder / SUBMITIT))
     # The jobs may exist, so their files must stay; the next command searches for them.
     except SubmissionInDoubtError:
         raise
     except (HetctlError, OSError):
         group.withdraw()
+        batch.cancel(ids)
         raise
-    return group.noted(ids=ids)
+    return group.noted(ids=tuple(ids))
+
+
+def _script(
+    project: Project, request: MeasureRequest, name: str, folder: Path, earlier: Sequence[str]
+) -> JobScript:
+    """Return the script of a job, which waits for one of the `earlier` if too many would run at a time."""
+    most = request.max_concurrent
+    return JobScript(
+        mode=PROFILE,
+        folder=RunFolder(folder),
+        name=name,
+        site=request.site,
+        queue=request.queue,
+        nodes=request.nodes,
+        wall_s=request.wall_s,
+        home=project.home.path,
+        after=earlier[-most] if most and len(earlier) >= most else None,
+    )
 
 
 def open_groups(profiles: Path) -> list[JobGroup]:
@@ -266,24 +274,19 @@ def groups_under_way(
 def _with_ids(batch: BatchSystem, group: JobGroup, settle_s: float) -> JobGroup | None:
     """Return a group with its ids if its submission was interrupted; None if it has no job at all.
 
-    Files that the crash prevented are written; the measurements file of a job that does not exist is removed.
+    The measurements file of a job that does not exist is removed.
     """
     if group.record.ids:
         return group
-    ids = batch.find_call(group.record.name, len(group.folders))
-    # A request of the killed process may still be on its way to the batch system.
-    if "" in ids:
-        time.sleep(settle_s)
-        ids = batch.find_call(group.record.name, len(group.folders))
-    if not any(ids):
+    names = group.record.names
+    found = find_settled(batch, names, settle_s)
+    if not found:
         group.withdraw()
         return None
-    for job, folder in zip(ids, group.folders, strict=True):
-        if job:
-            write_call(group.calls, load_entry(PROFILE_JOB), str(folder), job, group.record.wall_s)
-        else:
+    for name, folder in zip(names, group.folders, strict=True):
+        if name not in found:
             _withdraw(folder)
-    return group.noted(ids=ids)
+    return group.noted(ids=tuple(found.get(name, "") for name in names))
 
 
 def under_way(batch: BatchSystem, jobs: Iterable[ProfileJob]) -> list[ProfileJob]:
@@ -300,8 +303,8 @@ def _groups(profiles: Path) -> list[JobGroup]:
 
 
 def _new_group(profiles: Path, request: MeasureRequest) -> JobGroup:
-    """Record the name under which the jobs are about to be submitted."""
-    # The name is unique at the batch system, where it is searched for after a crash.
+    """Record the names under which the jobs are about to be submitted."""
+    # They are unique at the batch system, where they are searched for after a crash.
     token = uuid.uuid4().hex[:12]
     record = ProfileJobs(
         name=f"hetctl-profile-{request.ensemble.name}-{token}",
@@ -329,20 +332,6 @@ def _write(group: JobGroup, request: MeasureRequest) -> None:
 
 def _nodes_of(point: ProfileTarget, gpus_per_node: int) -> int:
     return 2 if point.member == INTER_NODE and point.what == LINKS else -(-point.gpus // gpus_per_node)
-
-
-def _call(group: JobGroup, request: MeasureRequest) -> FunctionCall:
-    return FunctionCall(
-        function=load_entry(PROFILE_JOB),
-        arguments=tuple(str(folder) for folder in group.folders),
-        folder=group.calls,
-        name=group.record.name,
-        site=request.site,
-        queue=request.queue,
-        nodes=request.nodes,
-        wall_s=request.wall_s,
-        max_concurrent=request.max_concurrent,
-    )
 
 
 def _withdraw(folder: Path) -> None:

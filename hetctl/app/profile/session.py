@@ -221,15 +221,8 @@ def profiling(
         catalog.save_site(command.site)
         # A command that was killed has left measured points on the disk.
         ingest_all(catalog, home.profiles)
-        jobs = InterruptibleJobs(
-            project.batch_system(command.site),
-            catalog,
-            lock,
-            interruptions,
-            observer or ProfileMonitor(),
-            home.profiles,
-            project.waits,
-        )
+        batch, monitor = project.batch_system(command.site), observer or ProfileMonitor()
+        jobs = InterruptibleJobs(project, batch, catalog, lock, interruptions, monitor)
         try:
             yield jobs
         except Interruption as interruption:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from hetctl.app.plan.job_request import job_size
 from hetctl.app.project import Project
@@ -134,19 +135,15 @@ def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | 
         If the first round does not fit the job's nodes as planned.
     """
     *earlier, job = jobs
-    folder = project.home.run(spec.run)
     script = JobScript(
-        run=spec.run,
+        folder=project.home.run(spec.run),
         job=job.number,
         name=job.name,
-        run_folder=folder.path,
-        files=folder.job(job.number),
         site=spec.site,
         queue=job_size(spec.site, spec.gpus, spec.wall_s, spec.queue).queue,
         nodes=job.nodes,
         wall_s=spec.wall_s,
         grace_s=spec.grace_s,
-        python=sys.executable,
         home=project.home.path,
         after=_predecessor(earlier),
         exclude=excluded_nodes(earlier, spec.site.nodes, job.nodes),
@@ -160,14 +157,8 @@ def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | 
     return Submission(spec.run, request_of(script, spec.gpus), text, steps, tuple(packing))
 
 
-def request_of(script: JobScript, gpus: int) -> JobRequest:
-    """Return the request to submit a script, once that is in its file.
-
-    Parameters
-    ----------
-    gpus : int
-        GPUs (or slots) on all its nodes together.
-    """
+def request_of(script: JobScript, gpus: int, submitit: Path | None = None) -> JobRequest:
+    """Return the request to submit a script, once that is in its file; the rest is as in `JobRequest`."""
     return JobRequest(
         name=script.name,
         script=script.files.script,
@@ -176,6 +167,7 @@ def request_of(script: JobScript, gpus: int) -> JobRequest:
         site=script.site,
         gpus=gpus,
         after=script.after,
+        submitit=submitit,
     )
 
 
@@ -243,14 +235,13 @@ def submit_last(
     job, folder, batch = jobs[-1], project.home.run(spec.run), project.batch_system(spec.site)
     try:
         # One that an earlier command has lost would train the run beside the new one.
-        if batch_id := _find(batch, folder, job, recorded=False):
+        claimed = read_claim(folder.job(job.number))
+        if batch_id := claimed or batch.find([job.name], recorded=False).get(job.name, ""):
             return _adopted(catalog, folder, job, batch_id), "is found: it had been submitted before"
-        _write(folder, spec, submission)
-        batch_id = batch.submit(submission.request)
+        write_spec(folder.create(), spec)
+        batch_id, what = submit_once(batch, submission.request, submission.script, project.waits.settle_s)
     # A subclass of BatchSystemError: the job may exist, so its entry must stay.
     except SubmissionInDoubtError as doubt:
-        if found := _found_at_once(project, catalog, batch, folder, job):
-            return found, f"submitted, although {doubt.message}"
         raise SubmissionInDoubtError(
             f"{doubt.message}: it is unknown whether the batch system has job {job.name} of run {spec.run}",
             f"`hetctl advance {spec.run}` looks whether the job is there, and submits it if it is not",
@@ -261,17 +252,62 @@ def submit_last(
     # A crash before this line leaves SUBMITTING, and the next command adopts the job by its name.
     submitted = moved(job, JobState.PENDING, batch_id=batch_id, submitted_at=time.time())
     catalog.save_job(spec.run, submitted)
-    return submitted, "submitted"
+    return submitted, what
 
 
-def _found_at_once(
-    project: Project, catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job
-) -> Job | None:
-    """Find a job in doubt, so that a run that nobody watches goes on; None if there is no sign of it."""
+def submit_measuring(
+    project: Project, batch: BatchSystem, script: JobScript, submitit: Path | None = None
+) -> str:
+    """Submit a job that trains nothing; return its id. The errors are those of `submit_once`."""
+    request = request_of(script, script.nodes * script.site.gpus_per_node, submitit)
+    text = render_job(script, project.template_folders)
+    return submit_once(batch, request, text, project.waits.settle_s)[0]
+
+
+def submit_once(batch: BatchSystem, request: JobRequest, script: str, settle_s: float) -> tuple[str, str]:
+    """Submit the text of a script as a job, and look for the job if that is in doubt.
+
+    Parameters
+    ----------
+    settle_s : float
+        As in `find_settled`.
+
+    Returns
+    -------
+    batch_id, what : str
+        The job's id, and what has happened, in words.
+
+    Raises
+    ------
+    SubmissionInDoubtError
+        If there is no sign of the job, which may exist nevertheless.
+    BatchSystemError
+        If the batch system refused it.
+    """
+    write_private(request.script, script)
     try:
-        return adopt(catalog, batch, folder, job, project.waits.settle_s)
-    except BatchSystemError:
-        return None
+        return batch.submit(request), "submitted"
+    except SubmissionInDoubtError as doubt:
+        # At once, so that a run that nobody watches goes on.
+        with suppress(BatchSystemError):
+            if found := find_settled(batch, [request.name], settle_s):
+                return found[request.name], f"submitted, although {doubt.message}"
+        raise
+
+
+def find_settled(batch: BatchSystem, names: Sequence[str], settle_s: float) -> Mapping[str, str]:
+    """Return the ids of jobs whose submission was interrupted, by name.
+
+    Parameters
+    ----------
+    settle_s : float
+        Time in seconds in which a request of a killed process may still reach the batch system.
+    """
+    found = batch.find(names)
+    if len(found) < len(names):
+        time.sleep(settle_s)
+        found = batch.find(names)
+    return found
 
 
 def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job, settle_s: float) -> Job | None:
@@ -282,11 +318,12 @@ def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job, set
     settle_s : float
         Time after the submission, in seconds, until which the job may still appear.
     """
-    batch_id = _find(batch, folder, job)
+    # Of several jobs with this name, the one that has claimed it; it may be over already, and forgotten.
+    batch_id = read_claim(folder.job(job.number))
     if not batch_id:
-        # A request of the killed process may still be on its way; a job of long ago is not waited for.
-        time.sleep(max(0.0, min(settle_s, job.submitted_at + settle_s - time.time())))
-        batch_id = _find(batch, folder, job)
+        # A job of long ago is not waited for.
+        left_s = max(0.0, min(settle_s, job.submitted_at + settle_s - time.time()))
+        batch_id = find_settled(batch, [job.name], left_s).get(job.name, "")
     return _adopted(catalog, folder, job, batch_id) if batch_id else None
 
 
@@ -296,22 +333,10 @@ def _adopted(catalog: Catalog, folder: RunFolder, job: Job, batch_id: str) -> Jo
     return adopted
 
 
-def _find(batch: BatchSystem, folder: RunFolder, job: Job, *, recorded: bool = True) -> str:
-    """Return the id of a job by its own claim, if it has started, or by the batch system; else nothing."""
-    # Of several jobs with this name, the one that has claimed it; it may be over already, and forgotten.
-    claimed = read_claim(folder.job(job.number))
-    return claimed or batch.find([job.name], recorded=recorded).get(job.name, "")
-
-
 def _predecessor(earlier: Sequence[Job]) -> str | None:
     """Return the id of the last job if it may not be over yet."""
     alive = [job.batch_id for job in earlier if not job.state.over]
     return alive[-1] if alive else None
-
-
-def _write(folder: RunFolder, spec: RunSpec, submission: Submission) -> None:
-    write_spec(folder.create(), spec)
-    write_private(submission.request.script, submission.script)
 
 
 def _forget(project: Project, catalog: Catalog, run: str, jobs: Sequence[Job]) -> None:

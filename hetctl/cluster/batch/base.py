@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobStatus
-from hetctl.model.site import Queue, Site
+from hetctl.model.site import Site
 
 START_PATIENCE_S = 120
 """Seconds after which a job that has not started and is unknown to the batch system counts as gone."""
@@ -33,6 +33,8 @@ class JobRequest:
         Resources in the script: wall-clock limit in seconds, and GPUs (or slots) on all its nodes together.
     after : str or None
         Id of the job that must be over, with any result, before this one may start.
+    submitit : Path or None
+        Folder of submitit's files, if it is to run the command.
     """
 
     name: str
@@ -42,35 +44,12 @@ class JobRequest:
     site: Site
     gpus: int
     after: str | None = None
+    submitit: Path | None = None
 
-
-@dataclass(frozen=True)
-class FunctionCall:
-    """Python function to be run once for each of its arguments, each time in a separate job.
-
-    Parameters
-    ----------
-    arguments : tuple of str
-        Arguments; if there are several, the jobs are the elements of one array.
-    folder : Path
-        Folder in which submitit stores the call and its output.
-    name : str
-        Unique name, by which the jobs are found if their ids were not recorded.
-    nodes, wall_s : int
-        Nodes, and wall-clock limit in seconds, of each job.
-    max_concurrent : int or None
-        Largest number of jobs that run at the same time; None: unlimited.
-    """
-
-    function: Callable[[str], Any]
-    arguments: tuple[str, ...]
-    folder: Path
-    name: str
-    site: Site
-    queue: Queue
-    nodes: int
-    wall_s: int
-    max_concurrent: int | None = None
+    @property
+    def stdin(self) -> Path | None:
+        """The script, if the command reads it from its standard input."""
+        return None if str(self.script) in self.command else self.script
 
 
 class BatchSystem(Protocol):
@@ -90,15 +69,6 @@ class BatchSystem(Protocol):
             answer in time and may have taken the job.
         """
 
-    def call(self, call: FunctionCall) -> tuple[str, ...]:
-        """Submit a function by submitit; return the ids of the jobs in the order of the arguments.
-
-        Raises
-        ------
-        BatchSystemError
-            Same as in `submit`.
-        """
-
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Return the states of many jobs by one query; an unknown job is UNKNOWN, never FINISHED."""
 
@@ -110,15 +80,6 @@ class BatchSystem(Protocol):
         recorded : bool
             If true, finished jobs are included as long as there is any record of them. If false, those that
             the batch system still has in memory are enough: it has all that wait or run.
-        """
-
-    def find_call(self, name: str, count: int) -> tuple[str, ...]:
-        """Return the ids of a call's jobs by its name, in the order of `call`; "" for each one not found.
-
-        Parameters
-        ----------
-        count : int
-            Number of arguments of the call.
         """
 
     def cancel(self, ids: Sequence[str]) -> None:

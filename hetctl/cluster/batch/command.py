@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from hetctl.cluster.batch.base import SubmissionInDoubtError
+from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.site import USUAL_TIMEOUTS
 from hetctl.storage.processes import die_with_parent
@@ -170,6 +170,29 @@ class CommandRunner:
 
 USUAL_COMMANDS = CommandRunner()
 DOUBT = "the next hetctl command looks whether the job is there, and submits it if it is not"
+
+
+def submit_script(
+    commands: CommandRunner,
+    request: JobRequest,
+    refusals: Collection[str],
+    parse_id: Callable[[str], str],
+) -> str:
+    """Submit a script that has all options of its job; return the id in the output.
+
+    Parameters
+    ----------
+    refusals : collection of str
+        As in `CommandRunner.submit`, as are the errors.
+    """
+    if not request.script.is_file():  # bsub would take its name for a command
+        raise BatchSystemError(f"cannot read {request.script}: no such file")
+    if request.submitit:
+        # Imported on use: submitit takes 0.11 s.
+        from hetctl.cluster.batch.submitit_executor import submit_by_submitit
+
+        return submit_by_submitit(request, request.submitit, refusals, parse_id)
+    return parse_id(commands.submit(request.command, request.stdin, refusals))
 
 
 def matches(answer: Answer, parts: Collection[str]) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -15,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
 from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
-from hetctl.cluster.batch.submitit_jobs import setup_lines, write_call
 from hetctl.model.errors import BatchSystemError, is_transient
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.serialization import encode
 from hetctl.model.site import Site
-from hetctl.storage.atomic_io import make_private_folder, read_json, write_json, write_private
+from hetctl.storage.atomic_io import make_private_folder, read_json, write_json
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import HostBoot, Process
 
@@ -103,14 +101,6 @@ ENDED_BY = {"timeout": JobState.TIMEOUT, "cancelled": JobState.CANCELLED}
 WAITS = "for another job, or for free slots"
 START_S = 30.0
 """Time limit in seconds for a supervisor to claim its job, which takes a fraction of a second."""
-SUBMITIT_ENVIRONMENT = {
-    "SUBMITIT_EXECUTOR": "local",
-    "SUBMITIT_LOCAL_NTASKS": "1",
-    "SUBMITIT_LOCAL_JOB_NUM_NODES": "1",
-    "SUBMITIT_LOCAL_NODEID": "0",
-    "SUBMITIT_LOCAL_GLOBALID": "0",
-    "SUBMITIT_LOCAL_LOCALID": "0",
-}
 
 
 class LocalBatch:
@@ -136,22 +126,6 @@ class LocalBatch:
         self._start(request.name, request.script, options, log)
         return request.name
 
-    def call(self, call: FunctionCall) -> tuple[str, ...]:
-        """Start supervisors that run submitit's own program; each job waits for the previous one.
-
-        Each job gets the whole machine, so that the jobs cannot run at the same time.
-        """
-        jobs = _jobs_of_call(call.name, len(call.arguments))
-        try:
-            for job, argument, after in zip(jobs, call.arguments, (None, *jobs), strict=False):
-                self._start_call(call, job, argument, after)
-        except SubmissionInDoubtError:
-            raise
-        except (BatchSystemError, OSError):
-            self.cancel(jobs)  # submit all or none
-            raise
-        return jobs
-
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Return the states of jobs according to their processes and to the files of their supervisors."""
         return {job: status_of(self._folder, job) for job in ids}
@@ -160,12 +134,6 @@ class LocalBatch:
         """Return the jobs that a supervisor has claimed, by name."""
         return {name: name for name in names if claim_file(self._folder, name).exists()}
 
-    def find_call(self, name: str, count: int) -> tuple[str, ...]:
-        """Return the call's jobs that a supervisor has claimed."""
-        jobs = _jobs_of_call(name, count)
-        found = self.find(jobs)
-        return tuple(found.get(job, "") for job in jobs)
-
     def cancel(self, ids: Sequence[str]) -> None:
         """Signal the supervisors; they give the scripts 20 s to write a checkpoint."""
         for job in ids:
@@ -173,13 +141,6 @@ class LocalBatch:
             # The numbers of processes are valid on one machine, between two boots.
             if claimed and claimed.machine == HostBoot.this():
                 _end(claimed)
-
-    def _start_call(self, call: FunctionCall, job: str, argument: str, after: str | None) -> None:
-        write_call(call.folder, call.function, argument, job, call.wall_s)
-        script = call.folder / f"{job}.sh"
-        write_private(script, _function_script(call, job))
-        options = [f"--wall={call.wall_s}", *_slots(call.site, call.site.gpus), *_after(after)]
-        self._start(job, script, options, call.folder / f"{job}_0_log.out")
 
     def _start(self, job: str, script: Path, options: Sequence[str], log: Path) -> None:
         make_private_folder(self._folder)
@@ -226,10 +187,6 @@ class LocalBatch:
             if is_transient(error):
                 return False
             raise
-
-
-def _jobs_of_call(name: str, count: int) -> tuple[str, ...]:
-    return tuple(f"{name}-{index}" for index in range(count))
 
 
 def _slots(site: Site, gpus: int) -> list[str]:
@@ -291,17 +248,6 @@ def _end(claimed: Claim) -> None:
             os.kill(claimed.supervisor.pid, signal.SIGTERM)
         elif claimed.script and claimed.script.group_alive:
             os.killpg(claimed.script.pid, signal.SIGKILL)
-
-
-def _function_script(call: FunctionCall, job: str) -> str:
-    variables = {**SUBMITIT_ENVIRONMENT, "SUBMITIT_LOCAL_JOB_ID": job}
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
-    program = [sys.executable, "-u", "-m", "submitit.core._submit", str(call.folder)]
-    # submitit 1.5.4 writes pickles with mode 0644 under the usual umask, and whoever can change one runs code
-    # as this user; exec lets SIGTERM reach Python instead of a waiting shell.
-    return "\n".join(
-        ["#!/bin/bash", "umask 077", *setup_lines(call.site), *lines, f"exec {shlex.join(program)}", ""]
-    )
 
 
 T = TypeVar("T")

@@ -1,24 +1,16 @@
-"""Client of LSF and its commands: bjobs for jobs in its memory, bhist for older ones.
-
-Ids of jobs are written as by submitit, which names files by them: an element of an array is ``12_3``, for
-LSF's ``12[3]``.
-"""
+"""Client of LSF and its commands: bjobs for jobs in its memory, bhist for older ones."""
 
 from __future__ import annotations
 
 import json
-import math
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner
-from hetctl.cluster.batch.submitit_jobs import array_elements, setup_lines, submit_function
-from hetctl.cluster.launchers import LAUNCHERS
+from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, submit_script
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 
@@ -106,9 +98,9 @@ REFUSALS = (
 NOTHING_FOUND = ("is not found", "No matching job found", "No job found", "No unfinished job found")
 OVER_ALREADY = ("Job has already finished", "No matching job found", "is being terminated")
 
-FIELDS = "jobid jobindex job_name stat exit_code exit_reason pend_reason exec_host"
+FIELDS = "jobid job_name stat exit_code exit_reason pend_reason exec_host"
 SUBMITTED = re.compile(r"^Job <([0-9]{1,18})> is submitted to ", re.MULTILINE)
-JOB_ID = re.compile(r"([0-9]{1,18})(?:\[([0-9]{1,18})\])?\Z", re.ASCII)
+JOB_ID = re.compile(r"[0-9]{1,18}\Z")
 HISTORY = re.compile(r"^Job <([^>\n]*)>,(?: Job Name <([^>\n]*)>)?", re.MULTILINE)
 EVENT = re.compile(r"^\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d(?: \d{4})?: (.*)$", re.MULTILINE | re.ASCII)
 ENDED = re.compile(
@@ -135,9 +127,9 @@ def parse_job_id(text: str) -> str:
 
 
 def bjobs_command(ids: Sequence[str]) -> list[str]:
-    """Return the query for jobs in LSF's memory; for an array, for all its elements."""
+    """Return the query for jobs in LSF's memory."""
     # -json is accepted only with -o; -a includes jobs that ended a short time ago.
-    return ["bjobs", "-a", "-json", "-o", FIELDS, *dict.fromkeys(job.partition("_")[0] for job in ids)]
+    return ["bjobs", "-a", "-json", "-o", FIELDS, *ids]
 
 
 def parse_bjobs(text: str) -> dict[str, JobStatus]:
@@ -147,7 +139,7 @@ def parse_bjobs(text: str) -> dict[str, JobStatus]:
 
 def bhist_command(ids: Sequence[str]) -> list[str]:
     """Return the query of the log for jobs that are no longer in LSF's memory."""
-    return ["bhist", "-l", *map(lsf_id, ids)]
+    return ["bhist", "-l", *ids]
 
 
 def parse_bhist(text: str) -> dict[str, JobStatus]:
@@ -166,8 +158,7 @@ def find_command(names: Sequence[str]) -> list[str]:
 
 def parse_found(text: str) -> dict[str, str]:
     """Parse the output of `find_command`: the ids by name, the newest if there are several."""
-    # An array is named name[1-8].
-    return _newest((record.get("JOB_NAME", "").partition("[")[0], job) for job, record in _records(text))
+    return _newest((record.get("JOB_NAME", ""), job) for job, record in _records(text))
 
 
 def find_gone_command(names: Sequence[str]) -> list[str]:
@@ -180,21 +171,6 @@ def parse_found_gone(text: str) -> dict[str, str]:
     return _newest((name, job) for job, name, _ in _stories(text))
 
 
-def lsf_id(job: str) -> str:
-    """Return a job's id in LSF's notation."""
-    array, separator, index = job.partition("_")
-    return f"{array}[{index}]" if separator else array
-
-
-def _our_id(text: str, index: str = "") -> str | None:
-    """Parse an id in LSF's notation; bjobs has the index of an array's element in a separate field."""
-    match = JOB_ID.match(text)
-    if not match:
-        return None
-    index = match.group(2) or (index if index.isascii() and index.isdigit() else "0")
-    return match.group(1) if int(index) == 0 else f"{match.group(1)}_{int(index)}"
-
-
 def _records(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the records of a JSON answer by job; other lines may precede it."""
     try:
@@ -205,8 +181,7 @@ def _records(text: str) -> Iterator[tuple[str, dict[str, str]]]:
     for record in records if isinstance(records, list) else ():
         if isinstance(record, dict) and "ERROR" not in record:
             fields = {key: value.strip() for key, value in record.items() if isinstance(value, str)}
-            job = _our_id(fields.get("JOBID", ""), fields.get("JOBINDEX", ""))
-            if job:
+            if JOB_ID.match(job := fields.get("JOBID", "")):
                 yield job, fields
 
 
@@ -241,8 +216,8 @@ def _stories(text: str) -> Iterator[tuple[str, str, str]]:
     heads = list(HISTORY.finditer(unfolded))
     ends = [*(head.start() for head in heads), len(unfolded)][1:]
     for head, end in zip(heads, ends, strict=True):
-        if job := _our_id(head.group(1)):
-            yield job, (head.group(2) or "").partition("[")[0], unfolded[head.end() : end]
+        if JOB_ID.match(job := head.group(1)):
+            yield job, head.group(2) or "", unfolded[head.end() : end]
 
 
 def _end(story: str) -> JobStatus | None:
@@ -267,9 +242,8 @@ def _end(story: str) -> JobStatus | None:
 def _newest(named: Iterator[tuple[str, str]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, job in named:
-        array = job.partition("_")[0]
         if name:
-            found[name] = max(array, found.get(name, array), key=int)
+            found[name] = max(job, found.get(name, job), key=int)
     return found
 
 
@@ -283,10 +257,6 @@ def _alike(letters: tuple[str, ...]) -> bool:
     return len(set(letters)) == 1
 
 
-FIRST_ELEMENT = 1
-"""Index of the first element of LSF's arrays."""
-
-
 class LsfBatch:
     """LSF, used through its commands."""
 
@@ -294,32 +264,8 @@ class LsfBatch:
         self._folder, self._commands = folder, commands
 
     def submit(self, request: JobRequest) -> str:
-        """Run bsub, which reads the script unless the command names it; the script has all options."""
-        if not request.script.is_file():  # bsub would take its name for a command
-            raise BatchSystemError(f"cannot read {request.script}: no such file")
-        stdin = None if str(request.script) in request.command else request.script
-        return parse_job_id(self._commands.submit(request.command, stdin, REFUSALS))
-
-    def call(self, call: FunctionCall) -> tuple[str, ...]:
-        """Submit with hetctl's own executor for submitit; the function starts steps itself.
-
-        It requests the same resources as the batch template.
-        """
-        site = call.site
-        parameters = {
-            "lsf_job_name": call.name,
-            "lsf_time": math.ceil(call.wall_s / 60),
-            "lsf_nodes": call.nodes,
-            "lsf_whole_nodes": LAUNCHERS[site.launcher].whole_nodes,
-            "lsf_cpus_per_task": site.gpus_per_node * site.cores_per_gpu,
-            "lsf_gpus_per_node": site.gpus_per_node if site.device == "gpu" else 0,
-            "lsf_array_parallelism": call.max_concurrent,
-            "lsf_queue": call.queue.name,
-            "lsf_project": site.account,
-            "lsf_setup": setup_lines(site),
-            "lsf_options": [word for line in site.directives for word in shlex.split(line)],
-        }
-        return submit_function(call, "lsf", parameters, REFUSALS)
+        """Run bsub."""
+        return submit_script(self._commands, request, REFUSALS, parse_job_id)
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Query bjobs, then bhist for jobs that bjobs no longer has; jobs unknown to both are UNKNOWN."""
@@ -340,16 +286,11 @@ class LsfBatch:
             found |= parse_found_gone(self._commands.check_output(command, TRANSIENT, NOTHING_FOUND))
         return {name: job for name, job in found.items() if name in names}
 
-    def find_call(self, name: str, count: int) -> tuple[str, ...]:
-        """Return the ids of the job, or of the elements of the array, of that name."""
-        job = self.find([name]).get(name, "")
-        return array_elements(job, count, FIRST_ELEMENT) if job else ("",) * count
-
     def cancel(self, ids: Sequence[str]) -> None:
         """Run bkill."""
         if not ids:
             return
-        answer = self._commands.run_with_retry(["bkill", *map(lsf_id, ids)], TRANSIENT)
+        answer = self._commands.run_with_retry(["bkill", *ids], TRANSIENT)
         lines = f"{answer.stdout}\n{answer.stderr}".splitlines()
         # bkill fails if one of several jobs has ended already, although it kills the others.
         if answer.code != 0 and [line for line in lines if line.strip() and not _has(line, OVER_ALREADY)]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
-import shlex
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
-from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner
-from hetctl.cluster.batch.submitit_jobs import array_elements, setup_lines, submit_function
-from hetctl.model.errors import BadInputError
+from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.command import DOUBT, USUAL_COMMANDS, CommandRunner, submit_script
 from hetctl.model.job import JobState, JobStatus
 
 STATES = {
@@ -102,7 +97,7 @@ OVER_ALREADY = ("already completing or completed", *GONE)
 NODE_TROUBLE = ("down", "drain", "err", "fail", "unk")
 """Prefixes of the states of nodes that do not work; a * after a state marks a node that does not respond."""
 
-JOB_ID = re.compile(r"[0-9]{1,18}(_([0-9]{1,18}|\[[0-9,%-]+\]))?\Z")
+JOB_ID = re.compile(r"[0-9]{1,18}\Z")
 MEMORY_DAYS = 30
 """Number of days for which the accounting is searched for a name."""
 
@@ -116,10 +111,10 @@ class JobRecord:
 
 
 def squeue_command(ids: Sequence[str]) -> list[str]:
-    """Return the query for jobs in Slurm's memory; for an array, for all its elements."""
-    columns = "JobArrayID:|,State:|,exit_code:|,Reason:|,NodeList:|"
+    """Return the query for jobs in Slurm's memory."""
+    columns = "JobID:|,State:|,exit_code:|,Reason:|,NodeList:|"
     # --states=all: by default squeue hides ended jobs, which it keeps for MinJobAge.
-    return ["squeue", "--noheader", "--array", "--states=all", f"--Format={columns}", _jobs(ids)]
+    return ["squeue", "--noheader", "--states=all", f"--Format={columns}", _jobs(ids)]
 
 
 def parse_squeue(text: str) -> dict[str, JobRecord]:
@@ -151,7 +146,7 @@ def parse_sacct(text: str) -> dict[str, JobRecord]:
 
 def find_command(names: Sequence[str], user: int) -> list[str]:
     """Return the query for a user's jobs of these names in Slurm's memory."""
-    return ["squeue", "--noheader", "--states=all", f"--user={user}", "--format=%F|%j", _named(names)]
+    return ["squeue", "--noheader", "--states=all", f"--user={user}", "--format=%A|%j", _named(names)]
 
 
 def find_gone_command(names: Sequence[str], user: int) -> list[str]:
@@ -167,7 +162,6 @@ def parse_found(text: str) -> dict[str, str]:
     for line in text.splitlines():
         job, separator, name = line.strip().partition("|")
         if separator and name and JOB_ID.match(job):
-            job = _array_of(job)
             found[name] = max(job, found.get(name, job), key=int)
     return found
 
@@ -202,21 +196,6 @@ def parse_job_id(text: str) -> str:
     return job
 
 
-def record_of(job: str, records: Mapping[str, JobRecord]) -> JobRecord | None:
-    """Return the record of a job; elements of an array that have not started may share one record.
-
-    Slurm lists them as ``6_[2-5%2]``, and after their cancellation as ``6``.
-    """
-    if job in records:
-        return records[job]
-    array, _, index = job.partition("_")
-    for key, record in records.items():
-        if index and key.startswith(f"{array}_[") and _holds(key, int(index)):
-            return record
-    rest = records.get(array)
-    return None if rest and rest.status.state == JobState.FINISHED else rest
-
-
 def _record(words: str, code: str, reason: str, nodes: str) -> JobRecord:
     state = _state_named(words.split()[0] if words else "")  # sacct appends the user: "CANCELLED by 1000"
     exit_code = _exit_code(code) if state.over else None
@@ -249,55 +228,11 @@ def _exit_code(text: str) -> int | None:
 
 
 def _jobs(ids: Sequence[str]) -> str:
-    return "--jobs=" + ",".join(dict.fromkeys(_array_of(job) for job in ids))
+    return "--jobs=" + ",".join(ids)
 
 
 def _named(names: Sequence[str]) -> str:
     return f"--name={','.join(names)}"
-
-
-def _array_of(job: str) -> str:
-    return job.partition("_")[0]
-
-
-def _holds(elements: str, index: int) -> bool:
-    """Return true if ``6_[2-5,9%2]`` has an element of this index."""
-    ranges = elements.partition("[")[2].rstrip("]").partition("%")[0].split(",")
-    ends = [part.split("-") for part in ranges if re.fullmatch(r"\d{1,9}(-\d{1,9})?", part, re.ASCII)]
-    return any(int(end[0]) <= index <= int(end[-1]) for end in ends)
-
-
-FIRST_ELEMENT = 0
-"""Index of the first element of submitit's arrays."""
-SHORT_OPTIONS = {
-    "A": "account",
-    "B": "extra-node-info",
-    "C": "constraint",
-    "D": "chdir",
-    "F": "nodefile",
-    "G": "gpus",
-    "H": "hold",
-    "L": "licenses",
-    "M": "clusters",
-    "N": "nodes",
-    "O": "overcommit",
-    "S": "core-spec",
-    "b": "begin",
-    "c": "cpus-per-task",
-    "d": "dependency",
-    "k": "no-kill",
-    "m": "distribution",
-    "n": "ntasks",
-    "p": "partition",
-    "q": "qos",
-    "s": "oversubscribe",
-    "t": "time",
-    "w": "nodelist",
-    "x": "exclude",
-}
-"""Long names of the short options of sbatch(1) that concern where and when a job runs."""
-WITHOUT_VALUE = frozenset({"hold", "no-kill", "overcommit", "oversubscribe"})
-"""Those of them that take no value in their short form."""
 
 
 class SlurmBatch:
@@ -307,45 +242,17 @@ class SlurmBatch:
         self._folder, self._commands = folder, commands
 
     def submit(self, request: JobRequest) -> str:
-        """Run sbatch, which reads the script unless the command names it; the script has all options."""
-        stdin = None if str(request.script) in request.command else request.script
-        return parse_job_id(self._commands.submit(request.command, stdin, REFUSALS))
-
-    def call(self, call: FunctionCall) -> tuple[str, ...]:
-        """Submit with submitit's Slurm executor, without its srun: the function starts steps itself.
-
-        It requests the same resources as the batch template, for the same reasons.
-        """
-        site = call.site
-        parameters = {
-            "slurm_job_name": call.name,
-            "slurm_time": math.ceil(call.wall_s / 60),
-            "slurm_nodes": call.nodes,
-            "slurm_array_parallelism": call.max_concurrent,
-            "slurm_mem": f"{site.memory_per_node // 2**20}M",
-            f"slurm_{site.queue_option}": call.queue.name,
-            "slurm_account": site.account,
-            "slurm_setup": setup_lines(site) or None,
-            "slurm_gres": f"gpu:{site.gpus_per_node}" if site.device == "gpu" else None,
-            "slurm_additional_parameters": {
-                # Steps inherit most options of a job, --cpus-per-task among
-                # them, but not --mincpus and --gres.
-                "mincpus": site.requested_cores,
-                **_directives(site.directives),
-            },
-            "slurm_use_srun": False,
-        }
-        return submit_function(call, "slurm", parameters, REFUSALS)
+        """Run sbatch."""
+        return submit_script(self._commands, request, REFUSALS, parse_job_id)
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
         """Query squeue, then sacct for jobs that squeue no longer has (UNKNOWN without accounting)."""
         if not ids:
             return {}
         records = parse_squeue(self._commands.check_output(squeue_command(ids), TRANSIENT, GONE))
-        if missing := [job for job in ids if record_of(job, records) is None]:
+        if missing := [job for job in ids if job not in records]:
             records |= parse_sacct(self._commands.run_best_effort(sacct_command(missing)))
-        found = {job: record_of(job, records) for job in ids}
-        return {job: self._status(record) for job, record in found.items()}
+        return {job: self._status(records.get(job)) for job in ids}
 
     def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
         """Query squeue, then sacct for jobs that squeue no longer has.
@@ -361,11 +268,6 @@ class SlurmBatch:
             found |= parse_found(self._commands.check_output(command, TRANSIENT, NO_ACCOUNTING))
         return {name: job for name, job in found.items() if name in names}
 
-    def find_call(self, name: str, count: int) -> tuple[str, ...]:
-        """Return the ids of the job, or of the elements of the array, of that name."""
-        job = self.find([name]).get(name, "")
-        return array_elements(job, count, FIRST_ELEMENT) if job else ("",) * count
-
     def cancel(self, ids: Sequence[str]) -> None:
         """Run scancel."""
         if ids:
@@ -379,39 +281,3 @@ class SlurmBatch:
             return record.status
         failed = parse_failed_nodes(self._commands.run_best_effort(sinfo_command(record.nodes)))
         return replace(record.status, failed_nodes=failed)
-
-
-def _directives(lines: Sequence[str]) -> dict[str, object]:
-    """Convert the options in lines of ``#SBATCH`` to submitit's mapping, which has their long names alone.
-
-    Raises
-    ------
-    BadInputError
-        If there is anything but options, or an unknown short one.
-    """
-    # hetctl submits the next job itself: a requeued one would come on top of it.
-    parsed: dict[str, object] = {"no-requeue": True}
-    for line in lines:
-        words = deque(shlex.split(line))
-        while words:
-            key, value = _option(words, line)
-            parsed[key] = value
-    return parsed
-
-
-def _option(words: deque[str], line: str) -> tuple[str, str | bool]:
-    """Take the next option with its value, which may be the next word; True if it has none."""
-    word = words.popleft()
-    if word.startswith("--"):
-        key, separator, value = word[2:].partition("=")
-        takes_next = not separator and words and not words[0].startswith("-")
-        return key, words.popleft() if takes_next else value if separator else True
-    key = SHORT_OPTIONS.get(word[1:2], "") if word.startswith("-") else ""
-    if not key:
-        raise BadInputError(
-            f"directive {line!r} of the site file: {word!r} is no option of sbatch that is known",
-            "write options by their long names, such as --constraint=gpu",
-        )
-    if key in WITHOUT_VALUE:
-        return key, True
-    return key, word[2:] or (words.popleft() if words else True)

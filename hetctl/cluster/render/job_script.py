@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.resources
 import re
 import shlex
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from jinja2.sandbox import SandboxedEnvironment
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.errors import BadInputError, DiskError
-from hetctl.model.job import GAVE_WAY
+from hetctl.model.job import GAVE_WAY, TRAIN
 from hetctl.model.site import Queue, Site, yields
-from hetctl.storage.paths import JobFiles
+from hetctl.storage.paths import JobFiles, RunFolder
 
 
 @dataclass(frozen=True)
@@ -77,18 +78,20 @@ class JobScript:
 
     Parameters
     ----------
-    job : int
-        Number of the job in its run.
+    folder : RunFolder
+        Folder of the run, of a profiling job or of a test.
     name : str
         Name of the job at the batch system.
-    files : JobFiles
-        Script, log and other files of the job.
-    grace_s : int
-        Seconds before the limit at which the script gets USR2.
-    python : str
-        Interpreter on the compute nodes if the site names none.
     home : Path
         ``$HETCTL_HOME``.
+    mode : str
+        ``TRAIN``, ``PROFILE`` or ``PROBE``.
+    job : int
+        Number of the job in its run.
+    grace_s : int
+        Seconds before the limit at which the script gets USR2; 0: never.
+    python : str
+        Interpreter on the compute nodes if the site names none.
     after : str or None
         Id of the job that must be over before this one starts.
     exclude : tuple of str
@@ -97,21 +100,25 @@ class JobScript:
         If true, submit the next job as soon as this one starts.
     """
 
-    run: str
-    job: int
+    folder: RunFolder
     name: str
-    run_folder: Path
-    files: JobFiles
     site: Site
     queue: Queue
     nodes: int
     wall_s: int
-    grace_s: int
-    python: str
     home: Path
+    mode: str = TRAIN
+    job: int = 0
+    grace_s: int = 0
+    python: str = field(default_factory=lambda: sys.executable)
     after: str | None = None
     exclude: tuple[str, ...] = ()
     chain: bool = False
+
+    @property
+    def files(self) -> JobFiles:
+        """Script, log and other files of the job."""
+        return self.folder.job(self.job)
 
 
 def render_job(job: JobScript, template_folders: Sequence[Path] = ()) -> str:
@@ -171,10 +178,11 @@ def _check(job: JobScript) -> None:
 def _values(job: JobScript) -> dict[str, Any]:
     """Return the variables of templates: plain values only, since a Path would give access to files."""
     return {
-        "run": job.run,
+        "mode": job.mode,
+        "run": job.folder.name,
         "job": job.job,
         "name": job.name,
-        "run_folder": str(job.run_folder),
+        "run_folder": str(job.folder.path),
         "log": str(job.files.log),
         "stop": str(job.files.stop),
         "claim": str(job.files.claim),

@@ -1,45 +1,57 @@
-"""The driver of a job: ``python -m hetctl.runtime.driver RUN_FOLDER --job J --deadline SECONDS``."""
+"""The driver of a job: ``python -m hetctl.runtime.driver FOLDER --job J --deadline SECONDS``."""
 
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 from pathlib import Path
 
 from hetctl.model.errors import HetctlError
-from hetctl.model.interpreter import skip_last_collections
-from hetctl.model.job import GAVE_WAY
+from hetctl.model.interpreter import load_entry, skip_last_collections
+from hetctl.model.job import GAVE_WAY, PROBE, PROFILE, TRAIN
 from hetctl.runtime.driver.driver import SIGNAL_DELAY_S, Driver
 from hetctl.runtime.job_logs import log_line
 from hetctl.storage.lease import GaveWayError
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.processes import raise_descriptor_limit
 
+MEASURING = {
+    PROFILE: "hetctl.runtime.driver.profile_job:run_profile_job",
+    PROBE: "hetctl.runtime.driver.probe:run_probe_job",
+}
+"""Functions of the modes that train nothing, as ``module:function``; each gets the job's folder."""
+
 
 def main(signal_delay_s: float = SIGNAL_DELAY_S) -> int:
     """Run the driver; the exit code is 0 even if members failed."""
     parser = argparse.ArgumentParser(prog="python -m hetctl.runtime.driver", description=__doc__)
-    parser.add_argument("run_folder", type=Path)
-    parser.add_argument("--job", type=int, required=True)
-    parser.add_argument("--deadline", type=float, required=True)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--mode", choices=(TRAIN, *MEASURING), default=TRAIN)
+    parser.add_argument("--job", type=int, default=0)
+    parser.add_argument("--deadline", type=float, default=math.inf)
     parser.add_argument("--batch-id", default="")
     arguments = parser.parse_args()
     # A thousand agents take as many descriptors as usual limits allow.
     raise_descriptor_limit()
-    folder = RunFolder(arguments.run_folder.resolve())
-    # While it waits for the lease there is nothing to end in order but that.
+    # While it waits for the lease there is nothing to end in order but that; if it measures, its ranks end.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    folder = arguments.folder.resolve()
     try:
-        driver = Driver(folder, arguments.job, arguments.deadline, arguments.batch_id, signal_delay_s)
+        if arguments.mode != TRAIN:
+            load_entry(MEASURING[arguments.mode])(folder)
+            return 0
+        run, job = RunFolder(folder), arguments.job
+        driver = Driver(run, job, arguments.deadline, arguments.batch_id, signal_delay_s)
     except GaveWayError as error:
-        log_line(f"job {arguments.job} of run {folder.name} leaves: {error}")
+        log_line(f"job {job} of run {run.name} leaves: {error}")
         return GAVE_WAY
     except HetctlError as error:
-        log_line(f"job {arguments.job} of run {folder.name} cannot begin: {error.message} ({error.hint})")
+        log_line(f"job {arguments.job} of {folder.name} cannot begin: {error.message} ({error.hint})")
         return error.exit_code
     signal.signal(signal.SIGTERM, lambda *_: driver.end("signal"))
-    log_line(f"job {arguments.job} of run {folder.name} ended: {driver.run()}")
+    log_line(f"job {job} of run {run.name} ended: {driver.run()}")
     return 0
 
 

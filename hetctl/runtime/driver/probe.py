@@ -1,8 +1,6 @@
-"""A short job that tests a site: ``python -m hetctl.runtime.driver.probe FOLDER [--leader]``.
+"""A short job that tests a site: ranks on all its GPUs, their links, and the leaders of nodes in lockstep.
 
-Without ``--leader`` it takes the role of the driver: it starts ranks on all GPUs of the job as a driver does,
-runs an all-reduce over the GPUs of each node and then over all GPUs, and starts, if there are several nodes,
-the leaders of nodes in lockstep. With ``--leader`` it is one of these leaders.
+``python -m hetctl.runtime.driver.probe FOLDER`` is one of these leaders.
 """
 
 from __future__ import annotations
@@ -47,8 +45,8 @@ def all_reduce_task(folder: Path, group: str) -> TaskMessage:
     return TaskMessage(ALL_REDUCE, str(folder), group)
 
 
-def drive(folder: Path) -> None:
-    """Start ranks and leaders on all nodes of this job, and write the result."""
+def run_probe_job(folder: Path) -> None:
+    """Run an all-reduce on the GPUs of each node, then on all; start the leaders of several nodes."""
     order = _complete(folder)
     site, nodes = order.site, nodes_of_this_job(order.site)
     make_private_folder(folder / "logs")
@@ -115,7 +113,7 @@ def _start_leaders(site: Site, nodes: Sequence[Node], folder: Path) -> int | Non
     if start is None:
         return None
     pool = StepPool()
-    command = (sys.executable, "-m", "hetctl.runtime.driver.probe", str(folder), "--leader")
+    command = (sys.executable, "-m", "hetctl.runtime.driver.probe", str(folder))
     step = start(site, NAME, [node.name for node in nodes], command)
     pool.launch(step, folder / LEADERS_LOG)
     end = time.monotonic() + LEADERS_S
@@ -140,4 +138,4 @@ def _mpi_size() -> int:
 
 
 if __name__ == "__main__":
-    (lead if "--leader" in sys.argv[2:] else drive)(Path(sys.argv[1]))
+    lead(Path(sys.argv[1]))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hetctl.model.ensemble import COMMAND, TrainingCode
-from hetctl.model.interpreter import skip_last_collections
 from hetctl.model.plan import Placement
 from hetctl.model.profile import INTRA_NODE
 from hetctl.model.site import Node
@@ -29,7 +28,7 @@ from hetctl.runtime.worker.messages import (
     TaskMessage,
 )
 from hetctl.scheduling.planners.packing import pack
-from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.atomic_io import make_private_folder, write_private
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import AgentFiles
 from hetctl.storage.patience import PATIENT
@@ -39,6 +38,7 @@ from hetctl.storage.profile_request import (
     RATE,
     Measurements,
     ProfileTarget,
+    ended_file,
     read_measurements,
 )
 
@@ -46,17 +46,17 @@ POLL_S = 0.05
 TASKS = {RATE: MEASURE, LAYERS: MEASURE_LAYERS, LINKS: MEASURE_LINKS}
 
 
-def run_profile_job(folder: str) -> int:
-    """Measure every point of a profiling folder; return the number of points measured.
+def run_profile_job(folder: Path) -> None:
+    """Measure every point of a profiling folder.
 
-    A failed point is reported in its event file, and the others continue. When the job is cancelled, its
-    ranks are ended; submitit alone would ignore the signal.
+    A failed point is reported in its event file, and the others continue.
     """
-    skip_last_collections()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("cancelled"))
-    job = _ProfileDriver(Path(folder))
-    job.run()
-    return job.measured
+    try:
+        _ProfileDriver(folder).run()
+    finally:
+        # On a full disk the batch system alone tells that the job is over.
+        with suppress(OSError):
+            PATIENT.call(write_private, ended_file(folder), "")
 
 
 class _ProfileDriver:
@@ -75,7 +75,6 @@ class _ProfileDriver:
             *(site, nodes, AgentFiles.within(folder), ensemble.preloaded),
             stages=stage_orders(ensemble.partitions, [node.name for node in nodes]),
         )
-        self.measured = 0
 
     def run(self) -> None:
         """Measure the points, then the preprocessing; all ranks end with the points."""
@@ -149,7 +148,6 @@ class _ProfileDriver:
 
     def _report(self, ended: RankGroup) -> None:
         if ended.exit_code == 0:
-            self.measured += 1
             return
         path = self._events / f"{ended.name}.jsonl"
         if any(event.kind == "failed" for event in PATIENT.call(lambda: list(read_events(path)))):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -19,10 +20,14 @@ from hetctl.app.doctor.site_checks import (
     place_check,
     queue_check,
 )
+from hetctl.app.project import Project
+from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.cluster.batch.queues import NodeClass, QueueFacts
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.model.check_result import CheckResult, CheckStatus, FaultDomain
+from hetctl.model.errors import DamagedFileError
 from hetctl.model.interpreter import load_entry
+from hetctl.model.job import JobState, JobStatus
 from hetctl.model.site import Queue, Site
 from hetctl.model.training_settings import FRAMEWORKS
 from hetctl.runtime.worker.measuring.all_reduce import AllReduce, RankTime
@@ -398,6 +403,55 @@ def test_a_group_that_cannot_meet_says_why(project):
     )
     assert "network.gloo of the site file names nonesuch0" in check["hint"]
     assert result.json["all_reduce"] == []
+
+
+class Finished:
+    """A batch system whose jobs are over at once, and leave what is no result."""
+
+    def __init__(self, doubt=None):
+        self.doubt, self.submitted, self.cancelled = doubt, [], []
+
+    def find(self, names):
+        return {name: f"id of {name}" for name in names}
+
+    def submit(self, request):
+        self.submitted.append(request)
+        (request.script.parent / "end.json").write_text("{")
+        if self.doubt:
+            raise self.doubt
+        return "1"
+
+    def statuses(self, ids):
+        return dict.fromkeys(ids, JobStatus(JobState.FINISHED))
+
+    def cancel(self, ids):
+        self.cancelled += ids
+
+
+@pytest.mark.parametrize("doubt", [None, SubmissionInDoubtError("no answer")])
+def test_a_damaged_result_of_a_job_is_named(project, monkeypatch, doubt):
+    batch = Finished(doubt)
+    monkeypatch.setattr(Project, "batch_system", lambda *_: batch)
+    result = project.here("doctor", "--job", "--json", HETCTL_SITE="local")
+    (request,) = batch.submitted
+    assert result.code == DamagedFileError.exit_code
+    assert f"{request.script.parent}/end.json is damaged" in result.error["message"]
+    assert "run `hetctl doctor --job` again" in result.error["hint"]
+    assert batch.cancelled == [f"id of {request.name}" if doubt else "1"]
+    assert not request.script.parent.exists()
+
+
+def test_jobs_of_killed_commands_are_cancelled(project, monkeypatch):
+    batch = Finished()
+    monkeypatch.setattr(Project, "batch_system", lambda *_: batch)
+    old, young = (project.home.path / f"doctor-{name}" for name in ("old", "young"))
+    for folder in (old, young):
+        folder.mkdir(parents=True)
+    os.utime(old, (0, 0))
+    project.here("doctor", "--job", HETCTL_SITE="local")
+    assert "id of hetctl-doctor-old" in batch.cancelled
+    assert "id of hetctl-doctor-young" not in batch.cancelled
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 def test_a_framework_goes_with_a_job(project):

@@ -22,17 +22,17 @@ from hetctl.app.profile.jobs import (
     submit,
     unread_folders,
 )
-from hetctl.app.project import Waits
+from hetctl.app.project import Project, Waits
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import SubmissionInDoubtError
-from hetctl.cluster.batch.submitit_jobs import has_result
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.site import Queue, Site
 from hetctl.storage.event_files import EventWriter
-from hetctl.storage.profile_request import ProfileTarget, measurements_file, read_jobs
+from hetctl.storage.paths import Home
+from hetctl.storage.profile_request import ProfileTarget, ended_file, measurements_file, read_jobs
 
 KILLS = 6
 SITE = Site("lab", "local", "local", 1, 2, 2, 2**30, (Queue("main", max_wall_s=3600),), device="slot")
@@ -42,21 +42,26 @@ SHARES = ((ProfileTarget("a", 1),), (ProfileTarget("b", 1), ProfileTarget("b", 2
 class Batch:
     """A batch system that has the jobs it is told to have."""
 
-    def __init__(self, found=(), states=None, error=None):
-        self.found, self.states, self.error = list(found), states or {}, error
-        self.asked = []
+    def __init__(self, found=(), states=None, error=None, accepted=0):
+        self.found, self.states, self.error, self.accepted = list(found), states or {}, error, accepted
+        self.asked, self.requests, self.cancelled = [], [], []
 
-    def call(self, call):
-        if self.error:
+    def submit(self, request):
+        if self.error and len(self.requests) == self.accepted:
             raise self.error
-        return tuple(f"7_{index}" for index in range(len(call.arguments)))
+        self.requests.append(request)
+        return str(6 + len(self.requests))
 
     def statuses(self, ids):
         self.asked.append(list(ids))
         return {job: JobStatus(self.states.get(job, JobState.RUNNING)) for job in ids}
 
-    def find_call(self, _name, count):
-        return self.found.pop(0) if self.found else ("",) * count
+    def find(self, names):
+        ids = self.found.pop(0) if self.found else ()
+        return {name: job for name, job in zip(names, ids, strict=False) if job}
+
+    def cancel(self, ids):
+        self.cancelled += ids
 
 
 @pytest.fixture
@@ -71,8 +76,13 @@ def ensemble(tmp_path) -> Ensemble:
 
 
 @pytest.fixture
-def profiles(tmp_path):
-    return tmp_path / "profiles"
+def project(tmp_path):
+    return Project(tmp_path, Home(tmp_path), Waits(settle_s=0.0))
+
+
+@pytest.fixture
+def profiles(project):
+    return project.home.profiles
 
 
 @pytest.fixture
@@ -85,11 +95,11 @@ def request(ensemble):
     return MeasureRequest(ensemble, SITE, SITE.queues[0], SHARES, (1, 2), None)
 
 
-def cut_short(profiles, ensemble):
+def cut_short(project, ensemble):
     """Submit such that nobody knows whether there is a job."""
     with pytest.raises(SubmissionInDoubtError):
-        submit(Batch(error=SubmissionInDoubtError("no answer")), profiles, request(ensemble))
-    (group,) = open_groups(profiles)
+        submit(project, Batch(error=SubmissionInDoubtError("no answer")), request(ensemble))
+    (group,) = open_groups(project.home.profiles)
     return group
 
 
@@ -97,65 +107,81 @@ def look(batch, catalog, profiles):
     return groups_under_way(batch, catalog, profiles, "pair", "lab", settle_s=0.0)
 
 
-def test_ids_are_kept_and_the_batch_system_is_asked_once(profiles, ensemble, catalog):
-    first = submit(Batch(), profiles, request(ensemble))
-    second = submit(Batch(), profiles, request(ensemble))
+def test_ids_are_kept_and_the_batch_system_is_asked_once(project, profiles, ensemble, catalog):
+    first = submit(project, Batch(), request(ensemble))
+    second = submit(project, Batch(), request(ensemble))
     batch = Batch()
     groups = look(batch, catalog, profiles)
-    assert [group.ids for group in groups] == [["7_0", "7_1"]] * 2
-    assert batch.asked == [["7_0", "7_1"] * 2]
+    assert [group.ids for group in groups] == [["7", "8"]] * 2
+    assert batch.asked == [["7", "8"] * 2]
     assert {group.record.name for group in groups} == {first.record.name, second.record.name}
     assert all(path.stat().st_mode & 0o077 == 0 for path in profiles.rglob("*"))
 
 
 @pytest.mark.parametrize("given_s", [None, 240, 7200])
-def test_the_limit_of_a_job_is_the_given_one(profiles, ensemble, given_s):
-    group = submit(Batch(), profiles, replace(request(ensemble), given_wall_s=given_s))
+def test_the_limit_of_a_job_is_the_given_one(project, ensemble, given_s):
+    group = submit(project, Batch(), replace(request(ensemble), given_wall_s=given_s))
     assert {job.wall_s for job in group.jobs} == {given_s or SHORTEST_JOB_S}
 
 
-def test_jobs_of_another_site_are_not_asked_about(profiles, ensemble, catalog):
-    submit(Batch(), profiles, request(ensemble))
+@pytest.mark.parametrize(("most", "after"), [(None, None), (1, "7"), (2, None)])
+def test_a_job_waits_while_too_many_others_run(project, ensemble, most, after):
+    batch = Batch()
+    group = submit(project, batch, replace(request(ensemble), max_concurrent=most))
+    assert [job.after for job in batch.requests] == [None, after]
+    assert [job.name for job in batch.requests] == list(group.record.names)
+    assert all("--mode profile" in job.script.read_text() for job in batch.requests)
+
+
+def test_a_doubt_that_the_batch_system_clears_is_none(project, ensemble):
+    doubt = Batch(found=[("9",)], error=SubmissionInDoubtError("no answer"), accepted=1)
+    assert submit(project, doubt, request(ensemble)).ids == ["7", "9"]
+
+
+def test_jobs_of_another_site_are_not_asked_about(project, profiles, ensemble, catalog):
+    submit(project, Batch(), request(ensemble))
     batch = Batch()
     assert groups_under_way(batch, catalog, profiles, "pair", "elsewhere", settle_s=0.0) == []
     assert batch.asked == [[]]
     assert len(open_groups(profiles)) == 1
 
 
-def test_a_group_whose_jobs_are_over_is_closed_and_read_no_more(profiles, ensemble, catalog):
-    group = submit(Batch(), profiles, request(ensemble))
+def test_a_group_whose_jobs_are_over_is_closed_and_read_no_more(project, profiles, ensemble, catalog):
+    group = submit(project, Batch(), request(ensemble))
     assert unread_folders(profiles) == list(group.folders)
-    one_alive = {"7_0": JobState.FAILED, "7_1": JobState.RUNNING}
+    one_alive = {"7": JobState.FAILED, "8": JobState.RUNNING}
     assert len(look(Batch(states=one_alive), catalog, profiles)) == 1
     assert look(Batch(states=dict.fromkeys(one_alive, JobState.FAILED)), catalog, profiles) == []
     assert (open_groups(profiles), unread_folders(profiles)) == ([], [])
 
 
-def test_a_refused_submission_is_not_looked_for(profiles, ensemble):
+@pytest.mark.parametrize("accepted", [0, 1])
+def test_a_refused_submission_is_not_looked_for(project, profiles, ensemble, accepted):
+    batch = Batch(error=BatchSystemError("no such partition"), accepted=accepted)
     with pytest.raises(BatchSystemError, match="no such partition"):
-        submit(Batch(error=BatchSystemError("no such partition")), profiles, request(ensemble))
+        submit(project, batch, request(ensemble))
     assert (open_groups(profiles), unread_folders(profiles)) == ([], [])
+    assert batch.cancelled == ["7"] * accepted
 
 
-def test_jobs_found_by_name_after_a_crash_get_their_call(profiles, ensemble, catalog):
-    group = cut_short(profiles, ensemble)
-    (found,) = look(Batch(found=[("", ""), ("7_0", "7_1")]), catalog, profiles)
+def test_jobs_found_by_name_after_a_crash_are_adopted(project, profiles, ensemble, catalog):
+    group = cut_short(project, ensemble)
+    (found,) = look(Batch(found=[("", ""), ("7", "8")]), catalog, profiles)
     assert found.record.name == group.record.name
-    assert read_jobs(group.folders[0]).ids == ("7_0", "7_1")
-    assert sorted(path.name for path in group.calls.iterdir()) == ["7_0_submitted.pkl", "7_1_submitted.pkl"]
+    assert read_jobs(group.folders[0]).ids == ("7", "8")
 
 
-@pytest.mark.parametrize("found", [("", ""), ("7_0", "")])
-def test_a_missing_job_has_nothing_to_measure_if_it_comes_late(profiles, ensemble, catalog, found):
-    group = cut_short(profiles, ensemble)
+@pytest.mark.parametrize("found", [("", ""), ("7", "")])
+def test_a_missing_job_has_nothing_to_measure_if_it_comes_late(project, profiles, ensemble, catalog, found):
+    group = cut_short(project, ensemble)
     groups = look(Batch(found=[found, found]), catalog, profiles)
     assert [job for group in groups for job in group.ids] == [job for job in found if job]
     assert [measurements_file(folder).exists() for folder in group.folders] == [bool(job) for job in found]
     assert bool(open_groups(profiles)) == any(found)
 
 
-def test_a_crash_before_the_measurements_file_leaves_nothing(profiles, ensemble, catalog):
-    group = cut_short(profiles, ensemble)
+def test_a_crash_before_the_measurements_file_leaves_nothing(project, profiles, ensemble, catalog):
+    group = cut_short(project, ensemble)
     for folder in group.folders:
         measurements_file(folder).unlink()
     shutil.rmtree(group.folders[1])
@@ -164,8 +190,8 @@ def test_a_crash_before_the_measurements_file_leaves_nothing(profiles, ensemble,
 
 
 @pytest.mark.parametrize(("started", "patience"), [(False, START_PATIENCE_S), (True, 600)])
-def test_a_forgotten_job_is_followed_until_its_limit_at_most(profiles, ensemble, started, patience):
-    job = submit(Batch(), profiles, request(ensemble)).jobs[0]
+def test_a_forgotten_job_is_followed_until_its_limit_at_most(project, ensemble, started, patience):
+    job = submit(project, Batch(), request(ensemble)).jobs[0]
     if started:
         (job.folder / "events").mkdir()
         EventWriter(job.folder / "events", "a-1").write("failed", error="x")
@@ -176,14 +202,12 @@ def test_a_forgotten_job_is_followed_until_its_limit_at_most(profiles, ensemble,
     assert not job.is_over(JobStatus(JobState.RUNNING), now + patience + 5)
 
 
-def test_a_group_that_has_returned_is_closed_without_a_question(profiles, ensemble, catalog):
-    group = submit(Batch(), profiles, request(ensemble))
-    group.calls.mkdir()
+def test_a_group_that_has_returned_is_closed_without_a_question(project, profiles, ensemble, catalog):
+    group = submit(project, Batch(), request(ensemble))
     for job in group.jobs:
         ingest_all(catalog, profiles)
         assert len(open_groups(profiles)) == 1
-        (group.calls / f"{job.id}_0_result.pkl").touch()
-        assert has_result(group.calls, job.id)
+        ended_file(job.folder).touch()
     ingest_all(catalog, profiles)
     assert open_groups(profiles) == []
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import replace
 from pathlib import Path
 
-from hetctl.cluster.batch.base import FunctionCall, JobRequest
+from hetctl.cluster.batch.base import JobRequest
 from hetctl.cluster.batch.local import LocalBatch
 from hetctl.cluster.batch.lsf import LsfBatch
 from hetctl.cluster.batch.slurm import SlurmBatch
@@ -66,14 +65,6 @@ class Bench:
     def submit(self, name, text, wall_s=None, after=None) -> str:
         self.jobs.append(self.batch.submit(self.request(name, text, wall_s, after)))
         return self.jobs[-1]
-
-    def call(self, function, *arguments, max_concurrent=None, **of_site) -> tuple[str, ...]:
-        calls, site = self.folder / "calls", replace(self.site, **of_site)
-        name = self.named("call")
-        call = FunctionCall(function, arguments, calls, name, site, site.queues[0], 1, 600, max_concurrent)
-        jobs = self.batch.call(call)
-        self.jobs += jobs
-        return jobs
 
     def status(self, job):
         return self.batch.statuses([job])[job]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import runpy
+from dataclasses import replace
 
 import pytest
 
-from hetctl.cluster.batch.submitit_jobs import has_result
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState
 
@@ -120,56 +118,9 @@ def test_a_script_that_cannot_be_submitted_is_a_clear_error(bench):
     assert bench.batch.find([request.name]) == {}
 
 
-def test_a_function_runs_as_a_job(bench):
-    (job,) = bench.call(os.makedirs, str(bench.folder / "made"))
-    assert bench.batch.find_call(bench.named("call"), 1) == (job,)
-    assert bench.batch.find_call(bench.named("other"), 2) == ("", "")
+def test_a_job_submitted_by_submitit_is_one_like_any_other(bench):
+    request = replace(bench.request("by-submitit", "exit 0"), submitit=bench.folder / "submitit")
+    job = bench.batch.submit(request)
+    bench.jobs.append(job)
     assert bench.end_of(job).state is JobState.FINISHED
-    assert (bench.folder / "made").is_dir()
-    assert has_result(bench.folder / "calls", job)
-    assert not [p for p in (bench.folder / "calls").glob("*.pkl") if p.stat().st_mode & 0o077]
-
-
-def test_setup_outranks_the_defaults_of_a_site_in_functions(bench):
-    found = bench.folder / "environment"
-    (job,) = bench.call(
-        os.system,
-        f"env >{found}",
-        setup=("export NCCL_SOCKET_IFNAME=hsn0", "export NOTE=setup"),
-        environment={"NCCL_SOCKET_IFNAME": "hsn0,hsn1", "FI_CXI_ATS": "0", "NOTE": "of the site"},
-    )
-    assert bench.end_of(job).state is JobState.FINISHED
-    lines = found.read_text().splitlines()
-    # As in the scripts of runs: the driver sets the defaults for its steps alone.
-    assert {"NCCL_SOCKET_IFNAME=hsn0", "NOTE=of the site"} <= set(lines)
-    assert not [line for line in lines if line.startswith("FI_CXI_ATS")]
-
-
-def test_a_function_that_raises_has_failed(bench):
-    (job,) = bench.call(os.rmdir, str(bench.folder / "nowhere"))
-    assert bench.end_of(job).state is JobState.FAILED
-    assert has_result(bench.folder / "calls", job)
-
-
-def test_a_function_with_several_arguments_is_an_array_of_jobs(bench):
-    wanted = [bench.folder / f"made-{index}" for index in range(3)]
-    wanted[1].mkdir()  # so that this one fails
-    jobs = bench.call(os.makedirs, *map(str, wanted), max_concurrent=1)
-    assert len(set(jobs)) == 3
-    assert bench.batch.find_call(bench.named("call"), 3) == jobs
-    ends = [bench.end_of(job).state for job in jobs]
-    assert ends == [JobState.FINISHED, JobState.FAILED, JobState.FINISHED]
-    assert all(path.is_dir() for path in wanted)
-
-
-def test_jobs_of_an_array_run_in_turn_and_are_cancelled_together(bench):
-    program = bench.folder / "sleep.py"
-    program.write_text(
-        "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_DFL)\ntime.sleep(600)\n"
-    )
-    jobs = bench.call(runpy.run_path, *[str(program)] * 4, max_concurrent=1)
-    bench.wait(lambda: bench.status(jobs[0]).state is JobState.RUNNING)
-    states = bench.batch.statuses(jobs)
-    assert [states[job].state for job in jobs[1:]] == [JobState.PENDING] * 3
-    bench.batch.cancel(jobs)
-    assert {bench.end_of(job).state for job in jobs} == {JobState.CANCELLED}
+    assert bench.batch.find([request.name]) == {request.name: job}

@@ -15,13 +15,7 @@ import pytest
 from hetctl.cluster.batch.lsf import parse_bhist, parse_bjobs
 from hetctl.cluster.batch.lsf import parse_found as parse_found_lsf
 from hetctl.cluster.batch.lsf import parse_found_gone as parse_found_gone_lsf
-from hetctl.cluster.batch.slurm import (
-    parse_failed_nodes,
-    parse_found,
-    parse_sacct,
-    parse_squeue,
-    record_of,
-)
+from hetctl.cluster.batch.slurm import parse_failed_nodes, parse_found, parse_sacct, parse_squeue
 from hetctl.model.job import JobState
 
 CAPTURED = Path(__file__).parent / "captured"
@@ -31,10 +25,7 @@ NOISE = "|\n[]-,%_+:* \t\0\u00a0\u0661\u00df\ufffd0123456789COMPLETEDRUNNING"
 
 def finished_by_slurm(parse):
     def finished(text):
-        records = parse(text)
-        jobs = [*records, "6_3", "16_2", "58_9"]
-        found = {job: record_of(job, records) for job in jobs}
-        return [job for job, record in found.items() if record and record.status.state is JobState.FINISHED]
+        return [job for job, record in parse(text).items() if record.status.state is JobState.FINISHED]
 
     return finished
 

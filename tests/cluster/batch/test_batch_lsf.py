@@ -17,7 +17,6 @@ from hetctl.cluster.batch.lsf import (
     bjobs_command,
     find_command,
     find_gone_command,
-    lsf_id,
     parse_bhist,
     parse_bjobs,
     parse_found,
@@ -57,8 +56,7 @@ def test_bjobs_of_10_1():
         ),
         "206": JobStatus(JobState.CANCELLED, None, "TERM_OWNER: job killed by owner"),
         "207": JobStatus(JobState.UNKNOWN, None, "UNKWN"),
-        "208_1": JobStatus(JobState.FINISHED, 0, "DONE"),
-        "208_2": JobStatus(JobState.RUNNING, None, "USUSP"),
+        "208": JobStatus(JobState.RUNNING, None, "USUSP"),
         "209": JobStatus(
             JobState.OUT_OF_MEMORY, 137, "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit"
         ),
@@ -74,7 +72,6 @@ def test_bhist_of_10_1():
         ),
         "302": JobStatus(JobState.CANCELLED, None, "TERM_OWNER: job killed by owner"),
         "303": JobStatus(JobState.FINISHED, 0, "DONE"),
-        "304_2": JobStatus(JobState.FAILED, 137, "EXIT"),
         "306": JobStatus(JobState.FINISHED, 0, "DONE"),
     }
 
@@ -82,7 +79,7 @@ def test_bhist_of_10_1():
 def test_names_are_found_in_both():
     assert parse_found(captured("lsf-10.1-bjobs.documented.json"))["hetctl-run-0-1a2b3c4d"] == "202"
     found = parse_found_gone(captured("lsf-10.1-bhist.documented.txt"))
-    assert found == {"hetctl-run-1-5e6f7a8b": "303", "points": "304", "requeued": "306", "lost": "305"}
+    assert found == {"hetctl-run-1-5e6f7a8b": "303", "requeued": "306", "lost": "305"}
 
 
 @pytest.mark.parametrize("stat", STATES)
@@ -118,12 +115,11 @@ def test_lines_before_the_answer_are_passed_over():
     assert parse_bjobs(text)["12"].state is JobState.FINISHED
 
 
-def test_commands_about_jobs_name_them_as_lsf_does():
-    assert bjobs_command(["7", "12_1", "12_2"])[-2:] == ["7", "12"]
-    assert bhist_command(["7", "12_2"]) == ["bhist", "-l", "7", "12[2]"]
+def test_commands_about_jobs_name_them_all():
+    assert bjobs_command(["7", "12"])[-2:] == ["7", "12"]
+    assert bhist_command(["7", "12"]) == ["bhist", "-l", "7", "12"]
     assert find_command(["hetctl-a-1"])[-2:] == ["-J", "hetctl-a-1"]
     assert find_gone_command(["hetctl-a-1", "hetctl-b-1"]) == ["bhist", "-a", "-l", "-J", "hetctl-*"]
-    assert [lsf_id(job) for job in ("12", "12_3")] == ["12", "12[3]"]
 
 
 def test_the_id_of_a_submitted_job():
@@ -162,17 +158,15 @@ def batch(tmp_path, answers):
 def test_what_bjobs_forgot_is_looked_up_once_in_bhist(batch, answers):
     answers["bjobs"] = [Answer(record("RUN"), "", 0)]
     answers["bhist"] = [Answer(captured("lsf-10.1-bhist.documented.txt"), "", 0)]
-    states = {
-        job: status.state for job, status in batch.statuses(["12", "303", "304_2", "305", "999"]).items()
-    }
+    states = {job: status.state for job, status in batch.statuses(["12", "303", "301", "305", "999"]).items()}
     assert states == {
         "12": JobState.RUNNING,
         "303": JobState.FINISHED,
-        "304_2": JobState.FAILED,
+        "301": JobState.OUT_OF_MEMORY,
         "305": JobState.UNKNOWN,
         "999": JobState.UNKNOWN,
     }
-    assert answers["asked"][1] == ["bhist", "-l", "303", "304[2]", "305", "999"]
+    assert answers["asked"][1] == ["bhist", "-l", "303", "301", "305", "999"]
 
 
 @pytest.mark.parametrize("trouble", [NOBODY, AWAY, NoAnswerError("late")])
@@ -191,8 +185,8 @@ def test_an_lsf_that_is_away_is_asked_again_and_then_an_error(batch, answers):
 def test_cancelling_an_ended_job_is_no_error_but_a_refusal_is(batch, answers):
     over = "Job <12>: Job has already finished\nJob <13>: No matching job found\n"
     answers["bkill"] = [Answer("Job <14> is being terminated\n", over, 255)]
-    batch.cancel(["12", "13", "14_2"])
-    assert answers["asked"] == [["bkill", "12", "13", "14[2]"]]
+    batch.cancel(["12", "13", "14"])
+    assert answers["asked"] == [["bkill", "12", "13", "14"]]
     answers["bkill"] = [Answer("", over + "Job <15>: User permission denied\n", 255)]
     with pytest.raises(BatchSystemError, match="permission denied"):
         batch.cancel(["12", "13", "15"])

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import time
 from pathlib import Path
 
 import pytest
-import submitit
 from workbench import alive, wait_for
 
 from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
 from hetctl.cluster.batch.command import CommandRunner
 from hetctl.cluster.batch.lsf import LsfBatch
-from hetctl.cluster.batch.lsf_executor import LsfJobEnvironment
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState
 from hetctl.model.site import Queue, Site
@@ -208,41 +205,3 @@ def test_nothing_of_a_job_outlives_it_nor_the_cluster(cluster, batch, submit):
     wait_for(lambda: not alive(f"601.{mark}"))
     with pytest.raises(BatchSystemError, match="Connection refused"):
         CommandRunner().check_output(["bjobs"])
-
-
-@pytest.mark.usefixtures("cluster")
-def test_submitit_finds_the_executor(tmp_path):
-    executor = submitit.AutoExecutor(tmp_path / "calls", cluster="lsf")
-    executor.update_parameters(timeout_min=5, name="a name", cpus_per_task=2, lsf_array_parallelism=2)
-    job = executor.submit(int.__add__, 1, 2)
-    assert job.result() == 3
-    wait_for(lambda: job.watcher.get_state(job.job_id, mode="force") == "COMPLETED")
-    array = executor.map_array(os.path.basename, ["/x/a", "/x/b", "/x/c"])
-    assert [job.job_id for job in array] == [f"102_{index}" for index in (1, 2, 3)]
-    assert [job.result() for job in array] == ["a", "b", "c"]
-
-
-@pytest.mark.usefixtures("cluster")
-def test_a_job_of_submitit_is_cancelled(tmp_path):
-    executor = submitit.AutoExecutor(tmp_path / "calls", cluster="lsf")
-    jobs = executor.map_array(time.sleep, [600, 600])
-    jobs[1].cancel()
-    wait_for(lambda: jobs[1].watcher.get_state(jobs[1].job_id, mode="force") == "CANCELLED")
-    assert jobs[0].watcher.get_state(jobs[0].job_id, mode="force") in ("PENDING", "RUNNING")
-
-
-def test_submitit_refuses_what_lsf_jobs_are_not(start_lsf, tmp_path):
-    start_lsf()
-    executor = submitit.AutoExecutor(tmp_path, cluster="lsf")
-    with pytest.raises(ValueError, match="one task"):
-        executor.update_parameters(tasks_per_node=2)
-    with pytest.raises(NameError, match="Unknown argument 'color'"):
-        executor.update_parameters(lsf_color="red")
-
-
-def test_a_job_of_an_array_is_told_from_one_that_is_none(monkeypatch):
-    monkeypatch.setenv("LSB_JOBID", "12")
-    monkeypatch.setenv("LSB_JOBINDEX", "0")
-    assert LsfJobEnvironment().job_id == "12"
-    monkeypatch.setenv("LSB_JOBINDEX", "10")
-    assert LsfJobEnvironment().job_id == "12_10"

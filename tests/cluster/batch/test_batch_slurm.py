@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from hetctl.cluster.batch import batch_system_of
-from hetctl.cluster.batch.base import FunctionCall, JobRequest, SubmissionInDoubtError
+from hetctl.cluster.batch.base import JobRequest, SubmissionInDoubtError
 from hetctl.cluster.batch.command import Answer, CommandRunner, NoAnswerError
 from hetctl.cluster.batch.slurm import (
     STATES,
     SlurmBatch,
-    _directives,
     find_command,
     find_gone_command,
     parse_failed_nodes,
@@ -22,17 +21,18 @@ from hetctl.cluster.batch.slurm import (
     parse_job_id,
     parse_sacct,
     parse_squeue,
-    record_of,
     sacct_command,
     sinfo_command,
     squeue_command,
 )
-from hetctl.model.errors import BadInputError, BatchSystemError
+from hetctl.model.errors import BatchSystemError
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.site import Queue, Site
 
 SITE = Site("s", "slurm", "srun", 4, 2, 8, 2**30, (Queue("q"),))
 CAPTURED = Path(__file__).parent / "captured"
+SCRIPT = CAPTURED / "README.md"
+"""A file that is there; nothing runs it."""
 GONE = Answer("", "slurm_load_jobs error: Invalid job id specified\n", 1)
 AWAY = Answer("", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n", 1)
 DISABLED = Answer("", "Slurm accounting storage is disabled\n", 1)
@@ -51,13 +51,9 @@ def status(state, code=None, reason="", *nodes):
     return JobStatus(state, code, reason, nodes)
 
 
-def array_in(records, job):
-    return [record_of(f"{job}_{index}", records).status.state for index in range(8)]
-
-
 def test_squeue_of_22_05():
     records = parse_squeue(captured("slurm-22.05-squeue.txt"))
-    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+    assert {job: record.status for job, record in records.items()} == {
         "17": status(JobState.NODE_FAILED, None, "NodeDown"),
         "18": status(JobState.FINISHED, 0, "COMPLETED"),
         "19": status(JobState.FAILED, 7, "NonZeroExitCode"),
@@ -68,14 +64,11 @@ def test_squeue_of_22_05():
         "24": status(JobState.CANCELLED, 143, "CANCELLED"),
     }
     assert records["17"].nodes == "n[3-4]"
-    array = [record_of(f"16_{index}", records).status for index in range(8)]
-    waiting = status(JobState.PENDING, None, "JobArrayTaskLimit")
-    assert array == [status(JobState.RUNNING, None, "RUNNING")] * 2 + [waiting] * 6
 
 
 def test_sacct_of_22_05():
     records = parse_sacct(captured("slurm-22.05-sacct.txt"))
-    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+    assert {job: record.status for job, record in records.items()} == {
         "17": status(JobState.NODE_FAILED, None, "NODE_FAIL"),
         "18": status(JobState.FINISHED, 0, "COMPLETED"),
         "19": status(JobState.FAILED, 7, "FAILED"),
@@ -85,28 +78,12 @@ def test_sacct_of_22_05():
         "23": status(JobState.CANCELLED, None, "CANCELLED by 0"),
         "24": status(JobState.CANCELLED, None, "CANCELLED by 0"),
     }
-    array = [record_of(f"16_{index}", records) for index in range(9)]
-    assert [record and record.status.state for record in array] == (
-        [JobState.RUNNING] * 2 + [JobState.PENDING] * 6 + [None]
-    )
-
-
-@pytest.mark.parametrize(
-    ("parse", "name"),
-    [
-        (parse_squeue, "slurm-22.05-squeue-array-cancelled.txt"),
-        (parse_sacct, "slurm-22.05-sacct-array-cancelled.txt"),
-    ],
-)
-def test_an_array_cancelled_before_all_of_it_had_started(parse, name):
-    records = parse(captured(name))
-    assert {record_of(f"16_{index}", records).status.state for index in range(8)} == {JobState.CANCELLED}
 
 
 def test_squeue_of_20_11():
     """Exit codes as wait(2) returns them; of signals it says no more than that the launch failed."""
     records = parse_squeue(captured("slurm-20.11-squeue.txt"))
-    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+    assert {job: record.status for job, record in records.items()} == {
         "2": status(JobState.FINISHED, 0, "COMPLETED"),
         "3": status(JobState.FAILED, 7, "NonZeroExitCode"),
         "4": status(JobState.FAILED, 137, "NonZeroExitCode"),  # exit 137
@@ -138,15 +115,12 @@ def test_squeue_of_20_11():
         "40": status(JobState.PENDING, None, "CONFIGURING"),
     }
     assert (records["32"].nodes, records["33"].nodes) == ("n[3-4]", "n4")
-    assert array_in(records, 14) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
-    assert array_in(records, 15) == [JobState.CANCELLED] * 8
-    assert record_of("16_1", records).status == status(JobState.FAILED, 1, "NonZeroExitCode")
 
 
 def test_sacct_of_20_11():
     """It takes 128 off exit codes from 128 on, and knows nothing of a prolog that failed."""
     records = parse_sacct(captured("slurm-20.11-sacct.txt"))
-    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+    assert {job: record.status for job, record in records.items()} == {
         "2": status(JobState.FINISHED, 0, "COMPLETED"),
         "3": status(JobState.FAILED, 7, "FAILED"),
         "4": status(JobState.FAILED, 9, "FAILED"),
@@ -177,15 +151,12 @@ def test_sacct_of_20_11():
         "39": status(JobState.FINISHED, 0, "COMPLETED"),  # its epilog is still running
     }
     assert (records["32"].nodes, records["33"].nodes) == ("n[3-4]", "n4")
-    assert array_in(records, 14) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
-    assert array_in(records, 15) == [JobState.CANCELLED] * 8
-    assert record_of("16_1", records).status == status(JobState.FAILED, 1, "FAILED")
 
 
 def test_squeue_of_24_11():
     """Exit codes as ``code:signal``, and signals by name."""
     records = parse_squeue(captured("slurm-24.11-squeue.txt"))
-    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+    assert {job: record.status for job, record in records.items()} == {
         "1": status(JobState.FINISHED, 0, "COMPLETED"),
         "2": status(JobState.FAILED, 7, "NonZeroExitCode"),
         "3": status(JobState.FAILED, 137, "NonZeroExitCode"),  # exit 137
@@ -217,15 +188,12 @@ def test_squeue_of_24_11():
         "39": status(JobState.PENDING, None, "CONFIGURING"),
     }
     assert (records["31"].nodes, records["32"].nodes) == ("n[3-4]", "n4")
-    assert array_in(records, 13) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
-    assert array_in(records, 14) == [JobState.CANCELLED] * 8
-    assert record_of("17_1", records).status == status(JobState.FAILED, 1, "NonZeroExitCode")
 
 
 def test_sacct_of_24_11():
     """It takes 128 off exit codes from 128 on."""
     records = parse_sacct(captured("slurm-24.11-sacct.txt"))
-    assert {job: record.status for job, record in records.items() if "_" not in job} == {
+    assert {job: record.status for job, record in records.items()} == {
         "1": status(JobState.FINISHED, 0, "COMPLETED"),
         "2": status(JobState.FAILED, 7, "FAILED"),
         "3": status(JobState.FAILED, 9, "FAILED"),
@@ -257,9 +225,6 @@ def test_sacct_of_24_11():
         "39": status(JobState.RUNNING, None, "RUNNING"),  # squeue: CONFIGURING
     }
     assert (records["31"].nodes, records["32"].nodes) == ("n[3-4]", "n4")
-    assert array_in(records, 13) == [JobState.RUNNING] * 2 + [JobState.PENDING] * 6
-    assert array_in(records, 14) == [JobState.CANCELLED] * 8
-    assert record_of("17_1", records).status == status(JobState.FAILED, 1, "FAILED")
 
 
 def test_sacct_of_21_08():
@@ -272,11 +237,7 @@ def test_sacct_of_21_08():
         "55": JobState.PENDING,
         "56": JobState.NODE_FAILED,
         "57": JobState.TIMEOUT,
-        "58_7": JobState.FINISHED,
-        "58_[8-15,20%4]": JobState.PENDING,
     }
-    assert record_of("58_20", records).status.state is JobState.PENDING
-    assert record_of("58_19", records) is None
 
 
 def test_squeue_of_23_11():
@@ -354,11 +315,6 @@ def test_the_exit_code_of_a_dead_node_is_not_the_jobs(printed):
     assert parse_squeue(f"1|NODE_FAIL|{printed}|NodeDown|n1|")["1"].status.exit_code is None
 
 
-def test_what_is_left_of_an_array_is_never_taken_for_finished():
-    assert record_of("6_3", parse_squeue("6|COMPLETED|0|None|n1|")) is None
-    assert record_of("6_3", parse_squeue("6|CANCELLED|0|None||")).status.state is JobState.CANCELLED
-
-
 @pytest.mark.parametrize(
     ("text", "job"),
     [
@@ -382,8 +338,7 @@ def test_names_of_22_05():
         "hetctl-dep": "21",
         "hetctl-long-name-0123456789-0123456789-abcdef": "16",
     }
-    # Of two jobs with one name, the newest.
-    assert parse_found(captured("slurm-22.05-sacct-names.txt")) == {"hetctl-arr": "6", "hetctl-nf": "17"}
+    assert parse_found(captured("slurm-22.05-sacct-names.txt")) == {"hetctl-nf": "17"}
 
 
 def test_nodes_that_do_not_work():
@@ -394,10 +349,9 @@ def test_nodes_that_do_not_work():
     assert parse_failed_nodes(text) == ("n2", "n3", "n4", "n6")
 
 
-def test_commands_query_all_jobs_at_once_and_an_array_once():
-    ids = ["1", "2", "3_0", "3_1"]
-    assert squeue_command(ids)[-1] == sacct_command(ids)[-1] == "--jobs=1,2,3"
-    assert "--states=all" in squeue_command(ids)
+def test_commands_query_all_jobs_at_once():
+    assert squeue_command(["1", "2"])[-1] == sacct_command(["1", "2"])[-1] == "--jobs=1,2"
+    assert "--states=all" in squeue_command(["1"])
     assert find_command(["a", "b"], 1000)[-1] == find_gone_command(["a", "b"], 1000)[-1] == "--name=a,b"
     assert "--user=1000" in find_command(["a"], 1000)
     assert sinfo_command("n[1-3]")[-1] == "--nodes=n[1-3]"
@@ -439,7 +393,7 @@ def states_of(batch, *ids):
 
 
 def request_for(*command):
-    return JobRequest("hetctl-r-0-abcdef", Path("job.sh"), command, 60, SITE, 1)
+    return JobRequest("hetctl-r-0-abcdef", SCRIPT, command, 60, SITE, 1)
 
 
 def test_jobs_forgotten_by_squeue_are_looked_up_in_accounting(slurm):
@@ -522,8 +476,8 @@ def test_nothing_is_asked_about_no_jobs(slurm):
 def test_sbatch_gets_the_script_on_stdin_if_it_is_not_named(slurm):
     batch, fake = slurm(sbatch=Answer("12;alpha\n", "", 0))
     assert batch.submit(request_for("sbatch", "--parsable")) == "12"
-    batch.submit(request_for("sbatch", "--parsable", "job.sh"))
-    assert fake.read == [Path("job.sh"), None]
+    batch.submit(request_for("sbatch", "--parsable", str(SCRIPT)))
+    assert fake.read == [SCRIPT, None]
 
 
 def test_sbatch_that_refuses_is_quoted(slurm):
@@ -586,36 +540,49 @@ def test_cancelling_ended_jobs_is_no_error_but_a_refusal_is(slurm):
         batch.cancel(["1"])
 
 
-def test_submitit_without_slurm_is_a_batch_system_error(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    call = FunctionCall(print, ("x",), tmp_path / "calls", "name", SITE, SITE.queues[0], 1, 60)
-    with pytest.raises(BatchSystemError, match="could not submit"):
-        SlurmBatch(tmp_path).call(call)
-
-
 def test_batch_systems_are_chosen_by_the_site(tmp_path):
     assert isinstance(batch_system_of(SITE, tmp_path), SlurmBatch)
 
 
+def submitted_by_submitit(folder, script, monkeypatch, *words):
+    """Submit by an sbatch that is this script."""
+    (folder / "sbatch").write_text(f"#!/bin/sh\n{script}\n")
+    (folder / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    (folder / "job.sh").write_text("#!/bin/sh\n")
+    request = replace(request_for("sbatch", *words), script=folder / "job.sh", submitit=folder / "submitit")
+    return SlurmBatch(folder).submit(request)
+
+
+@pytest.mark.parametrize("words", [(), ("--parsable", "{}/job.sh")])
+def test_submitit_runs_sbatch_and_keeps_the_script(tmp_path, monkeypatch, words):
+    monkeypatch.setenv("SBATCH_JOB_NAME", "mine")
+    script = f'echo "$SBATCH_JOB_NAME" "$@" >{tmp_path}/said; cat >{tmp_path}/read; echo 12'
+    job = submitted_by_submitit(tmp_path, script, monkeypatch, *(w.format(tmp_path) for w in words))
+    assert job == "12"
+    assert (tmp_path / "said").read_text().split() == [w.format(tmp_path) for w in words]
+    assert (tmp_path / "read").read_text() == ("" if words else "#!/bin/sh\n")
+    (kept,) = (tmp_path / "submitit").glob("12_submission.sh")
+    assert (kept.read_text(), kept.stat().st_mode & 0o077) == ("#!/bin/sh\n", 0)
+
+
 @pytest.mark.parametrize(
-    ("line", "options"),
+    ("script", "in_doubt"),
     [
-        ("-C gpu", {"constraint": "gpu"}),
-        ("-Cgpu", {"constraint": "gpu"}),
-        ("--constraint gpu_a100", {"constraint": "gpu_a100"}),
-        ("--constraint=gpu&hbm80g", {"constraint": "gpu&hbm80g"}),
-        ('--comment="my job"', {"comment": "my job"}),
-        ("--exclusive", {"exclusive": True}),
-        ("--exclusive --licenses=scratch:1", {"exclusive": True, "licenses": "scratch:1"}),
-        ("-s -q debug", {"oversubscribe": True, "qos": "debug"}),
-        ("--comment=", {"comment": ""}),
+        ("echo sbatch: error: invalid partition specified >&2; exit 1", False),
+        ("echo sbatch: error: Socket timed out on send/recv operation >&2; exit 1", True),
+        ("echo sbatch: error: what no table has >&2; exit 1", True),
+        ("kill -KILL $$", True),
+        ("echo nonsense", True),
     ],
 )
-def test_directives_are_options_by_their_long_names(line, options):
-    assert _directives([line]) == {"no-requeue": True, **options}
+def test_submitit_is_in_doubt_unless_sbatch_refused(tmp_path, monkeypatch, script, in_doubt):
+    with pytest.raises(BatchSystemError) as failed:
+        submitted_by_submitit(tmp_path, script, monkeypatch)
+    assert isinstance(failed.value, SubmissionInDoubtError) == in_doubt
 
 
-@pytest.mark.parametrize("line", ["-Z gpu", "constraint=gpu", "--exclusive=user gpu", "-"])
-def test_directives_that_are_no_options_are_refused(line):
-    with pytest.raises(BadInputError, match=re.escape(repr(line))):
-        _directives([line])
+def test_submitit_without_sbatch_is_a_batch_system_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BatchSystemError, match="sbatch is not on the PATH"):
+        SlurmBatch(tmp_path).submit(replace(request_for("sbatch"), submitit=tmp_path / "submitit"))

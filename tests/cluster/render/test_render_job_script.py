@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 from hetctl.cluster.render import JobScript, render_job, submit_command
 from hetctl.model.errors import BadInputError
+from hetctl.model.job import PROBE, PROFILE
 from hetctl.model.site import Queue, Site
-from hetctl.storage.paths import RunFolder
+from hetctl.storage.paths import Home, RunFolder
 
 GIB = 2**30
 
@@ -48,21 +49,21 @@ SITES = {
 }
 
 
-def job(site: Site, folder: str = "/home/ann/digits/.hetctl", **changes: Any) -> JobScript:
-    run = Path(folder) / "runs" / "digits-1"
+HOME = Path("/home/ann/digits/.hetctl")
+
+
+def job(site: Site, **changes: Any) -> JobScript:
     script = JobScript(
-        run="digits-1",
+        folder=Home(HOME).run("digits-1"),
         job=2,
         name="digits-1-2",
-        run_folder=run,
-        files=RunFolder(run).job(2),
         site=site,
         queue=site.queues[0],
         nodes=min(site.nodes, 2),
         wall_s=5430,
         grace_s=90,
         python="/home/ann/venv/bin/python",
-        home=Path(folder),
+        home=HOME,
     )
     return dataclasses.replace(script, **changes)
 
@@ -104,7 +105,7 @@ def test_tmpdir_is_refused_where_it_breaks_jsrun() -> None:
 
 
 def test_a_percent_sign_in_a_path_is_no_pattern_of_slurm() -> None:
-    assert "/a%%j/runs/" in render_job(job(SITES["slurm"], folder="/a%j"))
+    assert "/a%%j/runs/" in render_job(job(SITES["slurm"], folder=RunFolder(Path("/a%j/runs/r"))))
 
 
 @pytest.mark.parametrize(
@@ -113,11 +114,11 @@ def test_a_percent_sign_in_a_path_is_no_pattern_of_slurm() -> None:
         ("slurm", {"name": "x\n#SBATCH --exclusive"}),
         ("slurm", {"name": ""}),
         ("slurm", {"name": "back\\slash"}),
-        ("slurm", {"run": "a\nb"}),
+        ("slurm", {"folder": RunFolder(Path("/runs/a\nb"))}),
         ("slurm", {"queue": Queue("gpu\nrm")}),
         ("summit", {"name": "two words"}),
         ("summit", {"name": "-x"}),
-        ("summit", {"folder": "/home/ann b/.hetctl"}),
+        ("summit", {"folder": RunFolder(Path("/home/ann b/runs/r"))}),
     ],
 )
 def test_values_that_a_batch_system_cannot_take(name: str, changes: dict[str, Any]) -> None:
@@ -139,7 +140,8 @@ NASTY = st.text(st.sampled_from("ab-/ '\"$()`;&|<>*?[]{}#!~\\%=\n\té"), min_siz
 @given(name=NASTY, account=NASTY, folder=NASTY, run=NASTY)
 def test_any_value_is_quoted_or_refused(name: str, account: str, folder: str, run: str) -> None:
     site = dataclasses.replace(SITES["slurm"], account=account, setup=())
-    script = job(site, folder=f"/{folder}", name=name, run=run)
+    run_folder = RunFolder(Path("/runs", "r" + run.replace("/", "")))
+    script = job(site, home=Path(f"/{folder}"), name=name, folder=run_folder)
     try:
         text = render_job(script)
     except BadInputError:
@@ -152,7 +154,7 @@ def test_any_value_is_quoted_or_refused(name: str, account: str, folder: str, ru
     log = str(script.files.log).replace("%", "%%")
     assert shlex.split(lines["#SBATCH --output"]) == [log]
     assert shlex.split(lines["export HETCTL_HOME"]) == [str(script.home)]
-    assert shlex.split(lines["run"]) == [run]
+    assert shlex.split(lines["run"]) == [run_folder.name]
     assert [line for line in text.splitlines() if line.startswith("#SBATCH")] == text.splitlines()[1:15]
 
 
@@ -160,9 +162,7 @@ def test_bash_reads_nasty_values_as_they_are(tmp_path: Path) -> None:
     nasty = 'it\'s $(touch pwned) `touch pwned` "x" -n \\ ; é'
     site = dataclasses.replace(SITES["local"], environment={"NASTY": nasty})
     folder = tmp_path / nasty.replace("/", "_")
-    result = run_script(
-        folder, dataclasses.replace(job(site), run=f"-{nasty}"), 'printf "%s" "$NASTY" >nasty'
-    )
+    result = run_script(folder, job(site, folder=RunFolder(Path(f"-{nasty}"))), 'printf "%s" "$NASTY" >nasty')
     assert (result / "nasty").read_text() == nasty
     assert (result / "advance").read_text().splitlines() == ["--after-job", "2", "--", f"-{nasty}"]
     assert sorted(p.name for p in result.iterdir()) == ["advance", "advance-ignores", "driver", "nasty"]
@@ -214,10 +214,8 @@ def prepare(folder: Path, script: JobScript, driver: str) -> tuple[Path, list[st
     interpreter = folder / "fake python"
     interpreter.write_text(PYTHON.format(driver=driver))
     interpreter.chmod(0o700)
-    run = RunFolder(folder / "runs" / "r").create()
-    script = dataclasses.replace(
-        script, python=str(interpreter), run_folder=run.path, files=run.job(script.job), home=folder
-    )
+    run = RunFolder(folder / "runs" / script.folder.name).create()
+    script = dataclasses.replace(script, python=str(interpreter), folder=run, home=folder)
     script.files.script.write_text(render_job(script))
     return records, list(submit_command(script)), {**os.environ, "RECORDS": str(records), "code": "0"}
 
@@ -230,16 +228,31 @@ def run_script(folder: Path, script: JobScript, driver: str, **environment: str)
 
 @pytest.fixture
 def local_job() -> JobScript:
-    return job(SITES["local"], run="digits-1")
+    return job(SITES["local"])
 
 
 def test_the_driver_is_told_where_it_is(tmp_path: Path, local_job: JobScript) -> None:
     before = int(time.time())
     records = run_script(tmp_path, local_job, "true")
     *words, deadline, option, batch_id = (records / "driver").read_text().splitlines()
-    assert words == [str(tmp_path / "runs" / "r"), "--job", "2", "--deadline"]
+    assert words == [str(tmp_path / "runs" / "digits-1"), "--job", "2", "--deadline"]
     assert before <= int(deadline) - (local_job.wall_s - local_job.grace_s) <= time.time()
     assert (option, batch_id) == ("--batch-id", local_job.name)
+
+
+@pytest.mark.parametrize("mode", [PROFILE, PROBE])
+def test_a_job_that_measures_submits_no_other(tmp_path: Path, local_job: JobScript, mode: str) -> None:
+    measuring = dataclasses.replace(local_job, mode=mode)
+    records = run_script(tmp_path, measuring, "trap -p USR2 >driver-ignores")
+    assert (records / "driver").read_text().split() == [str(tmp_path / "runs" / "digits-1"), "--mode", mode]
+    assert (records / "driver-ignores").read_text() == "trap -- '' SIGUSR2\n"
+    assert not (records / "advance").exists()
+
+
+@pytest.mark.parametrize("name", ["slurm", "summit"])
+def test_a_job_without_grace_is_not_warned(name: str) -> None:
+    directives, _, body = render_job(job(SITES[name], mode=PROFILE, grace_s=0)).partition("# Written")
+    assert ("USR2" in directives, "--mode profile" in body) == (False, True)
 
 
 def test_the_drivers_exit_code_is_the_scripts(tmp_path: Path, local_job: JobScript) -> None:
@@ -252,7 +265,7 @@ def test_a_failing_advance_is_logged_and_hides_nothing(tmp_path: Path, local_job
     _, command, environment = prepare(tmp_path, local_job, "code=5; echo from the driver")
     environment["ADVANCE_CODE"] = "4"
     assert subprocess.run(command, env=environment, timeout=60).returncode == 5
-    log = tmp_path / "runs" / "r" / "job-0002.log"
+    log = tmp_path / "runs" / "digits-1" / "job-0002.log"
     assert log.read_text().splitlines() == [
         "from the driver",
         "hetctl advance failed with exit code 4; go on with: hetctl advance digits-1",

@@ -18,14 +18,13 @@ from hetctl.model.job import GAVE_WAY
 from hetctl.model.site import Site
 
 # Plays a driver that leaves when the job's stop file is there.
-HEEDS = (
-    "touch up; while [ ! -e ../runs/r/job-0002.stop ]; do sleep 0.02; done; cp ../runs/r/job-0002.stop told"
-)
+STOP = "../runs/digits-1/job-0002.stop"
+HEEDS = f"touch up; while [ ! -e {STOP} ]; do sleep 0.02; done; cp {STOP} told"
 
 
 @pytest.fixture
 def local_job() -> JobScript:
-    return job(SITES["local"], run="digits-1")
+    return job(SITES["local"])
 
 
 def deadline_of(records: Path) -> int:
@@ -103,7 +102,7 @@ def test_a_job_that_is_done_early_leaves_no_watch(tmp_path: Path, local_job: Job
     process = subprocess.Popen(command, env=environment, start_new_session=True)
     assert process.wait(timeout=60) == 0
     assert_gone(process.pid)
-    assert not (tmp_path / "runs" / "r" / "job-0002.stop").exists()
+    assert not (tmp_path / "runs" / "digits-1" / "job-0002.stop").exists()
 
 
 def wait_for_trap(pid: int, caught: signal.Signals) -> None:
@@ -150,7 +149,7 @@ def test_a_driver_that_hangs_is_ended_and_the_run_goes_on(tmp_path: Path, local_
 def test_a_second_job_with_the_same_number_leaves_at_once(tmp_path: Path, local_job: JobScript) -> None:
     job = dataclasses.replace(local_job, site=on_slurm())
     records, _, environment = prepare(tmp_path, job, HEEDS)
-    command = ["bash", str(tmp_path / "runs" / "r" / "job-0002.sh")]
+    command = ["bash", str(tmp_path / "runs" / "digits-1" / "job-0002.sh")]
     first = subprocess.Popen(command, env={**environment, "SLURM_JOB_ID": "101"})
     wait_for(records / "up")
     second = {**environment, "SLURM_JOB_ID": "102"}
@@ -164,7 +163,7 @@ def test_a_second_job_with_the_same_number_leaves_at_once(tmp_path: Path, local_
     wait_for_trap(first.pid, signal.SIGTERM)
     first.terminate()
     assert first.wait(timeout=60) == 0
-    (claim,) = (tmp_path / "runs" / "r").glob("*.claim*")
+    (claim,) = (tmp_path / "runs" / "digits-1").glob("*.claim*")
     assert (claim.name, claim.read_text()) == ("job-0002.claim", "101\n")
 
 
@@ -191,7 +190,7 @@ def test_a_disk_that_fails_for_a_moment_costs_no_job(tmp_path: Path, local_job: 
     assert subprocess.run(command, env=environment, timeout=60).returncode == 0
     assert (records / "driver").exists()
     assert (records / "pauses").read_text().split()[:2] == ["5", "10"]
-    (claim,) = (tmp_path / "runs" / "r").glob("*.claim*")
+    (claim,) = (tmp_path / "runs" / "digits-1").glob("*.claim*")
     assert claim.read_text() == f"{local_job.name}\n"
 
 
@@ -200,9 +199,9 @@ def on_slurm(name: str = "slurm") -> Site:
 
 
 def test_a_requeued_job_continues_and_removes_its_stop_file(tmp_path: Path, local_job: JobScript) -> None:
-    records, command, environment = prepare(tmp_path, local_job, "ls ../runs/r >seen")
+    records, command, environment = prepare(tmp_path, local_job, "ls ../runs/digits-1 >seen")
     for _ in range(2):
-        (tmp_path / "runs" / "r" / "job-0002.stop").write_text("signal\n")
+        (tmp_path / "runs" / "digits-1" / "job-0002.stop").write_text("signal\n")
         assert subprocess.run(command, env=environment, timeout=60).returncode == 0
         assert "job-0002.stop" not in (records / "seen").read_text()
         (records / "seen").unlink()
@@ -210,11 +209,11 @@ def test_a_requeued_job_continues_and_removes_its_stop_file(tmp_path: Path, loca
 
 def test_a_requeued_job_that_has_handed_the_run_on_leaves(tmp_path: Path, local_job: JobScript) -> None:
     records, command, environment = prepare(tmp_path, local_job, "touch driven")
-    (tmp_path / "runs" / "r" / "job-0003.sh").touch()
+    (tmp_path / "runs" / "digits-1" / "job-0003.sh").touch()
     assert subprocess.run(command, env=environment, timeout=60).returncode == 0
     assert not (records / "driven").exists()
     assert (records / "advance").read_text().split() == ["--after-job", "2", "--", "digits-1"]
-    log = (tmp_path / "runs" / "r" / "job-0002.log").read_text()
+    log = (tmp_path / "runs" / "digits-1" / "job-0002.log").read_text()
     assert "leaves: job 3 of run digits-1 takes its place" in log
 
 
@@ -224,7 +223,7 @@ def test_batch_systems_number_their_jobs(
 ) -> None:
     job = dataclasses.replace(local_job, site=on_slurm(name))
     records, _, environment = prepare(tmp_path, job, "true")
-    script = str(tmp_path / "runs" / "r" / "job-0002.sh")
+    script = str(tmp_path / "runs" / "digits-1" / "job-0002.sh")
     subprocess.run(["bash", script], env={**environment, variable: "4711"}, check=True, timeout=60)
     assert (records / "driver").read_text().splitlines()[-1] == "4711"
-    assert (tmp_path / "runs" / "r" / "job-0002.claim").read_text() == "4711\n"
+    assert (tmp_path / "runs" / "digits-1" / "job-0002.claim").read_text() == "4711\n"

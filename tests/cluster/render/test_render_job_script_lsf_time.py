@@ -45,7 +45,7 @@ def test_the_time_left_is_that_of_bjobs_if_it_is_usable(tmp_path: Path, answer: 
     bjobs.chmod(0o755)
     environment |= {"PATH": f"{bjobs.parent}{os.pathsep}{environment['PATH']}", "LSB_JOBID": "4711"}
     before = int(time.time())
-    command = ["bash", str(tmp_path / "runs" / "r" / "job-0002.sh")]
+    command = ["bash", str(tmp_path / "runs" / "digits-1" / "job-0002.sh")]
     subprocess.run(command, env=environment, cwd=tmp_path, check=True, timeout=60)
     assert before <= deadline_of(records) - left + GRACE_S <= time.time()
     assert not (tmp_path / "owned").exists()

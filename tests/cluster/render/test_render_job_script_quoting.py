@@ -71,14 +71,11 @@ def nasty_job(name: str, values: dict[str, str]) -> JobScript:
     site = SITES[name]
     job = script_of(site, cases_of(site)[-1])
     home = Home(Path("/", values["folder"]))
-    run = home.run("digits-001")
     return dataclasses.replace(
         job,
-        run=values["run"],
+        folder=home.run(values["run"]),
         name=values["name"],
         home=home.path,
-        run_folder=run.path,
-        files=run.job(7),
         python=values["python"],
         exclude=(values["node"],),
         queue=dataclasses.replace(job.queue, name=values["queue"]),
