@@ -252,6 +252,11 @@ def allocations_after(request: Request, decision: Decision) -> dict[str, Allocat
     return held | {allocation.member: allocation for allocation in decision.start}
 
 
+def gpus_after(request: Request, decision: Decision) -> dict[str, int]:
+    """Return the GPUs by member after a decision is carried out."""
+    return {name: given.gpus for name, given in allocations_after(request, decision).items()}
+
+
 def allocation_on(workload: Workload, placement: tuple[Placement, ...]) -> Allocation:
     """Return the allocation of a member on all GPUs of a placement."""
     gpus = sum(len(part.gpus) for part in placement)

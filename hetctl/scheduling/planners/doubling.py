@@ -20,10 +20,12 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Planner, Request, allocations_after, gpu_count
+from hetctl.scheduling.planners.base import Decision, Planner, Request, gpu_count, gpus_after
 from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 
 
@@ -97,12 +99,7 @@ def allot(candidates: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[
     growing = _beginning(candidates, capacity)
     counts = {candidate.name: candidate.least for candidate in growing}
     kept = {candidate.name: _kept(candidate) for candidate in growing}
-    _grow(
-        [candidate for candidate in growing if kept[candidate.name] > candidate.least],
-        counts,
-        capacity,
-        kept,
-    )
+    _grow([c for c in growing if kept[c.name] > c.least], counts, capacity, kept)
     _grow(growing, counts, capacity, {})
     return counts
 
@@ -169,7 +166,7 @@ def give(request: Request, counts: Mapping[str, int]) -> Decision:
         decision, given = place_members(request, counts)
         # A member for which nothing is left waits: it is not among those given.
         short = {
-            name: least[name] * _power_of_two(gpus // least[name])
+            name: least[name] << ((gpus // least[name]).bit_length() - 1)
             for name, gpus in given.items()
             if gpus < counts.get(name, gpus)
         }
@@ -179,29 +176,17 @@ def give(request: Request, counts: Mapping[str, int]) -> Decision:
         counts = {**counts, **short}
 
 
-def _power_of_two(most: int) -> int:
-    """Return the largest power of two up to a number, at least 1."""
-    return 1 << max(most.bit_length() - 1, 0)
-
-
 def explain(request: Request, decision: Decision, candidates: Sequence[ResizeCandidate]) -> dict[str, str]:
     """Return for each member with GPUs the gain of as many more, and the members that wait."""
     given = gpus_after(request, decision)
-    words = {
-        candidate.name: _holds(candidate, given[candidate.name])
-        for candidate in candidates
-        if candidate.name in given
-    }
-    waiting = [candidate.name for candidate in candidates if candidate.name not in given]
-    return words | {
-        name: f"waits, {ahead} before it: {len(given)} members have a GPU each or more"
-        for ahead, name in enumerate(waiting)
-    }
-
-
-def gpus_after(request: Request, decision: Decision) -> dict[str, int]:
-    """Return the GPUs by member after a decision is carried out."""
-    return {name: given.gpus for name, given in allocations_after(request, decision).items()}
+    words, ahead = dict[str, str](), 0
+    for candidate in candidates:
+        if candidate.name in given:
+            words[candidate.name] = _holds(candidate, given[candidate.name])
+        else:
+            words[candidate.name] = f"waits, {ahead} before it: {len(given)} members have a GPU each or more"
+            ahead += 1
+    return words
 
 
 def _holds(candidate: ResizeCandidate, gpus: int) -> str:
@@ -231,30 +216,12 @@ def double(candidates: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict
     left = sum(len(node.gpus) for node in nodes) - sum(counts.values())
     better = exchange(candidates, counts, left)
     # The exchange counts GPUs only; on nodes its result may not fit, unlike that of `allot`.
-    return better if better == counts or _fit(better, nodes) else counts
-
-
-def _fit(counts: Mapping[str, int], nodes: Sequence[Node]) -> bool:
     capacity = NodeCapacity(nodes)
-    return all(capacity.change(0, gpus) for gpus in counts.values())
+    return better if better == counts or all(capacity.change(0, gpus) for gpus in better.values()) else counts
 
 
-@dataclass(frozen=True)
-class _Changes:
-    """Changes of some members: those of `before`, and one of `name`."""
-
-    gpus: int
-    saved_s: float
-    before: _Changes | None = None
-    name: str = ""
-
-    def changes(self) -> dict[str, int]:
-        """Return the added GPUs by member."""
-        found, plan = dict[str, int](), self
-        while plan.before:
-            found[plan.name] = plan.gpus - plan.before.gpus
-            plan = plan.before
-        return found
+Plan = tuple[int, float, Any]
+"""Changes of some members: their GPUs, the seconds saved, and the last change with those before it."""
 
 
 def exchange(candidates: Sequence[ResizeCandidate], counts: Mapping[str, int], left: int) -> dict[str, int]:
@@ -297,12 +264,12 @@ def _changes(candidates: Sequence[ResizeCandidate], counts: Mapping[str, int]) -
 
 def _worth_trying(candidate: ResizeCandidate, gpus: int) -> list[int]:
     """Return twice and four times as many GPUs if they gain anything, and half and a quarter."""
-    fewer = [gpus // 2, gpus // 4] if gpus != candidate.holds and gpus in candidate.rates else []
-    more = [
+    more = (
         other
         for other in (2 * gpus, 4 * gpus)
         if other in candidate.rates and candidate.gain(gpus, other) > 0
-    ]
+    )
+    fewer = (gpus // 2, gpus // 4) if gpus != candidate.holds and gpus in candidate.rates else ()
     return [*more, *(other for other in fewer if other in candidate.rates and other >= candidate.least)]
 
 
@@ -311,27 +278,30 @@ def _best(changes: Mapping[str, Sequence[Change]], left: int) -> dict[str, int]:
     largest = max((gpus for options in changes.values() for gpus, _ in options), default=0)
     if largest <= 0:
         return {}
-    plans = [_Changes(0, 0.0)]
+    plans: list[Plan] = [(0, 0.0, ())]
     for name, options in changes.items():
         tried = (
-            _Changes(plan.gpus + gpus, plan.saved_s + saved_s, plan, name)
-            for plan in plans
+            (before + gpus, before_s + saved_s, (name, gpus, chain))
+            for before, before_s, chain in plans
             for gpus, saved_s in options
         )
-        plans = _undominated([*plans, *(plan for plan in tried if abs(plan.gpus) <= 2 * largest)])
-    best = max((plan for plan in plans if plan.gpus <= left), key=lambda plan: plan.saved_s)
-    return best.changes() if best.saved_s >= LEAST_S else {}
+        plans = _undominated([*plans, *(plan for plan in tried if abs(plan[0]) <= 2 * largest)])
+    _, saved_s, chain = max((plan for plan in plans if plan[0] <= left), key=_saved_s)
+    found = dict[str, int]()
+    while chain and saved_s >= LEAST_S:
+        name, found[name], chain = chain
+    return found
 
 
-def _undominated(plans: list[_Changes]) -> list[_Changes]:
+def _saved_s(plan: Plan) -> float:
+    return plan[1]
+
+
+def _undominated(plans: list[Plan]) -> list[Plan]:
     """Return the plans that save more than all others with as few GPUs."""
-    plans.sort(key=lambda plan: (plan.gpus, -plan.saved_s))
-    most_s, good = -math.inf, list[_Changes]()
-    for plan in plans:
-        if plan.saved_s > most_s:
-            most_s = plan.saved_s
-            good.append(plan)
-    return good
+    plans.sort(key=lambda plan: (plan[0], -plan[1]))
+    most_s = accumulate(map(_saved_s, plans), max, initial=-math.inf)
+    return [plan for plan, before_s in zip(plans, most_s, strict=False) if plan[1] > before_s]
 
 
 def decide(request: Request) -> Decision:

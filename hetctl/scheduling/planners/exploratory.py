@@ -13,21 +13,28 @@ rates by then.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import lru_cache
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
 from hetctl.perf.rate_extrapolation import rate_curve
-from hetctl.scheduling.planners.base import Decision, Held, Planner, Request, allocations_after, gpu_count
+from hetctl.scheduling.planners.base import (
+    Decision,
+    Held,
+    Planner,
+    Request,
+    allocations_after,
+    gpu_count,
+    gpus_after,
+)
 from hetctl.scheduling.planners.doubling import (
     ResizeCandidate,
     candidates_of,
     double,
     explain,
     give,
-    gpus_after,
     movable_nodes,
 )
 from hetctl.scheduling.planners.placement import NodeCapacity
@@ -40,60 +47,41 @@ EXPLORED = 8
 Parts = tuple[Placement, ...]
 
 
-@dataclass(frozen=True)
-class Exploration:
-    """A decision, the members that explore, and the GPUs that they keep, used or not."""
-
-    decision: Decision
-    explorers: Sequence[str]
-    kept: Mapping[str, Parts]
+Explored = tuple[Decision, Iterable[str], Mapping[str, Parts]]
+"""A decision, the members that explore, and the GPUs that they keep, used or not."""
 
 
 def decide(request: Request) -> Decision:
     """Let members explore, and double those with the best gain as far as rates are known."""
     request = _with_unsure(request)
-    known = _known(request)
-    exploration = _together(request, known) if _shared(request) else _apart(request, known)
-    kept = {
-        name: [[part.node, list(part.gpus)] for part in parts] for name, parts in exploration.kept.items()
-    }
+    known = Known(request)
+    decision, explorers, kept = (_together if known.shared else _apart)(request, known)
+    ends_s = {held.workload.name: ready_s(held) for held in request.held}
+    ends_s |= {started.member: request.now_s + STAGE_S for started in decision.start}
     return replace(
-        exploration.decision,
-        replan_at_s=_stage_ends_s(request, exploration),
-        planner_state={"known": known.counts(), "kept": kept},
+        decision,
+        replan_at_s=min((ends_s[e] for e in explorers if ends_s.get(e, 0.0) > request.now_s), default=None),
+        planner_state={
+            "known": {key: sorted(counts) for key, counts in known.counts.items() if counts},
+            "kept": {name: [[part.node, list(part.gpus)] for part in parts] for name, parts in kept.items()},
+        },
     )
 
 
 def _with_unsure(request: Request) -> Request:
     """Return the request with all rates of its members: those that are not sure are to be explored."""
+
+    def explorable(workload: Workload) -> Workload:
+        return replace(workload, rates={**workload.rates, **workload.unsure}) if workload.unsure else workload
+
     return replace(
         request,
-        workloads=tuple(map(_explorable, request.workloads)),
-        held=tuple(replace(held, workload=_explorable(held.workload)) for held in request.held),
+        workloads=tuple(map(explorable, request.workloads)),
+        held=tuple(replace(held, workload=explorable(held.workload)) for held in request.held),
     )
 
 
-def _explorable(workload: Workload) -> Workload:
-    return replace(workload, rates={**workload.rates, **workload.unsure}) if workload.unsure else workload
-
-
-def _shared(request: Request) -> bool:
-    return request.options.exploration == "shared"
-
-
-def _known(request: Request) -> Known:
-    known = Known(_shared(request), (request.planner_state or {}).get("known", {}))
-    known.learn(request.held, request.now_s)
-    return known
-
-
-def _stage_ends_s(request: Request, exploration: Exploration) -> float | None:
-    ends = {h.workload.name: ready_s(h) for h in request.held}
-    ends.update((a.member, request.now_s + STAGE_S) for a in exploration.decision.start)
-    return min((ends[e] for e in exploration.explorers if ends.get(e, 0.0) > request.now_s), default=None)
-
-
-def _together(request: Request, known: Known) -> Exploration:
+def _together(request: Request, known: Known) -> Explored:
     """Let one member of each family explore, on its stage's GPUs alone."""
     stages = _stages(request, known)
     candidates = [
@@ -102,24 +90,19 @@ def _together(request: Request, known: Known) -> Exploration:
         else known.candidate(candidate)
         for candidate in candidates_of(request)
     ]
-    counts = double(candidates, movable_nodes(request))
-    return Exploration(give(request, counts), tuple(stages), {})
+    return give(request, double(candidates, movable_nodes(request))), stages, {}
 
 
 def _stages(request: Request, known: Known) -> dict[str, int]:
     """Return explorers with their GPUs, as long as all members can have a GPU beside them."""
-    candidates = candidates_of(request)
-    stages = {
-        candidate.name: known.next_stage(candidate.workload)
-        for candidate in candidates
-        if not candidate.fixed
-    }
+    candidates = [candidate for candidate in candidates_of(request) if not candidate.fixed]
+    stages = {candidate.name: known.next_stage(candidate.workload) for candidate in candidates}
     if not any(stages.values()):
         return {}
     capacity = NodeCapacity(movable_nodes(request))
     explorers: dict[str, tuple[ResizeCandidate, int]] = {}
     for candidate in candidates:
-        if candidate.fixed or not capacity.left or not capacity.change(0, candidate.least):
+        if not capacity.left or not capacity.change(0, candidate.least):
             continue
         stage, key = stages[candidate.name], known.key(candidate.workload)
         # Of a family the member that already holds its stage's GPUs goes on; the least is what all have.
@@ -130,10 +113,17 @@ def _stages(request: Request, known: Known) -> dict[str, int]:
     return {candidate.name: stage for candidate, stage in first if capacity.change(candidate.least, stage)}
 
 
-def _apart(request: Request, known: Known) -> Exploration:
+def _apart(request: Request, known: Known) -> Explored:
     """Let every new member explore on GPUs that it keeps for that time; others share the rest."""
-    most = _most(request)
-    kept, resized = _continue_exploring(request, known, most)
+    sizes = [gpus for gpus in doublings(1, EXPLORED) if NodeCapacity(request.all_nodes).change(0, gpus)]
+    most = max(sizes, default=1)
+    earlier = (request.planner_state or {}).get("kept", {})
+    kept: dict[str, Parts] = {
+        held.workload.name: tuple(Placement(node, tuple(gpus)) for node, gpus in earlier[held.workload.name])
+        for held in request.held
+        if held.workload.name in earlier and not held.fixed and known.next_stage(held.workload, most)
+    }
+    explorers = {held.workload.name: held.workload for held in request.held if held.workload.name in kept}
     rest = _without(request, kept)
     candidates = [known.candidate(candidate) for candidate in candidates_of(rest)]
     new = {
@@ -141,33 +131,18 @@ def _apart(request: Request, known: Known) -> Exploration:
         for candidate in candidates
         if not candidate.fixed and known.next_stage(candidate.workload, most)
     }
-    counts = double(
-        [*new.values(), *(candidate for candidate in candidates if candidate.name not in new)],
-        movable_nodes(rest),
-    )
-    decision = give(rest, counts)
-    others = [allocation for allocation in decision.start if allocation.member not in new]
+    others = (candidate for candidate in candidates if candidate.name not in new)
+    decision = give(rest, double([*new.values(), *others], movable_nodes(rest)))
     for name, allocation in allocations_after(rest, decision).items():
         if name in new:
-            kept[name] = allocation.placement
-            resized.append(_stage(new[name].workload, known, kept[name]))
-    held = {h.allocation for h in request.held}
-    start = (*others, *(allocation for allocation in resized if allocation not in held))
-    return Exploration(replace(decision, start=start), tuple(kept), kept)
-
-
-def _continue_exploring(
-    request: Request, known: Known, most: int
-) -> tuple[dict[str, Parts], list[Allocation]]:
-    """Return members that still explore with the GPUs that they keep, and the allocations of their stages."""
-    earlier = (request.planner_state or {}).get("kept", {})
-    kept, stages = dict[str, Parts](), list[Allocation]()
-    for held in request.held:
-        name = held.workload.name
-        if name in earlier and not held.fixed and known.next_stage(held.workload, most):
-            kept[name] = tuple(Placement(node, tuple(gpus)) for node, gpus in earlier[name])
-            stages.append(_stage(held.workload, known, kept[name]))
-    return kept, stages
+            explorers[name], kept[name] = new[name].workload, allocation.placement
+    held_now = {held.allocation for held in request.held}
+    stages = (_stage(workload, known, kept[name]) for name, workload in explorers.items())
+    start = (
+        *(allocation for allocation in decision.start if allocation.member not in new),
+        *(allocation for allocation in stages if allocation not in held_now),
+    )
+    return replace(decision, start=start), kept, kept
 
 
 def _stage(workload: Workload, known: Known, kept: Parts) -> Allocation:
@@ -194,20 +169,14 @@ def _without(request: Request, kept: Mapping[str, Parts]) -> Request:
     )
 
 
-def _most(request: Request) -> int:
-    """Return the largest number of GPUs that one member can explore on an empty cluster."""
-    sizes = [gpus for gpus in doublings(1, EXPLORED) if NodeCapacity(request.all_nodes).change(0, gpus)]
-    return max(sizes, default=1)
-
-
 def reasons(request: Request, decision: Decision) -> dict[str, str]:
     """Return which members explore, and for the others the known gain."""
     request = _with_unsure(request)
-    known = _known(request)
+    known = Known(request)
     words = explain(request, decision, [known.candidate(candidate) for candidate in candidates_of(request)])
     given = gpus_after(request, decision)
     kept = decision.planner_state["kept"]
-    explorers = _stages(request, known) if _shared(request) else kept
+    explorers = _stages(request, known) if known.shared else kept
     for name in explorers:
         if name in given:
             words[name] = f"explores its rate on {gpu_count(given[name])}"
@@ -219,54 +188,42 @@ def reasons(request: Request, decision: Decision) -> dict[str, str]:
 class Known:
     """Numbers of GPUs with known rates, by member or, if shared, by family."""
 
-    def __init__(self, shared: bool, counts: Mapping[str, list[int]]) -> None:
-        self._shared = shared
-        self._counts = defaultdict(set, {key: set(counts) for key, counts in counts.items()})
-
-    def learn(self, held: Iterable[Held], now_s: float) -> None:
-        """Add the numbers of GPUs that members have trained with for long enough by now."""
-        for member in held:
-            if now_s >= ready_s(member):
-                self._counts[self.key(member.workload)].add(member.allocation.gpus)
+    def __init__(self, request: Request) -> None:
+        self.shared = request.options.exploration == "shared"
+        earlier = (request.planner_state or {}).get("known", {})
+        self.counts = defaultdict(set, {key: set(counts) for key, counts in earlier.items()})
+        for held in request.held:
+            if request.now_s >= ready_s(held):
+                self.counts[self.key(held.workload)].add(held.allocation.gpus)
 
     def key(self, workload: Workload) -> str:
         """Return the key of workloads with the same rates: the family, or the member itself."""
-        if self._shared and workload.family:
+        if self.shared and workload.family:
             return f"family {workload.family}"
         return f"member {workload.name}"
 
     def next_stage(self, workload: Workload, limit: int = EXPLORED) -> int | None:
         """Return the first of a member's stages whose rate is to be explored; None if all are known."""
-        known = self._counts[self.key(workload)]
+        known = self.counts[self.key(workload)]
         return next((gpus for gpus in _stages_of(workload, limit) if gpus not in known), None)
 
-    def rates(self, workload: Workload) -> dict[int, float]:
-        """Return the rates on powers of two times its least, up to the first that is still to be explored.
+    def candidate(self, candidate: ResizeCandidate) -> ResizeCandidate:
+        """Return a member with its known rates, on powers of two times its least up to the first unknown one.
 
         Above `EXPLORED` the others are predicted from the known rates, as far as they surely gain.
         """
-        known = self._counts[self.key(workload)]
+        workload, known = candidate.workload, self.counts[self.key(candidate.workload)]
         counts = tuple(doublings(workload.min_gpus, workload.max_gpus))
-        tried = {gpus: workload.rates[gpus] for gpus in counts if gpus in known}
-        rates: dict[int, float] = {}
+        tried = tuple((gpus, workload.rates[gpus]) for gpus in counts if gpus in known)
+        rates = dict[int, float]()
         for gpus in counts:
-            if gpus in tried:
-                rates[gpus] = tried[gpus]
-            elif gpus > EXPLORED and gpus in (
-                predicted := _predicted(tuple(tried.items()), workload.max_gpus)
-            ):
-                rates[gpus] = predicted[gpus]
-            else:
+            rate = dict(tried).get(gpus)
+            if rate is None and gpus > EXPLORED:
+                rate = _predicted(tried, workload.max_gpus).get(gpus)
+            if rate is None:
                 break
-        return rates
-
-    def candidate(self, candidate: ResizeCandidate) -> ResizeCandidate:
-        """Return a member with its known rates only."""
-        return replace(candidate, rates=self.rates(candidate.workload))
-
-    def counts(self) -> dict[str, list[int]]:
-        """Return the state to be kept."""
-        return {key: sorted(counts) for key, counts in self._counts.items() if counts}
+            rates[gpus] = rate
+        return replace(candidate, rates=rates)
 
 
 @lru_cache(maxsize=1 << 12)

@@ -18,7 +18,7 @@ from heapq import merge
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import Envelope, WaitingMember, envelope_of, fluid_time
 from hetctl.scheduling.planners import mean_jct
-from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Held, Planner, Request, allocations_after
+from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request, gpus_after
 from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 
 URGENT = 0.999
@@ -35,6 +35,10 @@ class FluidCandidate:
 
     Parameters
     ----------
+    holds : int
+        GPUs that it holds now.
+    fixed : bool
+        True if it can be neither stopped nor moved.
     low, high : int
         Corners of its envelope between which it has to train, in GPUs.
     share_s : float
@@ -47,8 +51,9 @@ class FluidCandidate:
     """
 
     workload: Workload
-    held: Held | None
     envelope: Envelope
+    holds: int = 0
+    fixed: bool = False
     low: int = 0
     high: int = 1
     share_s: float = 0.0
@@ -56,19 +61,9 @@ class FluidCandidate:
     number: int = -1
 
     @property
-    def fixed(self) -> bool:
-        """True if it can be neither stopped nor moved."""
-        return self.held is not None and self.held.fixed
-
-    @property
-    def holds(self) -> int:
-        """GPUs that it holds now."""
-        return self.held.allocation.gpus if self.held else 0
-
-    @property
     def start_s(self) -> float:
         """Seconds without training if it gets other GPUs now."""
-        return self.workload.interruption_s if self.held else self.workload.startup_s
+        return self.workload.interruption_s if self.holds else self.workload.startup_s
 
     def seconds_on(self, gpus: int) -> float:
         """Return the seconds of the work left on `gpus` GPUs, without start-up."""
@@ -101,31 +96,25 @@ def decide(request: Request) -> Decision:
     return replace(decision, replan_at_s=replan_at_s, planner_state=request.now_s + time_s)
 
 
-def mixtures(request: Request) -> tuple[list[FluidCandidate], float]:
-    """Return each member with its corners and share, and the fluid bound of the work left in seconds."""
-    jobs, others, time_s = _candidates(request)
-    return [*jobs, *others], time_s
-
-
 def _candidates(request: Request) -> tuple[list[FluidCandidate], Iterator[FluidCandidate], float]:
     """Return members that train or cannot wait; all others, the largest share first; the fluid bound."""
     backlog = request.waiting.backlog(request.gpus)
-    jobs = [FluidCandidate(h.workload, h, envelope_of(h.workload.rates, request.gpus)) for h in request.held]
-    works = [(job.workload.samples_left, job.envelope) for job in jobs if job.workload.samples_left > 0]
-    time_s = fluid_time(works, request.gpus, _expected_s(request), backlog)
+    held = [
+        FluidCandidate(h.workload, envelope_of(h.workload.rates, request.gpus), h.allocation.gpus, h.fixed)
+        for h in request.held
+    ]
+    works = [(job.workload.samples_left, job.envelope) for job in held if job.workload.samples_left > 0]
+    # The remaining time by the last decision is near the present one.
+    near_s = request.planner_state - request.now_s if request.planner_state is not None else 0.0
+    time_s = fluid_time(works, request.gpus, near_s, backlog)
 
     def waits(one: WaitingMember) -> FluidCandidate:
-        return _mixed(FluidCandidate(one.workload, None, one.envelope, number=-one.place), time_s)
+        return _mixed(FluidCandidate(one.workload, one.envelope, number=-one.place), time_s)
 
     urgent_s = URGENT * time_s
-    jobs = [*(_mixed(job, time_s) for job in jobs), *map(waits, backlog.longer_than(urgent_s))]
+    jobs = [*(_mixed(job, time_s) for job in held), *map(waits, backlog.longer_than(urgent_s))]
     jobs.sort(key=lambda job: job.number)
     return jobs, map(waits, backlog.others(urgent_s)), time_s
-
-
-def _expected_s(request: Request) -> float:
-    """Return the remaining time by the last decision in seconds; it is near the present one."""
-    return float(request.planner_state) - request.now_s if request.planner_state is not None else 0.0
 
 
 def _mixed(job: FluidCandidate, time_s: float) -> FluidCandidate:
@@ -165,7 +154,7 @@ def choose(
             free.append(job)
             yield job
 
-    interruption_s = max((job.workload.interruption_s for job in free if job.held), default=0.0)
+    interruption_s = max((job.workload.interruption_s for job in free if job.holds), default=0.0)
     if time_s > PATIENCE * interruption_s:
         _follow_the_optimum(free, considered(), capacity, time_s)
     else:
@@ -201,7 +190,7 @@ def _finish(jobs: list[FluidCandidate], others: Iterator[FluidCandidate], capaci
             job.grow(capacity, job.high)
     for job in sorted(jobs, key=lambda job: -job.seconds_on(job.gpus or job.workload.min_gpus)):
         most = min(job.gpus + capacity.left, job.envelope.gpus[-1])
-        if job.held and most > job.gpus and job.start_s + job.seconds_on(most) < job.seconds_on(job.gpus):
+        if job.holds and most > job.gpus and job.start_s + job.seconds_on(most) < job.seconds_on(job.gpus):
             job.grow(capacity, most)
 
 
@@ -228,9 +217,11 @@ def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     """Return the rate that each member needs to end with all others, and the GPUs that give it."""
     if request.options.objective == MEAN_JCT:
         return mean_jct.reasons(request, decision)
-    jobs, time_s = mixtures(request)
-    gpus = {name: given.gpus for name, given in allocations_after(request, decision).items()}
-    return {job.workload.name: _reason(job, gpus.get(job.workload.name, 0), time_s) for job in jobs}
+    jobs, others, time_s = _candidates(request)
+    gpus = gpus_after(request, decision)
+    return {
+        job.workload.name: _reason(job, gpus.get(job.workload.name, 0), time_s) for job in (*jobs, *others)
+    }
 
 
 def _reason(job: FluidCandidate, gpus: int, time_s: float) -> str:

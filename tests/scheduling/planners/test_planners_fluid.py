@@ -10,7 +10,7 @@ from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Decision, Options, Request
-from hetctl.scheduling.planners.fluid import FLUID, mixtures
+from hetctl.scheduling.planners.fluid import FLUID
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
 
@@ -38,10 +38,9 @@ def ask(*members: Workload, gpus: int) -> Request:
 def test_a_rate_between_two_corners_is_a_mixture_of_both() -> None:
     """T is 10 s: a needs 15 samples/s, which are 5 s on 1 GPU and 5 s on 2; b needs half a GPU."""
     a, b = Workload("a", {1: 10.0, 2: 20.0}, 150.0), Workload("b", {1: 10.0}, 50.0)
-    jobs, time_s = mixtures(ask(a, b, gpus=2))
-    assert time_s == pytest.approx(10)
-    found = [(job.low, job.high, job.share_s) for job in jobs]
-    assert found == [(1, 2, pytest.approx(5)), (0, 1, pytest.approx(5))]
+    words = FLUID.reasons(request := ask(a, b, gpus=2), FLUID.decide(request))
+    assert "15 samples/s to be done with all others in 10 s: between 1 and 2 GPUs, 50% of" in words["a"]
+    assert "5 samples/s to be done with all others in 10 s: between 0 and 1 GPUs, 50% of" in words["b"]
 
 
 def test_a_member_completes_its_share_before_the_next_begins() -> None:
