@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from hetctl.model.workload import Workload
 
 NEWTON_STEPS = 200
+
+Value = TypeVar("Value")
 
 
 def fluid_bound(workloads: Sequence[Workload], gpus: int) -> float:
@@ -36,7 +38,7 @@ def makespan_bound(jobs: Sequence[tuple[float, Workload]], gpus: int) -> float:
     jobs : sequence of (seconds, Workload)
         Members with their arrival times.
     """
-    soonest = max((at + _least_s(workload, gpus) for at, workload in jobs), default=0.0)
+    soonest = max((at + least_s(workload, gpus) for at, workload in jobs), default=0.0)
     return max(fluid_bound([workload for _, workload in jobs], gpus), soonest)
 
 
@@ -48,11 +50,12 @@ def mean_jct_bound(jobs: Sequence[tuple[float, Workload]], gpus: int) -> float:
     """
     if not jobs:
         return 0.0
-    alone = math.fsum(_least_s(workload, gpus) for _, workload in jobs)
+    alone = math.fsum(least_s(workload, gpus) for _, workload in jobs)
     return max(alone, _srpt_total([(at, _least_work(c, gpus) / gpus) for at, c in jobs])) / len(jobs)
 
 
-def _least_s(workload: Workload, gpus: int) -> float:
+def least_s(workload: Workload, gpus: int) -> float:
+    """Return the seconds of a member's work on the fastest number of up to `gpus` GPUs."""
     return workload.samples_left / max(rate for m, rate in workload.highest_rates.items() if m <= gpus)
 
 
@@ -105,7 +108,7 @@ class Envelope:
 
 def envelope_of(rates: Mapping[int, float], limit: int) -> Envelope:
     """Return the envelope of a rate curve on up to `limit` GPUs, cached by the identity of the mapping."""
-    return _envelope(_Identity(rates), limit)
+    return _envelope(Identity(rates), limit)
 
 
 class WaitingMember(NamedTuple):
@@ -243,27 +246,27 @@ def _needed(works: Sequence[tuple[float, Envelope]], backlog: Backlog, pace: flo
     return total, slope
 
 
-class _Identity:
-    """Mapping as a cache key, equal to itself only."""
+class Identity(Generic[Value]):
+    """Value as a cache key, equal to itself only."""
 
-    __slots__ = ("rates",)
+    __slots__ = ("value",)
 
-    def __init__(self, rates: Mapping[int, float]) -> None:
-        self.rates = rates
+    def __init__(self, value: Value) -> None:
+        self.value = value
 
     def __hash__(self) -> int:
-        # The key holds the mapping itself, so its id is not given to another object while it is cached.
-        return id(self.rates)
+        # The key holds the value itself, so its id is not given to another object while it is cached.
+        return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Identity) and self.rates is other.rates
+        return isinstance(other, Identity) and self.value is other.value
 
 
 @lru_cache(maxsize=1 << 14)
-def _envelope(key: _Identity, limit: int) -> Envelope:
+def _envelope(key: Identity[Mapping[int, float]], limit: int) -> Envelope:
     corners: list[tuple[int, float]] = [(0, 0.0)]
-    for gpus in sorted(m for m in key.rates if m <= limit):
-        corner = (gpus, key.rates[gpus])
+    for gpus in sorted(m for m in key.value if m <= limit):
+        corner = (gpus, key.value[gpus])
         # Upper convex hull, as in Andrew's monotone chain.
         while len(corners) > 1 and _slope(corners[-1], corner) > _slope(corners[-2], corners[-1]):
             corners.pop()

@@ -7,14 +7,19 @@ simulator those of its virtual clock; both carry out the commands and decide not
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hetctl.model.events import JOB_FATAL, ExitReason
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import ScheduleTick, Stop, Task
 from hetctl.scheduling.pool import Pool
+
+if TYPE_CHECKING:
+    # Workers import this module, and need no planner.
+    from hetctl.model.workload import Workload
+    from hetctl.scheduling.planners.base import Held
 
 LAUNCH_PAUSES_S = {ExitReason.NOT_LAUNCHED: 5.0, ExitReason.DISK_ERROR: 30.0}
 """Pauses in seconds before the next start after the end of a task, if this could end the next one, too.
@@ -48,6 +53,38 @@ class RunningTask:
     since_s: float
     stopping: bool = False
     done: bool = False
+
+
+@dataclass(frozen=True)
+class ObservedMembers:
+    """Members of a run at one moment.
+
+    Parameters
+    ----------
+    left : mapping of str to Workload
+        All members that need training, with the work left after their finished epochs.
+    waiting : sequence of Workload
+        Members without GPUs, in the planner's order.
+    held : tuple of Held
+        Members in training that were not stopped, with the work that they are likely to have left.
+    """
+
+    left: Mapping[str, Workload]
+    waiting: Sequence[Workload]
+    held: tuple[Held, ...]
+
+
+class Observer(Protocol):
+    """State of the members; the driver and the simulator each implement it."""
+
+    def left(self, now_s: float) -> Mapping[str, Workload]:
+        """Return the members that need training, by name, as `ObservedMembers.left`."""
+
+    def seen(self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]) -> ObservedMembers:
+        """Return all members as the planner may see them, without the waiting ones in `deferred`."""
+
+    def used_up(self) -> str | None:
+        """Return the limit on the whole run that forbids another round, or None."""
 
 
 class JobScheduler:

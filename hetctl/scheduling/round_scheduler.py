@@ -13,8 +13,7 @@ from hetctl.perf.epoch_timeline import has_room, least_task_s, task_s
 from hetctl.perf.rate_prediction import is_noteworthy
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import EndJob, EndRound, Start, Task
-from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler
-from hetctl.scheduling.observer import ObservedMembers, Observer
+from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler, ObservedMembers, Observer
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
 
 POLL_S = 0.05
@@ -26,19 +25,6 @@ With thousands of members, a call of the planner takes long.
 """
 RESIZE, PREEMPTED = "resize", "preempted"
 """Reasons for which the planner takes a member's GPUs: to change their number, or to let it wait."""
-
-
-@dataclass(frozen=True)
-class JobOptions:
-    """Rules of a job that do not depend on its planner.
-
-    Parameters
-    ----------
-    round_overhead_s : float
-        Time from the start of a round, except the job's first, to the start of its tasks, in seconds.
-    """
-
-    round_overhead_s: float = 0.0
 
 
 PlanFunction = Callable[[Planner, Request, Callable[[Allocation], bool]], tuple[Decision, tuple[str, ...]]]
@@ -81,18 +67,24 @@ class OpenRound:
 
 
 class RoundScheduler(JobScheduler):
-    """Scheduling in which a planner gives members GPUs; those that start together are a round."""
+    """Scheduling in which a planner gives members GPUs; those that start together are a round.
+
+    Parameters
+    ----------
+    round_overhead_s : float
+        Time from the start of a round, except the job's first, to the start of its tasks, in seconds.
+    """
 
     def __init__(
         self,
         planner: Planner,
         options: Options,
-        job: JobOptions,
         observer: Observer,
         plan: PlanFunction = plan_fitting,
+        round_overhead_s: float = 0.0,
     ) -> None:
         super().__init__()
-        self._planner, self._options, self._job = planner, options, job
+        self._planner, self._options, self._round_overhead_s = planner, options, round_overhead_s
         self._observer, self._plan_fitting = observer, plan
         self._alpha = planner.stop_share(options)
         self._rounds: dict[int, OpenRound] = {}
@@ -259,7 +251,7 @@ class RoundScheduler(JobScheduler):
         return False
 
     def _start_s(self, now_s: float) -> float:
-        return now_s if self._fresh else now_s + self._job.round_overhead_s
+        return now_s if self._fresh else now_s + self._round_overhead_s
 
     def _defer(self, left_out: Iterable[str], now_s: float) -> None:
         """Defer members without room: the planner is not called for them for some time, or in this job.

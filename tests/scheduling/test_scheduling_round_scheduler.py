@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -29,10 +29,14 @@ from hetctl.scheduling.events import (
     TaskSignalled,
     Tick,
 )
-from hetctl.scheduling.job_scheduler import LAUNCH_PAUSES_S, LONGEST_LAUNCH_PAUSE_S, RunningTask
-from hetctl.scheduling.observer import ObservedMembers
+from hetctl.scheduling.job_scheduler import (
+    LAUNCH_PAUSES_S,
+    LONGEST_LAUNCH_PAUSE_S,
+    ObservedMembers,
+    RunningTask,
+)
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
-from hetctl.scheduling.round_scheduler import POLL_S, JobOptions, RoundScheduler
+from hetctl.scheduling.round_scheduler import POLL_S, RoundScheduler
 
 
 def one_each(request: Request) -> Decision:
@@ -58,12 +62,11 @@ class Bench:
     names: str
     nodes: tuple[Node, ...] = Cluster.of(4, 2).nodes
     deadline_s: float = math.inf
-    job: JobOptions = field(default_factory=JobOptions)
     limit: str | None = None
 
     def __post_init__(self) -> None:
         self.members = {name: self.member(name) for name in self.names}
-        self.core = RoundScheduler(self.planner, Options(), self.job, self)
+        self.core = RoundScheduler(self.planner, Options(), self)
         self.opening = self.core.handle(JobOpened(0.0, self.nodes, self.deadline_s, 5, "remembered"))
 
     def member(self, name: str) -> Workload:

@@ -42,8 +42,7 @@ from hetctl.model.site import Node
 from hetctl.model.training_progress import EpochResult
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Task
-from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler, RunningTask
-from hetctl.scheduling.observer import Observer
+from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler, Observer, RunningTask
 
 STATE_LOST = "state lost"
 """Reason for stopping a visit whose state cannot be fetched."""

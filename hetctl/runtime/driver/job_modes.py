@@ -15,7 +15,7 @@ from hetctl.runtime.driver.rounds import Rounds
 from hetctl.runtime.driver.run_members import RunMembers, RunObserver
 from hetctl.scheduling.job_scheduler import JobScheduler, RunningTask
 from hetctl.scheduling.planners.base import Options, Planner
-from hetctl.scheduling.round_scheduler import JobOptions, RoundScheduler
+from hetctl.scheduling.round_scheduler import RoundScheduler
 from hetctl.storage.event_files import EventQueue
 from hetctl.storage.paths import RunFolder
 
@@ -103,7 +103,7 @@ class DataParallelJob(JobMode):
     def scheduler(self) -> RoundScheduler:
         """Return the scheduling by the run's planner."""
         planner, options = self.job.planner, self.job.options
-        return RoundScheduler(planner, options, JobOptions(), self.job.observer(planner))
+        return RoundScheduler(planner, options, self.job.observer(planner))
 
 
 MODES: Mapping[str, str] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hetctl.methods.pipeline.layouts import Layouts, pipeline_planner
 from hetctl.runtime.driver.job_modes import JobMode
-from hetctl.scheduling.round_scheduler import JobOptions, RoundScheduler
+from hetctl.scheduling.round_scheduler import RoundScheduler
 
 
 class PipelineJob(JobMode):
@@ -14,4 +14,4 @@ class PipelineJob(JobMode):
         """Return the scheduling of the run's pipelines."""
         job = self.job
         planner = pipeline_planner(Layouts(job.spec.pipelines, job.members.planned_like).find)
-        return RoundScheduler(planner, job.options, JobOptions(), job.observer(planner, pipelines=True))
+        return RoundScheduler(planner, job.options, job.observer(planner, pipelines=True))

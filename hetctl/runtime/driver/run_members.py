@@ -14,8 +14,7 @@ from hetctl.model.run import LOCKSTEP, RunSpec, Usage
 from hetctl.model.training_progress import Progress
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
-from hetctl.scheduling.job_scheduler import RunningTask
-from hetctl.scheduling.observer import ObservedMembers
+from hetctl.scheduling.job_scheduler import ObservedMembers, RunningTask
 from hetctl.scheduling.planners.base import Held
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
@@ -195,7 +194,7 @@ class RunMembers:
 
 @dataclass(frozen=True)
 class RunObserver:
-    """State of a phase's members as the run's events show it (`hetctl.scheduling.observer.Observer`).
+    """State of a phase's members as the run's events show it (`hetctl.scheduling.job_scheduler.Observer`).
 
     Parameters
     ----------

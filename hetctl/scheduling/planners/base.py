@@ -263,6 +263,11 @@ def allocation_on(workload: Workload, placement: tuple[Placement, ...]) -> Alloc
     return Allocation(workload.name, gpus, DATA_PARALLEL, workload.rates[gpus], placement)
 
 
+def single_s(workload: Workload) -> float:
+    """Return the GPU-seconds of the remaining work on the fewest GPUs, to compare different members."""
+    return workload.samples_left / workload.gpu_rate
+
+
 def gpu_count(gpus: int) -> str:
     """Return ``1 GPU``, ``2 GPUs``, .."""
     return f"{gpus} GPU{'s' * (gpus != 1)}"

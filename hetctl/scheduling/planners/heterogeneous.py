@@ -10,14 +10,22 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from hetctl.model.plan import Allocation
 from hetctl.model.site import Node
 from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Planner, Request, WaitingQueue, gpu_count
+from hetctl.perf.bounds import Identity, least_s
+from hetctl.scheduling.planners.base import (
+    Decision,
+    Planner,
+    Request,
+    WaitingQueue,
+    gpu_count,
+    single_s,
+)
 from hetctl.scheduling.planners.placement import most_on_one
 
 
@@ -30,38 +38,33 @@ def by_type(planner: Planner) -> Planner:
     """
 
     def decide(request: Request) -> Decision:
-        types = _types_of(_Same(request.all_nodes))
         request = _startable(request)
-        # Without any node left the types are unknown; a state by type is kept all the same.
-        if types == ("",) and not _is_by_type(request.planner_state):
-            return planner.decide(request)
-        if request.options.mix_types:
-            return _at_real_rates(request, planner.decide(_mixed(request)))
-        parts = _split(request, types)
+        parts = _parts(request)
         decisions = {gpu_type: planner.decide(part) for gpu_type, part in parts.items()}
-        return _merged(request, parts, decisions)
+        if None not in parts:
+            return _merged(request, parts, decisions)
+        return decisions[None] if parts[None] is request else _at_real_rates(request, decisions[None])
 
     def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
-        types = _types_of(_Same(request.all_nodes))
-        whole, request = request, _startable(request)
-        startable = {workload.name for workload in request.workloads}
-        return {
-            **of_startable(request, decision, types),
-            **{c.name: _too_wide(c) for c in whole.workloads if c.name not in startable},
+        startable = _startable(request)
+        names = {workload.name for workload in startable.workloads}
+        words = {
+            name: reason if gpu_type is None else f"on {gpu_type or 'GPUs of no known type'}, {reason}"
+            for gpu_type, part in _parts(startable).items()
+            for name, reason in planner.reasons(part, _part_of(decision, gpu_type, part)).items()
         }
-
-    def of_startable(request: Request, decision: Decision, types: Sequence[str]) -> Mapping[str, str]:
-        if types == ("",) and not _is_by_type(decision.planner_state):
-            return planner.reasons(request, decision)
-        if request.options.mix_types:
-            return planner.reasons(_mixed(request), decision)
-        return {
-            name: f"on {gpu_type or 'GPUs of no known type'}, {words}"
-            for gpu_type, part in _split(request, types).items()
-            for name, words in planner.reasons(part, _part_of(decision, gpu_type, part)).items()
-        }
+        return words | {c.name: _too_wide(c) for c in request.workloads if c.name not in names}
 
     return replace(planner, decide=decide, reasons=reasons)
+
+
+def _parts(request: Request) -> Mapping[str | None, Request]:
+    """Return a request for each type, or under None one for all GPUs."""
+    types = _types_of(Identity(request.all_nodes))
+    # Without any node left the types are unknown; a state by type is kept all the same.
+    if types == ("",) and not _is_by_type(request.planner_state):
+        return {None: request}
+    return {None: _mixed(request)} if request.options.mix_types else _split(request, types)
 
 
 def _startable(request: Request) -> Request:
@@ -90,34 +93,21 @@ def _too_wide(workload: Workload) -> str:
     )
 
 
-class _Same:
-    """Nodes as a cache key, compared by identity, so that a large cluster is examined only once."""
-
-    __slots__ = ("nodes",)
-
-    def __init__(self, nodes: tuple[Node, ...]) -> None:
-        self.nodes = nodes
-
-    def __hash__(self) -> int:
-        # The key holds the tuple itself, so its id is not given to another object while it is cached.
-        return id(self.nodes)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.nodes is other.nodes
-
-
 @lru_cache(maxsize=16)
-def _types_of(same: _Same) -> tuple[str, ...]:
-    """Return the types of the nodes' GPUs, "" for unknown types."""
-    return tuple(sorted({node.gpu_type or "" for node in same.nodes if node.gpus})) or ("",)
+def _types_of(nodes: Identity[tuple[Node, ...]]) -> tuple[str, ...]:
+    """Return the types of the nodes' GPUs, "" for unknown types; a large cluster is examined only once."""
+    return tuple(sorted({node.gpu_type or "" for node in nodes.value if node.gpus})) or ("",)
 
 
 def _mixed(request: Request) -> Request:
     gpus = Counter[str]()
     for node in request.all_nodes:
         gpus[node.gpu_type or ""] += len(node.gpus)
-    # The unary plus drops types without GPUs, which would otherwise limit the rates.
-    on_all = partial(_on_types, gpus=+gpus, balance=request.options.balance != OFF)
+
+    def on_all(workload: Workload) -> Workload:
+        # The unary plus drops types without GPUs, which would otherwise limit the rates.
+        return _on_types(workload, +gpus, request)
+
     return replace(
         request,
         workloads=[on_all(workload) for workload in request.workloads],
@@ -131,18 +121,23 @@ def _at_real_rates(request: Request, decision: Decision) -> Decision:
     types = {node.name: node.gpu_type or "" for node in request.all_nodes}
 
     def at_real_rate(given: Allocation) -> Allocation:
-        gpus = Counter[str]()
-        for part in given.placement:
-            gpus[types[part.node]] += len(part.gpus)
-        workload = _on_types(members[given.member], gpus, balance=request.options.balance != OFF)
+        workload = _on_types(members[given.member], gpus_by_type(given, types), request)
         return replace(given, rate=workload.rates[given.gpus])
 
     return replace(decision, start=tuple(at_real_rate(given) for given in decision.start))
 
 
-def _on_types(workload: Workload, gpus: Mapping[str, int], *, balance: bool) -> Workload:
+def gpus_by_type(given: Allocation, types: Mapping[str, str]) -> Counter[str]:
+    """Return the GPUs of each type that a member has, from the types of the nodes."""
+    gpus = Counter[str]()
+    for part in given.placement:
+        gpus[types[part.node]] += len(part.gpus)
+    return gpus
+
+
+def _on_types(workload: Workload, gpus: Mapping[str, int], request: Request) -> Workload:
     """Return the member with its rates on the given GPUs of each type at once."""
-    return workload.on_balanced(gpus) if balance else workload.on_slowest(gpus)
+    return workload.on_slowest(gpus) if request.options.balance == OFF else workload.on_balanced(gpus)
 
 
 @dataclass
@@ -155,50 +150,48 @@ class _TypeQueue:
         GPU-seconds of their work on their fewest GPUs.
     """
 
-    nodes: list[Node] = field(default_factory=list)
-    free: list[Node] = field(default_factory=list)
+    gpu_type: str
+    nodes: tuple[Node, ...]
+    free: tuple[Node, ...]
     held: set[str] = field(default_factory=set)
     waiting: dict[str, Workload] = field(default_factory=dict)
     work: float = 0.0
 
-    @property
-    def gpus(self) -> int:
-        """Number of GPUs of this type, free or not."""
-        return sum(len(node.gpus) for node in self.nodes)
+    def __post_init__(self) -> None:
+        """Count the GPUs of this type, free or not, and the most that one member can have."""
+        sizes = [len(node.gpus) for node in self.nodes]
+        self.gpus, self.most = sum(sizes), most_on_one(sizes)
+
+    def seconds(self, workload: Workload) -> float:
+        """Return the GPU-seconds of a member on its fewest GPUs."""
+        return single_s(workload.on_type(self.gpu_type))
+
+    def add(self, workload: Workload) -> None:
+        """Let a member wait for GPUs of this type."""
+        self.waiting[workload.name] = workload
+        self.work += self.seconds(workload)
 
     @property
     def surplus(self) -> int:
         """Number of waiting members beyond the free GPUs."""
         return len(self.waiting) - sum(len(node.gpus) for node in self.free)
 
-    @property
-    def most(self) -> int:
-        """Most GPUs of this type that one member can have."""
-        return most_on_one([len(node.gpus) for node in self.nodes])
 
-    @property
-    def is_unused(self) -> bool:
-        """True if GPUs are free and no member is assigned to them."""
-        return bool(self.free) and not self.held and not self.waiting
-
-
-def _split(request: Request, types: Sequence[str]) -> dict[str, Request]:
+def _split(request: Request, types: Sequence[str]) -> dict[str | None, Request]:
     """Return a request for each type, with the rates on that type."""
-    queues = {gpu_type: _TypeQueue() for gpu_type in types}
+
+    def of(gpu_type: str, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        return tuple(node for node in nodes if node.gpus and homes[node.name] == gpu_type)
+
     homes = {node.name: node.gpu_type or "" for node in request.all_nodes if node.gpus}
-    for node in request.all_nodes:
-        if node.gpus:
-            queues[homes[node.name]].nodes.append(node)
-    for node in request.nodes:
-        if node.gpus:
-            queues[homes[node.name]].free.append(node)
+    queues = {t: _TypeQueue(t, of(t, request.all_nodes), of(t, request.nodes)) for t in types}
     for held in request.held:
-        gpu_type = homes[held.allocation.placement[0].node]
-        queues[gpu_type].held.add(held.workload.name)
-        queues[gpu_type].work += _single_s(held.workload.on_type(gpu_type))
+        queue = queues[homes[held.allocation.placement[0].node]]
+        queue.held.add(held.workload.name)
+        queue.work += queue.seconds(held.workload)
     _assign(request.workloads, queues, _remembered(request.planner_state, "members"))
     _use_idle_types(queues)
-    return {gpu_type: _part(request, gpu_type, queue) for gpu_type, queue in queues.items()}
+    return {gpu_type: _part(request, queue) for gpu_type, queue in queues.items()}
 
 
 def _assign(
@@ -209,60 +202,52 @@ def _assign(
     for workload in workloads:
         former = before.get(workload.name, "")
         if workload.name in before and former in queues and workload.min_gpus <= queues[former].most:
-            _enqueue(queues, former, workload)
+            queues[former].add(workload)
         else:
             new.append(workload)
-    gpus = {gpu_type: max(queue.gpus, 1) for gpu_type, queue in queues.items()}
     alone = {
-        c.name: {
-            gpu_type: _single_s(c.on_type(gpu_type))
-            for gpu_type, queue in queues.items()
-            if c.min_gpus <= queue.most
-        }
-        for c in new
+        c.name: {t: queue.seconds(c) for t, queue in queues.items() if c.min_gpus <= queue.most} for c in new
     }
 
     def done_s(workload: Workload, gpu_type: str) -> float:
-        on_all = (queues[gpu_type].work + alone[workload.name][gpu_type]) / gpus[gpu_type]
-        return max(on_all, _least_s(workload.on_type(gpu_type), gpus[gpu_type]))
+        queue = queues[gpu_type]
+        on_all = (queue.work + alone[workload.name][gpu_type]) / max(queue.gpus, 1)
+        return max(on_all, least_s(workload.on_type(gpu_type), max(queue.gpus, 1)))
 
     for workload in sorted(new, key=lambda c: -min(alone[c.name].values())):
         earliest = min(alone[workload.name], key=lambda gpu_type: done_s(workload, gpu_type))
-        _enqueue(queues, earliest, workload)
-
-
-def _enqueue(queues: Mapping[str, _TypeQueue], gpu_type: str, workload: Workload) -> None:
-    queues[gpu_type].waiting[workload.name] = workload
-    queues[gpu_type].work += _single_s(workload.on_type(gpu_type))
+        queues[earliest].add(workload)
 
 
 def _use_idle_types(queues: Mapping[str, _TypeQueue]) -> None:
     """Move half of the members that cannot start elsewhere to free GPUs without members."""
     for queue in queues.values():
-        if queue.is_unused:
+        if queue.free and not queue.held and not queue.waiting:
             longest = max(queues.values(), key=lambda other: other.surplus)
             for name in list(longest.waiting)[len(longest.waiting) - -(-longest.surplus // 2) :]:
                 if longest.waiting[name].min_gpus <= queue.most:
                     queue.waiting[name] = longest.waiting.pop(name)
 
 
-def _part(request: Request, gpu_type: str, queue: _TypeQueue) -> Request:
+def _part(request: Request, queue: _TypeQueue) -> Request:
     return replace(
         request,
-        workloads=[c.on_type(gpu_type) for c in request.workloads if c.name in queue.waiting],
-        nodes=tuple(queue.free),
+        workloads=[c.on_type(queue.gpu_type) for c in request.workloads if c.name in queue.waiting],
+        nodes=queue.free,
         gpus=queue.gpus,
         held=tuple(
-            replace(h, workload=h.workload.on_type(gpu_type))
+            replace(h, workload=h.workload.on_type(queue.gpu_type))
             for h in request.held
             if h.workload.name in queue.held
         ),
-        cluster=tuple(queue.nodes),
-        planner_state=_remembered(request.planner_state, "gpu_types").get(gpu_type),
+        cluster=queue.nodes,
+        planner_state=_remembered(request.planner_state, "gpu_types").get(queue.gpu_type),
     )
 
 
-def _merged(request: Request, parts: Mapping[str, Request], decisions: Mapping[str, Decision]) -> Decision:
+def _merged(
+    request: Request, parts: Mapping[str | None, Request], decisions: Mapping[str | None, Decision]
+) -> Decision:
     """Return the decisions of all types as one; the state of types without nodes is kept."""
     again = [decision.replan_at_s for decision in decisions.values() if decision.replan_at_s is not None]
     started = {given.member for decision in decisions.values() for given in decision.start}
@@ -281,8 +266,10 @@ def _merged(request: Request, parts: Mapping[str, Request], decisions: Mapping[s
     )
 
 
-def _part_of(decision: Decision, gpu_type: str, part: Request) -> Decision:
-    """Return the part of a decision that concerns one type."""
+def _part_of(decision: Decision, gpu_type: str | None, part: Request) -> Decision:
+    """Return the part of a decision that concerns one type, or all of it."""
+    if gpu_type is None:
+        return decision
     names = {c.name for c in part.workloads} | {h.workload.name for h in part.held}
     return Decision(
         start=tuple(given for given in decision.start if given.member in names),
@@ -298,11 +285,3 @@ def _is_by_type(state: Any) -> bool:
 def _remembered(state: Any, name: str) -> Mapping[str, Any]:
     found: Mapping[str, Any] = state[name] if _is_by_type(state) else {}
     return found
-
-
-def _single_s(workload: Workload) -> float:
-    return workload.samples_left / workload.gpu_rate
-
-
-def _least_s(workload: Workload, gpus: int) -> float:
-    return workload.samples_left / max(rate for m, rate in workload.rates.items() if m <= gpus)

@@ -9,13 +9,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
+from hetctl.model.plan import Allocation, Placement
 from hetctl.perf.epoch_timeline import allotment_bound, allotments_of
-from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request, gpu_count
+from hetctl.scheduling.planners.base import (
+    MEAN_JCT,
+    Decision,
+    Planner,
+    Request,
+    allocation_on,
+    gpu_count,
+)
 from hetctl.scheduling.planners.fixed import drawn
 from hetctl.scheduling.planners.static_schedule import (
     Heads,
@@ -43,15 +49,14 @@ LEAST_S = 1e-6
 """Smallest bound in seconds, so that shares of it are not zero."""
 
 
-@dataclass(frozen=True)
-class Planned:
-    """Place of a member in the plan.
+class Planned(NamedTuple):
+    """Place of a member in the plan, in types of JSON.
 
     Parameters
     ----------
     start_s, end_s : float
         Times since the start of the run, in seconds.
-    parts : tuple of (str, int)
+    parts : list of [str, int]
         Nodes, with the number of GPUs on each.
     """
 
@@ -59,34 +64,37 @@ class Planned:
     gpus: int
     start_s: float
     end_s: float
-    parts: tuple[tuple[str, int], ...]
-
-
-@dataclass(frozen=True)
-class StaticState:
-    """The plan: the waiting members in the order of starts, and the started ones."""
-
-    waiting: tuple[Planned, ...] = ()
-    started: tuple[Planned, ...] = ()
+    parts: list[list[Any]]
 
 
 def decide(request: Request) -> Decision:
     """Start the next members of the plan on free GPUs; make a plan first if a member is new."""
     if not request.workloads or not request.free_gpus:
         return Decision(planner_state=request.planner_state)
-    state = _read(request.planner_state)
-    if _is_outdated(state, request):
-        first = request.planner_state is None
-        state = _planned(
-            request, state, request.options.solver_time_limit_s * (1.0 if first else AGAIN_SHARE)
-        )
-    start = _Following(request, state).start()
-    return Decision(tuple(start.values()), planner_state=_write(_after(state, start, request.now_s)))
+    waiting, started = _read(request.planner_state)
+    if _is_outdated(waiting, request):
+        share = 1.0 if request.planner_state is None else AGAIN_SHARE
+        waiting = _planned(request, started, share * request.options.solver_time_limit_s)
+    start = {allocation.member: allocation for allocation in _starts(request, waiting)}
+    state = {"waiting": [[*p] for p in waiting if p.name not in start], "started": [[*p] for p in started]}
+    for name, gpus, start_s, end_s, _ in (p for p in waiting if p.name in start):
+        # The nodes on which members were really started are those that they hold.
+        parts = [[part.node, len(part.gpus)] for part in start[name].placement]
+        state["started"].append([name, gpus, request.now_s, request.now_s + end_s - start_s, parts])
+    return Decision(tuple(start.values()), planner_state=state)
 
 
-def _is_outdated(state: StaticState, request: Request) -> bool:
+def _read(state: Any) -> tuple[list[Planned], list[Planned]]:
+    """Return the waiting members in the order of starts, and the started ones."""
+    waiting, started = (
+        [Planned(*each) for each in (state or {}).get(of, ())] for of in ("waiting", "started")
+    )
+    return waiting, started
+
+
+def _is_outdated(waiting: Sequence[Planned], request: Request) -> bool:
     """Return true if a workload has no place in the plan, or its place does not exist any more."""
-    planned = {p.name: p for p in state.waiting}
+    planned = {p.name: p for p in waiting}
     nodes = {node.name for node in request.all_nodes}
     return any(
         c.name not in planned
@@ -96,42 +104,33 @@ def _is_outdated(state: StaticState, request: Request) -> bool:
     )
 
 
-def _planned(request: Request, state: StaticState, seconds: float) -> StaticState:
+def _planned(request: Request, started: Sequence[Planned], seconds: float) -> list[Planned]:
     """Return the plan for all workloads, with a search of about `seconds`."""
-    nodes = [node for node in request.all_nodes if node.gpus]
-    heads = _heads(request, state)
+    nodes = [node.name for node in request.all_nodes if node.gpus]
+    heads = _heads(request, started)
     allowed = placeable([len(head) for head in heads])
     members = tuple(allotments_of(workload, allowed) for workload in request.workloads)
-    gpus = sum(len(head) for head in heads)
+    gpus, seed = sum(len(head) for head in heads), request.options.seed
     mean = request.options.objective == MEAN_JCT
     problem = Problem(members, heads, max(allotment_bound(members, gpus), LEAST_S), mean)
-    schedule = search(problem, [_independent(problem, request)], SEARCH_SHARE * seconds, request.options.seed)
+    # The list of FLEET's Baseline.
+    order = sorted(range(len(members)), key=lambda i: drawn(request.workloads[i], request.options))
+    schedule = search(problem, [[problem.run(i, 0) for i in order]], SEARCH_SHARE * seconds, seed)
     if not problem.is_solved(problem.cost(schedule)) and can_refine(problem):
-        schedule = refine(problem, schedule, (1 - SEARCH_SHARE) * seconds, request.options.seed)
-    return StaticState(_named(schedule, request, [node.name for node in nodes]), state.started)
-
-
-def _independent(problem: Problem, request: Request) -> list[Run]:
-    """Return the list of FLEET's Baseline."""
-    members = sorted(range(len(problem.members)), key=lambda i: drawn(request.workloads[i], request.options))
-    return [problem.run(member, 0) for member in members]
-
-
-def _named(schedule: PlacedRuns, request: Request, nodes: Sequence[str]) -> tuple[Planned, ...]:
-    now_s = request.now_s
-    return tuple(
+        schedule = refine(problem, schedule, (1 - SEARCH_SHARE) * seconds, seed)
+    return [
         Planned(
             request.workloads[run.member].name,
             run.gpus,
-            now_s + start_s,
-            now_s + start_s + run.seconds,
-            tuple((nodes[node], gpus) for node, gpus in parts),
+            request.now_s + start_s,
+            request.now_s + start_s + run.seconds,
+            [[nodes[node], gpus] for node, gpus in parts],
         )
         for start_s, run, parts in schedule
-    )
+    ]
 
 
-def _heads(request: Request, state: StaticState) -> Heads:
+def _heads(request: Request, started: Sequence[Planned]) -> Heads:
     """Return the times when GPUs become free; held ones by the last planned ends on their node.
 
     The request does not name the holders, but all GPUs that are not free are held; the members of the
@@ -139,7 +138,7 @@ def _heads(request: Request, state: StaticState) -> Heads:
     """
     free = {node.name: len(node.gpus) for node in request.nodes}
     ends: dict[str, list[float]] = defaultdict(list)
-    for planned in state.started:
+    for planned in started:
         for name, gpus in planned.parts:
             ends[name] += [max(planned.end_s - request.now_s, 0.0)] * gpus
     heads = []
@@ -152,107 +151,58 @@ def _heads(request: Request, state: StaticState) -> Heads:
     return tuple(heads)
 
 
-class _Following:
-    """Selection of the members that start now.
+def _starts(request: Request, waiting: Sequence[Planned]) -> Iterator[Allocation]:
+    """Yield the members that start now.
 
     Each node has a queue of members in the order of their planned starts, without overtaking. So a plan
     with correct times is followed exactly, and one with wrong times as a list. A node without waiting
     members takes the next member that fits.
     """
+    workloads = {workload.name: workload for workload in request.workloads}
+    free = {node.name: list(node.gpus) for node in request.nodes if node.gpus}
 
-    def __init__(self, request: Request, state: StaticState) -> None:
-        self._workloads = {workload.name: workload for workload in request.workloads}
-        self._free = {node.name: list(node.gpus) for node in request.nodes if node.gpus}
-        self._waiting = [p for p in state.waiting if p.name in self._workloads]
-        self._size = max(len(node.gpus) for node in request.all_nodes)
-
-    def start(self) -> dict[str, Allocation]:
-        """Return allocations by member."""
-        started = {}
-        left = []
-        open_, awaited = set(self._free), set()
-        for at, planned in enumerate(self._waiting):
-            if not open_:
-                left += self._waiting[at:]
-                break
-            if all(node in open_ and len(self._free[node]) >= gpus for node, gpus in planned.parts):
-                started[planned.name] = self._allocation(planned, planned.parts)
-                open_ -= {node for node, _ in planned.parts if not self._free[node]}
-            else:
-                left.append(planned)
-                open_ -= {node for node, _ in planned.parts}
-                awaited |= {node for node, _ in planned.parts}
-        spare = [node for node in self._free if node in open_ and node not in awaited]
-        return started | self._on_spare(spare, left)
-
-    def _on_spare(self, nodes: Sequence[str], left: Sequence[Planned]) -> dict[str, Allocation]:
-        started = {}
-        for planned in left:
-            fitting = [node for node in nodes if len(self._free[node]) >= planned.gpus]
-            if fitting and len(planned.parts) == 1:
-                node = min(fitting, key=lambda name: len(self._free[name]))
-                started[planned.name] = self._allocation(planned, ((node, planned.gpus),))
-        return started
-
-    def _allocation(self, planned: Planned, parts: Sequence[tuple[str, int]]) -> Allocation:
+    def allocation(name: str, parts: Sequence[Sequence[Any]]) -> Allocation:
         placement = []
         for node, gpus in parts:
-            self._free[node], taken = self._free[node][gpus:], self._free[node][:gpus]
+            free[node], taken = free[node][gpus:], free[node][:gpus]
             placement.append(Placement(node, tuple(taken)))
-        rate = self._workloads[planned.name].rates[planned.gpus]
-        return Allocation(planned.name, planned.gpus, DATA_PARALLEL, rate, tuple(placement))
+        return allocation_on(workloads[name], tuple(placement))
 
-
-def _after(state: StaticState, start: Mapping[str, Allocation], now_s: float) -> StaticState:
-    """Return the plan after those starts, with the nodes on which members were really started."""
-    started = tuple(
-        Planned(
-            p.name,
-            p.gpus,
-            now_s,
-            now_s + p.end_s - p.start_s,
-            tuple((part.node, len(part.gpus)) for part in start[p.name].placement),
-        )
-        for p in state.waiting
-        if p.name in start
-    )
-    waiting = tuple(p for p in state.waiting if p.name not in start)
-    return StaticState(waiting, state.started + started)
-
-
-def _write(state: StaticState) -> Any:
-    return {
-        name: [[p.name, p.gpus, p.start_s, p.end_s, [list(part) for part in p.parts]] for p in those]
-        for name, those in (("waiting", state.waiting), ("started", state.started))
-    }
-
-
-def _read(state: Any) -> StaticState:
-    def those(name: str) -> tuple[Planned, ...]:
-        return tuple(
-            Planned(member, gpus, start_s, end_s, tuple((node, count) for node, count in parts))
-            for member, gpus, start_s, end_s, parts in state[name]
-        )
-
-    return StaticState(those("waiting"), those("started")) if state else StaticState()
+    left, open_, awaited = list[Planned](), set(free), set[str]()
+    for planned in (p for p in waiting if p.name in workloads):
+        if not open_:
+            return
+        nodes = {node for node, _ in planned.parts}
+        if all(node in open_ and len(free[node]) >= gpus for node, gpus in planned.parts):
+            yield allocation(planned.name, planned.parts)
+            open_ -= {node for node in nodes if not free[node]}
+        else:
+            left.append(planned)
+            open_ -= nodes
+            awaited |= nodes
+    spare = [node for node in free if node in open_ and node not in awaited]
+    for planned in left if spare else ():
+        fitting = [node for node in spare if len(free[node]) >= planned.gpus]
+        if fitting and len(planned.parts) == 1:
+            node = min(fitting, key=lambda name: len(free[name]))
+            yield allocation(planned.name, [(node, planned.gpus)])
 
 
 def reasons(request: Request, decision: Decision) -> Mapping[str, str]:
     """Return how many GPUs a member has until its end, and the planned starts of the others."""
-    plan = _read(decision.planner_state)
-    started = {allocation.member for allocation in decision.start}
-    said = {p.name: _reason_now(p) for p in plan.started if p.name in started}
-    waiting = {workload.name for workload in request.workloads}
-    return said | {p.name: _reason_later(p) for p in plan.waiting if p.name in waiting}
-
-
-def _reason_now(planned: Planned) -> str:
-    return f"{gpu_count(planned.gpus)} from start to end, until {planned.end_s:.0f} s"
-
-
-def _reason_later(planned: Planned) -> str:
-    nodes = ", ".join(node for node, _ in planned.parts)
-    return f"waits for {gpu_count(planned.gpus)} of {nodes}, planned for {planned.start_s:.0f} s"
+    waiting, started = _read(decision.planner_state)
+    now = {allocation.member for allocation in decision.start}
+    later = {workload.name for workload in request.workloads}
+    return {
+        p.name: f"{gpu_count(p.gpus)} from start to end, until {p.end_s:.0f} s"
+        for p in started
+        if p.name in now
+    } | {
+        p.name: f"waits for {gpu_count(p.gpus)} of {', '.join(node for node, _ in p.parts)},"
+        f" planned for {p.start_s:.0f} s"
+        for p in waiting
+        if p.name in later
+    }
 
 
 STATIC = Planner("static", "local", decide, reasons=reasons)
@@ -300,6 +250,12 @@ def refine(
     return min(schedule, model.schedule(solver), key=problem.cost)
 
 
+Uses = list[tuple[int, int, Any]]
+"""Nodes with a number of GPUs on each, and the literals that say whether they are used."""
+Option = tuple[Run, Any, Uses]
+"""A run with the literal that says whether it is chosen, and its share of the nodes."""
+
+
 class IntervalModel:
     """Model with an optional interval for each member, number of GPUs and node."""
 
@@ -308,17 +264,27 @@ class IntervalModel:
 
         self.model = cp_model.CpModel()
         self._problem = problem
-        last_s = max(placed.end_s for placed in hint)
-        self._tick_s = last_s / TICKS
-        self._hinted = {run.member: run.gpus for _, run, _ in hint}
-        self._horizon = TICKS + len(problem.members) + 1
-        self._options: list[list[tuple[int, Any, list[tuple[int, int, Any]]]]] = []
-        self._starts = [self._new(f"s{i}") for i in range(len(problem.members))]
-        self._ends = [self._new(f"e{i}") for i in range(len(problem.members))]
-        self._demands: list[list[tuple[Any, int]]] = [self._busy(head) for head in problem.heads]
-        self._area: list[Any] = [self._held(free_s) for head in problem.heads for free_s in head]
-        for member in range(len(problem.members)):
-            self._add_member(member)
+        self._tick_s = max(placed.end_s for placed in hint) / TICKS
+        count = len(problem.members)
+        self._horizon = TICKS + count + 1
+        self._starts = [self._new(f"s{i}") for i in range(count)]
+        self._ends = [self._new(f"e{i}") for i in range(count)]
+        self._demands: list[list[tuple[Any, int]]] = [
+            [
+                (self.model.new_fixed_size_interval_var(0, self._ticks(free_s), "held"), 1)
+                for free_s in head
+                if free_s > 0
+            ]
+            for head in problem.heads
+        ]
+        # The ticks for which a GPU is held, as far as they certainly come before the last end.
+        self._area: list[Any] = [
+            math.floor(min(free_s, problem.bound_s) / self._tick_s)
+            for head in problem.heads
+            for free_s in head
+        ]
+        hinted = {run.member: run.gpus for _, run, _ in hint}
+        self._options = [self._add_member(member, hinted[member]) for member in range(count)]
         for head, demands in zip(problem.heads, self._demands, strict=True):
             intervals, gpus = zip(*demands, strict=True) if demands else ((), ())
             self.model.add_cumulative(intervals, gpus, len(head))
@@ -332,39 +298,21 @@ class IntervalModel:
         # A whole number of ticks must not be rounded up to the next one by a floating-point error.
         return math.ceil(seconds / self._tick_s - 1e-6)
 
-    def _held(self, free_s: float) -> int:
-        """Return the ticks for which a GPU is held, as far as they certainly come before the last end."""
-        return math.floor(min(free_s, self._problem.bound_s) / self._tick_s)
+    def _add_member(self, member: int, hinted: int) -> list[Option]:
+        problem, options = self._problem, list[Option]()
+        for choice, gpus in enumerate(problem.members[member].gpus):
+            if gpus in (hinted, 1) or len(problem.heads) == 1 or is_even(gpus, problem.node_size):
+                literal = self.model.new_bool_var(f"x{member}.{gpus}")
+                run = problem.run(member, choice)
+                ticks = self._ticks(run.seconds)
+                self._area.append(gpus * ticks * literal)
+                options.append((run, literal, self._add_parts(member, gpus, ticks, literal)))
+                end = self._starts[member] + ticks
+                self.model.add(self._ends[member] == end).only_enforce_if(literal)
+        self.model.add_exactly_one([literal for _, literal, _ in options])
+        return options
 
-    def _busy(self, head: tuple[float, ...]) -> list[tuple[Any, int]]:
-        return [
-            (self.model.new_fixed_size_interval_var(0, self._ticks(free_s), "held"), 1)
-            for free_s in head
-            if free_s > 0
-        ]
-
-    def _add_member(self, member: int) -> None:
-        chosen = []
-        options = []
-        for choice, gpus in enumerate(self._problem.members[member].gpus):
-            if gpus not in (self._hinted[member], 1) and not self._may_have(gpus):
-                continue
-            literal = self.model.new_bool_var(f"x{member}.{gpus}")
-            chosen.append(literal)
-            ticks = self._ticks(self._problem.members[member].seconds[choice])
-            self._area.append(gpus * ticks * literal)
-            options.append((choice, literal, self._add_parts(member, gpus, ticks, literal)))
-            end = self._starts[member] + ticks
-            self.model.add(self._ends[member] == end).only_enforce_if(literal)
-        self.model.add_exactly_one(chosen)
-        self._options.append(options)
-
-    def _may_have(self, gpus: int) -> bool:
-        return len(self._problem.heads) == 1 or is_even(gpus, self._problem.node_size)
-
-    def _add_parts(
-        self, member: int, gpus: int, ticks: int, literal: cp_model.IntVar
-    ) -> list[tuple[int, int, Any]]:
+    def _add_parts(self, member: int, gpus: int, ticks: int, literal: cp_model.IntVar) -> Uses:
         """Constrain a chosen run to take full nodes, and a part of another one."""
         size = self._problem.node_size
         whole, part = divmod(gpus, size)
@@ -409,19 +357,16 @@ class IntervalModel:
         for start, run, used in follow(rounded, heads):
             self.model.add_hint(self._starts[run.member], int(start))
             self.model.add_hint(self._ends[run.member], int(start + run.seconds))
-            gpus = self._problem.members[run.member].gpus
-            for choice, literal, parts in self._options[run.member]:
-                self.model.add_hint(literal, gpus[choice] == run.gpus)
+            for option, literal, parts in self._options[run.member]:
+                self.model.add_hint(literal, option.gpus == run.gpus)
                 for node, taken, use in parts:
-                    self.model.add_hint(use, gpus[choice] == run.gpus and (node, taken) in used)
+                    self.model.add_hint(use, option.gpus == run.gpus and (node, taken) in used)
 
     def schedule(self, solver: cp_model.CpSolver) -> PlacedRuns:
         """Return the solution, in seconds."""
         placed = []
-        for member, options in enumerate(self._options):
-            for choice, _, parts in options:
+        for run, literal, parts in (option for options in self._options for option in options):
+            if solver.value(literal):
                 used = tuple((node, taken) for node, taken, use in parts if solver.value(use))
-                if used:
-                    start_s = solver.value(self._starts[member]) * self._tick_s
-                    placed.append(Placed(start_s, self._problem.run(member, choice), used))
+                placed.append(Placed(solver.value(self._starts[run.member]) * self._tick_s, run, used))
         return in_order(placed, self._problem.heads)

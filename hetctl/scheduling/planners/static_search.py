@@ -11,6 +11,7 @@ import random
 from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Sequence
 from itertools import product
+from operator import attrgetter
 
 from hetctl.perf.epoch_timeline import Allotments
 from hetctl.scheduling.planners.static_schedule import (
@@ -130,17 +131,13 @@ def _improved(problem: Problem, listed: _Listed, seconds: float, draw: random.Ra
     """
     best = listed
     while seconds > 0 and not problem.is_solved(best.cost):
-        last = None if problem.mean or draw.random() < 0.5 else max(best.placed, key=_end).run
+        last = None if problem.mean or draw.random() < 0.5 else max(best.placed, key=attrgetter("end_s")).run
         trial = _Listed(problem, _changed(problem, best.runs, last, draw))
         seconds -= _effort_s(problem, trial)
         # Equal costs are accepted: the search may have to cross a plateau.
         if trial.cost <= best.cost:
             best = trial
     return best
-
-
-def _end(placed: Placed) -> float:
-    return placed.start_s + placed.run.seconds
 
 
 def _changed(problem: Problem, runs: Sequence[Run], which: Run | None, draw: random.Random) -> list[Run]:

@@ -7,9 +7,7 @@ import math
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from enum import IntEnum
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.events import ExitReason
@@ -25,20 +23,16 @@ from hetctl.scheduling.events import (
     Tick,
 )
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
-from hetctl.scheduling.round_scheduler import JobOptions, RoundScheduler
+from hetctl.scheduling.round_scheduler import RoundScheduler
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario, Successors
 from hetctl.scheduling.simulate.simulated_members import SimulatedMembers
-from hetctl.scheduling.simulate.simulated_task import SimulatedTask, begin_at_pace, lost, paced, stopped
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask, begin, lost, paced, stopped
 
 Note = Callable[[Request, Decision], None]
 
 
-class ScenarioEvent(IntEnum):
-    """Kinds of events on the virtual clock; simultaneous ones occur in this order."""
-
-    TASK_ENDS = 0
-    NODE_FAILS = 1
-    NODE_RETURNS = 2
+TASK_ENDS, NODE_FAILS, NODE_RETURNS = range(3)
+"""Kinds of events on the virtual clock; simultaneous ones occur in this order."""
 
 
 class Engine:
@@ -64,13 +58,12 @@ class Engine:
         self._planner, self._scenario, self._options, self._note = planner, scenario, options, note
         self._successors, self.followed = successors, list[Workload]()
         self._timing = scenario.timing
-        self._job = JobOptions(round_overhead_s=scenario.timing.round_overhead_s)
         self._arrivals = deque(sorted(arrivals, key=lambda arrival: arrival.at_s))
         self._rounds: dict[int, set[int]] = {}
         self._touched: set[int] = set()
         self._down: set[str] = set()
         self._next_round, self._planner_state = 0, None
-        self._queue: list[tuple[float, ScenarioEvent, int, str]] = []
+        self._queue: list[tuple[float, int, int, str]] = []
         # Failures are drawn in the order of nodes and of time, so that a seed gives the same failures again.
         self._random = random.Random(scenario.failures.seed if scenario.failures else 0)
         for node in scenario.cluster.nodes:
@@ -120,8 +113,9 @@ class Engine:
         self._opened = JobOpened(self.now, nodes, deadline_s, self._next_round, self._planner_state)
         self._fresh = True
         self._ended: EndJob | None = None
-        rules = self._planner, self._options, self._job
-        self._scheduler = RoundScheduler(*rules, self._members, self._plan_fitting)
+        self._scheduler = RoundScheduler(
+            self._planner, self._options, self._members, self._plan_fitting, self._timing.round_overhead_s
+        )
         self._send(self._opened)
 
     def _next_s(self) -> float:
@@ -143,7 +137,17 @@ class Engine:
 
     def _carry_out(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            _CARRIED_OUT[type(command)](self, command)
+            match command:
+                case Start():
+                    self._start(command)
+                case Stop():
+                    self._stop(command)
+                case EndRound():
+                    del self._rounds[command.round]
+                case ScheduleTick():
+                    self._tick_at_s = command.at_s
+                case EndJob():
+                    self._ended = command
 
     def _start(self, command: Start) -> None:
         allocations = [task.allocation for task in command.tasks]
@@ -151,7 +155,10 @@ class Engine:
         rate = min(a.rate for a in allocations) if self._is_lockstep else None
         self._rounds[command.round] = set()
         for allocation in allocations:
-            index = self._members.begin(self._begun(allocation, command.round, start_s, rate))
+            workload = self._members.unfinished[allocation.member]
+            task = begin(workload, allocation, command.round, start_s, *self._limits, rate)
+            assert task is not None
+            index = self._members.begin(task)
             self._rounds[command.round].add(index)
             self._expect(index)
         self._next_round, self._planner_state = command.round + 1, command.planner_state
@@ -160,15 +167,6 @@ class Engine:
     @property
     def _is_lockstep(self) -> bool:
         return self._planner.shares and self._scenario.lockstep
-
-    def _begun(
-        self, allocation: Allocation, number: int, start_s: float, rate: float | None
-    ) -> SimulatedTask:
-        """Return a member's task at its beginning."""
-        workload = self._members.unfinished[allocation.member]
-        task = begin_at_pace(workload, allocation, number, start_s, *self._limits, rate)
-        assert task is not None
-        return task
 
     @property
     def _limits(self) -> tuple[float, float]:
@@ -180,22 +178,13 @@ class Engine:
             self.tasks[index] = stopped(self.tasks[index], self.now)
             self._expect(index)
 
-    def _end_round(self, command: EndRound) -> None:
-        del self._rounds[command.round]
-
-    def _schedule_tick(self, command: ScheduleTick) -> None:
-        self._tick_at_s = command.at_s
-
-    def _end_job(self, command: EndJob) -> None:
-        self._ended = command
-
     def _expect(self, index: int) -> None:
         # The entry of the earlier end stays in the queue and is recognised as stale by its time.
-        heapq.heappush(self._queue, (self.tasks[index].end_s, ScenarioEvent.TASK_ENDS, index, ""))
+        heapq.heappush(self._queue, (self.tasks[index].end_s, TASK_ENDS, index, ""))
 
-    def _is_stale(self, due: tuple[float, ScenarioEvent, int, str]) -> bool:
+    def _is_stale(self, due: tuple[float, int, int, str]) -> bool:
         at_s, kind, index, _ = due
-        if kind != ScenarioEvent.TASK_ENDS:
+        if kind != TASK_ENDS:
             return False
         task = self.tasks[index]
         return task.end_s != at_s or self._members.running.get(task.workload.name) != index
@@ -204,47 +193,39 @@ class Engine:
         """Yield all events that are due by now."""
         while self._queue and self._queue[0][0] <= self.now:
             due = heapq.heappop(self._queue)
-            if not self._is_stale(due):
-                yield from _SCENARIO_HANDLERS[due[1]](self, *due[2:])
+            _, kind, index, node = due
+            if kind == NODE_FAILS:
+                yield from self._fail_node(node)
+            elif kind == NODE_RETURNS:
+                # It is used from the next job on.
+                self._down.discard(node)
+            elif not self._is_stale(due):
+                yield self._end(index, ExitReason.STOPPED)
         while self._arrivals and self._arrivals[0].at_s <= self.now:
             workload = self._arrivals.popleft().workload
             self._members.add(workload)
             yield MemberArrived(self.now, workload.name)
 
-    def _task_ends(self, index: int, _node: str) -> Iterator[SchedulingEvent]:
-        yield self._end(index, ExitReason.STOPPED)
-
-    def _node_fails(self, _index: int, node: str) -> Iterator[SchedulingEvent]:
+    def _fail_node(self, node: str) -> Iterator[SchedulingEvent]:
         """Let a node fail, and with it the tasks that it has a part of."""
         failures = self._scenario.failures
         assert failures is not None
         returns_s = self.now + failures.repair_s
-        heapq.heappush(self._queue, (returns_s, ScenarioEvent.NODE_RETURNS, 0, node))
+        heapq.heappush(self._queue, (returns_s, NODE_RETURNS, 0, node))
         self._schedule_failure(node, returns_s)
         self._down.add(node)
-        # A list, since `_fail_task` changes the running tasks.
-        for index in [i for i in self._members.running.values() if self._is_on(i, node)]:
-            yield self._fail_task(index)
+        # A list, since the end of a task changes the running ones.
+        for index in list(self._members.running.values()):
+            task = self.tasks[index]
+            if any(part.node == node for part in task.allocation.placement):
+                self.tasks[index] = lost(task, self.now, failures.checkpoint_every_s)
+                yield self._end(index, ExitReason.NODE_FAILURE)
         yield NodeLost(self.now, node)
-
-    def _is_on(self, index: int, node: str) -> bool:
-        return any(part.node == node for part in self.tasks[index].allocation.placement)
-
-    def _node_returns(self, _index: int, node: str) -> Iterator[SchedulingEvent]:
-        """Make a node available again, for the next job."""
-        self._down.discard(node)
-        return iter(())
 
     def _schedule_failure(self, node: str, up_s: float) -> None:
         if self._scenario.failures is not None:
             fails_s = up_s + self._random.expovariate(1 / self._scenario.failures.node_mtbf_s)
-            heapq.heappush(self._queue, (fails_s, ScenarioEvent.NODE_FAILS, 0, node))
-
-    def _fail_task(self, index: int) -> TaskEnded:
-        """End a task whose node has failed."""
-        assert self._scenario.failures is not None
-        self.tasks[index] = lost(self.tasks[index], self.now, self._scenario.failures.checkpoint_every_s)
-        return self._end(index, ExitReason.NODE_FAILURE)
+            heapq.heappush(self._queue, (fails_s, NODE_FAILS, 0, node))
 
     def _end(self, index: int, reason: ExitReason) -> TaskEnded:
         """End a task, with that reason if the member has not converged."""
@@ -290,20 +271,6 @@ class Engine:
         if self._note:
             self._note(request, decision)
         return decision, left_out
-
-
-_CARRIED_OUT: Mapping[type, Callable[[Engine, Any], None]] = {
-    Start: Engine._start,
-    Stop: Engine._stop,
-    EndRound: Engine._end_round,
-    ScheduleTick: Engine._schedule_tick,
-    EndJob: Engine._end_job,
-}
-_SCENARIO_HANDLERS: Mapping[ScenarioEvent, Callable[[Engine, int, str], Iterator[SchedulingEvent]]] = {
-    ScenarioEvent.TASK_ENDS: Engine._task_ends,
-    ScenarioEvent.NODE_FAILS: Engine._node_fails,
-    ScenarioEvent.NODE_RETURNS: Engine._node_returns,
-}
 
 
 def _too_short(timing: JobTiming, member: str, needed_s: float) -> InfeasibleError:

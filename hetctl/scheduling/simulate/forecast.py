@@ -12,7 +12,15 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Allocation, Plan, Round
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, allocations_after, gpu_count
+from hetctl.scheduling.planners.base import (
+    Decision,
+    Options,
+    Planner,
+    Request,
+    allocations_after,
+    gpu_count,
+    single_s,
+)
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulated_task import SimulatedTask, forecasts
@@ -95,7 +103,7 @@ def reasons_for(planner: Planner, request: Request, decision: Decision) -> dict[
     """
     known = {c.name: c for c in (*request.workloads, *(held.workload for held in request.held))}
     given = allocations_after(request, decision)
-    whole_s = math.fsum(_single_s(workload) for workload in known.values())
+    whole_s = math.fsum(single_s(workload) for workload in known.values())
     waiting = _waiting_reason(request, given)
     reasons = {
         **{name: _reason(known[name], allocation, whole_s) for name, allocation in given.items()},
@@ -111,16 +119,11 @@ def reasons_for(planner: Planner, request: Request, decision: Decision) -> dict[
 
 def _reason(workload: Workload, allocation: Allocation, whole_s: float) -> str:
     efficiency = allocation.rate / (allocation.gpus * workload.gpu_rate)
-    share = _single_s(workload) / whole_s if whole_s else 0.0
+    share = single_s(workload) / whole_s if whole_s else 0.0
     return (
         f"{gpu_count(allocation.gpus)} for {share:.0%} of the work:"
         f" {allocation.rate:.4g} samples/s, {efficiency:.0%} of linear scaling"
     )
-
-
-def _single_s(workload: Workload) -> float:
-    """Return the GPU-seconds of the remaining work on the fewest GPUs, to compare different members."""
-    return workload.samples_left / workload.gpu_rate
 
 
 def _waiting_reason(request: Request, given: Mapping[str, Allocation]) -> str:

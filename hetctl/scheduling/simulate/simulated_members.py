@@ -6,15 +6,14 @@ from collections.abc import Iterator, Mapping, Set
 from dataclasses import replace
 
 from hetctl.model.workload import Workload
-from hetctl.scheduling.job_scheduler import RunningTask
-from hetctl.scheduling.observer import ObservedMembers
+from hetctl.scheduling.job_scheduler import ObservedMembers, RunningTask
 from hetctl.scheduling.planners.base import Held, Options, Planner, WaitingQueue
 from hetctl.scheduling.simulate.scenario import WorkEstimate
 from hetctl.scheduling.simulate.simulated_task import SimulatedTask, kept_at
 
 
 class SimulatedMembers:
-    """Members of a simulated run, and their tasks (`hetctl.scheduling.observer.Observer`).
+    """Members of a simulated run, and their tasks (`hetctl.scheduling.job_scheduler.Observer`).
 
     Parameters
     ----------
@@ -70,22 +69,20 @@ class SimulatedMembers:
     def seen(self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]) -> ObservedMembers:
         """Return all members as told to a planner; only an elastic one sees those in training."""
         waiting = self._waiting.without(deferred)
-        held = self._held(now_s, running) if self._is_elastic else ()
+        held = [
+            Held(self._as_of_now(name, now_s), one.task.allocation, one.since_s)
+            for name, one in (running.items() if self._is_elastic else ())
+            if not one.stopping
+        ]
         if self._work_estimator is not None:
             known = self._work_estimator([*waiting, *(h.workload for h in held)])
             waiting, in_training = known[: len(waiting)], known[len(waiting) :]
-            held = tuple(replace(h, workload=c) for h, c in zip(held, in_training, strict=True))
-        return ObservedMembers(self.left(now_s), waiting, held)
+            held = [replace(h, workload=c) for h, c in zip(held, in_training, strict=True)]
+        return ObservedMembers(_Left(self, now_s), waiting, tuple(held))
 
     def used_up(self) -> str | None:
         """Return None: a simulated run has no budget."""
         return None
-
-    def _held(self, now_s: float, running: Mapping[str, RunningTask]) -> tuple[Held, ...]:
-        in_training = ((name, one) for name, one in running.items() if not one.stopping)
-        return tuple(
-            Held(self._as_of_now(name, now_s), one.task.allocation, one.since_s) for name, one in in_training
-        )
 
     def _as_of_now(self, name: str, now_s: float) -> Workload:
         task = self.tasks[self.running[name]]

@@ -74,9 +74,9 @@ def begin(
 ) -> SimulatedTask | None:
     """Return the task as it goes unless stopped; None if no progress is possible before the deadline.
 
-    An epoch that would end after the deadline, evaluation and checkpoint included, is not started.
-    A member without known epochs trains until there is just time for a checkpoint, and so does one
-    whose next epoch would fit no job.
+    An epoch that would end after the deadline, evaluation and checkpoint included, is not started after
+    another one. A member without known epochs trains until there is just time for a checkpoint, and so does
+    one whose next epoch would fit no job, or whose first one does not fit at the pace of its round.
 
     Parameters
     ----------
@@ -93,11 +93,8 @@ def begin(
     done_s, left = timeline.end_of(epochs), timeline.left_after(epochs)
     next_s = workload.startup_s + timeline.end_of(epochs + 1) - done_s
     part = (training_s - done_s - workload.checkpoint_s) * rate
-    if (
-        part > 0
-        and epochs < timeline.count
-        and (not workload.samples_per_epoch or next_s > max_uninterrupted_s)
-    ):
+    in_parts = not epochs or not workload.samples_per_epoch or next_s > max_uninterrupted_s
+    if in_parts and part > 0 and epochs < timeline.count:
         done_s, left = training_s, left - part
     elif training_s < 0 or (epochs == 0 and timeline.count):
         return None
@@ -107,23 +104,6 @@ def begin(
     )
 
 
-def begin_at_pace(
-    workload: Workload,
-    allocation: Allocation,
-    round_index: int,
-    start_s: float,
-    deadline_s: float,
-    max_uninterrupted_s: float,
-    rate: float | None,
-) -> SimulatedTask | None:
-    """Return the task of a member that fits at its own rate.
-
-    If it does not fit at the rate of its round, the deadline stops it in the middle of an epoch.
-    """
-    epochs = begin(workload, allocation, round_index, start_s, deadline_s, max_uninterrupted_s, rate)
-    return epochs or begin(workload, allocation, round_index, start_s, deadline_s, 0.0, rate)
-
-
 def paced(
     task: SimulatedTask, now: float, rate: float, deadline_s: float, max_uninterrupted_s: float = math.inf
 ) -> SimulatedTask:
@@ -131,7 +111,7 @@ def paced(
     start_s = _trains_on_s(task, now)
     left = task.left_at(start_s)
     workload = replace(task.workload, samples_left=left, startup_s=0.0)
-    rest = begin_at_pace(workload, task.allocation, 0, start_s, deadline_s, max_uninterrupted_s, rate)
+    rest = begin(workload, task.allocation, 0, start_s, deadline_s, max_uninterrupted_s, rate)
     if rest is None:
         return task
     return replace(

@@ -77,13 +77,13 @@ def assert_valid(result: Simulation, members: Sequence[Workload], gpus: int, per
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
-@settings(deadline=None, max_examples=40)
 def constant_bound(members: Sequence[Workload], gpus: int) -> float:
     """Return a lower bound in seconds of schedules of these members without resizing."""
     allowed = range(1, gpus + 1)
     return allotment_bound([allotments_of(member, allowed) for member in members], gpus)
 
 
+@settings(deadline=None, max_examples=40)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 14),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hetctl.model.plan import Allocation
 from hetctl.model.workload import Workload
 from hetctl.perf.epoch_timeline import has_room
-from hetctl.scheduling.simulate.simulated_task import SimulatedTask, begin, begin_at_pace, paced, stopped
+from hetctl.scheduling.simulate.simulated_task import SimulatedTask, begin, paced, stopped
 
 ON_ONE_GPU = Allocation("a", 1, "data-parallel", 10.0, ())
 
@@ -37,7 +37,8 @@ def test_epochs_that_would_not_fit_are_not_started(deadline_s: float, epochs: in
 
 
 def test_a_task_that_would_get_nothing_done_does_not_begin() -> None:
-    assert task(workload(), 117.9) is None
+    assert not has_room(workload(), 10.0, 100.0, 117.9)
+    assert not has_room(workload(epoch=None), 10.0, 100.0, 106.0)
     assert task(workload(epoch=None), 106.0) is None
 
 
@@ -84,17 +85,20 @@ def test_a_member_stopped_in_its_last_evaluation_converges() -> None:
     st.integers(0, 60),
     st.sampled_from([0.0, 20.0, math.inf]),
 )
-def test_a_task_begins_if_there_is_room_for_it(
+def test_a_task_with_room_gets_something_done_in_time(
     left: float, epoch: int | None, room_s: int, max_uninterrupted_s: float
 ) -> None:
     member = workload(left, epoch)
-    begun = begin(member, ON_ONE_GPU, 0, 100.0, 100.0 + room_s, max_uninterrupted_s)
-    assert has_room(member, 10.0, 100.0, 100.0 + room_s, max_uninterrupted_s) is (begun is not None)
+    if has_room(member, 10.0, 100.0, 100.0 + room_s, max_uninterrupted_s):
+        begun = begin(member, ON_ONE_GPU, 0, 100.0, 100.0 + room_s, max_uninterrupted_s)
+        assert begun is not None
+        assert begun.samples > 0 or not left
+        assert begun.end_s <= 100.0 + room_s
 
 
 def test_at_its_own_rate_a_member_trains_into_the_deadline() -> None:
     """At 5/s it has 50 of 100 samples at 115; at 10/s 30 more by 118, with 1 s for the checkpoint."""
-    slow = begin_at_pace(workload(), ON_ONE_GPU, 0, 100.0, 119.0, math.inf, 5.0)
+    slow = begin(workload(), ON_ONE_GPU, 0, 100.0, 119.0, math.inf, 5.0)
     assert slow is not None
     assert (slow.end_s, slow.samples) == (118.0 + 1.0, 65.0)
     alone = paced(slow, 115.0, 10.0, 119.0)

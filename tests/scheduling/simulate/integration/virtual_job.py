@@ -33,7 +33,7 @@ from hetctl.runtime.worker.reporting import writer_of
 from hetctl.scheduling.commands import Command, ScheduleTick
 from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.planners.base import Decision, Planner, Request
-from hetctl.scheduling.round_scheduler import JobOptions, RoundScheduler
+from hetctl.scheduling.round_scheduler import RoundScheduler
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.progress_fold import events_in
@@ -53,8 +53,8 @@ class Recorded(RoundScheduler):
     decisions: dict[str, Decision]
     replan_at_s = math.inf
 
-    def __init__(self, planner: Planner, options: Any, job: JobOptions, *rest: Any) -> None:
-        super().__init__(told_once(planner, self.decisions), options, job, *rest)
+    def __init__(self, planner: Planner, options: Any, *rest: Any) -> None:
+        super().__init__(told_once(planner, self.decisions), options, *rest)
 
     def handle(self, event: SchedulingEvent) -> list[Command]:
         commands = super().handle(event)
