@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from hetctl.app.hopper import MOST_TIMES
-from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data_parallel_makespans
+from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data_parallel_plans, makespans
 from hetctl.app.plan.planning import PlanRequest, demands_of, limits_of
 from hetctl.methods.hop_phase import hop_phase, size_of_groups, unit_times
 from hetctl.methods.hopper import SearchOptions
@@ -83,7 +83,7 @@ def hops(request: PlanRequest, hopping: Sequence[Workload]) -> PhaseDraft:
     run = hop_run(request, hopping)
     makespans_s = {HOPPER: run.seconds}
     with suppress(InfeasibleError):
-        makespans_s.update(data_parallel_makespans(request, hopping))
+        makespans_s.update(makespans(data_parallel_plans(request, hopping)))
     return PhaseDraft(HOPPER, run, makespans_s)
 
 

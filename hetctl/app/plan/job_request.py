@@ -52,34 +52,6 @@ def job_size(site: Site, gpus: int | None, wall_s: int | None, queue_name: str |
     raise _refusal(site, bins, nodes, wall_s or DEFAULT_WALL_S)
 
 
-def planned_size(
-    site: Site,
-    members: Sequence[Workload],
-    gpus: int | None,
-    wall_s: int | None,
-    queue_name: str | None,
-    budget: Budget,
-) -> JobSizeChoice:
-    """Choose the size for the work left, with the user's values.
-
-    Raises
-    ------
-    BadInputError
-        If the site has no such queue.
-    InfeasibleError
-        If no queue accepts the user's values.
-    """
-    bins = _bins(site, queue_name)
-    if gpus is not None:
-        _refuse_more_than_all(site, gpus)
-    nodes = -(-(gpus or 1) // site.gpus_per_node)
-    if not any(b.takes(nodes if gpus else b.least_nodes, wall_s or 0) for b in bins):
-        raise _refusal(site, bins, nodes, wall_s or 0)
-    found = job_sizes(site, bins, members, gpus, wall_s)
-    chosen = best_of(found, budget)
-    return JobSizeChoice(chosen.size, chosen, tuple(found))
-
-
 def _bins(site: Site, queue_name: str | None) -> list[Bin]:
     name = queue_name or site.queue
     found = tuple(queue for queue in site.queues if name in (None, queue.name))
@@ -98,19 +70,17 @@ def _refuse_more_than_all(site: Site, gpus: int) -> None:
 
 
 def _refusal(site: Site, bins: Sequence[Bin], nodes: int, wall_s: int) -> InfeasibleError:
-    limits = "; ".join(_describe(b) for b in bins)
+    limits = []
+    for b in bins:
+        least = f"{b.least_nodes} to " if b.least_nodes > 1 else ""
+        taken = f"{least}{b.queue.max_nodes} nodes" if b.queue.max_nodes else "any nodes"
+        time = format_duration(b.queue.max_wall_s) if b.queue.max_wall_s else "any time"
+        limits.append(f"{b.queue.name} takes {taken} for {time}")
     return InfeasibleError(
-        f"no queue of site {site.name} takes {nodes} nodes for {format_duration(wall_s)}: {limits}",
+        f"no queue of site {site.name} takes {nodes} nodes for {format_duration(wall_s)}:"
+        f" {'; '.join(limits)}",
         "lower --gpus or --time, or choose a queue with --queue",
     )
-
-
-def _describe(b: Bin) -> str:
-    queue = b.queue
-    least = f"{b.least_nodes} to " if b.least_nodes > 1 else ""
-    nodes = f"{least}{queue.max_nodes} nodes" if queue.max_nodes else "any nodes"
-    time = format_duration(queue.max_wall_s) if queue.max_wall_s else "any time"
-    return f"{queue.name} takes {nodes} for {time}"
 
 
 def sizing(
@@ -145,7 +115,15 @@ def sizing(
     members = _members(project, ensemble, site, predict=predict_rates)
     if not members or (gpus and wall_s):
         return JobSizeChoice(job_size(site, gpus, wall_s, queue_name))
-    return planned_size(site, members, gpus, wall_s, queue_name, budget)
+    bins = _bins(site, queue_name)
+    if gpus is not None:
+        _refuse_more_than_all(site, gpus)
+    nodes = -(-(gpus or 1) // site.gpus_per_node)
+    if not any(b.takes(nodes if gpus else b.least_nodes, wall_s or 0) for b in bins):
+        raise _refusal(site, bins, nodes, wall_s or 0)
+    found = job_sizes(site, bins, members, gpus, wall_s)
+    chosen = best_of(found, budget)
+    return JobSizeChoice(chosen.size, chosen, tuple(found))
 
 
 def _members(project: Project, ensemble: Ensemble, site: Site, *, predict: bool) -> Sequence[Workload]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from hetctl.app.plan.phase_drafts import PhaseDraft, assembled, candidates, data
 from hetctl.app.plan.pipeline_phases import MemberLayers, known_layers, pipeline_member_of, pipelines
 from hetctl.app.plan.planning import PlanRequest, demands_of, limits_of, refuse_large_parts
 from hetctl.methods.hopper.modes import hopper_epochs
-from hetctl.methods.parallelism import Demand, HopChoice, ModeLimits, choose_modes, does_not_fit, too_large
+from hetctl.methods.parallelism import HopChoice, choose_modes, does_not_fit, too_large
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import HOPPER, PIPELINE, Plan
 from hetctl.model.workload import Workload
@@ -36,7 +36,14 @@ def plan_modes(request: PlanRequest) -> Plan:
     demands = demands_of(request, {name: own.needed_bytes for name, own in layers.items()})
     refuse_large_parts(request.ensemble, demands, room)
     large = [demand.member for demand in demands if too_large(demand, room)]
-    _refuse_without_layers([demand for demand in demands if demand.member in large], layers, room)
+    for demand in demands:
+        if demand.member in large and demand.member not in layers:
+            raise InfeasibleError(
+                does_not_fit(demand.member, demand, room),
+                f"measure its layers on each type of GPU (`hetctl profile --layers {demand.member}`), give a"
+                " profile of them (`layers` in the ensemble file), lower its batch_size, or use GPUs with"
+                " more memory",
+            )
     members = candidates(request, without=large)
     epochs = _epochs(members)
     drafts = _drafts(request, members, layers)
@@ -46,17 +53,6 @@ def plan_modes(request: PlanRequest) -> Plan:
     phases = [*([pipelines(request, pipelined)] if pipelined else []), *drafts.get(chosen.epochs, [])]
     bound_s = fluid_bound([*members, *(each.ideal(request.gpus) for each in pipelined)], request.gpus)
     return assembled(request, phases, choices, bound_s)
-
-
-def _refuse_without_layers(large: Iterable[Demand], layers: Collection[str], room: ModeLimits) -> None:
-    for demand in large:
-        if demand.member not in layers:
-            raise InfeasibleError(
-                does_not_fit(demand.member, demand, room),
-                f"measure its layers on each type of GPU (`hetctl profile --layers {demand.member}`), give a"
-                " profile of them (`layers` in the ensemble file), lower its batch_size, or use GPUs with"
-                " more memory",
-            )
 
 
 def _epochs(members: Iterable[Workload]) -> dict[str, int]:

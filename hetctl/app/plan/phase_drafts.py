@@ -50,7 +50,7 @@ def candidates(request: PlanRequest, without: Collection[str] = ()) -> tuple[Wor
 
 def data_parallel(request: PlanRequest, rest: Sequence[Workload]) -> PhaseDraft:
     """Return the data-parallel phase, with equal batches or, if faster, balanced ones."""
-    plans = _data_parallel_plans(request, rest)
+    plans = data_parallel_plans(request, rest)
     mode = min(plans, key=lambda name: plans[name].predicted_makespan_s)
     plan = plans[mode]
     run = PhaseRun(
@@ -58,15 +58,11 @@ def data_parallel(request: PlanRequest, rest: Sequence[Workload]) -> PhaseDraft:
         {forecast.member: forecast.done_s for forecast in plan.members},
         {forecast.member: forecast.training_s for forecast in plan.members},
     )
-    return PhaseDraft(mode, run, _makespans(plans), _balanced(request, plan.rounds, rest), plan)
+    return PhaseDraft(mode, run, makespans(plans), _balanced(request, plan.rounds, rest), plan)
 
 
-def data_parallel_makespans(request: PlanRequest, members: Sequence[Workload]) -> dict[str, float]:
-    """Return the simulated times of a data-parallel phase: with equal batches, and with balanced ones."""
-    return _makespans(_data_parallel_plans(request, members))
-
-
-def _data_parallel_plans(request: PlanRequest, members: Sequence[Workload]) -> dict[str, Plan]:
+def data_parallel_plans(request: PlanRequest, members: Sequence[Workload]) -> dict[str, Plan]:
+    """Return plans of a data-parallel phase: with equal batches, and with balanced ones."""
     plans = {DATA_PARALLEL: data_parallel_plan(request, members, request.planner_options)}
     if request.planner_options.balance != OFF and _may_be_balanced(request, members):
         balanced = replace(request.planner_options, mix_types=True)
@@ -74,7 +70,8 @@ def _data_parallel_plans(request: PlanRequest, members: Sequence[Workload]) -> d
     return plans
 
 
-def _makespans(plans: Mapping[str, Plan]) -> dict[str, float]:
+def makespans(plans: Mapping[str, Plan]) -> dict[str, float]:
+    """Return the simulated times of plans."""
     return {mode: plan.predicted_makespan_s for mode, plan in plans.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from hetctl.methods.pipeline.stage_costs import UNNAMED, LayerProfile, PipelineC
 from hetctl.model.combinations import STAGES, features_of, refuse_conflicts
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError, InfeasibleError
-from hetctl.model.plan import PIPELINE, Allocation, ModeChoice, Plan, Round
+from hetctl.model.plan import PIPELINE, ModeChoice, Plan, Round
 from hetctl.model.profile import LayerPoint, MemberProfile
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
@@ -74,7 +74,9 @@ def layers_of(
     if member.layers is None and not measured:
         return None
     types = site.types_in(cluster)
-    found = _with_type(_from_file(member.layers) if member.layers else _from_catalog(measured), types)
+    rows = read_layers(Path(member.layers)) if member.layers else rows_of(measured)
+    context_bytes = {} if member.layers else {p.machine.gpu_type: p.context_bytes for p in measured}
+    found = _with_type(MemberLayers(measured_profile(rows), rows, context_bytes), types)
     lacking = [gpu_type for gpu_type in types if gpu_type not in found.profile.gpu_types]
     if lacking and member.layers is None:
         return None
@@ -86,17 +88,6 @@ def layers_of(
         )
     refuse_idle(found.profile, found.rows, types)
     return found
-
-
-def _from_file(path: str) -> MemberLayers:
-    rows = read_layers(Path(path))
-    return MemberLayers(measured_profile(rows), rows)
-
-
-def _from_catalog(measured: Sequence[LayerPoint]) -> MemberLayers:
-    rows = rows_of(measured)
-    context_bytes = {point.machine.gpu_type: point.context_bytes for point in measured}
-    return MemberLayers(measured_profile(rows), rows, context_bytes)
 
 
 def _with_type(layers: MemberLayers, types: Sequence[str]) -> MemberLayers:
@@ -167,11 +158,6 @@ class PipelineMember:
     samples_per_epoch: int
     profile: MemberProfile | None = None
 
-    @property
-    def epochs(self) -> int:
-        """Planned number of epochs."""
-        return self.member.stop.planned_epochs
-
     def ideal(self, gpus: int) -> Workload:
         """Return an upper bound of any pipeline's rate: no layer waits, each on its fastest type of GPU."""
         layers = self.layers.profile
@@ -180,7 +166,7 @@ class PipelineMember:
         return Workload(
             name=self.member.name,
             rates={count: count * rate for count in range(1, self.member.most_gpus(gpus) + 1)},
-            samples_left=float(self.epochs * self.samples_per_epoch),
+            samples_left=float(self.member.stop.planned_epochs * self.samples_per_epoch),
             samples_per_epoch=self.samples_per_epoch,
         )
 
@@ -226,7 +212,7 @@ class PipelineMember:
         epoch_s = whole / rate
         if self.profile is not None:
             epoch_s += self.profile.evaluate_s + self.profile.checkpoint_s
-        return self.epochs * epoch_s
+        return self.member.stop.planned_epochs * epoch_s
 
 
 def plan_pipelined(request: PlanRequest) -> Plan:
@@ -282,12 +268,7 @@ def pipeline_member_of(request: PlanRequest, name: str, layers: MemberLayers) ->
     """
     member = request.ensemble.member(name)
     refuse_conflicts(name, STAGES, *(["global_batch_size"] if member.global_batch_size else []))
-    known = [
-        request.ensemble.samples_per_epoch,
-        *(profile.samples_per_epoch for profile in request.profiles.values()),
-        *(point.samples_per_epoch for points in request.layers.values() for point in points),
-    ]
-    samples_per_epoch = next((samples for samples in known if samples), None)
+    samples_per_epoch = _samples_per_epoch(request, request.profiles.values())
     if samples_per_epoch is None:
         raise BadInputError(
             f"the number of samples in an epoch of {name} is unknown",
@@ -344,9 +325,16 @@ def with_pipelines(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
         refuse_conflicts(name, STAGES, *features, launch=spec.site.launch, sharing=spec.sharing)
     problems = {name: _problem(spec, request, name) for name in planned}
     profiles = {profile.member: profile for profile in spec.profiles}
-    known = _samples_per_epoch(spec, request)
+    samples = _samples_per_epoch(request, spec.profiles)
     for name, allocation in planned.items():
-        profiles[name] = _as_pipeline(profiles.get(name, MemberProfile(name, {})), allocation, known)
+        profile = profiles.get(name, MemberProfile(name, {}))
+        profiles[name] = replace(
+            profile,
+            rates={allocation.gpus: allocation.rate},
+            rates_by_type={},
+            seen_rates={},
+            samples_per_epoch=profile.samples_per_epoch or samples,
+        )
     return replace(spec, pipelines=problems, profiles=tuple(profiles.values()))
 
 
@@ -356,25 +344,14 @@ def _problem(spec: RunSpec, request: PlanRequest, name: str) -> Mapping[str, Any
     layers = layers_of(member, request.site, cluster, request.layers.get(name, ()))
     assert layers is not None
     pipelined = PipelineMember(member, layers, samples_per_epoch=0)
-    encoded: Mapping[str, Any] = encode(pipelined.problem(request.site, cluster, options_from(spec.options)))
-    return encoded
+    problem: Mapping[str, Any] = encode(pipelined.problem(request.site, cluster, options_from(spec.options)))
+    return problem
 
 
-def _samples_per_epoch(spec: RunSpec, request: PlanRequest) -> int | None:
-    known = [
-        spec.ensemble.samples_per_epoch,
-        *(profile.samples_per_epoch for profile in spec.profiles),
+def _samples_per_epoch(request: PlanRequest, profiles: Iterable[MemberProfile]) -> int | None:
+    known = (
+        request.ensemble.samples_per_epoch,
+        *(profile.samples_per_epoch for profile in profiles),
         *(point.samples_per_epoch for points in request.layers.values() for point in points),
-    ]
-    return next((samples for samples in known if samples), None)
-
-
-def _as_pipeline(profile: MemberProfile, allocation: Allocation, samples: int | None) -> MemberProfile:
-    """Return a profile with the rate of a pipeline on the GPUs that the plan gives it."""
-    return replace(
-        profile,
-        rates={allocation.gpus: allocation.rate},
-        rates_by_type={},
-        seen_rates={},
-        samples_per_epoch=profile.samples_per_epoch or samples,
     )
+    return next(filter(None, known), None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,6 +39,7 @@ from hetctl.model.workload import Workload
 from hetctl.perf.workloads import active_workloads
 from hetctl.scheduling.planners import planner_named
 from hetctl.scheduling.planners.base import Options, options_from
+from hetctl.scheduling.planners.heterogeneous import gpus_by_type
 from hetctl.scheduling.simulate.forecast import forecast
 from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
 from hetctl.scheduling.simulate.simulate_run import PlannerChoice, choose
@@ -158,9 +158,7 @@ def _balance_gains(plan: Plan, members: Sequence[Workload], cluster: Cluster) ->
     workloads = {member.name: member for member in members}
     gains: dict[str, float] = {}
     for given in (allocation for planned in plan.rounds for allocation in planned.allocations):
-        gpus = Counter[str]()
-        for part in given.placement:
-            gpus[types[part.node]] += len(part.gpus)
+        gpus = gpus_by_type(given, types)
         workload, count = workloads[given.member], given.gpus
         # A type on which the member was not measured counts as one that was, and would hide the gain.
         if len(gpus) > 1 and gpus.keys() <= workload.rates_by_type.keys() and given.member not in gains:

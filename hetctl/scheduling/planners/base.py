@@ -273,16 +273,6 @@ def gpu_count(gpus: int) -> str:
     return f"{gpus} GPU{'s' * (gpus != 1)}"
 
 
-def in_order_of_arrival(_workload: Workload, _options: Options) -> Any:
-    """Return the same key for all: first come, first served."""
-    return 0
-
-
-def no_reasons(_request: Request, _decision: Decision) -> Mapping[str, str]:
-    """Return no reasons."""
-    return {}
-
-
 @dataclass(frozen=True)
 class Planner:
     """A published planning method, or one of hetctl's own.
@@ -297,7 +287,8 @@ class Planner:
     shares : bool
         True if the members of a round train as a group on one data stream.
     order : callable
-        Sort key of a workload for `Request.workloads`; equal ones keep the order of arrival.
+        Sort key of a workload for `Request.workloads`; equal ones, by default all, keep the order
+        of arrival.
     reasons : callable
         A function that returns, by member, why it got its GPUs or why it waits.
     alpha : float or None
@@ -308,8 +299,8 @@ class Planner:
     paradigm: Literal["global", "local", "elastic"]
     decide: Callable[[Request], Decision]
     shares: bool = False
-    order: Callable[[Workload, Options], Any] = in_order_of_arrival
-    reasons: Callable[[Request, Decision], Mapping[str, str]] = no_reasons
+    order: Callable[[Workload, Options], Any] = lambda _workload, _options: 0
+    reasons: Callable[[Request, Decision], Mapping[str, str]] = lambda _request, _decision: {}
     alpha: float | None = None
 
     def stop_share(self, options: Options) -> float:
@@ -337,15 +328,11 @@ def plan_fitting(
         if not unfit:
             return decision, tuple(sorted(left_out))
         left_out.update(unfit[len(unfit) // 2 :])
-        request = _without(request, left_out)
-
-
-def _without(request: Request, members: set[str]) -> Request:
-    return replace(
-        request,
-        workloads=tuple(c for c in request.workloads if c.name not in members),
-        held=tuple(replace(h, fixed=h.fixed or h.workload.name in members) for h in request.held),
-    )
+        request = replace(
+            request,
+            workloads=tuple(c for c in request.workloads if c.name not in left_out),
+            held=tuple(replace(h, fixed=h.fixed or h.workload.name in left_out) for h in request.held),
+        )
 
 
 def options_from(values: Mapping[str, Any]) -> Options:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
+from operator import itemgetter
 
 from hetctl.model.plan import Placement
 from hetctl.model.site import Node
@@ -43,7 +44,7 @@ def pack(
     first, rest = _fill_nodes(counts, packing.node_size)
     rest += [item for item in first if not packing.place(item)]
     alike: dict[int, list[Item]] = defaultdict(list)
-    for item in sorted(rest, key=_gpus, reverse=True):
+    for item in sorted(rest, key=itemgetter(1), reverse=True):
         alike[item[1]].append(item)
     groups = tuple((gpus, len(items)) for gpus, items in alike.items())
     for gpus, _ in _Orders(packing.free, groups, max_permutations).best:
@@ -129,15 +130,13 @@ class _Free:
                     free.take(size, taken)
                 members -= 1
             else:
-                members -= free._fill(parts[0][0], gpus, members)
+                # On the nodes with the tightest fit, as many members as these have room for.
+                ((size, _),) = parts
+                each = min(size // gpus, members)
+                nodes = min(members // each, free._numbers[size])
+                free.take(size, each * gpus, nodes)
+                members -= each * nodes
         return free, members
-
-    def _fill(self, size: int, gpus: int, members: int) -> int:
-        """Place members on the nodes with `size` free GPUs, the tightest fit; return how many fitted."""
-        each = min(size // gpus, members)
-        nodes = min(members // each, self._numbers[size])
-        self.take(size, each * gpus, nodes)
-        return each * nodes
 
 
 class _Packing:
@@ -196,7 +195,8 @@ class _Orders:
     def _try(self, begun: Groups, rest: Groups, free: _Free, out: int) -> None:
         """Try orders that begin with `begun`, after which `free` is left and `out` GPUs were not placed."""
         # Bound: at least so many GPUs stay unplaced, in any order of the rest.
-        if out + max(_wanted(rest) - free.gpus, 0) >= self._best_out:
+        wanted = sum(gpus * members for gpus, members in rest)
+        if out + max(wanted - free.gpus, 0) >= self._best_out:
             return
         key = rest, free.key
         # The same members are left on the same free GPUs: another order of the earlier ones gains nothing.
@@ -221,10 +221,6 @@ def _out_of(free: _Free, groups: Groups) -> int:
     return out
 
 
-def _wanted(groups: Groups) -> int:
-    return sum(gpus * members for gpus, members in groups)
-
-
 def _fill_nodes(counts: Iterable[Item], node_size: int) -> tuple[list[Item], list[Item]]:
     """Return the members that fill whole nodes, alone and in pairs, and the others (lines 5 to 24)."""
     whole: list[Item] = []
@@ -235,14 +231,10 @@ def _fill_nodes(counts: Iterable[Item], node_size: int) -> tuple[list[Item], lis
         if not part:
             whole.append(item)
         elif alone[node_size - part]:
-            pairs += sorted((alone[node_size - part].popleft(), item), key=_gpus, reverse=True)
+            pairs += sorted((alone[node_size - part].popleft(), item), key=itemgetter(1), reverse=True)
         else:
             alone[part].append(item)
     return whole + pairs, [item for items in alone.values() for item in items]
-
-
-def _gpus(item: Item) -> int:
-    return item[1]
 
 
 def _placements(shares: Mapping[str, Shares], nodes: Sequence[Node]) -> dict[str, tuple[Placement, ...]]:

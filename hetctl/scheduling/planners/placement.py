@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from hetctl.model.plan import Placement
 from hetctl.model.site import Node
-from hetctl.scheduling.planners.base import Decision, Held, Request, allocation_on
+from hetctl.scheduling.planners.base import Decision, Request, allocation_on
 
 
 def most_on_one(node_sizes: Sequence[int]) -> int:
@@ -103,63 +103,55 @@ def place_members(request: Request, counts: Mapping[str, int]) -> tuple[Decision
     counts : mapping of str to int
         GPUs by member; members that are missing get none.
     """
-    free_nodes = _FreeNodes(request, counts)
-    free_nodes.place_all()
-    return free_nodes.decision(), free_nodes.given()
+    nodes = _FreeNodes(request, counts)
+    nodes.place_all()
+    held = {h.workload.name: h.allocation.placement for h in request.held}
+    start = (
+        allocation_on(nodes.workloads[name], placement)
+        for name, placement in nodes.placed.items()
+        if held.get(name) != placement
+    )
+    return Decision(tuple(start), tuple(name for name in held if name not in nodes.counts)), nodes.counts
 
 
 class _FreeNodes:
     def __init__(self, request: Request, counts: Mapping[str, int]) -> None:
-        self._request = request
-        self._held = {h.workload.name: h for h in request.held}
-        in_training = {name: held.workload for name, held in self._held.items()}
-        self._workloads = ChainMap(in_training, request.waiting.by_name)
-        self._counts = {name: held.allocation.gpus for name, held in self._held.items() if held.fixed} | {
-            name: gpus for name, gpus in counts.items() if gpus and not self._is_fixed(name)
-        }
+        held = {h.workload.name: h for h in request.held}
+        fixed = {name: h.allocation.gpus for name, h in held.items() if h.fixed}
+        self.workloads = ChainMap({name: h.workload for name, h in held.items()}, request.waiting.by_name)
+        self.counts = fixed | {name: gpus for name, gpus in counts.items() if gpus and name not in fixed}
+        self.placed: dict[str, tuple[Placement, ...]] = {}
         self._places = {node.name: _FreeNode(node.name, list(node.gpus)) for node in request.nodes}
         self._node_size = max((len(node.gpus) for node in request.all_nodes), default=1)
-        self._kept = {h.workload.name for h in request.held if self._keeps(h)}
-        self._placed: dict[str, tuple[Placement, ...]] = {}
-        for held in request.held:
-            self._settle(held)
+        self._kept = {name for name, h in held.items() if self.counts.get(name) == h.allocation.gpus}
+        for name, h in held.items():
+            for part in h.allocation.placement:
+                place = self._places.setdefault(part.node, _FreeNode(part.node, []))
+                if name not in self._kept:
+                    place.free.extend(part.gpus)
+                elif not h.fixed and len(h.allocation.placement) == 1:
+                    place.movable[name] = part.gpus
         # Dictionaries serve as sets that keep their order, so that placements are the same in every process.
         self._by_free: list[dict[str, None]] = [{} for _ in range(self._node_size + 1)]
         for place in self._places.values():
             self._by_free[len(place.free)][place.name] = None
 
-    def _is_fixed(self, name: str) -> bool:
-        return name in self._held and self._held[name].fixed
-
-    def _keeps(self, held: Held) -> bool:
-        return held.fixed or self._counts.get(held.workload.name) == held.allocation.gpus
-
-    def _settle(self, held: Held) -> None:
-        name = held.workload.name
-        keeps = name in self._kept
-        for part in held.allocation.placement:
-            place = self._places.setdefault(part.node, _FreeNode(part.node, []))
-            if not keeps:
-                place.free.extend(part.gpus)
-            elif not held.fixed and len(held.allocation.placement) == 1:
-                place.movable[name] = part.gpus
-
     def place_all(self) -> None:
         """Place all members that do not keep their GPUs."""
         self._queue = sorted(
-            (name for name in self._counts if name not in self._kept),
-            key=lambda name: -self._counts[name],
+            (name for name in self.counts if name not in self._kept),
+            key=lambda name: -self.counts[name],
         )
         self._queue.reverse()
         while self._queue:
             name = self._queue.pop()
-            for gpus in range(self._counts[name], self._workloads[name].min_gpus - 1, -1):
+            for gpus in range(self.counts[name], self.workloads[name].min_gpus - 1, -1):
                 parts = self._find(gpus) or self._make_room(gpus)
                 if parts:
                     self._put(name, parts)
                     break
             else:
-                del self._counts[name]
+                del self.counts[name]
 
     def _find(self, gpus: int) -> list[tuple[str, int]] | None:
         """Return (node, GPUs) for a member, on as few nodes as it needs; None if there is no room."""
@@ -179,7 +171,7 @@ class _FreeNodes:
 
     def _make_room(self, gpus: int) -> list[tuple[str, int]] | None:
         """Move smaller members off the node where this takes fewest GPUs; return None if there is none."""
-        if gpus > self._node_size or gpus > self._free_gpus():
+        if gpus > self._node_size or gpus > sum(len(b) * free for free, b in enumerate(self._by_free)):
             return None
         best: tuple[int, str, list[str]] | None = None
         for name in self._most_free():
@@ -192,9 +184,6 @@ class _FreeNodes:
         for name in movers:
             self._lift(name, node)
         return [(node, gpus)]
-
-    def _free_gpus(self) -> int:
-        return sum(len(bucket) * free for free, bucket in enumerate(self._by_free))
 
     def _most_free(self) -> list[str]:
         names: list[str] = []
@@ -225,7 +214,7 @@ class _FreeNodes:
         self._refile(place, [*place.free, *place.movable.pop(name)])
         self._kept.discard(name)
         at = next(
-            (i for i, other in enumerate(self._queue) if self._counts[other] >= self._counts[name]),
+            (i for i, other in enumerate(self._queue) if self.counts[other] >= self.counts[name]),
             len(self._queue),
         )
         self._queue.insert(at, name)
@@ -237,24 +226,10 @@ class _FreeNodes:
             free = sorted(place.free)
             placed.append(Placement(node, tuple(free[:gpus])))
             self._refile(place, free[gpus:])
-        self._counts[name] = sum(gpus for _, gpus in parts)
-        self._placed[name] = tuple(placed)
+        self.counts[name] = sum(gpus for _, gpus in parts)
+        self.placed[name] = tuple(placed)
 
     def _refile(self, place: _FreeNode, free: list[int]) -> None:
         del self._by_free[len(place.free)][place.name]
         place.free = free
         self._by_free[len(free)][place.name] = None
-
-    def given(self) -> dict[str, int]:
-        """Return the GPUs by member."""
-        return self._counts
-
-    def decision(self) -> Decision:
-        """Return the members to start, move or stop."""
-        start = tuple(
-            allocation_on(self._workloads[name], placement)
-            for name, placement in self._placed.items()
-            if name not in self._held or self._held[name].allocation.placement != placement
-        )
-        stop = tuple(name for name in self._held if name not in self._counts)
-        return Decision(start, stop)
