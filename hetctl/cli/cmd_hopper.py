@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from hetctl.cli.options import json_option, this_project
-from hetctl.cli.output import print_json, write_text
+from hetctl.cli.options import this_project
+from hetctl.cli.output import json_option, show, write_text
 from hetctl.cli.parameter_types import OutputFile
 
 
@@ -32,7 +32,7 @@ def hopper_command() -> None:
     help="Write this file.",
 )
 @json_option
-def trace(run: str | None, output: Path, as_json: bool) -> None:
+def trace(run: str | None, output: Path) -> None:
     """Write the visits of RUN (default: the newest) as a trace, which --replay repeats.
 
     \b
@@ -42,7 +42,7 @@ def trace(run: str | None, output: Path, as_json: bool) -> None:
 
     found = trace_of_run(this_project(), run)
     write_text(output, found.text)
-    if as_json:
-        print_json({"run": found.run, "path": str(output.resolve()), "visits": found.visits})
-    else:
-        click.echo(f"wrote {output}: {found.visits:,} visits of run {found.run}")
+    show(
+        {"run": found.run, "path": str(output.resolve()), "visits": found.visits},
+        lambda: f"wrote {output}: {found.visits:,} visits of run {found.run}",
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from hetctl.cli.options import json_option, this_project
-from hetctl.cli.output import exit_on_failure, print_json, print_table
+from hetctl.cli.options import this_project
+from hetctl.cli.output import json_option, show
 from hetctl.model.errors import HetctlError
 
 
@@ -21,7 +21,7 @@ def pipeline_command() -> None:
 @pipeline_command.command("check")
 @click.argument("run", required=False)
 @json_option
-def check(run: str | None, as_json: bool) -> None:
+def check(run: str | None) -> None:
     """Compare the staleness of the weights that minibatches of RUN (default: the newest) met with its bounds.
 
     \b
@@ -36,8 +36,4 @@ def check(run: str | None, as_json: bool) -> None:
         f"{count:,} passes of run {checked.run} met older weights than the bounds allow",
         "keep its folder `waves`, and report the defect",
     )
-    if as_json:
-        print_json(checked, failure if count else None)
-    else:
-        print_table(wave_check_table(checked.checks))
-    exit_on_failure(failure if count else None, as_json=as_json)
+    show(checked, lambda: wave_check_table(checked.checks), failure if count else None)

@@ -8,7 +8,6 @@ import click
 
 from hetctl.cli.options import (
     ensemble_option,
-    json_option,
     mode_options,
     plan_request,
     planner_options,
@@ -18,7 +17,7 @@ from hetctl.cli.options import (
     this_project,
     warn,
 )
-from hetctl.cli.output import print_json, print_table
+from hetctl.cli.output import json_option, show
 
 
 @click.command("plan")
@@ -30,28 +29,18 @@ from hetctl.cli.output import print_json, print_table
 @predict_option
 @click.option("--explain", is_flag=True, help="Show why each member gets its GPUs, and why others wait.")
 @json_option
-def plan_command(ensemble: str | None, as_json: bool, **options: Any) -> None:
+def plan_command(ensemble: str | None, **options: Any) -> None:
     """Compute the rounds until every member has converged, and store the plan in the catalog.
 
     \b
     Example: hetctl plan --site perlmutter --gpus 64 --time 2h
     """
     from hetctl.app.plan.planning import plan_and_save
-    from hetctl.reports.plan_tables import explain_table, plan_table, size_line, size_table
+    from hetctl.reports.plan_tables import plan_tables
 
     project = this_project()
     request, sized = plan_request(project, project.ensemble(ensemble), **options)
     plan = plan_and_save(project, request)
     warn(project, request)
-    if as_json:
-        print_json(plan)
-        return
-    device = request.site.device
-    print_table(plan_table(plan, device))
-    click.echo(size_line(sized.size, sized.chosen, device))
-    if request.explain:
-        click.echo()
-        print_table(explain_table(plan))
-        if sized.chosen:
-            click.echo()
-            print_table(size_table(sized.chosen, sized.job_sizes, device))
+    device, others = request.site.device, sized.job_sizes
+    show(plan, lambda: plan_tables(plan, sized.size, sized.chosen, others, device, explain=request.explain))

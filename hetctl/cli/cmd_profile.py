@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from hetctl.cli.options import (
-    command_line_options,
     ensemble_and_site,
     ensemble_option,
-    json_option,
-    resolve,
+    given_options,
     site_option,
     site_options,
     this_project,
 )
-from hetctl.cli.output import exit_on_failure, print_json, print_table
-from hetctl.cli.parameter_types import Seconds
+from hetctl.cli.output import as_json, json_option, show
+from hetctl.cli.parameter_types import seconds
 from hetctl.model.errors import MembersFailedError
 
 if TYPE_CHECKING:
     from hetctl.app.profile.profiling import LayerOutcome
-    from hetctl.app.profile.session import JobUnderWay, ProfileOutcome
-    from hetctl.app.project import Project
+    from hetctl.app.profile.session import ProfileOutcome
     from hetctl.model.ensemble import Ensemble
     from hetctl.model.site import Site
 
@@ -64,7 +62,7 @@ SCRATCH = (
     "--for",
     "command_s",
     metavar="TIME",
-    type=Seconds(),
+    type=seconds(),
     help="Run the command of a member for TIME at most, on each number of GPUs.  [default: 1m]",
 )
 @click.option(
@@ -86,8 +84,13 @@ def profile_command(
     command_s: float | None,
     beyond: bool,
     force: bool,
-    as_json: bool,
-    **options: Any,
+    ensemble: str | None,
+    site: str | None,
+    gpus: int | None,
+    time: int | None,
+    queue: str | None,
+    account: str | None,
+    launch: str | None,
 ) -> None:
     """Measure the training rate of every member on 1, 2, .. GPUs, with many points per job.
 
@@ -99,32 +102,31 @@ def profile_command(
     pipelines need is measured instead.
     """
     # Click would silently drop options that stand before a sub-command.
-    if context.invoked_subcommand:
-        _refuse_lost_options(context)
+    if name := context.invoked_subcommand:
+        _refuse(context, f"goes after the sub-command: {context.command_path} {name} ..")
         return
-    from hetctl.app.profile.profiling import profile
+    from hetctl.app.plan.job_request import job_size
+    from hetctl.app.profile.profiling import profile, profile_layers
     from hetctl.app.profile.session import ArraySpec, ProfileCommand
     from hetctl.cli.profile_display import ProfileDisplay
 
     project = this_project()
-    ensemble, site, size = resolve(project, **options)
+    known, machine = ensemble_and_site(project, ensemble, site, account=account, launch=launch)
+    # The size if nothing is known of the work.
+    size = job_size(machine, gpus, time, queue)
     spread = ArraySpec(jobs, max_concurrent)
     # That of the environment is meant for the jobs of runs, which end with checkpoints.
-    wall_s = options["time"] if "time" in command_line_options(context) else None
-    asked = ProfileCommand(ensemble, site, size, spread, force, command_s, wall_s, beyond)
-    if any(member.command and not member.writes_apart for member in ensemble.members):
+    wall_s = time if "time" in given_options(context) else None
+    asked = ProfileCommand(known, machine, size, spread, force, command_s, wall_s, beyond)
+    if any(member.command and not member.writes_apart for member in known.members):
         click.echo(SCRATCH, err=True)
     outcome: ProfileOutcome | LayerOutcome
-    with ProfileDisplay(quiet=as_json) as display:
+    with ProfileDisplay(quiet=as_json()) as display:
         if members or links:
-            from hetctl.app.profile.profiling import profile_layers
-
             outcome = profile_layers(project, asked, members, links=links, observer=display)
         else:
             outcome = profile(project, asked, display)
-    failure = _failure(outcome)
-    _show(ensemble, site, outcome, failure, as_json=as_json)
-    exit_on_failure(failure, as_json=as_json)
+    _show(known, machine, outcome)
 
 
 @profile_command.command("show")
@@ -138,22 +140,21 @@ def profile_command(
 @ensemble_option
 @site_option
 @json_option
-def show(members: tuple[str, ...], as_json: bool, **options: Any) -> None:
+def show_known(members: tuple[str, ...], **options: Any) -> None:
     """Show the known points, and the jobs that are measuring; stale points are marked.
 
     \b
     Example: hetctl profile show
     """
+    from hetctl.app.profile.profiling import known_layers
+    from hetctl.app.profile.session import known_profile
+
     project = this_project()
     ensemble, site = ensemble_and_site(project, **options)
     if members:
-        from hetctl.app.profile.profiling import known_layers
-
-        _show(ensemble, site, known_layers(project, ensemble, site, members), as_json=as_json)
+        _show(ensemble, site, known_layers(project, ensemble, site, members))
     else:
-        from hetctl.app.profile.session import known_profile
-
-        _show(ensemble, site, known_profile(project, ensemble, site), as_json=as_json)
+        _show(ensemble, site, known_profile(project, ensemble, site))
 
 
 @profile_command.command("import")
@@ -165,9 +166,7 @@ def show(members: tuple[str, ...], as_json: bool, **options: Any) -> None:
 @site_option
 @json_option
 @click.pass_context
-def import_table(
-    context: click.Context, /, table: Path, name: str | None, as_json: bool, **options: Any
-) -> None:
+def import_table(context: click.Context, /, table: Path, name: str | None, **options: Any) -> None:
     """Import rates from TABLE, a CSV file with the columns member, gpus, rate[, gpu_type, samples].
 
     \b
@@ -175,32 +174,25 @@ def import_table(
 
     With --name neither ensemble nor site is needed, and the column samples is each member's work.
     """
-    from hetctl.app.profile.rate_tables import import_rates
+    from hetctl.app.profile.known import IMPORTED
+    from hetctl.app.profile.rate_tables import import_ensemble, import_rates
 
     project = this_project()
     if name is not None:
-        _refuse(context, set(options), "does not go with --name, which makes an ensemble without a site")
-        _import_ensemble(project, name, table, as_json=as_json)
-        return
-    ensemble, site = ensemble_and_site(project, **options)
-    count = import_rates(project, ensemble, site, table)
-    if as_json:
-        print_json({"ensemble": ensemble.name, "site": site.name, "imported": count})
+        _refuse(context, "does not go with --name, which makes an ensemble without a site", set(options))
+        made, count = import_ensemble(project, name, table)
+        members = len(made.members)
+        lines = [
+            f"imported {count} rates of {members} members as ensemble {name}",
+            f"next: hetctl simulate {name} --gpus N",
+        ]
+        fields = {"ensemble": name, "site": IMPORTED, "imported": count, "members": members}
     else:
-        click.echo(f"imported {count} rates of {ensemble.name} at {site.name}")
-
-
-def _import_ensemble(project: Project, name: str, table: Path, *, as_json: bool) -> None:
-    from hetctl.app.profile.known import IMPORTED
-    from hetctl.app.profile.rate_tables import import_ensemble
-
-    ensemble, count = import_ensemble(project, name, table)
-    members = len(ensemble.members)
-    if as_json:
-        print_json({"ensemble": name, "site": IMPORTED, "imported": count, "members": members})
-    else:
-        click.echo(f"imported {count} rates of {members} members as ensemble {name}")
-        click.echo(f"next: hetctl simulate {name} --gpus N")
+        ensemble, site = ensemble_and_site(project, **options)
+        count = import_rates(project, ensemble, site, table)
+        lines = [f"imported {count} rates of {ensemble.name} at {site.name}"]
+        fields = {"ensemble": ensemble.name, "site": site.name, "imported": count}
+    show(fields, lambda: lines)
 
 
 @profile_command.command("export")
@@ -237,17 +229,46 @@ def export_table(member: str | None, output: Any, **options: Any) -> None:
         export_rates(project, ensemble, site, output)
 
 
-def _refuse_lost_options(context: click.Context) -> None:
-    """Raise UsageError on options before the sub-command, which must come after it."""
-    name = context.invoked_subcommand
-    _refuse(context, set(context.params), f"goes after the sub-command: {context.command_path} {name} ..")
-
-
-def _refuse(context: click.Context, names: set[str], reason: str) -> None:
-    given = names.intersection(command_line_options(context))
+def _refuse(context: click.Context, reason: str, names: Container[str] | None = None) -> None:
+    """Raise UsageError on options that were given; of `names` alone, if any are."""
+    given = given_options(context)
     for option in context.command.params:
-        if option.name in given:
+        if option.name in given and (names is None or option.name in names):
             raise click.UsageError(f"{max(option.opts, key=len)} {reason}", context)
+
+
+def _show(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome) -> None:
+    from hetctl.app.profile.known import stale_points
+    from hetctl.app.profile.session import ProfileOutcome
+    from hetctl.model.serialization import encode
+    from hetctl.reports.profile_tables import layers_table, profile_table, shapes_text
+
+    fields: dict[str, Any] = {"ensemble": ensemble.name, "site": site.name, **encode(outcome)}
+    if isinstance(outcome, ProfileOutcome):
+        stale = stale_points(outcome.points, ensemble, site)
+        fields["stale"] = sorted(map(list, stale))
+        tables = [
+            profile_table(outcome.points, stale, outcome.preprocess, site.device),
+            shapes_text(outcome.shapes),
+        ]
+    else:
+        tables = [layers_table(outcome.layers, outcome.links, site.device)]
+    show(fields, lambda: [*tables, *_lines(outcome)], _failure(outcome))
+
+
+def _lines(outcome: ProfileOutcome | LayerOutcome) -> Iterator[str]:
+    from hetctl.reports.summary import FailureGroup, grouped, named
+
+    yield f"{outcome.measured} points measured now, {outcome.known} known before"
+    for job in outcome.under_way:
+        state = f"{job.state}: {job.reason}" if job.reason else job.state
+        yield f"job {job.job} ({state}) has measured {job.measured} of {job.points} points"
+    for group in grouped(
+        FailureGroup((failure.point.title,), failure.error, failure.log_tail, failure.log)
+        for failure in outcome.failures
+    ):
+        yield f"\n{named(group.names)}: {group.reason}"
+        yield from (f"    {line}" for line in (*group.log_tail, group.log))
 
 
 def _failure(outcome: ProfileOutcome | LayerOutcome) -> MembersFailedError | None:
@@ -259,58 +280,3 @@ def _failure(outcome: ProfileOutcome | LayerOutcome) -> MembersFailedError | Non
         f"{failed} of {outcome.measured + failed} points could not be measured ({names})",
         "correct these members and run `hetctl profile` again; measured points are kept",
     )
-
-
-def _show(
-    ensemble: Ensemble,
-    site: Site,
-    outcome: ProfileOutcome | LayerOutcome,
-    failure: MembersFailedError | None = None,
-    *,
-    as_json: bool,
-) -> None:
-    if as_json:
-        print_json(_fields(ensemble, site, outcome), failure)
-    else:
-        _print(ensemble, site, outcome)
-
-
-def _print(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome) -> None:
-    from hetctl.app.profile.known import stale_points
-    from hetctl.app.profile.session import ProfileOutcome
-    from hetctl.reports.profile_tables import layers_table, profile_table, shapes_text
-    from hetctl.reports.summary import FailureGroup, grouped, named
-
-    if isinstance(outcome, ProfileOutcome):
-        stale = stale_points(outcome.points, ensemble, site)
-        print_table(profile_table(outcome.points, stale, outcome.preprocess, site.device))
-    else:
-        print_table(layers_table(outcome.layers, outcome.links, site.device))
-    if isinstance(outcome, ProfileOutcome):
-        print_table(shapes_text(outcome.shapes))
-    click.echo(f"{outcome.measured} points measured now, {outcome.known} known before")
-    for job in outcome.under_way:
-        click.echo(_line(job))
-    for group in grouped(
-        FailureGroup((failure.point.title,), failure.error, failure.log_tail, failure.log)
-        for failure in outcome.failures
-    ):
-        click.echo(f"\n{named(group.names)}: {group.reason}")
-        for line in (*group.log_tail, group.log):
-            click.echo(f"    {line}")
-
-
-def _line(job: JobUnderWay) -> str:
-    state = f"{job.state}: {job.reason}" if job.reason else job.state
-    return f"job {job.job} ({state}) has measured {job.measured} of {job.points} points"
-
-
-def _fields(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome) -> dict[str, Any]:
-    from hetctl.app.profile.known import stale_points
-    from hetctl.app.profile.session import ProfileOutcome
-    from hetctl.model.serialization import encode
-
-    fields: dict[str, Any] = {"ensemble": ensemble.name, "site": site.name, **encode(outcome)}
-    if isinstance(outcome, ProfileOutcome):
-        fields["stale"] = [list(point) for point in sorted(stale_points(outcome.points, ensemble, site))]
-    return fields

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import click
 
-from hetctl.cli.options import ensemble_option, json_option, this_project
-from hetctl.cli.output import print_json, print_table
+from hetctl.cli.options import ensemble_option, this_project
+from hetctl.cli.output import json_option, show
 
 
 @click.command("init")
@@ -59,7 +59,7 @@ MOST_PARTITIONS = 10_000
 )
 @json_option
 def partition_command(
-    folder: Path, ensemble: str | None, count: int | None, seed: int, replicas: int | None, as_json: bool
+    folder: Path, ensemble: str | None, count: int | None, seed: int, replicas: int | None
 ) -> None:
     """Shuffle the samples of input_fn(data), and divide them into partitions in FOLDER.
 
@@ -69,15 +69,11 @@ def partition_command(
     Prints the lines for the ensemble file. Existing partitions are kept.
     """
     from hetctl.app.partition_data import partition_data
-
-    made = partition_data(this_project().ensemble(ensemble), folder, count, seed, replicas)
-    if as_json:
-        print_json(made)
-        return
     from hetctl.reports.setup_tables import ensemble_lines, partition_files_table
 
-    print_table(partition_files_table(made.files, made.written))
-    click.echo(f"\nfor the ensemble file:\n{ensemble_lines(made.samples, made.partitions)}")
+    made = partition_data(this_project().ensemble(ensemble), folder, count, seed, replicas)
+    lines = f"\nfor the ensemble file:\n{ensemble_lines(made.samples, made.partitions)}"
+    show(made, lambda: [partition_files_table(made.files, made.written), lines])
 
 
 @click.group("catalog")
@@ -91,7 +87,7 @@ def catalog_command() -> None:
 
 @catalog_command.command("rebuild")
 @json_option
-def rebuild(as_json: bool) -> None:
+def rebuild() -> None:
     """Make the catalog anew from its newest sound copy and the files of runs and profiling jobs.
 
     \b
@@ -102,13 +98,12 @@ def rebuild(as_json: bool) -> None:
     from hetctl.app.rebuild_catalog import rebuild_catalog
 
     done = rebuild_catalog(this_project())
-    if as_json:
-        print_json(done)
-        return
-    click.echo(f"rebuilt {done.path}, beginning with {done.beginning or 'an empty one'}")
-    click.echo(f"runs: {', '.join(done.runs) or 'none'}; profiling jobs: {done.profiles}")
-    if done.replaced:
-        click.echo(f"the catalog before is kept as {done.replaced}")
+    lines = [
+        f"rebuilt {done.path}, beginning with {done.beginning or 'an empty one'}",
+        f"runs: {', '.join(done.runs) or 'none'}; profiling jobs: {done.profiles}",
+        *([f"the catalog before is kept as {done.replaced}"] if done.replaced else []),
+    ]
+    show(done, lambda: lines)
 
 
 @click.command("schema")

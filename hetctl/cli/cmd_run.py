@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +12,7 @@ import click
 
 from hetctl.cli.options import (
     ensemble_option,
-    explicit_options,
-    json_option,
+    given_options,
     mode_options,
     plan_request,
     planner_options,
@@ -23,15 +22,15 @@ from hetctl.cli.options import (
     this_project,
     warn,
 )
-from hetctl.cli.output import print_json, write_text
+from hetctl.cli.output import as_json, json_option, show, write_text
 from hetctl.cli.parameter_types import FiniteRange
 from hetctl.model.job import UNDER_WAY
 
 if TYPE_CHECKING:
-    from hetctl.app.plan.planning import PlanRequest
     from hetctl.app.project import Project
     from hetctl.app.run.continue_run import RequestedOptions
     from hetctl.app.run.lifecycle import RunTransition
+    from hetctl.app.run.submission import Submission
     from hetctl.model.ensemble import Ensemble
     from hetctl.model.run import Budget
 
@@ -91,7 +90,6 @@ def submit_command(
     gpu_hours: float | None,
     modules: str | None,
     ensemble: str | None,
-    as_json: bool,
     **options: Any,
 ) -> None:
     """Start a run: jobs with as many rounds as fit, one after the other, until all members have converged.
@@ -104,6 +102,7 @@ def submit_command(
     """
     from hetctl.app.run.lifecycle import continue_run, submit
     from hetctl.app.run.select_run import unfinished_run
+    from hetctl.app.run.spec import preview
     from hetctl.model.run import Budget
 
     project = this_project()
@@ -113,89 +112,86 @@ def submit_command(
     members = project.ensemble(ensemble)
     run = None if new else unfinished_run(project, members.name)
     if run is not None and dry_run:
-        _preview_next(project, run, members, requested, as_json=as_json)
+        _preview_next(project, run, members, requested)
     elif run is not None:
-        _print_outcome(project, continue_run(project, run, members, requested), wait=wait, as_json=as_json)
+        _print_outcome(project, continue_run(project, run, members, requested), wait=wait)
     else:
         of_plan = {name: value for name, value in options.items() if name not in OF_RUNS}
         plan, _ = plan_request(project, members, budget=requested.budget, **of_plan)
         if dry_run:
-            _preview(project, plan, requested, as_json=as_json)
+            _print_submission(preview(project, plan, requested))
             return
         outcome = submit(project, plan, requested, new=new)
         warn(project, plan)
-        _print_outcome(project, outcome, wait=wait, as_json=as_json)
+        _print_outcome(project, outcome, wait=wait)
 
 
 def _requested(context: click.Context, options: Mapping[str, Any], budget: Budget) -> RequestedOptions:
     """Return the options given for a run, without the defaults."""
     from hetctl.app.run.continue_run import RequestedOptions
 
-    explicit = {name: context.params[name] for name in explicit_options(context)}
+    # Defaults must not count: an unfinished run keeps what is not given now.
+    given = {name: context.params.get(name) for name in given_options(context, also_variables=True)}
+    of_run = {"site", "account", "launch", "gpus", "queue", "planner", "sharing", "mode", *OF_RUNS}
     return RequestedOptions(
-        site=explicit.get("site"),
-        account=explicit.get("account"),
-        launch=explicit.get("launch"),
-        gpus=explicit.get("gpus"),
-        wall_s=explicit.get("time"),
-        queue=explicit.get("queue"),
-        planner=explicit.get("planner"),
-        sharing=explicit.get("sharing"),
-        mode=explicit.get("mode"),
-        replay=explicit.get("replay"),
-        options={
-            name: explicit[name] for name in options.keys() & explicit.keys() - NOT_OF_PLANNERS - OF_RUNS
-        },
-        retries=explicit.get("retries"),
-        chain=explicit.get("chain"),
+        **{name: given[name] for name in of_run & given.keys()},
+        wall_s=given.get("time"),
+        options={name: given[name] for name in options.keys() & given.keys() - NOT_OF_PLANNERS - OF_RUNS},
         budget=budget,
     )
 
 
-def _preview(project: Project, plan: PlanRequest, requested: RequestedOptions, *, as_json: bool) -> None:
-    from hetctl.app.run.spec import preview
-
-    submission = preview(project, plan, requested)
-    if as_json:
-        print_json(submission_fields(submission))
-    else:
-        print_submission(submission)
-
-
-def _preview_next(
-    project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions, *, as_json: bool
-) -> None:
+def _preview_next(project: Project, run: str, ensemble: Ensemble, requested: RequestedOptions) -> None:
     """Print the next job of an unfinished run; only its script goes to stdout."""
     from hetctl.app.run.spec import preview_next
     from hetctl.model.serialization import encode
 
     shown = preview_next(project, run, ensemble, requested)
-    if as_json:
-        print_json({**submission_fields(shown.submission), "changed": encode(shown.changed)})
-        return
-    for change in shown.changed:
-        click.echo(f"# {change}", err=True)
+    lines = [f"# {change}" for change in shown.changed]
     if shown.behind:
-        click.echo(f"# {shown.behind} must be over before `hetctl submit` goes on with run {run}", err=True)
-    print_submission(shown.submission)
+        lines += [f"# {shown.behind} must be over before `hetctl submit` goes on with run {run}"]
+    _print_submission(shown.submission, lines, changed=encode(shown.changed))
 
 
-def _print_outcome(project: Project, outcome: RunTransition, *, wait: bool, as_json: bool) -> None:
-    """Print the changes and the submitted job; with `wait`, follow the run."""
-    if as_json and not wait:
-        print_json(outcome)
+def _print_submission(submission: Submission, before: Sequence[str] = (), **fields: Any) -> None:
+    """Print a script on stdout, and its path, steps, packing and command as comments on stderr."""
+    command = submission.request.command
+    if as_json():
+        names = ("name", "argv", "environment")
+        fields |= {
+            "run": submission.run,
+            "path": str(submission.request.script),
+            "script": submission.script,
+            "command": list(command),
+            "steps": [{name: getattr(step, name) for name in names} for step in submission.steps],
+            "packing": list(submission.packing),
+        }
+    else:
+        for line in (*before, f"# {submission.request.script}"):
+            click.echo(line, err=True)
+    show(fields, lambda: submission.script.removesuffix("\n"))
+    if as_json():
         return
-    if not as_json:
-        for change in outcome.changed:
-            click.echo(str(change))
+    for step in submission.steps:
+        words = (*(f"{name}={value}" for name, value in step.environment.items()), *step.argv)
+        click.echo(f"# the driver starts the step {step.name}: {shlex.join(words)}", err=True)
+    for line in submission.packing:
+        click.echo(f"# first round, {line}", err=True)
+    click.echo(f"# submit with: {shlex.join(command)}", err=True)
+
+
+def _print_outcome(project: Project, outcome: RunTransition, *, wait: bool) -> None:
+    """Print the changes and the submitted job; with `wait`, follow the run."""
+    changes = [str(change) for change in outcome.changed]
     if wait:
         from hetctl.cli.watch import follow
 
-        follow(project, outcome.run, as_json=as_json, advancing=True, changed=outcome.changed)
-    else:
-        click.echo(f"run {outcome.run}: {outcome.reason}")
-        if outcome.state in UNDER_WAY:
-            click.echo("follow it with: hetctl status --watch")
+        if not as_json():
+            click.echo("".join(f"{change}\n" for change in changes), nl=False)
+        follow(project, outcome.run, advancing=True, changed=outcome.changed)
+        return
+    following = ["follow it with: hetctl status --watch"] if outcome.state in UNDER_WAY else []
+    show(outcome, lambda: [*changes, f"run {outcome.run}: {outcome.reason}", *following])
 
 
 @click.command("render")
@@ -207,7 +203,7 @@ def _print_outcome(project: Project, outcome: RunTransition, *, wait: bool, as_j
     "--run", metavar="NAME", default="preview", show_default=True, help="Name the run in the script."
 )
 @json_option
-def render_command(ensemble: str | None, run: str, as_json: bool, **options: Any) -> None:
+def render_command(ensemble: str | None, run: str, **options: Any) -> None:
     """Print the batch script of a run's first job, and the command that would submit it.
 
     \b
@@ -221,38 +217,7 @@ def render_command(ensemble: str | None, run: str, as_json: bool, **options: Any
     if not SAFE_NAME.fullmatch(run):
         raise click.BadParameter(f"{run!r} {NAME_RULE}", param_hint="'--run'")
     project = this_project()
-    submission = render(project, run, plan_request(project, project.ensemble(ensemble), **options)[0])
-    if as_json:
-        print_json(submission_fields(submission))
-    else:
-        print_submission(submission)
-
-
-def submission_fields(submission: Any) -> dict[str, Any]:
-    """Return a submission as a mapping for JSON."""
-    return {
-        "run": submission.run,
-        "path": str(submission.request.script),
-        "script": submission.script,
-        "command": list(submission.request.command),
-        "steps": [
-            {"name": step.name, "argv": list(step.argv), "environment": dict(step.environment)}
-            for step in submission.steps
-        ],
-        "packing": list(submission.packing),
-    }
-
-
-def print_submission(submission: Any) -> None:
-    """Print a script on stdout, and its path, steps, packing and command as comments on stderr."""
-    click.echo(f"# {submission.request.script}", err=True)
-    click.echo(submission.script, nl=False)
-    for step in submission.steps:
-        words = (*(f"{name}={value}" for name, value in step.environment.items()), *step.argv)
-        click.echo(f"# the driver starts the step {step.name}: {shlex.join(words)}", err=True)
-    for line in submission.packing:
-        click.echo(f"# first round, {line}", err=True)
-    click.echo(f"# submit with: {shlex.join(submission.request.command)}", err=True)
+    _print_submission(render(project, run, plan_request(project, project.ensemble(ensemble), **options)[0]))
 
 
 @click.command("advance")
@@ -265,9 +230,7 @@ def print_submission(submission: Any) -> None:
     help="Queue a job behind job N, which calls this at its start.",
 )
 @json_option
-def advance_command(
-    run: str | None, after_job: int | None, queue_next_after: int | None, as_json: bool
-) -> None:
+def advance_command(run: str | None, after_job: int | None, queue_next_after: int | None) -> None:
     """Submit the next job of RUN (default: the newest) if one is needed.
 
     \b
@@ -288,37 +251,34 @@ def advance_command(
         outcome = rebuilding_if_needed(project, lambda: advance(project, run, after_job=after_job))
     else:
         outcome = advance(project, run)
-    if as_json:
-        print_json(outcome)
-    else:
-        click.echo(f"run {outcome.run}: {outcome.state}: {outcome.reason}")
+    show(outcome, lambda: f"run {outcome.run}: {outcome.state}: {outcome.reason}")
 
 
 @click.command("status")
 @click.argument("run", required=False)
 @click.option("--watch", is_flag=True, help="Update the display until the run ends.")
 @json_option
-def status_command(run: str | None, watch: bool, as_json: bool) -> None:
+def status_command(run: str | None, watch: bool) -> None:
     """Show the progress of RUN (default: the newest), member by member.
 
     \b
     Example: hetctl status --watch
     """
     from hetctl.app.run.status import run_status
-    from hetctl.cli.watch import follow, most_shown, show
+    from hetctl.cli.watch import follow, most_shown, show_status
 
     project = this_project()
-    status = run_status(project, run, most_shown(as_json=as_json))
+    status = run_status(project, run, most_shown())
     if watch:
-        follow(project, status.run, as_json=as_json, advancing=False)
+        follow(project, status.run, advancing=False)
     else:
-        show(status, as_json=as_json)
+        show_status(status)
 
 
 @click.command("cancel")
 @click.argument("run", required=False)
 @json_option
-def cancel_command(run: str | None, as_json: bool) -> None:
+def cancel_command(run: str | None) -> None:
     """Cancel the jobs of RUN (default: the newest); `hetctl submit` continues from the checkpoints.
 
     \b
@@ -327,10 +287,7 @@ def cancel_command(run: str | None, as_json: bool) -> None:
     from hetctl.app.run.lifecycle import cancel
 
     outcome = cancel(this_project(), run)
-    if as_json:
-        print_json(outcome)
-    else:
-        click.echo(f"run {outcome.run}: {outcome.state}: {outcome.reason}")
+    show(outcome, lambda: f"run {outcome.run}: {outcome.state}: {outcome.reason}")
 
 
 @click.command("report")
@@ -345,7 +302,7 @@ def cancel_command(run: str | None, as_json: bool) -> None:
     help="Write this file.",
 )
 @json_option
-def report_command(run: str | None, output: Path, as_json: bool) -> None:
+def report_command(run: str | None, output: Path) -> None:
     """Write one self-contained HTML page about RUN (default: the newest).
 
     \b
@@ -361,11 +318,6 @@ def report_command(run: str | None, output: Path, as_json: bool) -> None:
     from hetctl.reports.summary import describe_comparison
 
     write_text(output, render_page(status, search_in(project, status)))
-    if as_json:
-        print_json(
-            {"run": status.run, "path": str(output.resolve()), "comparison": encode(status.comparison)}
-        )
-    else:
-        click.echo(f"wrote {output}")
-        if status.comparison:
-            click.echo(describe_comparison(status))
+    compared = [describe_comparison(status)] if status.comparison else []
+    fields = {"run": status.run, "path": str(output.resolve()), "comparison": encode(status.comparison)}
+    show(fields, lambda: [f"wrote {output}", *compared])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from hetctl.cli.options import json_option, this_project
-from hetctl.cli.output import print_json, print_table, write_text
+from hetctl.cli.options import this_project
+from hetctl.cli.output import json_option, show, write_text
 from hetctl.cli.parameter_types import OutputFile
 
 MOST_TRIALS = 20
@@ -34,7 +34,7 @@ def search_command() -> None:
     help="Show N trials; --json has all.",
 )
 @json_option
-def show(run: str | None, best: int, as_json: bool) -> None:
+def show_trials(run: str | None, best: int) -> None:
     """Show the best trials of the search of RUN (default: the newest run).
 
     \b
@@ -44,10 +44,7 @@ def show(run: str | None, best: int, as_json: bool) -> None:
     from hetctl.reports.status_table import search_table
 
     found = search_status(this_project(), run)
-    if as_json:
-        print_json(found)
-    else:
-        print_table(search_table(found, best))
+    show(found, lambda: search_table(found, best))
 
 
 @search_command.command("export")
@@ -75,29 +72,21 @@ def export(
     \b
     Example: hetctl search export -o trials.csv
     """
-    from hetctl.app.run.search_status import search_status, trials_as_csv
+    from hetctl.app.run.search_status import export_study, search_status, trials_as_csv
+    from hetctl.model.job import UNDER_WAY
 
     if output and study:
         raise click.UsageError("give one of --output and --study", context)
     if watch and not study:
         raise click.UsageError("--watch needs --study", context)
-    if study:
-        _export_study(run, study, watch=watch)
-        return
-    text = trials_as_csv(search_status(this_project(), run))
-    if output is None:
-        click.echo(text, nl=False)
-    else:
-        write_text(output, text)
-
-
-def _export_study(run: str | None, study: Path, *, watch: bool) -> None:
-    from hetctl.app.run.search_status import export_study
-    from hetctl.model.job import UNDER_WAY
-
     project = this_project()
-    status = export_study(project, run, study)
-    click.echo(f"wrote {study}")
-    while watch and status.state in UNDER_WAY:
-        time.sleep(project.waits.run_poll_s)
-        status = export_study(project, status.run, study)
+    if study:
+        status = export_study(project, run, study)
+        click.echo(f"wrote {study}")
+        while watch and status.state in UNDER_WAY:
+            time.sleep(project.waits.run_poll_s)
+            status = export_study(project, status.run, study)
+    elif output:
+        write_text(output, trials_as_csv(search_status(project, run)))
+    else:
+        click.echo(trials_as_csv(search_status(project, run)), nl=False)

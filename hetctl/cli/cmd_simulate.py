@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from hetctl.cli.options import (
-    command_line_options,
     ensemble_option,
-    json_option,
+    given_options,
     planner_options,
     this_project,
 )
-from hetctl.cli.output import print_json, print_table, write_text
-from hetctl.cli.parameter_types import Duration, FiniteRange, GpusByType, OutputFile, Seconds
+from hetctl.cli.output import json_option, show, write_text
+from hetctl.cli.parameter_types import FiniteRange, OutputFile, duration, gpus_by_type, seconds
 from hetctl.inputs.visit_times import MOST_EPOCHS
 from hetctl.model.interpreter import load_entry
 from hetctl.model.plan import PIPELINE_POLICIES, PS_PLACEMENTS
@@ -46,40 +45,23 @@ MOST_IN_FLIGHT, MOST_CLOCKS, MOST_MINIBATCHES = 1000, 100, 100_000
 OUTAGE = re.compile(r"(.+)@([^@-]+)(?:-([^@-]+))?")
 
 
-class OutageType(click.ParamType):  # type: ignore[type-arg]
-    """Option ``WORKER@START-END``, or ``WORKER@START`` without return: a worker's absence."""
-
-    name = "outage"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, float, float]:
-        """Parse both times as any other time."""
-        match = OUTAGE.fullmatch(value)
-        if match is None:
-            self.fail(f"{value} is not of the form WORKER@START-END, such as w3@600-1200", param, ctx)
-        start_s = Seconds(least=0).convert(match[2], param, ctx)
-        end_s = Seconds().convert(match[3], param, ctx) if match[3] else math.inf
-        if end_s <= start_s:
-            self.fail(f"{value}: END must be after START", param, ctx)
-        return match[1], start_s, end_s
+def outage(value: str) -> tuple[str, float, float]:
+    """Parse ``WORKER@START-END``, or ``WORKER@START`` without return: a worker's absence."""
+    match = OUTAGE.fullmatch(value)
+    if match is None:
+        raise click.BadParameter(f"{value} is not of the form WORKER@START-END, such as w3@600-1200")
+    start_s, end_s = seconds(least=0)(match[2]), seconds()(match[3]) if match[3] else math.inf
+    if end_s <= start_s:
+        raise click.BadParameter(f"{value}: END must be after START")
+    return match[1], start_s, end_s
 
 
-class ChangeType(click.ParamType):  # type: ignore[type-arg]
-    """Option ``150:slower.csv``: from iteration 150 on, workers have the times in that file."""
-
-    name = "change"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, Path]:
-        """Parse the number before the colon."""
-        if isinstance(value, tuple):
-            return value
-        number, colon, path = value.partition(":")
-        if not (colon and path and number.isascii() and number.isdecimal() and len(number) < 10):
-            self.fail(f"{value} is not ITERATION:FILE, as in 150:slower.csv", param, ctx)
-        return int(number), Path(path)
+def change(value: str) -> tuple[int, Path]:
+    """Parse ``150:slower.csv``: from iteration 150 on, workers have the times in that file."""
+    number, colon, path = value.partition(":")
+    if not (colon and path and number.isascii() and number.isdecimal() and len(number) < 10):
+        raise click.BadParameter(f"{value} is not ITERATION:FILE, as in 150:slower.csv")
+    return int(number), Path(path)
 
 
 FILE = click.Path(path_type=Path)
@@ -115,7 +97,7 @@ OF_TABLES = [
     ),
     click.Option(
         ["--outage", "outages"],
-        type=OutageType(),
+        type=outage,
         metavar="WORKER@START-END",
         multiple=True,
         help="Take a worker away from START to END, such as w3@600-1200; w3@0-600 joins late, w3@600"
@@ -194,7 +176,7 @@ OF_TABLES = [
     ),
     click.Option(
         ["--change", "changes"],
-        type=ChangeType(),
+        type=change,
         metavar="ITERATION:FILE",
         multiple=True,
         help="Use the step times in FILE from an iteration on. May be given several times.",
@@ -225,7 +207,7 @@ OF_TABLES = [
 )
 @click.option(
     "--gpus",
-    type=GpusByType(),
+    type=gpus_by_type,
     help="Simulate a cluster with so many GPUs, such as 80 or v100:40,p100:40.",
 )
 @click.option(
@@ -238,14 +220,14 @@ OF_TABLES = [
 @click.option(
     "--restart-seconds",
     "restart_s",
-    type=Seconds(least=0),
+    type=seconds(least=0),
     help="Charge each restart this time, instead of the measured start-up, evaluation and checkpoints.",
 )
 @click.option(
     "--time",
     "--round-limit",
     "wall_s",
-    type=Duration(),
+    type=duration,
     help="Limit each job to this wall-clock time, such as 2h.",
 )
 @click.option(
@@ -258,7 +240,7 @@ OF_TABLES = [
 @click.option(
     "--arrival-mean",
     "arrival_mean_s",
-    type=Seconds(),
+    type=seconds(),
     help="Let members arrive at this mean interval, such as 500 or 10m.",
 )
 @click.option(
@@ -271,7 +253,7 @@ OF_TABLES = [
 @click.option(
     "--node-mtbf",
     "node_mtbf_s",
-    type=Seconds(least=LEAST_MTBF_S),
+    type=seconds(least=LEAST_MTBF_S),
     help="Let each node fail after this mean time, such as 30d.",
 )
 @click.option(
@@ -288,7 +270,7 @@ OF_TABLES = [
 @json_option
 @click.pass_context
 def simulate_command(
-    context: click.Context, /, report: Path | None, trace: Path | None, as_json: bool, **options: Any
+    context: click.Context, /, report: Path | None, trace: Path | None, **options: Any
 ) -> None:
     """Simulate a planner on ensemble NAME of the catalog; or hops, pipelines or batches from a table.
 
@@ -300,18 +282,21 @@ def simulate_command(
 
     NAME may be left out: then it is the project's ensemble. Seconds are plain numbers, or 90s, 10m, 2h, 30d.
     """
+    from hetctl.reports.simulation import report_of
+
     if report and trace and report.absolute() == trace.absolute():
         raise click.UsageError("--report and --trace name the same file", context)
     found = _of_table(context, options) or _of_ensemble(context, **options)
-    _write(context, found, report, trace)
-    if as_json:
-        print_json(found.fields)
-    else:
-        from hetctl.reports.simulation import report_of
+    if trace and found.trace is None:
+        raise click.UsageError("--trace goes with members and hops: the result has no intervals", context)
+    if trace and found.trace:
+        write_text(trace, found.trace())
+    if report:
+        from hetctl.reports.page import render
 
-        print_table(report_of(found.result))
-        for path in filter(None, (report, trace)):
-            click.echo(f"wrote {path}")
+        write_text(report, render(report_of(found.result)))
+    written = [f"wrote {path}" for path in filter(None, (report, trace))]
+    show(found.fields, lambda: [report_of(found.result), *written])
     if getattr(found.result, "difference", None):
         context.exit(1)
 
@@ -327,7 +312,7 @@ def _of_table(context: click.Context, options: dict[str, Any]) -> Simulated | No
     UsageError
         If an option that was given does not go with the table, or one is missing.
     """
-    given = {name: options[name] for name in command_line_options(context) if name in options}
+    given = {name: options[name] for name in given_options(context) if name in options}
     names = next((names for names in TABLES if given.keys() >= set(names)), None)
     if names is None:
         _refuse(context, given.keys() & {option.name for option in OF_TABLES}, "an ensemble")
@@ -364,7 +349,7 @@ def _of_ensemble(
 ) -> Simulated:
     from hetctl.app.simulate import SimulateRequest, searched, simulated
 
-    if len({"name", "ensemble", "search_file"}.intersection(command_line_options(context))) > 1:
+    if len({"name", "ensemble", "search_file"}.intersection(given_options(context))) > 1:
         raise click.UsageError(
             "an ensemble is given twice: give one of NAME, --ensemble and --search", context
         )
@@ -382,15 +367,3 @@ def _of_ensemble(
         **{key: value for key, value in options.items() if key in names},
     )
     return simulated(project, request)
-
-
-def _write(context: click.Context, found: Simulated, report: Path | None, trace: Path | None) -> None:
-    if trace and found.trace is None:
-        raise click.UsageError("--trace goes with members and hops: the result has no intervals", context)
-    if trace and found.trace:
-        write_text(trace, found.trace())
-    if report:
-        from hetctl.reports.page import render
-        from hetctl.reports.simulation import report_of
-
-        write_text(report, render(report_of(found.result)))

@@ -4,41 +4,41 @@ from __future__ import annotations
 
 import click
 
-from hetctl.cli.options import json_option, this_project
-from hetctl.cli.output import exit_on_failure, print_json, print_table
+from hetctl.cli.options import this_project
+from hetctl.cli.output import as_json, json_option, show
 from hetctl.model.training_settings import FRAMEWORKS
 
 
 @click.group("sites", invoke_without_command=True)
 @json_option
 @click.pass_context
-def sites_command(context: click.Context, /, as_json: bool) -> None:
+def sites_command(context: click.Context) -> None:
     """List the known sites, show one, or check a site file.
 
     \b
     Example: hetctl sites
     """
     if context.invoked_subcommand is None:
-        _print_list(as_json=as_json)
-    elif as_json:
+        _print_list()
+    elif as_json():
         raise click.UsageError(f"--json goes after {context.invoked_subcommand}", context)
 
 
 @sites_command.command("list")
 @json_option
-def list_(as_json: bool) -> None:
+def list_() -> None:
     """List the known sites: the project's, your own, and those that come with hetctl.
 
     \b
     Example: hetctl sites list
     """
-    _print_list(as_json=as_json)
+    _print_list()
 
 
 @sites_command.command("show")
 @click.argument("name")
 @json_option
-def show(name: str, as_json: bool) -> None:
+def show_site(name: str) -> None:
     """Show every key of site NAME with its value, and the file and line that it comes from.
 
     \b
@@ -48,16 +48,13 @@ def show(name: str, as_json: bool) -> None:
     from hetctl.reports.setup_tables import keys_table
 
     site, keys = traced_site(this_project(), name)
-    if as_json:
-        print_json({"site": site, "keys": keys})
-    else:
-        print_table(keys_table(keys))
+    show({"site": site, "keys": keys}, lambda: keys_table(keys))
 
 
 @sites_command.command("check")
 @click.argument("site")
 @json_option
-def check(site: str, as_json: bool) -> None:
+def check(site: str) -> None:
     """Check that SITE, a name or a file, is valid and that typical jobs can be rendered for it.
 
     \b
@@ -69,21 +66,15 @@ def check(site: str, as_json: bool) -> None:
     from hetctl.app.doctor.sample_jobs import check_site
 
     checked = check_site(this_project(), site)
-    if as_json:
-        print_json(checked)
-    else:
-        click.echo(f"site {checked.site} is valid; rendered for it: {', '.join(checked.cases)}")
+    show(checked, lambda: f"site {checked.site} is valid; rendered for it: {', '.join(checked.cases)}")
 
 
-def _print_list(*, as_json: bool) -> None:
+def _print_list() -> None:
     from hetctl.reports.setup_tables import sites_table
 
     project = this_project()
     sites = [(project.site(name), str(path)) for name, path in project.sites()]
-    if as_json:
-        print_json({"sites": [{"file": path, "site": site} for site, path in sites]})
-    else:
-        print_table(sites_table(sites))
+    show({"sites": [{"file": path, "site": site} for site, path in sites]}, lambda: sites_table(sites))
 
 
 @click.command("doctor")
@@ -104,7 +95,7 @@ def _print_list(*, as_json: bool) -> None:
 )
 @json_option
 def doctor_command(
-    site: str | None, queue: str | None, account: str | None, job: bool, framework: str | None, as_json: bool
+    site: str | None, queue: str | None, account: str | None, job: bool, framework: str | None
 ) -> None:
     """Check a site and report what to fix: commands, queue, limits, account, folders, Python.
 
@@ -119,9 +110,5 @@ def doctor_command(
     from hetctl.app.doctor.doctor import examine
     from hetctl.reports.setup_tables import doctor_table
 
-    examination = examine(this_project(), site, account, queue, job=job, framework=framework)
-    if as_json:
-        print_json(examination, examination.failure)
-    else:
-        print_table(doctor_table(examination.site, examination.checks))
-    exit_on_failure(examination.failure, as_json=as_json)
+    found = examine(this_project(), site, account, queue, job=job, framework=framework)
+    show(found, lambda: doctor_table(found.site, found.checks), found.failure)

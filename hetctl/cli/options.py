@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
 
-from hetctl.cli.parameter_types import Duration, Seconds
+from hetctl.cli.parameter_types import duration, seconds
 from hetctl.model.combinations import features_of, refuse_conflicts
 from hetctl.model.errors import BadInputError
 from hetctl.model.plan import (
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from hetctl.app.plan.planning import PlanRequest
     from hetctl.app.project import Project
     from hetctl.model.ensemble import Ensemble
-    from hetctl.model.job import JobSize
     from hetctl.model.run import Budget
     from hetctl.model.site import Site
 
@@ -40,17 +39,11 @@ def this_project() -> Project:
     return Project.here(click.get_current_context().obj)
 
 
-def explicit_options(context: click.Context) -> set[str]:
-    """Return the names of the parameters that were given, on the command line or by a variable."""
-    # Defaults must not count: an unfinished run keeps what is not given now.
-    said = (ParameterSource.COMMANDLINE, ParameterSource.ENVIRONMENT)
-    return {name for name in context.params if context.get_parameter_source(name) in said}
-
-
-def command_line_options(context: click.Context) -> list[str]:
-    """Return the names of the parameters given on the command line, not by a variable or a default."""
-    written = ParameterSource.COMMANDLINE
-    return [name for name in context.params if context.get_parameter_source(name) is written]
+def given_options(context: click.Context, *, also_variables: bool = False) -> list[str]:
+    """Return the names of the parameters given on the command line, or also by a variable; no defaults."""
+    said = (ParameterSource.COMMANDLINE, *([ParameterSource.ENVIRONMENT] if also_variables else []))
+    names = (parameter.name or "" for parameter in context.command.params)
+    return [name for name in names if context.get_parameter_source(name) in said]
 
 
 class PlannerOption(click.Option):
@@ -64,191 +57,170 @@ class PlannerOption(click.Option):
         return super().get_help_record(ctx)
 
 
-def json_option(command: F) -> F:
-    """Add ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+def _together(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    def decorate(command: F) -> F:
+        # Click lists options of decorators from the last one applied to the first.
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
-def ensemble_option(command: F) -> F:
-    """Add ``--ensemble``."""
-    return click.option(
-        "-e",
-        "--ensemble",
-        metavar="FILE|NAME",
-        envvar="HETCTL_ENSEMBLE",
-        help="Use this ensemble file, or a name in the catalog.  [default: ensemble.yaml]",
-    )(command)
-
-
-def site_option(command: F) -> F:
-    """Add ``--site``."""
-    return click.option(
-        "-s",
-        "--site",
-        metavar="NAME|FILE",
-        envvar="HETCTL_SITE",
-        help="Use this site: a name, or a file.  [default: the site of this machine]",
-    )(command)
-
-
-def site_options(command: F) -> F:
-    """Add the options for the site and the size of its jobs."""
-    options = [
-        site_option,
-        click.option(
-            "--gpus",
-            metavar="N",
-            type=click.IntRange(min=1),
-            envvar="HETCTL_GPUS",
-            help="Request N GPUs (or slots) for each job.",
-        ),
-        click.option(
-            "--time",
-            type=Duration(),
-            envvar="HETCTL_TIME",
-            help="Limit each job to this wall-clock time, such as 2h, 90m or 1:30:00.",
-        ),
-        click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Use this queue or partition."),
-        click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Charge this account."),
-        click.option(
-            "--launch",
-            type=click.Choice(["nodes", "members"]),
-            envvar="HETCTL_LAUNCH",
-            help="Start one step on all nodes, or one for each member and round.  [default: the site's]",
-        ),
-    ]
-    return _add(options, command)
-
-
-def planner_options(command: F) -> F:
-    """Add the planner and its options."""
-    options = [
-        click.option(
-            "--planner",
-            cls=PlannerOption,
-            metavar="NAME",
-            default=USUAL_PLANNER,
-            show_default=True,
-            help="Plan with this planner.",
-        ),
-        click.option(
-            "--objective",
-            type=click.Choice(["makespan", "mean-jct"]),
-            help="Minimise the time of the whole run, or of members on average.  [default: makespan]",
-        ),
-        click.option(
-            "--delta",
-            metavar="RATE",
-            type=float,
-            help="Allow this difference of rates in a flotilla, in samples/s.",
-        ),
-        click.option(
-            "--relative-delta",
-            metavar="SHARE",
-            type=float,
-            help="Allow this difference, as a share of the fastest rate.  [default: 0.12]",
-        ),
-        click.option(
-            "--alpha",
-            metavar="SHARE",
-            type=float,
-            help="Stop a flotilla below this share of active GPUs.  [default: 0.8]",
-        ),
-        click.option(
-            "--max-permutations",
-            metavar="N",
-            type=int,
-            help="Try N orders when packing members.  [default: 1024]",
-        ),
-        click.option(
-            "--solver-time-limit",
-            "solver_time_limit_s",
-            metavar="SECONDS",
-            type=Seconds(),
-            help="Stop a planner that searches after this time.  [default: 2]",
-        ),
-        click.option(
-            "--exploration",
-            type=click.Choice(["shared", "each"]),
-            help="Explore rates once for alike members, or for each by itself.  [default: shared]",
-        ),
-        click.option(
-            "--mix-types",
-            is_flag=True,
-            # None means not given, which for an unfinished run differs from false.
-            default=None,
-            help="Let a member train on several types of GPU at once.",
-        ),
-        click.option(
-            "--balance",
-            type=click.Choice(BALANCE_MODES),
-            help="Let batch sizes follow the speeds of a member's GPUs.  [default: the ensemble's]",
-        ),
-        click.option("--seed", metavar="N", type=int, help="Seed random choices.  [default: 0]"),
-    ]
-    return _add(options, command)
-
-
-def sharing_option(command: F) -> F:
-    """Add ``--sharing``."""
-    return click.option(
-        "--sharing",
-        type=click.Choice(["cached", "lockstep", "none"]),
-        help="Share prepared samples on a node.  [default: cached; none with --mode hopper]",
-    )(command)
-
-
-def predict_option(command: F) -> F:
-    """Add ``--predict-rates``."""
-    return click.option(
-        "--predict-rates",
+ensemble_option = click.option(
+    "-e",
+    "--ensemble",
+    metavar="FILE|NAME",
+    envvar="HETCTL_ENSEMBLE",
+    help="Use this ensemble file, or a name in the catalog.  [default: ensemble.yaml]",
+)
+site_option = click.option(
+    "-s",
+    "--site",
+    metavar="NAME|FILE",
+    envvar="HETCTL_SITE",
+    help="Use this site: a name, or a file.  [default: the site of this machine]",
+)
+site_options = _together(
+    site_option,
+    click.option(
+        "--gpus",
+        metavar="N",
+        type=click.IntRange(min=1),
+        envvar="HETCTL_GPUS",
+        help="Request N GPUs (or slots) for each job.",
+    ),
+    click.option(
+        "--time",
+        type=duration,
+        envvar="HETCTL_TIME",
+        help="Limit each job to this wall-clock time, such as 2h, 90m or 1:30:00.",
+    ),
+    click.option("--queue", metavar="NAME", envvar="HETCTL_QUEUE", help="Use this queue or partition."),
+    click.option("--account", metavar="NAME", envvar="HETCTL_ACCOUNT", help="Charge this account."),
+    click.option(
+        "--launch",
+        type=click.Choice(["nodes", "members"]),
+        envvar="HETCTL_LAUNCH",
+        help="Start one step on all nodes, or one for each member and round.  [default: the site's]",
+    ),
+)
+"""The options for the site and the size of its jobs."""
+planner_options = _together(
+    click.option(
+        "--planner",
+        cls=PlannerOption,
+        metavar="NAME",
+        default=USUAL_PLANNER,
+        show_default=True,
+        help="Plan with this planner.",
+    ),
+    click.option(
+        "--objective",
+        type=click.Choice(["makespan", "mean-jct"]),
+        help="Minimise the time of the whole run, or of members on average.  [default: makespan]",
+    ),
+    click.option(
+        "--delta",
+        metavar="RATE",
+        type=float,
+        help="Allow this difference of rates in a flotilla, in samples/s.",
+    ),
+    click.option(
+        "--relative-delta",
+        metavar="SHARE",
+        type=float,
+        help="Allow this difference, as a share of the fastest rate.  [default: 0.12]",
+    ),
+    click.option(
+        "--alpha",
+        metavar="SHARE",
+        type=float,
+        help="Stop a flotilla below this share of active GPUs.  [default: 0.8]",
+    ),
+    click.option(
+        "--max-permutations",
+        metavar="N",
+        type=int,
+        help="Try N orders when packing members.  [default: 1024]",
+    ),
+    click.option(
+        "--solver-time-limit",
+        "solver_time_limit_s",
+        metavar="SECONDS",
+        type=seconds(),
+        help="Stop a planner that searches after this time.  [default: 2]",
+    ),
+    click.option(
+        "--exploration",
+        type=click.Choice(["shared", "each"]),
+        help="Explore rates once for alike members, or for each by itself.  [default: shared]",
+    ),
+    click.option(
+        "--mix-types",
         is_flag=True,
-        help="Predict the rates of members whose shape was not measured from those of the most similar ones.",
-    )(command)
-
-
-def mode_options(command: F) -> F:
-    """Add ``--mode``, and the options of single modes."""
-    options = [
-        click.option(
-            "--mode",
-            type=click.Choice(["data-parallel", "hopper", "pipeline", "auto"]),
-            default="data-parallel",
-            show_default=True,
-            help="Train all members data-parallel, all hopping over partitions, or all as pipelines;"
-            " auto: each in the mode that suits it.",
-        ),
-        click.option(
-            "--hop-scheduler",
-            type=click.Choice(HOP_SCHEDULERS),
-            help="Schedule members that hop with this algorithm.  [default: best]",
-        ),
-        click.option(
-            "--policy",
-            type=click.Choice(PIPELINE_POLICIES),
-            help="Form virtual workers of one node (np), equal parts of all (ed), two types (hd), or best."
-            "  [default: best]",
-        ),
-        click.option(
-            "--in-flight",
-            metavar="N",
-            type=click.IntRange(1),
-            help="Keep N minibatches in each virtual worker at a time.  [default: the best number]",
-        ),
-        click.option(
-            "--clock-distance",
-            metavar="N",
-            type=click.IntRange(0),
-            help="Let a virtual worker be N waves ahead of the slowest.  [default: 0]",
-        ),
-        click.option(
-            "--ps-placement",
-            type=click.Choice(PS_PLACEMENTS),
-            help="Serve the parameters of a layer where it is trained, or on the nodes in turn."
-            "  [default: local]",
-        ),
-    ]
-    return _add(options, command)
+        # None means not given, which for an unfinished run differs from false.
+        default=None,
+        help="Let a member train on several types of GPU at once.",
+    ),
+    click.option(
+        "--balance",
+        type=click.Choice(BALANCE_MODES),
+        help="Let batch sizes follow the speeds of a member's GPUs.  [default: the ensemble's]",
+    ),
+    click.option("--seed", metavar="N", type=int, help="Seed random choices.  [default: 0]"),
+)
+"""The planner and its options."""
+sharing_option = click.option(
+    "--sharing",
+    type=click.Choice(["cached", "lockstep", "none"]),
+    help="Share prepared samples on a node.  [default: cached; none with --mode hopper]",
+)
+predict_option = click.option(
+    "--predict-rates",
+    is_flag=True,
+    help="Predict the rates of members whose shape was not measured from those of the most similar ones.",
+)
+mode_options = _together(
+    click.option(
+        "--mode",
+        type=click.Choice(["data-parallel", "hopper", "pipeline", "auto"]),
+        default="data-parallel",
+        show_default=True,
+        help="Train all members data-parallel, all hopping over partitions, or all as pipelines;"
+        " auto: each in the mode that suits it.",
+    ),
+    click.option(
+        "--hop-scheduler",
+        type=click.Choice(HOP_SCHEDULERS),
+        help="Schedule members that hop with this algorithm.  [default: best]",
+    ),
+    click.option(
+        "--policy",
+        type=click.Choice(PIPELINE_POLICIES),
+        help="Form virtual workers of one node (np), equal parts of all (ed), two types (hd), or best."
+        "  [default: best]",
+    ),
+    click.option(
+        "--in-flight",
+        metavar="N",
+        type=click.IntRange(1),
+        help="Keep N minibatches in each virtual worker at a time.  [default: the best number]",
+    ),
+    click.option(
+        "--clock-distance",
+        metavar="N",
+        type=click.IntRange(0),
+        help="Let a virtual worker be N waves ahead of the slowest.  [default: 0]",
+    ),
+    click.option(
+        "--ps-placement",
+        type=click.Choice(PS_PLACEMENTS),
+        help="Serve the parameters of a layer where it is trained, or on the nodes in turn."
+        "  [default: local]",
+    ),
+)
+"""``--mode``, and the options of single modes."""
 
 
 def plan_request(
@@ -295,23 +267,6 @@ def warn(project: Project, request: PlanRequest) -> None:
         click.echo(f"warning: {warning}", err=True)
 
 
-def resolve(
-    project: Project,
-    ensemble: str | None,
-    site: str | None,
-    gpus: int | None,
-    time: int | None,
-    queue: str | None,
-    account: str | None,
-    launch: str | None,
-) -> tuple[Ensemble, Site, JobSize]:
-    """Return the ensemble, the site, and the size of a job if nothing is known of the work."""
-    from hetctl.app.plan.job_request import job_size
-
-    members, machine = ensemble_and_site(project, ensemble, site, account=account, launch=launch)
-    return members, machine, job_size(machine, gpus, time, queue)
-
-
 def ensemble_and_site(
     project: Project, ensemble: str | None, site: str | None, **keys: str | None
 ) -> tuple[Ensemble, Site]:
@@ -342,10 +297,3 @@ def site_of(project: Project, members: Ensemble, site: str | None, **keys: str |
         )
     refuse_conflicts(members.name, *features_of(members), launch=machine.launch)
     return machine
-
-
-def _add(options: Sequence[Callable[[Any], Any]], command: F) -> F:
-    # Click lists options of decorators from the last one applied to the first.
-    for option in reversed(options):
-        command = option(command)
-    return command

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,11 @@ from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.serialization import encode
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
 
 SCHEMA_VERSION = 1
+AS_JSON = "hetctl.json"
+"""Key under which a command's context has its ``--json``."""
 
 
 def wants_json(arguments: Sequence[str]) -> bool:
@@ -25,21 +27,51 @@ def wants_json(arguments: Sequence[str]) -> bool:
     return "--json" in arguments
 
 
-def print_json(value: Any, failure: HetctlError | None = None) -> None:
-    """Print one JSON object on stdout, with the error of a partial failure."""
+def _remember(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    context.meta[AS_JSON] = value
+
+
+json_option = click.option(
+    "--json", "as_json", is_flag=True, expose_value=False, callback=_remember, help="Print one JSON object."
+)
+"""Option ``--json``, by which `show` goes."""
+
+
+def as_json() -> bool:
+    """Return true if the present command was given ``--json``."""
+    return bool(click.get_current_context().meta.get(AS_JSON))
+
+
+def show(value: Any, shown: Callable[[], Any], failure: HetctlError | None = None) -> None:
+    """Print a result on stdout: as one JSON object with ``--json``, or as people see it.
+
+    Parameters
+    ----------
+    shown : callable
+        Function that returns a line, a table, or a list of these.
+    failure : HetctlError or None
+        Partial failure, with whose exit code the command ends.
+    """
+    if as_json():
+        _print_json(value, failure)
+    else:
+        seen = shown()
+        for part in seen if isinstance(seen, list) else [seen]:
+            # Rich would break long lines of plain texts.
+            click.echo(part) if isinstance(part, str) else console().print(part)
+    if failure and as_json():
+        # It was printed with the result.
+        raise click.exceptions.Exit(failure.exit_code)
+    if failure:
+        raise failure
+
+
+def _print_json(value: Any, failure: HetctlError | None) -> None:
     body = encode(value)
     keys: Mapping[str, Any] = body if isinstance(body, Mapping) else {"items": body}
     error = {"error": _error(failure.kind, failure.message, failure.hint)} if failure else {}
     # NaN and Infinity are no JSON: better an error here than in the program that reads it.
     click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **error, **keys}, indent=2, allow_nan=False))
-
-
-def exit_on_failure(failure: HetctlError | None, *, as_json: bool) -> None:
-    """Exit with a failure's exit code, if there is one; as JSON it was printed with the result."""
-    if failure and as_json:
-        raise click.exceptions.Exit(failure.exit_code)
-    if failure:
-        raise failure
 
 
 def write_text(path: Path, text: str) -> None:
@@ -54,11 +86,6 @@ def write_text(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadInputError(f"cannot write {path}: {error.strerror}") from None
-
-
-def print_table(renderable: RenderableType) -> None:
-    """Print a rich renderable; without colour if stdout is not a terminal."""
-    console().print(renderable)
 
 
 def console() -> Console:

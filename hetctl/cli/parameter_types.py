@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from hetctl.model.errors import BadInputError
 
 DAY_S = 86400
+T = TypeVar("T")
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """Option ``2h``, ``90m`` or ``1:30:00``: seconds as an int."""
+def duration(value: str) -> int:
+    """Parse ``2h``, ``90m`` or ``1:30:00``: seconds as an int."""
+    from hetctl.inputs.quantities import parse_duration
 
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Parse by the rule of the file readers."""
-        from hetctl.inputs.quantities import parse_duration
-
-        if isinstance(value, int):
-            return value
-        try:
-            return parse_duration(value)
-        except BadInputError as error:
-            self.fail("; ".join(filter(None, (error.message, error.hint))), param, ctx)
+    return _by_rule(parse_duration, value)
 
 
-class Seconds(click.ParamType):  # type: ignore[type-arg]
-    """Option ``500``, ``2.5``, ``10m`` or ``30d``: seconds as a float.
+def gpus_by_type(value: str) -> dict[str, int]:
+    """Parse ``80``, or ``v100:40,p100:40``: GPUs by type, "" if there is only one."""
+    from hetctl.inputs.quantities import parse_gpus
+
+    return _by_rule(parse_gpus, value)
+
+
+def seconds(least: float | None = None) -> Callable[[str], float]:
+    """Return a parser of ``500``, ``2.5``, ``10m`` or ``30d``: seconds as a float.
 
     Parameters
     ----------
@@ -39,22 +38,25 @@ class Seconds(click.ParamType):  # type: ignore[type-arg]
         Smallest permitted value; None: anything above 0.
     """
 
-    name = "seconds"
-
-    def __init__(self, least: float | None = None) -> None:
-        self.least = least
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Parse a number, or any other form of a time."""
+    def parse(value: str) -> float:
         try:
-            seconds = float(value)
+            found = float(value)
         except ValueError:
             days = value.removesuffix("d")
-            seconds = DAY_S * int(days) if days.isdecimal() else Duration().convert(value, param, ctx)
-        if not math.isfinite(seconds) or seconds < (self.least or 0) or (self.least is None and not seconds):
-            rule = "above 0" if self.least is None else f"at least {self.least:g}"
-            self.fail(f"{value} is not a time of {rule} seconds", param, ctx)
-        return seconds
+            found = DAY_S * int(days) if days.isdecimal() else duration(value)
+        if not math.isfinite(found) or found < (least or 0) or (least is None and not found):
+            rule = "above 0" if least is None else f"at least {least:g}"
+            raise click.BadParameter(f"{value} is not a time of {rule} seconds")
+        return found
+
+    return parse
+
+
+def _by_rule(parse: Callable[[str], T], value: str) -> T:
+    try:
+        return parse(value)
+    except BadInputError as error:
+        raise click.BadParameter("; ".join(filter(None, (error.message, error.hint)))) from None
 
 
 class FiniteRange(click.FloatRange):
@@ -66,23 +68,6 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number", param, ctx)
         return number
-
-
-class GpusByType(click.ParamType):  # type: ignore[type-arg]
-    """Option ``80``, or ``v100:40,p100:40``: GPUs by type, "" if there is only one."""
-
-    name = "gpus"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, int]:
-        """Parse by the rule of the file readers."""
-        from hetctl.inputs.quantities import parse_gpus
-
-        if isinstance(value, dict):
-            return value
-        try:
-            return parse_gpus(value)
-        except BadInputError as error:
-            self.fail("; ".join(filter(None, (error.message, error.hint))), param, ctx)
 
 
 class OutputFile(click.Path):

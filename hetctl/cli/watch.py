@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hetctl.cli.output import console, exit_on_failure, print_json, print_table
+from hetctl.cli.output import as_json, console, show
 from hetctl.model.errors import HetctlError, LockedError, MembersFailedError, RunStalledError
 from hetctl.model.job import BETWEEN_JOBS, IN_DOUBT, STALLED, UNDER_WAY
 from hetctl.model.run_status import MOST_MEMBERS
@@ -26,9 +26,7 @@ ADVANCED = (BETWEEN_JOBS, IN_DOUBT)
 """States that only a job's script, or another command, ends."""
 
 
-def follow(
-    project: Project, run: str, *, as_json: bool, advancing: bool, changed: Sequence[Change] | None = None
-) -> None:
+def follow(project: Project, run: str, *, advancing: bool, changed: Sequence[Change] | None = None) -> None:
     """Show a run until it ends; with `advancing`, submit its next jobs if no other process does.
 
     Parameters
@@ -42,19 +40,19 @@ def follow(
         If the run ended and some of its members failed, or if it is stalled.
     """
     try:
-        status = _watch(project, run, as_json, advancing)
+        status = _watch(project, run, advancing)
     except KeyboardInterrupt:
         click.echo(f"\nrun {run} goes on; `hetctl status` shows it, `hetctl cancel` ends it", err=True)
         raise
-    show(status, as_json=as_json, changed=changed)
+    show_status(status, changed)
 
 
-def most_shown(*, as_json: bool) -> int | None:
+def most_shown() -> int | None:
     """Return the largest number of members to show; None: all."""
-    return None if as_json else MOST_MEMBERS
+    return None if as_json() else MOST_MEMBERS
 
 
-def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None = None) -> None:
+def show_status(status: RunStatus, changed: Sequence[Change] | None = None) -> None:
     """Print the status of a run.
 
     Raises
@@ -62,13 +60,9 @@ def show(status: RunStatus, *, as_json: bool, changed: Sequence[Change] | None =
     MembersFailedError, RunStalledError
         If the run ended and some of its members failed, or if it is stalled.
     """
-    failure = _failure(status)
-    if as_json:
-        more = {} if changed is None else {"changed": encode(changed)}
-        print_json({**encode(status), **more}, failure)
-    else:
-        print_table(_table(status))
-    exit_on_failure(failure, as_json=as_json)
+    more = {} if changed is None else {"changed": encode(changed)}
+    fields = {**encode(status), **more} if as_json() else None
+    show(fields, lambda: _table(status), _failure(status))
 
 
 def _failure(status: RunStatus) -> HetctlError | None:
@@ -87,13 +81,13 @@ def _failure(status: RunStatus) -> HetctlError | None:
     )
 
 
-def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunStatus:
+def _watch(project: Project, run: str, advancing: bool) -> RunStatus:
     from rich.live import Live
 
     from hetctl.app.run.status import RunWatch
 
     watch = RunWatch(project, run)
-    quiet = as_json or not sys.stdout.isatty()
+    quiet = as_json() or not sys.stdout.isatty()
     status = watch.poll(_room(quiet))
     with Live(None if quiet else _table(status), console=console(), transient=True) as live:
         while status.state in UNDER_WAY:
@@ -104,7 +98,7 @@ def _watch(project: Project, run: str, as_json: bool, advancing: bool) -> RunSta
             if not quiet:
                 live.update(_table(status))
     # The statuses before were limited to what fits the terminal, or to nothing.
-    return watch.poll(most_shown(as_json=as_json))
+    return watch.poll(most_shown())
 
 
 def _room(quiet: bool) -> int:

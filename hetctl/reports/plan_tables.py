@@ -30,6 +30,34 @@ QUICKER = (
 )
 
 
+def plan_tables(
+    plan: Plan,
+    size: JobSize,
+    chosen: JobSizeOption | None,
+    job_sizes: Sequence[JobSizeOption],
+    device: str,
+    *,
+    explain: bool,
+) -> list[RenderableType]:
+    """Return a plan with the size of its jobs and, to explain it, the reasons for both.
+
+    Parameters
+    ----------
+    chosen : JobSizeOption or None
+        Choice of the job planner; None if the user gave all values.
+    job_sizes : sequence of JobSizeOption
+        Sizes considered.
+    device : str
+        Device type of the site: ``gpu`` or ``slot``.
+    """
+    parts: list[RenderableType] = [plan_table(plan, device), _size_line(size, chosen, device)]
+    if explain:
+        parts += ["", explain_table(plan)]
+    if explain and chosen:
+        parts += ["", _sizes(chosen, job_sizes, device)]
+    return parts
+
+
 def plan_table(plan: Plan, device: str) -> RenderableType:
     """Return tables of a plan's first rounds: members, times, GPUs, stages, modes, and its quality.
 
@@ -186,14 +214,8 @@ def _choices(plan: Plan) -> Section:
     return Section("Modes", headers=headers, rows=rows, fold=("members", "reason"))
 
 
-def size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> str:
-    """Return a line on the resources of each job.
-
-    Parameters
-    ----------
-    chosen : JobSizeOption or None
-        Choice of the job planner; None if the user gave all values.
-    """
+def _size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> str:
+    """Return a line on the resources of each job."""
     what = f"{size.nodes} node{'s' * (size.nodes != 1)} ({size.gpus} {device_word(device, size.gpus)})"
     line = f"each job: {what} for {format_seconds(size.wall_s)} in queue {size.queue.name}"
     if chosen is None:
@@ -202,7 +224,7 @@ def size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> str:
     return f"{line}; {jobs} and {chosen.gpu_hours:.3g} {device_word(device, 1)}-hours expected"
 
 
-def size_table(chosen: JobSizeOption, job_sizes: Sequence[JobSizeOption], device: str) -> Section:
+def _sizes(chosen: JobSizeOption, job_sizes: Sequence[JobSizeOption], device: str) -> Section:
     """Return a table of the sizes considered; an arrow marks the choice."""
     hours = f">{device_word(device, 1)}-hours"
     rows = [

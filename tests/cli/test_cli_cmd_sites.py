@@ -44,10 +44,9 @@ def test_show_tells_where_each_key_comes_from(project):
 
 
 def test_show_prints_a_table_with_its_files(project):
-    text = project.here("sites", "show", "mine").stdout
-    assert ["account", "[1]:3", "ml-42"] in [line.split() for line in text.splitlines()]
-    assert "[1] " in text
-    assert "[2] " in text
+    lines = [line.split() for line in project.here("sites", "show", "mine").stdout.splitlines()]
+    (mark,) = [line[0] for line in lines if line and line[-1].endswith("mine.yaml")]
+    assert ["account", f"{mark}:3", "ml-42"] in lines
 
 
 @pytest.mark.parametrize("name", [name for name, _ in list_sites(project=None, home=None)])

@@ -6,6 +6,7 @@ import sys
 import threading
 from dataclasses import replace
 
+import click
 import pytest
 from workbench import TIMEOUT_S, alive, new_project, python_without_training, wait_for
 
@@ -156,11 +157,8 @@ def test_watching_a_run_in_doubt_changes_nothing(project, monkeypatch):
 def test_waiting_for_a_run_finds_out_what_is_in_doubt(project, monkeypatch):
     cut_short(project)
     monkeypatch.chdir(project.path)
-    waiting = threading.Thread(
-        target=follow,
-        args=(Project.here(QUICK), RUN),
-        kwargs={"as_json": True, "advancing": True},
-    )
+    command = click.Command("wait", callback=lambda: follow(Project.here(QUICK), RUN, advancing=True))
+    waiting = threading.Thread(target=command.main, args=([],), kwargs={"standalone_mode": False})
     waiting.start()
     waiting.join(TIMEOUT_S)
     assert not waiting.is_alive()
@@ -205,9 +203,10 @@ def test_an_unknown_run_is_refused_with_the_known_ones(finished):
 
 def test_a_run_stored_as_running_ends_with_its_last_job(finished, silence):
     """The job could not tell the catalog: its events alone say that it has ended."""
+    # While the job's script ends, the batch system says that it runs, and a running run lasts until now.
+    before = finished.here("status", "--json").json["measured_s"]
     with Catalog.open(finished.home.catalog) as catalog:
         catalog.set_run_state(RUN, "running")
-    before = finished.here("status", "--json").json["measured_s"]
     silence()
     shown = finished.here("status", "--json").json
     assert (shown["state"], shown["measured_s"]) == ("between-jobs", before)
