@@ -580,13 +580,13 @@ def test_a_check_says_which_weights_were_too_old(tmp_path):
     assert project.here("report").code == 0
     page = (project.path / "report.html").read_text()
     assert "Staleness in pipelines" in page
-    assert "Violations are defects" not in page
+    assert "minibatch 4" not in page
     log.write(WaveRecord(1, 0, 0, 0, 4, (0,), (0,)))
     done = project.here("pipeline", "check")
-    assert (done.code, "minibatch 4 has only 0 updates of its own" in done.stdout) == (1, True)
+    assert (done.code, "minibatch 4" in done.stdout) == (1, True)
     assert project.here("pipeline", "check", "--json").json["error"]["kind"] == "internal"
     assert project.here("report").code == 0
-    assert "Violations are defects" in (project.path / "report.html").read_text()
+    assert "minibatch 4" in (project.path / "report.html").read_text()
 
 
 def test_layers_of_one_type_are_none_for_nodes_of_two(tmp_path):
