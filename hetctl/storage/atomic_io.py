@@ -93,10 +93,16 @@ def write_private(path: Path, text: str, *, durable: bool = True) -> None:
         file.write(text.encode())
 
 
+def json_text(value: Any) -> str:
+    """Return the text of a JSON file: a line for each value."""
+    # Python would write NaN, which is no JSON and which other programs refuse. With `indent` it would take
+    # ten times as long.
+    return json.dumps(value, separators=(",\n", ": "), allow_nan=False) + "\n"
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file as `write_private` does."""
-    # Python would write NaN, which is no JSON and which other programs refuse.
-    write_private(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+    write_private(path, json_text(value))
 
 
 def read_json(path: Path, kind: type[T], repair: str) -> T:

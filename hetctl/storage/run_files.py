@@ -17,7 +17,7 @@ from hetctl.model.plan import Plan
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode, parse
 from hetctl.model.training_progress import LiveMetrics
-from hetctl.storage.atomic_io import read_json, write_json, write_private
+from hetctl.storage.atomic_io import json_text, read_json, write_json, write_private
 from hetctl.storage.paths import JobFiles, RunFolder, member_folder
 
 T = TypeVar("T")
@@ -58,8 +58,9 @@ class CatalogRecord:
 
 def write_record(folder: RunFolder, record: CatalogRecord) -> None:
     """Write ``record.json``, if it differs from the one in the file."""
-    if record != read_record(folder):
-        write_json(folder.record, encode(record))
+    text = json_text(encode(record))
+    if not folder.record.exists() or folder.record.read_bytes() != text.encode():
+        write_private(folder.record, text)
 
 
 def read_record(folder: RunFolder) -> CatalogRecord | None:

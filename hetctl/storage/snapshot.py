@@ -103,21 +103,24 @@ def write_snapshot(path: Path, key: str, snapshot: Snapshot) -> None:
 def read_snapshot(path: Path, key: str) -> Snapshot | None:
     """Return the snapshot, or None if there is no valid one."""
     try:
-        with path.open("rb") as file:
-            parts, lines = json.loads(file.readline()), file.read()
+        # Not by a buffered file, which holds the lines of a large run twice while it reads them.
+        text = path.read_bytes()
+        begin = text.index(b"\n") + 1
+        parts = json.loads(text[:begin])
     except (OSError, ValueError):
         return None
-    if not isinstance(parts, dict) or parts.get(KEY) != key or parts.get(CHECKSUM) != crc32(lines):
+    if not isinstance(parts, dict) or parts.get(KEY) != key:
         return None
-    unread = _split(lines)
+    if parts.get(CHECKSUM) != crc32(memoryview(text)[begin:]):
+        return None
+    unread = _split(text, begin)
     return Snapshot(
         parts, {part: {name: next(unread) for name in names} for part, names in parts[MEMBERS].items()}
     )
 
 
-def _split(text: bytes) -> Iterator[memoryview]:
-    """Yield lines without copies of them: all together may be long."""
-    begin = 0
+def _split(text: bytes, begin: int) -> Iterator[memoryview]:
+    """Yield the lines from a position without copies of them: all together may be long."""
     while (end := text.find(b"\n", begin)) >= 0:
         yield memoryview(text)[begin:end]
         begin = end + 1

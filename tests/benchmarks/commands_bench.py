@@ -54,6 +54,8 @@ def cost_of(*command: str, folder: Path, tools: Path | None = None) -> Cost:
     """Run a command of hetctl in a folder; return its cost."""
     environment = {**os.environ, "HETCTL_HOME": str(folder / ".hetctl")}
     environment["PATH"] = f"{tools or ''}:{environment['PATH']}"
+    # An installed package has its bytecode.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     words = [sys.executable, "-S", "-c", LAUNCHER, sys.executable, "-m", "hetctl", *command]
     done = subprocess.run(words, cwd=folder, env=environment, check=True, capture_output=True, text=True)
     seconds, kibibytes = done.stdout.split()
