@@ -231,19 +231,14 @@ def fluid_time(
 
 def _newton(works: Sequence[tuple[float, Envelope]], backlog: Backlog, gpus: int, pace: float) -> float:
     """Return the 1/T at which the tangent at `pace` needs all GPUs; it is never below the root."""
-    needed, slope = _needed(works, backlog, pace)
-    return pace - (needed - gpus) / slope
-
-
-def _needed(works: Sequence[tuple[float, Envelope]], backlog: Backlog, pace: float) -> tuple[float, float]:
     slope = backlog.gpu_s(1 / pace)
-    total = slope * pace
+    needed = slope * pace
     longer = ((one.workload.samples_left, one.envelope) for one in backlog.longer_than(1 / pace))
     for work, envelope in chain(works, longer):
-        gpus, per_rate = envelope.gpus_for(work * pace)
-        total += gpus
+        more, per_rate = envelope.gpus_for(work * pace)
+        needed += more
         slope += per_rate * work
-    return total, slope
+    return pace - (needed - gpus) / slope
 
 
 class Identity(Generic[Value]):

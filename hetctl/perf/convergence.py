@@ -6,7 +6,7 @@ import functools
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,8 +43,7 @@ PRIOR_DIGITS = 2
 predictions of all others."""
 
 
-@dataclass(frozen=True)
-class EpochPrior:
+class EpochPrior(NamedTuple):
     """Prior estimate of a member's epochs, made without its own losses.
 
     Parameters
@@ -214,7 +213,7 @@ def predict_epochs(fits: Sequence[LossFit], priors: Sequence[EpochPrior]) -> lis
 
     likelihoods, logs, counts = map(np.array, zip(*fits, strict=True))
     done = counts.astype(float)
-    medians, spreads = (np.array(each)[:, None] for each in zip(*map(_as_row, priors), strict=True))
+    medians, spreads = np.array(priors).T[:, :, None]
     weights = likelihoods - ((logs - np.log(medians)) / spreads) ** 2 / 2
     # Subtracting the largest logarithm keeps exp() from underflowing for all curves of a row.
     weights = np.exp(weights - weights.max(axis=1, keepdims=True))
@@ -225,10 +224,6 @@ def predict_epochs(fits: Sequence[LossFit], priors: Sequence[EpochPrior]) -> lis
     least = done + np.maximum(0.5, 0.03 * done)
     found: list[float] = np.where(usable, np.maximum(np.exp(means), done + 0.5), least).tolist()
     return found
-
-
-def _as_row(prior: EpochPrior) -> tuple[float, float]:
-    return prior.epochs, prior.spread
 
 
 @functools.lru_cache(maxsize=1 << 12)

@@ -6,7 +6,7 @@ The speed on w GPUs is that of gradients summed by recursive doubling and halvin
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -16,29 +16,13 @@ LEAST_S = 1e-12
 """Least seconds of a sample: a fit may find that a number of GPUs takes no time at all."""
 
 
-@dataclass(frozen=True)
-class SpeedModel:
-    """Seconds per sample on w GPUs, with the terms of Equation 3.
+def fit_speed(points: Mapping[int, float]) -> Callable[[int], float]:
+    """Return the rates in samples/s, f(w) in the paper, of a model of the seconds per sample on w GPUs.
 
-    In place of the ring's, which are those of Equation 5: from rates on few GPUs the ring's latency, in
-    proportion to w, is fitted too high, and then exceeds all other time on many.
-
-    Parameters
-    ----------
-    theta : tuple of float
-        Factors, all >= 0, of computation, latency, transfer and the rest: 1 / w, log2 w, w > 1, and 1.
-    """
-
-    theta: tuple[float, ...]
-
-    def rate(self, gpus: int) -> float:
-        """Return samples/s: f(w) in the paper."""
-        seconds = math.fsum(factor * term for factor, term in zip(self.theta, _terms(gpus), strict=True))
-        return 1 / max(seconds, LEAST_S)
-
-
-def fit_speed(points: Mapping[int, float]) -> SpeedModel:
-    """Fit the model by non-negative least squares of relative errors, as Capes et al. fit Equation 5.
+    It has the terms of Equation 3 in place of the ring's, which are those of Equation 5: from rates on few
+    GPUs the ring's latency, in proportion to w, is fitted too high, and then exceeds all other time on many.
+    Its factors, all >= 0, are fitted by non-negative least squares of relative errors, as Capes et al. fit
+    Equation 5.
 
     Parameters
     ----------
@@ -52,10 +36,17 @@ def fit_speed(points: Mapping[int, float]) -> SpeedModel:
     # Rows times rate have the target 1, so that the residuals are relative errors.
     rows = np.array([[rate * term for term in _terms(gpus)] for gpus, rate in points.items()])
     theta, _ = nnls(rows, np.ones(len(points)))
-    return SpeedModel(tuple(theta.tolist()))
+    factors = theta.tolist()
+
+    def rate(gpus: int) -> float:
+        seconds = math.fsum(factor * term for factor, term in zip(factors, _terms(gpus), strict=True))
+        return 1 / max(seconds, LEAST_S)
+
+    return rate
 
 
 def _terms(w: int) -> tuple[float, ...]:
+    """Return the terms of computation, latency, transfer and the rest."""
     return 1 / w, math.log2(w), float(w > 1), 1.0
 
 
@@ -153,34 +144,32 @@ def rate_curve(measured: Mapping[int, float], max_gpus: int, least: int = 1) -> 
     if not points:
         raise BadInputError("no measured rate is above zero", hint="run hetctl profile")
     first, last = min(points), max(points)
-    notes = [f"unusable rate at {_gpus(m)} left out" for m in sorted(measured) if m not in points]
+    notes = [f"unusable rate at {gpu_count(m)} left out" for m in sorted(measured) if m not in points]
     rates = dict(points)
     if first > least:
         rates |= {m: points[first] * m / first for m in range(least, first)}
-        notes.append(f"proportional below {_gpus(first)}: no fewer were measured")
+        notes.append(f"proportional below {gpu_count(first)}: no fewer were measured")
     for low, high in pairwise(points):
         rates |= {m: _between(points, low, high, m) for m in range(low + 1, high)}
         if high > low + 1:
-            notes.append(f"interpolated between {low} and {_gpus(high)}")
+            notes.append(f"interpolated between {low} and {gpu_count(high)}")
     error = 0.0
     if max_gpus > last:
         predicted, error = _predicted(points, range(last + 1, max_gpus + 1)), _error(points)
         rates |= predicted
         notes.append(
-            f"proportional above {_gpus(last)}: one point was measured"
+            f"proportional above {gpu_count(last)}: one point was measured"
             if len(points) == 1
-            else f"predicted above {_gpus(last)}, within {math.expm1(error):.0%} for each doubling"
+            else f"predicted above {gpu_count(last)}, within {math.expm1(error):.0%} for each doubling"
         )
     curve = RateCurve({m: rates[m] for m in range(least, max_gpus + 1)}, last, error)
     if curve.to_measure:
-        notes.append(f"measure on {_gpus(curve.to_measure[0])} first")
+        notes.append(f"measure on {gpu_count(curve.to_measure[0])} first")
     return replace(curve, notes=tuple(notes))
 
 
 def rate_on(gpus: int, measured: Mapping[int, float]) -> float | None:
     """Return the rate on a number of GPUs, measured or from the curve; None if no rate is usable."""
-    if _usable(measured.get(gpus, 0.0)):
-        return measured[gpus]
     return rate_curve(measured, gpus).rates[gpus] if usable_rates(measured) else None
 
 
@@ -190,8 +179,8 @@ def _predicted(points: Mapping[int, float], wanted: Iterable[int]) -> dict[int, 
     if len(points) == 1:
         return {m: points[last] * m / last for m in wanted}
     model = fit_speed(points)
-    scale = points[last] / model.rate(last)
-    return {m: min(scale * model.rate(m), points[last] * m / last) for m in wanted}
+    scale = points[last] / model(last)
+    return {m: min(scale * model(m), points[last] * m / last) for m in wanted}
 
 
 def _error(points: Mapping[int, float]) -> float:
@@ -210,8 +199,9 @@ def _usable(rate: float) -> bool:
     return math.isfinite(rate) and rate > 0
 
 
-def _gpus(count: int) -> str:
-    return f"{count} GPU" if count == 1 else f"{count} GPUs"
+def gpu_count(gpus: int) -> str:
+    """Return ``1 GPU``, ``2 GPUs``, .."""
+    return f"{gpus} GPU{'s' * (gpus != 1)}"
 
 
 def _between(points: Mapping[int, float], low: int, high: int, m: int) -> float:

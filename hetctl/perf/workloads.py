@@ -32,6 +32,11 @@ class Workloads:
         Number of GPUs of the cluster.
     in_lockstep : bool
         Whether the members train in lockstep, which tells little of their own rates (`known_rates`).
+
+    Attributes
+    ----------
+    left : dict of str to Workload
+        Active members, in the ensemble's order.
     """
 
     def __init__(
@@ -50,13 +55,8 @@ class Workloads:
         self._progress: dict[str, Progress] = {}
         self._restarts_s: deque[float] = deque(maxlen=RECENT_RESTARTS)
         self._whole: dict[str, Workload] = {}
-        self._left: dict[str, Workload] = {}
+        self.left: dict[str, Workload] = {}
         self._alike = _predicted_alike(ensemble, profiles)
-
-    @property
-    def left(self) -> Mapping[str, Workload]:
-        """Active members, in the ensemble's order."""
-        return self._left
 
     def update(self, changed: Mapping[str, Progress]) -> None:
         """Update the progress of members.
@@ -68,7 +68,9 @@ class Workloads:
         """
         self._refuse_gaps([self._members[name] for name in changed if changed[name].active])
         for name, progress in changed.items():
-            self._note_restart(progress, self._progress.get(name))
+            before = self._progress.get(name)
+            if progress.restarts_s and (before is None or progress.restarts_s != before.restarts_s):
+                self._restarts_s.append(progress.restarts_s[-1])
         self._progress |= changed
         outdated = {*changed, *self._forecast.update(changed)}
         for name in changed:
@@ -76,7 +78,8 @@ class Workloads:
         for name in outdated.intersection(self._alike).union(changed):
             self._whole.pop(name, None)
         if outdated:
-            self._left = self._with({name: self._workload(name) for name in outdated})
+            left = self.left | {name: self._workload(name) for name in outdated}
+            self.left = {name: workload for name in self._members if (workload := left.get(name))}
 
     def _refuse_gaps(self, active: list[Member]) -> None:
         missing = [m for m in active if not self._has_rates(m)]
@@ -111,20 +114,6 @@ class Workloads:
                 " by their layers"
             )
         return ", or ".join(ways)
-
-    def _note_restart(self, progress: Progress, before: Progress | None) -> None:
-        if progress.restarts_s and (before is None or progress.restarts_s != before.restarts_s):
-            self._restarts_s.append(progress.restarts_s[-1])
-
-    def _with(self, found: Mapping[str, Workload | None]) -> dict[str, Workload]:
-        """Return the active members with the updated ones replaced, in the ensemble's order."""
-        active = {name: workload for name, workload in found.items() if workload}
-        left = self._left | active
-        for name in found.keys() - active.keys():
-            left.pop(name, None)
-        if active.keys() <= self._left.keys():
-            return left
-        return {name: left[name] for name in self._members if name in left}
 
     def _workload(self, name: str) -> Workload | None:
         """Return an active member; None for any other."""

@@ -12,7 +12,14 @@ from hetctl.perf.epoch_timeline import PART_SHARE
 
 
 @dataclass(frozen=True, slots=True)
-class JobOpened:
+class SchedulingEvent:
+    """Event at a time."""
+
+    now_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobOpened(SchedulingEvent):
     """First event of a job.
 
     Parameters
@@ -27,7 +34,6 @@ class JobOpened:
         State of the planner when the last round before this job started.
     """
 
-    now_s: float
     nodes: tuple[Node, ...]
     deadline_s: float = math.inf
     first_round: int = 0
@@ -40,39 +46,35 @@ class JobOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeJoined:
+class NodeJoined(SchedulingEvent):
     """Node that becomes part of the job."""
 
-    now_s: float
     node: Node
 
 
 @dataclass(frozen=True, slots=True)
-class NodeLost:
+class NodeLost(SchedulingEvent):
     """Failure of a node; the ends of the tasks on it are events of their own, and come first."""
 
-    now_s: float
     node: str
 
 
 @dataclass(frozen=True, slots=True)
-class MemberArrived:
+class MemberArrived(SchedulingEvent):
     """Member that needs training from now on."""
 
-    now_s: float
     member: str
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSignalled:
+class TaskSignalled(SchedulingEvent):
     """Arrival of SIGTERM at a rank of a task's group: the group has to leave."""
 
-    now_s: float
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class TaskEnded:
+class TaskEnded(SchedulingEvent):
     """End of a task's group; its GPUs are free.
 
     Parameters
@@ -81,44 +83,26 @@ class TaskEnded:
         True if the member left by itself because its next epoch would not fit before the deadline.
     """
 
-    now_s: float
     name: str
     reason: ExitReason
     no_room: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class EpochDone:
+class EpochDone(SchedulingEvent):
     """End of an epoch of a member in training, with its rate in samples/s."""
 
-    now_s: float
     member: str
     rate: float
 
 
 @dataclass(frozen=True, slots=True)
-class Tick:
+class Tick(SchedulingEvent):
     """Passing of time without any other event."""
-
-    now_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnding:
+class JobEnding(SchedulingEvent):
     """Request to end the job for a reason outside of its scheduling."""
 
-    now_s: float
     reason: str
-
-
-SchedulingEvent = (
-    JobOpened
-    | NodeJoined
-    | NodeLost
-    | MemberArrived
-    | TaskSignalled
-    | TaskEnded
-    | EpochDone
-    | Tick
-    | JobEnding
-)

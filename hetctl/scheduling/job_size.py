@@ -97,17 +97,14 @@ def best_of(found: Sequence[JobSizeOption], budget: Budget) -> JobSizeOption:
 
     If none keeps the budget, return the one with the fewest GPU-hours: the run then stops at the limit.
     """
-    allowed = [p for p in found if _keeps(p, budget)]
+    gpu_hours, jobs = budget.gpu_hours or math.inf, budget.max_jobs or math.inf
+    allowed = [p for p in found if p.gpu_hours <= gpu_hours and p.jobs <= jobs]
     if not allowed:
         return min(found, key=lambda p: p.gpu_hours)
     fewest = min(p.gpu_hours for p in found)
     efficient = [p for p in allowed if p.gpu_hours <= WASTE * fewest] or allowed
     least_s = min(p.makespan_s for p in efficient)
     return next(p for p in efficient if p.makespan_s <= FAST_ENOUGH * least_s)
-
-
-def _keeps(option: JobSizeOption, budget: Budget) -> bool:
-    return option.gpu_hours <= (budget.gpu_hours or math.inf) and option.jobs <= (budget.max_jobs or math.inf)
 
 
 def _node_counts(site: Site, b: Bin, members: Sequence[Workload], gpus: int | None) -> list[int]:
@@ -128,7 +125,7 @@ def _option_of(
     held = gpus or nodes * site.gpus_per_node
     if any(member.min_gpus > held for member in members):
         return None
-    start_s = _startup_s(members)
+    start_s = max((member.startup_s for member in members), default=0.0)
     bound_s = makespan_bound([(0.0, member) for member in members], held)
     makespan_s = bound_s + sum(member.startup_s for member in members) / held
     longest_s = wall_s or b.queue.max_wall_s or UNLIMITED_WALL_S
@@ -138,14 +135,6 @@ def _option_of(
     jobs = max(1, math.ceil(makespan_s / usable_s))
     # The grace depends on the time that is being chosen, so the longest one is assumed.
     wanted_s = SLACK * makespan_s / jobs + start_s + LONGEST_GRACE_S
-    asked_s = wall_s or min(longest_s, max(LEAST_WALL_S, _round_up(wanted_s)))
+    asked_s = wall_s or min(longest_s, max(LEAST_WALL_S, math.ceil(wanted_s / WALL_STEP_S) * WALL_STEP_S))
     size = JobSize(b.queue, held, nodes, asked_s, grace_of(asked_s))
     return JobSizeOption(size, jobs, makespan_s, held * makespan_s / 3600)
-
-
-def _startup_s(members: Sequence[Workload]) -> float:
-    return max((member.startup_s for member in members), default=0.0)
-
-
-def _round_up(seconds: float) -> int:
-    return math.ceil(seconds / WALL_STEP_S) * WALL_STEP_S

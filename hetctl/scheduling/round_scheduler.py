@@ -13,7 +13,7 @@ from hetctl.perf.epoch_timeline import has_room, least_task_s, task_s
 from hetctl.perf.rate_prediction import is_noteworthy
 from hetctl.scheduling import events
 from hetctl.scheduling.commands import EndJob, EndRound, Start, Task
-from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler, ObservedMembers, Observer
+from hetctl.scheduling.job_scheduler import DEADLINE, FINISHED, JobScheduler, Observer
 from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, plan_fitting
 
 POLL_S = 0.05
@@ -199,7 +199,17 @@ class RoundScheduler(JobScheduler):
         """Call the planner; stop the members whose GPUs it takes, and store its allocations."""
         self._changed = False
         seen = self._observer.seen(now_s, self.running, self._deferred(now_s))
-        request = self._request(seen, now_s)
+        request = Request(
+            workloads=seen.waiting,
+            nodes=self.pool.free,
+            gpus=self.pool.gpus,
+            round_index=self._next_round,
+            options=self._options,
+            held=seen.held if self._planner.paradigm == "elastic" else (),
+            cluster=tuple(self.pool.nodes.values()),
+            now_s=now_s,
+            planner_state=self._planner_state,
+        )
         if not request.workloads and not request.held:
             if self._is_idle:
                 self._end(DEADLINE if seen.left else FINISHED, now_s)
@@ -217,22 +227,12 @@ class RoundScheduler(JobScheduler):
         self._planner_state = decision.planner_state
         self._replan_at_s = math.inf if decision.replan_at_s is None else decision.replan_at_s
         self._pending = list(decision.start)
-        self._stop_members(decision)
+        given = dict.fromkeys(allocation.member for allocation in decision.start)
+        for name in (*decision.stop, *given):
+            if name in self.running:
+                self._stop(name, RESIZE if name in given else PREEMPTED)
         if self._is_idle:
             self._end(DEADLINE, now_s)
-
-    def _request(self, seen: ObservedMembers, now_s: float) -> Request:
-        return Request(
-            workloads=seen.waiting,
-            nodes=self.pool.free,
-            gpus=self.pool.gpus,
-            round_index=self._next_round,
-            options=self._options,
-            held=seen.held if self._planner.paradigm == "elastic" else (),
-            cluster=tuple(self.pool.nodes.values()),
-            now_s=now_s,
-            planner_state=self._planner_state,
-        )
 
     def _fits(self, left: Mapping[str, Workload], allocation: Allocation, now_s: float) -> bool:
         """Return true if the member could make progress before the deadline with all work it may have left.
@@ -270,25 +270,20 @@ class RoundScheduler(JobScheduler):
             if until_s > now_s and (self.running or until_s == math.inf)
         }
 
-    def _stop_members(self, decision: Decision) -> None:
-        given = {allocation.member for allocation in decision.start}
-        for name in (*decision.stop, *(allocation.member for allocation in decision.start)):
-            if name in self.running:
-                self._stop(name, RESIZE if name in given else PREEMPTED)
-
     def _stop(self, name: str, reason: str) -> None:
         self._rounds[self.running[name].round].reasons[name] = reason
         super()._stop(name, reason)
 
     def _start_pending(self, now_s: float) -> None:
         """Start one round with all whose GPUs are free, except members that are done or no longer fit."""
-        ready: list[Allocation] = []
-        waiting: list[Allocation] = []
+        parts: dict[bool, list[Allocation]] = {True: [], False: []}
         for allocation in self._pending:
-            (ready if self._is_ready(allocation) else waiting).append(allocation)
+            is_ready = allocation.member not in self.running and self.pool.can_hold(allocation.placement)
+            parts[is_ready].append(allocation)
+        ready = parts[True]
         if not ready:
             return
-        self._pending = waiting
+        self._pending = parts[False]
         left = self._observer.left(now_s)
         # Time has passed since the decision: GPUs may have been waited for, or a member may have converged.
         starting = [a for a in ready if a.member in left and self._fits(left, a, now_s)]
@@ -297,9 +292,6 @@ class RoundScheduler(JobScheduler):
             self._end(limit, now_s)
         elif starting:
             self._open_round(starting, left, now_s)
-
-    def _is_ready(self, allocation: Allocation) -> bool:
-        return allocation.member not in self.running and self.pool.can_hold(allocation.placement)
 
     def _open_round(
         self, allocations: Sequence[Allocation], left: Mapping[str, Workload], now_s: float

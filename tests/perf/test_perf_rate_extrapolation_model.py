@@ -58,5 +58,4 @@ def test_a_fit_foretells_the_rates_of_its_own_algorithm(compute_s: float) -> Non
     measured = rates_of((1, 2, 4, 8), compute_s)
     model = fit_speed(measured)
     for gpus, rate in {**measured, **rates_of((16, 32, 64), compute_s)}.items():
-        assert model.rate(gpus) == pytest.approx(rate, rel=1e-6)
-    assert min(model.theta) >= 0
+        assert model(gpus) == pytest.approx(rate, rel=1e-6)

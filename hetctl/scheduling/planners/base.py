@@ -268,11 +268,6 @@ def single_s(workload: Workload) -> float:
     return workload.samples_left / workload.gpu_rate
 
 
-def gpu_count(gpus: int) -> str:
-    """Return ``1 GPU``, ``2 GPUs``, .."""
-    return f"{gpus} GPU{'s' * (gpus != 1)}"
-
-
 @dataclass(frozen=True)
 class Planner:
     """A published planning method, or one of hetctl's own.

@@ -25,7 +25,8 @@ from typing import Any
 
 from hetctl.model.site import Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Planner, Request, gpu_count, gpus_after
+from hetctl.perf.rate_extrapolation import gpu_count
+from hetctl.scheduling.planners.base import Decision, Planner, Request, gpus_after
 from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 
 

@@ -19,16 +19,8 @@ from functools import lru_cache
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
-from hetctl.perf.rate_extrapolation import rate_curve
-from hetctl.scheduling.planners.base import (
-    Decision,
-    Held,
-    Planner,
-    Request,
-    allocations_after,
-    gpu_count,
-    gpus_after,
-)
+from hetctl.perf.rate_extrapolation import gpu_count, rate_curve
+from hetctl.scheduling.planners.base import Decision, Held, Planner, Request, allocations_after, gpus_after
 from hetctl.scheduling.planners.doubling import (
     ResizeCandidate,
     candidates_of,

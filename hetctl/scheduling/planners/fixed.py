@@ -10,12 +10,13 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice
 
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, gpu_count
+from hetctl.perf.rate_extrapolation import gpu_count
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request
 from hetctl.scheduling.planners.packing import Item, pack
 
 
@@ -26,13 +27,7 @@ def fixed(k: int) -> Planner:
     It gives fewer if a member's rates or the cluster end below `k`, and more if its rates begin above. The
     first member in the queue waits for its GPUs, and no other overtakes it.
     """
-
-    def decide(request: Request) -> Decision:
-        return in_turn(request, k)
-
-    def reasons(request: Request, decision: Decision) -> dict[str, str]:
-        return _reasons(request, decision, k)
-
+    decide, reasons = partial(in_turn, k=k), partial(_reasons, k=k)
     return Planner(f"fixed-{k}", "local", decide, reasons=reasons)
 
 

@@ -12,14 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from hetctl.model.plan import Placement
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import (
-    Decision,
-    Options,
-    Planner,
-    Request,
-    allocation_on,
-    gpu_count,
-)
+from hetctl.perf.rate_extrapolation import gpu_count
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, allocation_on
 from hetctl.scheduling.planners.packing import pack
 
 

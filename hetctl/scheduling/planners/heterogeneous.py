@@ -18,14 +18,8 @@ from hetctl.model.site import Node
 from hetctl.model.training_settings import OFF
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import Identity, least_s
-from hetctl.scheduling.planners.base import (
-    Decision,
-    Planner,
-    Request,
-    WaitingQueue,
-    gpu_count,
-    single_s,
-)
+from hetctl.perf.rate_extrapolation import gpu_count
+from hetctl.scheduling.planners.base import Decision, Planner, Request, WaitingQueue, single_s
 from hetctl.scheduling.planners.placement import most_on_one
 
 

@@ -14,7 +14,8 @@ import math
 from collections.abc import Mapping
 
 from hetctl.perf.bounds import envelope_of
-from hetctl.scheduling.planners.base import Decision, Request, gpu_count, gpus_after
+from hetctl.perf.rate_extrapolation import gpu_count
+from hetctl.scheduling.planners.base import Decision, Request, gpus_after
 from hetctl.scheduling.planners.doubling import ResizeCandidate, candidates_of
 from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 

@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hetctl.model.plan import Allocation, Placement
 from hetctl.perf.epoch_timeline import allotment_bound, allotments_of
-from hetctl.scheduling.planners.base import (
-    MEAN_JCT,
-    Decision,
-    Planner,
-    Request,
-    allocation_on,
-    gpu_count,
-)
+from hetctl.perf.rate_extrapolation import gpu_count
+from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request, allocation_on
 from hetctl.scheduling.planners.fixed import drawn
 from hetctl.scheduling.planners.static_schedule import (
     Heads,

@@ -12,15 +12,8 @@ from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import Allocation, Plan, Round
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
-from hetctl.scheduling.planners.base import (
-    Decision,
-    Options,
-    Planner,
-    Request,
-    allocations_after,
-    gpu_count,
-    single_s,
-)
+from hetctl.perf.rate_extrapolation import gpu_count
+from hetctl.scheduling.planners.base import Decision, Options, Planner, Request, allocations_after, single_s
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulated_task import SimulatedTask, forecasts

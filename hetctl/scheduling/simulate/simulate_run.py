@@ -14,7 +14,7 @@ from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import MEAN_JCT, Options, Planner
 from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario, Successors
-from hetctl.scheduling.simulate.simulated_task import SimulatedTask, forecasts
+from hetctl.scheduling.simulate.simulated_task import forecasts
 
 
 def simulate(
@@ -44,7 +44,8 @@ def simulate(
     arrived_s = {arrival.workload.name: arrival.at_s for arrival in arrivals}
     members = forecasts(arrived_s, engine.tasks)
     makespan_s = max((member.done_s for member in members), default=0.0)
-    mean_jct_s = _mean([member.done_s - arrived_s[member.member] for member in members])
+    waited_s = math.fsum(member.done_s - arrived_s[member.member] for member in members)
+    mean_jct_s = waited_s / max(len(members), 1)
     jobs = _jobs(arrivals)
     mean = options.objective == MEAN_JCT
     bound_s = (mean_jct_bound if mean else makespan_bound)(jobs, scenario.cluster.gpus)
@@ -66,7 +67,10 @@ def simulate(
         gpu_busy_fraction=busy / whole if whole else 0.0,
         plan_seconds=math.fsum(engine.planning_s),
         slowest_plan_s=max(engine.planning_s, default=0.0),
-        intervals=tuple(_interval(task) for task in engine.tasks),
+        intervals=tuple(
+            Interval(t.allocation, t.round_index, t.start_s, t.end_s, t.startup_s, t.samples)
+            for t in engine.tasks
+        ),
         members=members,
         options=asdict(options),
     )
@@ -80,21 +84,6 @@ def _jobs(arrivals: Iterable[Arrival]) -> list[tuple[float, Workload]]:
         at_s, before = jobs.get(name, (arrival.at_s, arrival.workload.with_left(0.0)))
         jobs[name] = at_s, before.with_left(before.samples_left + arrival.workload.samples_left)
     return list(jobs.values())
-
-
-def _interval(task: SimulatedTask) -> Interval:
-    return Interval(
-        allocation=task.allocation,
-        round_index=task.round_index,
-        start_s=task.start_s,
-        end_s=task.end_s,
-        restart_s=task.startup_s,
-        samples=task.samples,
-    )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values) if values else 0.0
 
 
 COMPARISON_S = 0.5
@@ -134,17 +123,14 @@ def choose(
         except InfeasibleError as error:
             refusals.append(error)
         else:
-            tried.append((_objective(result), result.restarts, planner))
+            mean = options.objective == MEAN_JCT
+            tried.append((result.mean_jct_s if mean else result.makespan_s, result.restarts, planner))
     if not tried:
         raise refusals[0]
     # Without the key, equal results would compare planners, which have no order.
     ranked = sorted(tried, key=lambda entry: entry[:2])
     figures = ", ".join(f"{planner.name} {_time(seconds)}" for seconds, _, planner in ranked)
     return PlannerChoice(ranked[0][2], f"simulated {options.objective} of each planner: {figures}")
-
-
-def _objective(result: Simulation) -> float:
-    return result.mean_jct_s if result.objective == MEAN_JCT else result.makespan_s
 
 
 def _time(seconds: float) -> str:
