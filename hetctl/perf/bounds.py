@@ -155,7 +155,7 @@ class Backlog:
         insort(self._least_s, member.least_s)
         del self._sums[at + 1 :]
 
-    def take(self, number: int, workload: Workload) -> None:
+    def remove(self, number: int, workload: Workload) -> None:
         """Remove a member."""
         member = self._member(number, workload)
         at = bisect_left(self._members, member)

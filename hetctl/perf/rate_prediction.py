@@ -69,7 +69,13 @@ def known_rates(
         now = _higher(now, _with_rates(profile, seen))
     for gpu_type, rates in now.items():
         seen[gpu_type] = {**seen.get(gpu_type, {}), **rates}
-    return _with_rates(_with_overhead(profile, seen_overhead_s(epochs, batch_size)), seen)
+    overhead_s = seen_overhead_s(epochs, batch_size)
+    if overhead_s is None:
+        overhead_s = profile.seen_overhead_s
+    if overhead_s is not None:
+        # It includes evaluation and checkpoint, so both must not be added again.
+        profile = replace(profile, epoch_s=max(0.0, overhead_s - profile.evaluate_s), save_s=0.0)
+    return _with_rates(profile, seen)
 
 
 def _higher(seen: Mapping[str, Rates], known: MemberProfile) -> dict[str, dict[int, float]]:
@@ -96,15 +102,6 @@ def _with_rates(profile: MemberProfile, seen: Mapping[str, Rates]) -> MemberProf
     untyped = {} if profile.rates_by_type else seen.get("", {})
     own = {**untyped, **seen.get(profile.gpu_type or "", {})}
     return replace(profile, rates=corrected(profile.rates, own), rates_by_type=by_type)
-
-
-def _with_overhead(profile: MemberProfile, overhead_s: float | None) -> MemberProfile:
-    """Return a profile with the overhead of epochs observed in this run, or else in earlier ones."""
-    seen_s = profile.seen_overhead_s if overhead_s is None else overhead_s
-    if seen_s is None:
-        return profile
-    # The overhead that was seen includes evaluation and checkpoint, so both must not be added again.
-    return replace(profile, epoch_s=max(0.0, seen_s - profile.evaluate_s), save_s=0.0)
 
 
 def corrected(profiled: Rates, seen: Rates) -> dict[int, float]:

@@ -130,7 +130,7 @@ def test_a_backlog_counts_as_its_members_after_every_change(
     for _ in range(3 * len(members)):
         number = draw.randrange(len(members))
         if number in there:
-            backlog.take(number, there.pop(number))
+            backlog.remove(number, there.pop(number))
         else:
             there[number] = members[number]
             backlog.add(number, there[number])

@@ -36,7 +36,7 @@ from hetctl.scheduling.job_scheduler import (
     RunningTask,
 )
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
-from hetctl.scheduling.round_scheduler import POLL_S, RoundScheduler
+from hetctl.scheduling.round_scheduler import POLL_S, RoundScheduler, should_stop
 
 
 def one_each(request: Request) -> Decision:
@@ -387,3 +387,27 @@ def ended(
     if what == "done":
         return [bench.done(now_s, name)]
     return [TaskEnded(now_s, name, ExitReason.STOPPED if what == "told" else ExitReason.KILLED)]
+
+
+@pytest.mark.parametrize(
+    ("active", "allocated", "alpha", "waiting", "stops"),
+    [
+        ({"a": 5, "b": 3}, 10, 0.8, True, False),
+        ({"a": 4, "b": 3}, 10, 0.8, True, True),
+        ({"a": 1}, 10, 0.8, True, True),
+        # The round is over.
+        ({}, 10, 0.8, True, False),
+        # M are the GPUs of the round, not of the cluster.
+        ({"a": 1}, 1, 0.8, True, False),
+        # A new plan would change nothing for members with all the GPUs that they may have, a 2 and b 1.
+        ({"a": 2, "b": 1}, 10, 0.8, False, False),
+        ({"a": 1, "b": 1}, 10, 0.8, False, True),
+        ({"a": 2, "b": 1}, 10, 0.8, True, True),
+        ({"a": 1}, 10, 0.0, True, False),
+        ({"a": 9}, 10, 1.0, True, True),
+    ],
+)
+def test_a_round_stops_below_alpha_of_its_gpus(
+    active: dict[str, int], allocated: int, alpha: float, waiting: bool, stops: bool
+) -> None:
+    assert should_stop(active, allocated, alpha, waiting=waiting, max_gpus={"a": 2, "b": 1}) is stops

@@ -92,16 +92,9 @@ def _drafts(
 def _compared(
     request: PlanRequest, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> PhaseDraft:
-    """Return the data-parallel phase, with the times of other modes for comparison."""
+    """Return the data-parallel phase, with the times of other modes as far as they are possible."""
     draft = data_parallel(request, rest)
-    return replace(draft, makespans_s={**draft.makespans_s, **_other_makespans(request, rest, layers)})
-
-
-def _other_makespans(
-    request: PlanRequest, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
-) -> dict[str, float]:
-    """Return the simulated times of the other modes, as far as they are possible for the members."""
-    makespans_s = {}
+    makespans_s = dict(draft.makespans_s)
     if request.partitions:
         with suppress(InfeasibleError):
             makespans_s[HOPPER] = hop_run(request, rest).seconds
@@ -109,7 +102,7 @@ def _other_makespans(
         with suppress(BadInputError, InfeasibleError):
             pipelined = [pipeline_member_of(request, member.name, layers[member.name]) for member in rest]
             makespans_s[PIPELINE] = pipelines(request, pipelined).run.seconds
-    return makespans_s
+    return replace(draft, makespans_s=makespans_s)
 
 
 def _hop_epochs(

@@ -140,13 +140,21 @@ def data_parallel_plan(request: PlanRequest, members: Sequence[Workload], option
     Raises
     ------
     BadInputError
-        If the planner does not support the requested sharing.
+        If the planner or the launcher does not support the requested sharing.
     """
     scenario = request.scenario
     choice = chosen(request.planner, [Arrival(member) for member in members], scenario, options)
     if not choice.planner.shares:
         refuse_conflicts(choice.planner.name, NO_FLOTILLAS, sharing=request.sharing)
-    _refuse_unknown_nodes(request)
+    site = request.site
+    # Members of a node share a stream.
+    chosen_by_launcher = site.launch == MEMBERS and LAUNCHERS[site.launcher].chooses_nodes
+    if request.sharing == LOCKSTEP and chosen_by_launcher and request.size.gpus > site.gpus_per_node:
+        raise BadInputError(
+            f"with launch: members, {site.launcher} chooses the nodes of each member, and members in lockstep"
+            " must know which members share their node",
+            "choose --launch nodes, or --sharing cached",
+        )
     plan = forecast(choice.planner, members, scenario, options, explain=request.explain)
     gains = {} if options.balance == OFF else _balance_gains(plan, members, scenario.cluster)
     return replace(plan, reason=choice.reason, balance_gains=gains)
@@ -165,18 +173,6 @@ def _balance_gains(plan: Plan, members: Sequence[Workload], cluster: Cluster) ->
             equal = workload.on_slowest(gpus).rates[count]
             gains[given.member] = workload.on_balanced(gpus).rates[count] / equal
     return gains
-
-
-def _refuse_unknown_nodes(request: PlanRequest) -> None:
-    """Refuse lockstep, in which members of a node share a stream, if the launcher chooses members' nodes."""
-    site = request.site
-    chosen_by_launcher = site.launch == MEMBERS and LAUNCHERS[site.launcher].chooses_nodes
-    if request.sharing == LOCKSTEP and chosen_by_launcher and request.size.gpus > site.gpus_per_node:
-        raise BadInputError(
-            f"with launch: members, {site.launcher} chooses the nodes of each member, and members in lockstep"
-            " must know which members share their node",
-            "choose --launch nodes, or --sharing cached",
-        )
 
 
 def check_planner(name: str, options: Mapping[str, Any]) -> None:

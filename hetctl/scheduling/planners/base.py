@@ -44,7 +44,6 @@ class WaitingQueue(list[Workload]):
         self.widest = 0
         self._key = key
         self._numbers: dict[str, int] = {}
-        self._keys: list[tuple[Any, int]] = []
         self._interruptions_s: list[float] = []
         self._backlog: Backlog | None = None
         for workload in workloads:
@@ -59,10 +58,7 @@ class WaitingQueue(list[Workload]):
         """Insert a workload in order."""
         # A member that comes back keeps its first number, and so its place before later arrivals.
         number = self._numbers.setdefault(workload.name, len(self._numbers))
-        key = self._key(workload), number
-        at = bisect_left(self._keys, key)
-        self._keys.insert(at, key)
-        self.insert(at, workload)
+        insort(self, workload, key=self._place)
         self.by_name[workload.name] = workload
         insort(self._interruptions_s, workload.interruption_s)
         if workload.min_gpus > self.widest:
@@ -71,14 +67,16 @@ class WaitingQueue(list[Workload]):
         if self._backlog:
             self._backlog.add(number, workload)
 
-    def take(self, name: str) -> None:
+    def drop(self, name: str) -> None:
         """Remove the workload of that name."""
         workload, number = self.by_name.pop(name), self._numbers[name]
-        at = bisect_left(self._keys, (self._key(workload), number))
-        del self._keys[at], self[at]
+        del self[bisect_left(self, self._place(workload), key=self._place)]
         del self._interruptions_s[bisect_left(self._interruptions_s, workload.interruption_s)]
         if self._backlog:
-            self._backlog.take(number, workload)
+            self._backlog.remove(number, workload)
+
+    def _place(self, workload: Workload) -> tuple[Any, int]:
+        return self._key(workload), self._numbers[workload.name]
 
     def without(self, names: Set[str]) -> Sequence[Workload]:
         """Return the workloads except those of `names`."""

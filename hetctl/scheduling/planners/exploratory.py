@@ -206,12 +206,12 @@ class Known:
         """
         workload, known = candidate.workload, self.counts[self.key(candidate.workload)]
         counts = tuple(doublings(workload.min_gpus, workload.max_gpus))
-        tried = tuple((gpus, workload.rates[gpus]) for gpus in counts if gpus in known)
+        tried = {gpus: workload.rates[gpus] for gpus in counts if gpus in known}
         rates = dict[int, float]()
         for gpus in counts:
-            rate = dict(tried).get(gpus)
+            rate = tried.get(gpus)
             if rate is None and gpus > EXPLORED:
-                rate = _predicted(tried, workload.max_gpus).get(gpus)
+                rate = _predicted(tuple(tried.items()), workload.max_gpus).get(gpus)
             if rate is None:
                 break
             rates[gpus] = rate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heappop, heappush
@@ -59,72 +59,49 @@ class _Free:
 
     Parameters
     ----------
-    numbers : mapping of int to int
+    numbers : counter of int
         Nodes by their free GPUs, above 0.
     sums : sequence of int
         GPUs of the largest node of the cluster, of the two largest, and so on.
     """
 
-    __slots__ = ("_numbers", "_sizes", "_sums")
-
-    def __init__(self, numbers: dict[int, int], sums: Sequence[int]) -> None:
-        self._numbers = numbers
-        self._sizes = sorted(numbers)
-        self._sums = sums
-
-    @property
-    def key(self) -> tuple[tuple[int, int], ...]:
-        """Key that is equal if the same members fit."""
-        return tuple([(size, self._numbers[size]) for size in self._sizes])
+    def __init__(self, numbers: Counter[int], sums: Sequence[int]) -> None:
+        self.numbers, self._sums = numbers, sums
 
     @property
     def gpus(self) -> int:
         """Number of free GPUs on all nodes."""
-        return sum(size * number for size, number in self._numbers.items())
+        return sum(size * number for size, number in self.numbers.items())
 
     def find(self, gpus: int) -> list[tuple[int, int]] | None:
         """Return (free GPUs, GPUs taken) of a member's nodes: the freest as a whole, and the tightest fit.
 
         Return None if it would need more nodes than on an empty cluster.
         """
-        found: list[tuple[int, int]] = []
-        whole, left = bisect_left(self._sums, gpus), gpus
-        at, spare = len(self._sizes), 0
-        while len(found) < whole and at:
-            at -= 1
-            size = self._sizes[at]
-            used = min(self._numbers[size], whole - len(found))
-            spare = self._numbers[size] - used
+        count, left, found = bisect_left(self._sums, gpus), gpus, list[tuple[int, int]]()
+        rest = self.numbers.copy() if count else self.numbers
+        while len(found) < count and rest:
+            size = max(rest)
+            used = min(rest.pop(size), count - len(found))
+            if self.numbers[size] > used:
+                rest[size] = self.numbers[size] - used
             found += [(size, size)] * used
             left -= size * used
-        fit = bisect_left(self._sizes, left)
-        if len(found) < whole or fit > at or (fit == at and not spare):
-            return None
-        return [*found, (self._sizes[fit], left)]
+        fitting = [size for size in rest if size >= left]
+        return [*found, (min(fitting), left)] if fitting and len(found) == count else None
 
     def take(self, size: int, gpus: int, nodes: int = 1) -> None:
         """Take GPUs on each of `nodes` nodes that have `size` free."""
-        self._add(size, -nodes)
+        self.numbers[size] -= nodes
+        if not self.numbers[size]:
+            del self.numbers[size]
         if size > gpus:
-            self._add(size - gpus, nodes)
-
-    def _add(self, size: int, nodes: int) -> None:
-        number = self._numbers.get(size, 0)
-        if number + nodes:
-            self._numbers[size] = number + nodes
-            if not number:
-                insort(self._sizes, size)
-        else:
-            del self._numbers[size], self._sizes[bisect_left(self._sizes, size)]
+            self.numbers[size - gpus] += nodes
 
     def after(self, gpus: int, members: int) -> tuple[_Free, int]:
         """Return the free GPUs after `members` members took `gpus` each, and how many found no room."""
-        free = _Free.__new__(_Free)
-        free._numbers, free._sizes, free._sums = self._numbers.copy(), self._sizes.copy(), self._sums
-        while members:
-            parts = free.find(gpus)
-            if parts is None:
-                break
+        free = _Free(self.numbers.copy(), self._sums)
+        while members and (parts := free.find(gpus)):
             if len(parts) > 1:
                 for size, taken in parts:
                     free.take(size, taken)
@@ -133,7 +110,7 @@ class _Free:
                 # On the nodes with the tightest fit, as many members as these have room for.
                 ((size, _),) = parts
                 each = min(size // gpus, members)
-                nodes = min(members // each, free._numbers[size])
+                nodes = min(members // each, free.numbers[size])
                 free.take(size, each * gpus, nodes)
                 members -= each * nodes
         return free, members
@@ -189,7 +166,7 @@ class _Orders:
         self.best = groups
         self._best_out = _out_of(free, groups)
         self._left = limit - 1
-        self._reached: dict[tuple[Groups, tuple[tuple[int, int], ...]], int] = {}
+        self._reached: dict[tuple[Groups, frozenset[tuple[int, int]]], int] = {}
         self._try((), groups, free, 0)
 
     def _try(self, begun: Groups, rest: Groups, free: _Free, out: int) -> None:
@@ -198,7 +175,7 @@ class _Orders:
         wanted = sum(gpus * members for gpus, members in rest)
         if out + max(wanted - free.gpus, 0) >= self._best_out:
             return
-        key = rest, free.key
+        key = rest, frozenset(free.numbers.items())
         # The same members are left on the same free GPUs: another order of the earlier ones gains nothing.
         if self._reached.get(key, out + 1) <= out:
             return

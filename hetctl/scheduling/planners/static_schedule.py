@@ -82,7 +82,7 @@ class Problem:
 
     def cost(self, schedule: Iterable[Placed]) -> float:
         """Return the cost to be minimised, in seconds: the last end, or the sum of all ends."""
-        ends = [placed.start_s + placed.run.seconds for placed in schedule]
+        ends = [placed.end_s for placed in schedule]
         return math.fsum(ends) if self.mean else max(ends, default=0.0)
 
     @cached_property
@@ -139,7 +139,9 @@ class Skyline:
     def __init__(self, heads: Heads, wanted: Iterable[int]) -> None:
         self.free = [list(head) for head in heads]
         self._size = max(len(head) for head in heads)
-        self._wanted = sorted({part for gpus in wanted for part in _parts_of(gpus, self._size)})
+        # A run takes full nodes, and a part of another.
+        parts = {part for gpus in wanted for part in (self._size * (gpus >= self._size), gpus % self._size)}
+        self._wanted = sorted(parts - {0})
         self._versions = [0] * len(heads)
         self._heaps: dict[int, list[tuple[float, int, int, int]]] = {part: [] for part in self._wanted}
         for node in range(len(heads)):
@@ -156,7 +158,10 @@ class Skyline:
             found.append((*self._pop(part, {node for _, node, _ in found}), part))
         start_s = max(ready_s for ready_s, _, _ in found)
         for _, node, gpus in found:
-            self._take(node, gpus, start_s, start_s + run.seconds)
+            occupy(self.free[node], gpus, start_s, start_s + run.seconds)
+            self._versions[node] += 1
+            for part, entry in self._entries(node):
+                heapq.heappush(self._heaps[part], entry)
         return Placed(start_s, run, tuple((node, gpus) for _, node, gpus in found))
 
     def _pop(self, gpus: int, taken: set[int]) -> tuple[float, int]:
@@ -172,12 +177,6 @@ class Skyline:
         for entry in passed:
             heapq.heappush(heap, entry)
         return ready_s, node
-
-    def _take(self, node: int, gpus: int, start_s: float, end_s: float) -> None:
-        occupy(self.free[node], gpus, start_s, end_s)
-        self._versions[node] += 1
-        for part, entry in self._entries(node):
-            heapq.heappush(self._heaps[part], entry)
 
     def _entries(self, node: int) -> Iterable[tuple[int, tuple[float, int, int, int]]]:
         free, version = self.free[node], self._versions[node]
@@ -195,8 +194,3 @@ def occupy(free: list[float], gpus: int, start_s: float, end_s: float) -> None:
     del free[stop - gpus : stop]
     at = bisect_right(free, end_s)
     free[at:at] = [end_s] * gpus
-
-
-def _parts_of(gpus: int, node_size: int) -> set[int]:
-    whole, part = divmod(gpus, node_size)
-    return ({node_size} if whole else set()) | ({part} if part else set())

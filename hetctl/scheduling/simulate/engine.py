@@ -274,18 +274,12 @@ class Engine:
 
 
 def _too_short(timing: JobTiming, member: str, needed_s: float) -> InfeasibleError:
-    wall_s = math.floor(timing.wall_s or 0.0)
+    minutes, seconds = divmod(math.floor(timing.wall_s or 0.0), 60)
+    limit = f"{minutes // 60}:{minutes % 60:02}" + (f":{seconds:02}" if seconds else "")
+    whole_s = needed_s + timing.grace_s
+    needed = f"{math.ceil(whole_s)} s" if whole_s < 120 else f"{math.ceil(whole_s / 60)} min"
     return InfeasibleError(
-        f"round limit {_limit(wall_s)} is shorter than start-up, checkpoint and grace of {member}"
-        f" ({_duration(needed_s + timing.grace_s)}); raise --time",
+        f"round limit {limit} is shorter than start-up, checkpoint and grace of {member} ({needed});"
+        " raise --time",
         hint="an epoch need not fit: a longer one is trained in parts",
     )
-
-
-def _limit(seconds: int) -> str:
-    minutes, rest = divmod(seconds, 60)
-    return f"{minutes // 60}:{minutes % 60:02}" + (f":{rest:02}" if rest else "")
-
-
-def _duration(seconds: float) -> str:
-    return f"{math.ceil(seconds)} s" if seconds < 120 else f"{math.ceil(seconds / 60)} min"

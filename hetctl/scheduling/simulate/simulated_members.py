@@ -47,7 +47,7 @@ class SimulatedMembers:
 
     def begin(self, task: SimulatedTask) -> int:
         """Start a member's task; return its number."""
-        self._waiting.take(task.workload.name)
+        self._waiting.drop(task.workload.name)
         self.running[task.workload.name] = len(self.tasks)
         self.tasks.append(task)
         return len(self.tasks) - 1

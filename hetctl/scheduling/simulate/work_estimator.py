@@ -151,7 +151,11 @@ class WorkEstimator:
         prior = self._prior()
         for name in trained:
             self._members[name].predict(prior)
-        return [self._seen(workload, trained[workload.name]) for workload in workloads]
+        seen = []
+        for workload in workloads:
+            member, done = self._members[workload.name], trained[workload.name]
+            seen.append(replace(workload, samples_left=max(member.predicted - done, 0.25) * member.epoch))
+        return seen
 
     def errors(self) -> dict[float, float]:
         """Return the median of |predicted work - work| / work, by share of a member's run."""
@@ -167,11 +171,6 @@ class WorkEstimator:
         spread = min(max(statistics.stdev(known), 0.15), 1.0)
         # Rounded, so that one member's epoch does not change the predictions of all others.
         return EpochPrior(float(f"{math.exp(statistics.fmean(known)):.2g}"), round(spread, 1))
-
-    def _seen(self, workload: Workload, trained: float) -> Workload:
-        member = self._members[workload.name]
-        left = max(member.predicted - trained, 0.25) * member.epoch
-        return replace(workload, samples_left=left)
 
 
 def simulated_member(workload: Workload, draw: random.Random, course_of: CourseOf) -> SimulatedMember:

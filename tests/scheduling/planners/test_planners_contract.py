@@ -136,6 +136,8 @@ def check_members(request: Request, decision: Decision) -> None:
     assert len(set(started)) == len(started)
     assert set(started) <= waiting | movable
     assert set(decision.stop) <= movable - set(started)
+    held = {h.workload.name: h.allocation for h in request.held}
+    assert all(held.get(a.member) != a for a in decision.start)
 
 
 def check_gpus(request: Request, decision: Decision) -> None:
@@ -297,13 +299,6 @@ def check_run(arrivals: list[Arrival], scenario: Scenario, result: Simulation) -
     assert result.mean_jct_s >= mean_jct_bound(jobs, scenario.cluster.gpus) * (1 - CLOSE)
 
 
-@every_planner
-def test_a_whole_run_trains_every_member_once(planner: Planner) -> None:
-    @examples(planner, 40, arrivals=arrivals_of(planner), scenario=worlds, options=options)
-    def check(arrivals: list[Arrival], scenario: Scenario, options: Options) -> None:
-        check_run(arrivals, scenario, simulate(planner, arrivals, scenario, options))
-
-
 def longest_task_s(workload: Workload) -> float:
     """Return the seconds for a whole epoch, at worst."""
     startup_s = max(workload.startup_s, workload.restart_s or 0.0)
@@ -313,27 +308,22 @@ def longest_task_s(workload: Workload) -> float:
 
 
 @every_planner
-def test_so_does_one_with_a_round_limit(planner: Planner) -> None:
+@pytest.mark.parametrize("trouble", ["none", "a round limit", "failing nodes"])
+def test_a_whole_run_trains_every_member_once(planner: Planner, trouble: str) -> None:
     @examples(
         planner,
-        20,
+        40 if trouble == "none" else 20,
         arrivals=arrivals_of(planner),
         scenario=worlds,
         options=options,
         spare=st.floats(1.1, 3.0),
+        seed=st.integers(0, 99),
     )
-    def check(arrivals: list[Arrival], scenario: Scenario, options: Options, spare: float) -> None:
-        longest_s = max(longest_task_s(arrival.workload) for arrival in arrivals)
-        scenario = replace(scenario, timing=JobTiming(spare * longest_s + 10.0, 5.0, 0.5, 3.0))
-        check_run(arrivals, scenario, simulate(planner, arrivals, scenario, options))
-
-
-@every_planner
-def test_a_run_with_failing_nodes_ends_with_all_work_done(planner: Planner) -> None:
-    @examples(
-        planner, 20, arrivals=arrivals_of(planner), scenario=worlds, options=options, seed=st.integers(0, 99)
-    )
-    def check(arrivals: list[Arrival], scenario: Scenario, options: Options, seed: int) -> None:
-        failures = Failures(3000.0, repair_s=100.0, checkpoint_every_s=60.0, seed=seed)
-        scenario = replace(scenario, failures=failures)
+    def check(arrivals: list[Arrival], scenario: Scenario, options: Options, spare: float, seed: int) -> None:
+        if trouble == "a round limit":
+            longest_s = max(longest_task_s(arrival.workload) for arrival in arrivals)
+            scenario = replace(scenario, timing=JobTiming(spare * longest_s + 10.0, 5.0, 0.5, 3.0))
+        elif trouble == "failing nodes":
+            failures = Failures(3000.0, repair_s=100.0, checkpoint_every_s=60.0, seed=seed)
+            scenario = replace(scenario, failures=failures)
         check_run(arrivals, scenario, simulate(planner, arrivals, scenario, options))

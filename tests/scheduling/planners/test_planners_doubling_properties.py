@@ -81,38 +81,6 @@ def after(request: Request, decision: Decision) -> dict[str, Allocation]:
     return stays | {allocation.member: allocation for allocation in decision.start}
 
 
-@elastic
-@some
-@given(requests())
-def test_a_decision_can_be_carried_out(planner: Planner, request_: Request) -> None:
-    decision = planner.decide(request_)
-    everybody = after(request_, decision)
-    taken = [(p.node, gpu) for a in everybody.values() for p in a.placement for gpu in p.gpus]
-    assert len(taken) == len(set(taken))
-    assert set(taken) <= {(node.name, gpu) for node in request_.cluster for gpu in node.gpus}
-    size = max(len(node.gpus) for node in request_.cluster)
-    rates = {c.name: c.rates for c in (*request_.workloads, *(h.workload for h in request_.held))}
-    for allocation in decision.start:
-        assert allocation.gpus == sum(len(part.gpus) for part in allocation.placement)
-        assert allocation.rate == rates[allocation.member][allocation.gpus]
-        assert len(allocation.placement) == -(-allocation.gpus // size)
-    assert not {a.member for a in decision.start} & set(decision.stop)
-    assert decision.replan_at_s is None or decision.replan_at_s > request_.now_s
-    assert set(planner.reasons(request_, decision)) == set(rates)
-
-
-@elastic
-@some
-@given(requests())
-def test_started_members_get_other_gpus_and_fixed_ones_are_kept(planner: Planner, request_: Request) -> None:
-    decision = planner.decide(request_)
-    held = {h.workload.name: h for h in request_.held}
-    for allocation in decision.start:
-        assert allocation.member not in held or held[allocation.member].allocation != allocation
-    fixed = {name for name, h in held.items() if h.fixed}
-    assert not fixed & {*decision.stop, *(allocation.member for allocation in decision.start)}
-
-
 @some
 @given(requests())
 def test_no_member_waits_while_another_holds_more_than_one_gpu(request_: Request) -> None:

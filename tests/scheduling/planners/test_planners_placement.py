@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -7,7 +8,8 @@ from hetctl.model.plan import Allocation, Placement
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
 from hetctl.scheduling.planners.base import Held, Options, Request
-from hetctl.scheduling.planners.placement import place_members
+from hetctl.scheduling.planners.packing import pack
+from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 
 RATES = {gpus: 10.0 * gpus for gpus in range(1, 17)}
 
@@ -94,3 +96,32 @@ def test_from_any_state_to_any_other(before: dict[str, int], after: dict[str, in
     assert all(len(a.placement) == -(-a.gpus // 4) for a in final)
     if sum(after.values()) <= 4 * nodes and max(after.values(), default=0) <= 1:
         assert given_ == {name: gpus for name, gpus in after.items() if gpus}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "changes", "left"),
+    [
+        # Three members of 4 need three nodes of 6.
+        ((6, 6), [(0, 4, True), (0, 4, True), (0, 4, False), (0, 2, True), (0, 2, True)], 0),
+        ((4, 4), [(0, 3, True), (0, 3, True), (0, 2, False), (0, 1, True), (0, 1, True), (0, 1, False)], 0),
+        # Members shrink and grow.
+        ((4,), [(0, 3, True), (3, 2, True), (0, 2, True), (2, 3, False)], 0),
+        # Whole nodes and a part of another.
+        ((4, 4, 2), [(0, 6, True), (0, 4, True)], 0),
+    ],
+)
+def test_counts_fit_each_on_as_few_nodes_as_it_needs(
+    sizes: tuple[int, ...], changes: list[tuple[int, int, bool]], left: int
+) -> None:
+    room = NodeCapacity([Node(f"n{i}", tuple(range(size))) for i, size in enumerate(sizes)])
+    assert [room.change(before, after) for before, after, _ in changes] == [fits for *_, fits in changes]
+    assert room.left == left
+
+
+@given(st.lists(st.integers(1, 9), max_size=12), st.integers(1, 6))
+def test_on_nodes_of_4_what_is_said_to_fit_can_be_packed(wishes: list[int], nodes: int) -> None:
+    room, cluster = NodeCapacity(Cluster.of(4 * nodes, 4).nodes), Cluster.of(4 * nodes, 4)
+    accepted = [(f"m{i}", gpus) for i, gpus in enumerate(wishes) if room.change(0, gpus)]
+    _, unplaced = pack(accepted, cluster.nodes, 2000)
+    assert unplaced == ()
+    assert room.left == 4 * nodes - sum(gpus for _, gpus in accepted)

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +12,10 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement, Plan
 from hetctl.model.site import Cluster
 from hetctl.model.workload import Workload
 from hetctl.perf.bounds import fluid_bound
-from hetctl.perf.epoch_timeline import least_task_s
 from hetctl.scheduling.planners import PLANNERS
 from hetctl.scheduling.planners.base import Decision, Held, Options, Planner, Request
-from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.forecast import forecast, reasons_for
-from hetctl.scheduling.simulate.scenario import Arrival, JobTiming, Scenario
-from hetctl.scheduling.simulate.simulated_task import SimulatedTask
+from hetctl.scheduling.simulate.scenario import JobTiming, Scenario
 
 FLOTILLA, INDEPENDENT = PLANNERS["flotilla"], PLANNERS["independent"]
 A, B, C = (
@@ -116,32 +111,11 @@ def test_a_stop_costs_a_checkpoint_and_a_start_up() -> None:
     assert plan.predicted_makespan_s == pytest.approx(16 + 1300 / 200 + 2)
 
 
-def test_a_global_round_ends_with_its_last_task() -> None:
-    members = (member("a", [10], 100), member("b", [10], 200), member("c", [10], 100))
-    plan = predict(GLOBAL, members, 2)
-    assert gpus_by_round(plan) == [{"a": 1, "b": 1}, {"c": 1}]
-    assert [(r.start_s, r.predicted_s) for r in plan.rounds] == [(0, 20), (21, 10)]
-
-
 def test_a_local_round_begins_before_the_other_has_ended() -> None:
     members = (member("a", [10], 100), member("b", [10], 200), member("c", [10], 100))
     plan = predict(LOCAL, members, 2)
     assert [(r.start_s, r.predicted_s) for r in plan.rounds] == [(0, 20), (11, 10)]
     assert plan.rounds[1].allocations[0].placement == plan.rounds[0].allocations[0].placement
-
-
-def test_gpus_that_are_freed_together_are_given_together() -> None:
-    members = tuple(member(name, [10], 100) for name in "abcd")
-    plan = predict(LOCAL, members, 2)
-    assert gpus_by_round(plan) == [{"a": 1, "b": 1}, {"c": 1, "d": 1}]
-
-
-def test_epochs_that_would_not_fit_wait_for_the_next_job() -> None:
-    # 85 s of a job's 90 hold the start-up and 6 of the 10 epochs of 13 s; the other 4 are done in the next.
-    long = Workload("a", {1: 10.0}, 1000.0, 100, startup_s=7.0, evaluate_s=2.0, checkpoint_s=1.0)
-    plan = predict(LOCAL, (long,), 1, wall_s=100, grace_s=10)
-    assert [(r.start_s, r.predicted_s) for r in plan.rounds] == [(0, 85), (90, 59)]
-    assert plan.members[0].training_s == 85 + 59
 
 
 def test_members_that_still_fit_the_job_train_first() -> None:
@@ -163,11 +137,6 @@ def test_a_limit_shorter_than_a_start_is_refused() -> None:
         predict(LOCAL, (short, long), 1, wall_s=1800, grace_s=10)
     said = "round limit 0:30 is shorter than start-up, checkpoint and grace of d017 (41 min); raise --time"
     assert caught.value.message == said
-
-
-def test_short_limits_are_given_in_seconds() -> None:
-    with pytest.raises(InfeasibleError, match=r"limit 0:01:15 is .* grace of a \(110 s\); raise --time"):
-        predict(LOCAL, (Workload("a", {1: 10.0}, 1000.0, 1000, 100.0),), 1, wall_s=75, grace_s=10)
 
 
 def test_a_cluster_without_gpus_is_refused() -> None:
@@ -192,42 +161,6 @@ ensembles = st.lists(
 ).map(lambda rows: tuple(Workload(f"m{i}", *row) for i, row in enumerate(rows)))
 planners = st.sampled_from([FLOTILLA, INDEPENDENT, LOCAL, GLOBAL])
 alphas = st.sampled_from([0.0, 0.5, 0.8, 1.0])
-
-
-def longest_task(members: Sequence[Workload]) -> float:
-    """Return the seconds in which every member gets a whole epoch done on any GPUs it may be given."""
-    whole = [replace(c, samples_left=float(c.samples_per_epoch or c.samples_left)) for c in members]
-    return max(least_task_s(c, rate) for c in whole for rate in c.rates.values()) + 10
-
-
-@settings(deadline=None)
-@given(planners, ensembles, st.integers(1, 9), alphas, st.none() | st.floats(1.0, 20.0))
-def test_all_samples_are_trained_once_whatever_the_limits(
-    planner: Planner, members: tuple[Workload, ...], gpus: int, alpha: float, jobs: float | None
-) -> None:
-    wall_s = None if jobs is None else jobs * longest_task(members)
-    timing = JobTiming(wall_s, 0.0, 1.0, 5.0)
-    arrivals = [Arrival(member) for member in members]
-    scenario = Scenario(Cluster.of(gpus, 4), timing)
-    tasks = Engine(planner, arrivals, scenario, Options(alpha=alpha)).run().tasks
-    trained: dict[str, float] = defaultdict(float)
-    for task in tasks:
-        assert task.samples >= 0
-        assert task.end_s - task.start_s <= timing.usable_s * (1 + 1e-9)
-        trained[task.workload.name] += task.samples
-    assert dict(trained) == pytest.approx({c.name: c.samples_left for c in members})
-    assert sum(task.converged for task in tasks) == len(members)
-    assert_nothing_is_used_twice(tasks)
-
-
-def assert_nothing_is_used_twice(tasks: Sequence[SimulatedTask]) -> None:
-    uses: dict[object, list[tuple[float, float]]] = defaultdict(list)
-    for task in tasks:
-        held = [(part.node, gpu) for part in task.allocation.placement for gpu in part.gpus]
-        for user in (task.workload.name, *held):
-            uses[user].append((task.start_s, task.end_s))
-    for spans in uses.values():
-        assert all(end <= start for (_, end), (start, _) in pairwise(sorted(spans)))
 
 
 @settings(deadline=None)
