@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +22,7 @@ from hetctl.runtime.worker.context import DATA_SEED, WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, all_gather
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
-from hetctl.storage.profile_request import Measurements, read_measurements
+from hetctl.storage.profile_request import read_measurements
 
 SIZES = (2**16, 2**18, 2**20, 2**22, 2**24, 2**26)
 """Bytes of a message: activations of a minibatch have some 100 kB to 100 MB."""
@@ -40,56 +39,51 @@ def measure_links(assignment: Assignment, context: WorkerContext) -> None:
     measurements = read_measurements(folder)
     kind, site = measurements.target(assignment.task.name).member, measurements.site
     group = context.join(rank_info, site.network, site.timeouts, CollectiveBackend())
-    device = _device(measurements, context)
-    nodes = tuple(all_gather(group, context.binding.node))
-    transport = P2PTransport(group, rank_info, nodes, site.network, site.timeouts, {}, device.memory)
-    points = tuple(measured_points(transport, device, context.heartbeat))
+    binding, memory, copy_s = context.binding, TensorMemory(), no_copy_s
+    if binding.device is not None:
+        framework = load_framework(measurements.ensemble.framework)
+        framework.prepare(binding.cores, binding.device, DATA_SEED)
+        memory, copy_s = framework.tensor_memory(), framework.memory_gauge(binding.device).copy_s
+    nodes = tuple(all_gather(group, binding.node))
+    transport = P2PTransport(group, rank_info, nodes, site.network, site.timeouts, {}, memory)
+    points = tuple(measured_points(transport, memory, copy_s, context.heartbeat))
     result = LinkPoint(kind, nodes, time.time(), points)
     reporter(assignment.task, group, context.send_written).write("links", **encode(result))
     group.barrier_and_close()
     transport.close()
 
 
-@dataclass(frozen=True)
-class Device:
-    """The device of a rank.
-
-    Parameters
-    ----------
-    memory : TensorMemory
-        Memory of tensors on it.
-    copy_s : callable
-        Function that returns the seconds in which an array is copied to the device, or back.
-    """
-
-    memory: TensorMemory
-    copy_s: Callable[[Tensor], float]
-
-    def message(self, size: int) -> tuple[PassedTensor, float]:
-        """Return a tensor of so many bytes, and the seconds of copies on both ranks that no transfer has."""
-        numbers = size // ITEM_BYTES
-        if (tensor := self.memory.filled(1.0, numbers)) is not None:
-            return tensor, 0.0
-        # The framework copies arrays itself, before and after their transfer.
-        array = np.ones(numbers, np.float32)
-        return array, 2 * self.copy_s(array)
+def no_copy_s(_array: Tensor) -> float:
+    """Return 0 seconds: a slot copies no array to a device."""
+    return 0.0
 
 
 def measured_points(
-    transport: P2PTransport, device: Device, heartbeat: Callable[[], None]
+    transport: P2PTransport,
+    memory: TensorMemory,
+    copy_s: Callable[[Tensor], float],
+    heartbeat: Callable[[], None],
 ) -> Iterator[Point]:
     """Yield the bytes and median seconds of messages of all `SIZES`; both ranks call it.
 
     Parameters
     ----------
+    memory : TensorMemory
+        Memory of tensors on the device of this rank.
+    copy_s : callable
+        Function that returns the seconds in which an array is copied to the device, or back.
     heartbeat : callable
         Function called after each size, as a heartbeat.
     """
     # An acknowledgement takes half of the time of an exchange of two small messages.
-    answer_s = _median_s(transport, device.memory, np.zeros(1, np.float32)) / 2
+    answer_s = _median_s(transport, memory, np.zeros(1, np.float32)) / 2
     for size in SIZES:
-        tensor, copies_s = device.message(size)
-        both_s = _median_s(transport, device.memory, tensor)
+        numbers = size // ITEM_BYTES
+        array = np.ones(numbers, np.float32)
+        tensor = memory.filled(1.0, numbers)
+        both_s = _median_s(transport, memory, array if tensor is None else tensor)
+        # The framework copies arrays itself, before and after their transfer.
+        copies_s = 2 * copy_s(array) if tensor is None else 0.0
         yield float(size), max(both_s - answer_s, both_s / 2) + copies_s
         heartbeat()
 
@@ -111,12 +105,3 @@ def _transfer_s(transport: P2PTransport, memory: TensorMemory, tensor: PassedTen
         memory.received(message.tensors[0])
         transport.send(0, RECEIVED)
     return time.perf_counter() - began
-
-
-def _device(measurements: Measurements, context: WorkerContext) -> Device:
-    binding = context.binding
-    if binding.device is None:
-        return Device(TensorMemory(), lambda _array: 0.0)
-    framework = load_framework(measurements.ensemble.framework)
-    framework.prepare(binding.cores, binding.device, DATA_SEED)
-    return Device(framework.tensor_memory(), framework.memory_gauge(binding.device).copy_s)

@@ -11,7 +11,8 @@ import mmap
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,7 @@ import numpy as np
 from hetctl.methods.pipeline.stages import SLOTS
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import NetworkInterfaces, Timeouts
-from hetctl.runtime.frameworks.stage_network import DeviceTensor, PassedTensor, Tensor, TensorMemory
+from hetctl.runtime.frameworks.stage_network import PassedTensor, Tensor, TensorMemory
 from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.transport import Address, Connection, Listener, connect
 from hetctl.runtime.worker.group import Group, LostPeerError, RankInfo, all_gather
@@ -35,6 +36,8 @@ LOST = "lost"
 """Kind of the message that says that another rank has ended."""
 Handles = tuple[str | None, ...]
 """For each tensor of a message its handle, with which the other rank opens it; None: it gets a copy."""
+WITHIN_NODE, BETWEEN_NODES = "within_node", "between_nodes"
+"""Ways of bytes that are sent, as in `StageReport`."""
 CLOSE: dict[str, Any] = {}
 """Last message over a connection: its end is not the loss of a rank."""
 
@@ -57,23 +60,8 @@ class TensorMessage:
     tensors: tuple[Any, ...] = ()
 
 
-@dataclass
-class SentBytes:
-    """Bytes of tensors that a rank has sent to other ranks.
-
-    Parameters
-    ----------
-    within_node, between_nodes : dict of str to int
-        Bytes by kind of message, to ranks of the same node and of others.
-    """
-
-    within_node: dict[str, int] = field(default_factory=dict)
-    between_nodes: dict[str, int] = field(default_factory=dict)
-
-    def count(self, kind: str, size: int, *, same_node: bool) -> None:
-        """Add a message."""
-        sizes = self.within_node if same_node else self.between_nodes
-        sizes[kind] = sizes.get(kind, 0) + size
+Outgoing = queue.SimpleQueue[tuple[TensorMessage, Handles] | None]
+"""Messages to one other rank; None: there are no more."""
 
 
 class P2PTransport:
@@ -104,21 +92,20 @@ class P2PTransport:
         queues: Mapping[str, queue.SimpleQueue[TensorMessage]],
         memory: TensorMemory,
     ) -> None:
-        self.rank, self._sent = group.rank, SentBytes()
-        self._counting = threading.Lock()
+        self.rank = group.rank
         self.inbox: queue.SimpleQueue[TensorMessage] = queue.SimpleQueue()
-        self._queues = dict(queues)
-        self._nodes = tuple(nodes)
-        self._memory = memory
-        self._openers = openers(group, self._nodes, self._memory)
-        self._timeouts = timeouts
+        self._queues, self._nodes, self._memory = dict(queues), tuple(nodes), memory
+        self._openers = openers(group, self._nodes, memory)
+        self._meeting_s, self._identity = timeouts.meeting_s, rank_info.identity
         self._closed = threading.Event()
-        self._identity = rank_info.identity
         self._listener = Listener(rank_info.key, control_address(interfaces.control), self._identity)
         addresses = all_gather(group, encode(self._listener.address))
         self._peers = [decode(Address, address) for address in addresses]
-        self._senders: dict[int, _PeerSender] = {}
-        self._connecting = threading.Lock()
+        self._sent = _no_bytes()
+        self._outgoing: dict[int, Outgoing] = {}
+        self._senders: list[threading.Thread] = []
+        # Stage and server of a rank send from threads of their own.
+        self._sending = threading.Lock()
         self._acceptor = threading.Thread(target=self._accept, name="p2p-in", daemon=True)
         self._acceptor.start()
 
@@ -128,49 +115,33 @@ class P2PTransport:
         if target == self.rank:
             self._deliver(message)
             return
-        same_node = self._nodes[target] == self._nodes[self.rank]
-        with self._counting:
-            self._sent.count(kind, sum(tensor.nbytes for tensor in tensors), same_node=same_node)
+        way = WITHIN_NODE if self._shares_node(target) else BETWEEN_NODES
+        with self._sending:
+            self._sent[way][kind] += sum(tensor.nbytes for tensor in tensors)
+            if target not in self._outgoing:
+                self._outgoing[target] = self._connected(target)
         # By the thread that computes: while a framework exports a tensor, nobody may use it.
-        handles = tuple(self._handle(one, target) for one in message.tensors)
-        self._sender_to(target, same_node=same_node).put((message, handles))
+        handles = tuple(
+            self._memory.exported(one) if target in self._openers and one.nbytes >= LEAST_BYTES else None
+            for one in message.tensors
+        )
+        self._outgoing[target].put((message, handles))
 
-    def _handle(self, tensor: PassedTensor, target: int) -> str | None:
-        """Return a handle for a large tensor that the target can open."""
-        is_opened = target in self._openers and tensor.nbytes >= LEAST_BYTES
-        return self._memory.exported(tensor) if is_opened else None
-
-    def take_sent(self) -> SentBytes:
-        """Return the bytes sent since the last call."""
-        with self._counting:
-            sent, self._sent = self._sent, SentBytes()
-        return sent
+    def take_sent(self) -> dict[str, dict[str, int]]:
+        """Return the bytes of tensors sent to other ranks since the last call, by way and kind of message."""
+        with self._sending:
+            sent, self._sent = self._sent, _no_bytes()
+        return {way: dict(by_kind) for way, by_kind in sent.items()}
 
     def close(self) -> None:
         """End all threads after everything is sent; call it only when no rank waits for another one."""
-        for sender in self._senders.values():
-            sender.close()
+        for outgoing in self._outgoing.values():
+            outgoing.put(None)
+        for sender in self._senders:
+            sender.join()
         self._closed.set()
         self._acceptor.join()
         self._listener.close()
-
-    def _sender_to(self, target: int, *, same_node: bool) -> _PeerSender:
-        # Stage and server of a rank send from threads of their own.
-        with self._connecting:
-            if target not in self._senders:
-                self._senders[target] = _PeerSender(
-                    self._connected(target), self.fail, self._memory, shares_memory=same_node
-                )
-            return self._senders[target]
-
-    def _connected(self, target: int) -> Connection:
-        try:
-            return connect(self._peers[target], self.rank, self._timeouts.meeting_s, self._identity)
-        except ConnectionError as error:
-            raise LostPeerError(f"lost rank {target} of the group: {error}") from None
-
-    def _deliver(self, message: TensorMessage) -> None:
-        self._queues.get(message.kind, self.inbox).put(message)
 
     def fail(self, reason: str) -> None:
         """Have the rank's threads that receive messages raise LostPeerError."""
@@ -178,12 +149,116 @@ class P2PTransport:
         for each in {id(each): each for each in (self.inbox, *self._queues.values())}.values():
             each.put(lost)
 
+    def _shares_node(self, rank: int) -> bool:
+        return self._nodes[rank] == self._nodes[self.rank]
+
+    def _deliver(self, message: TensorMessage) -> None:
+        self._queues.get(message.kind, self.inbox).put(message)
+
+    def _connected(self, target: int) -> Outgoing:
+        """Connect to a rank; return the queue of what a thread sends to it, in order."""
+        try:
+            connection = connect(self._peers[target], self.rank, self._meeting_s, self._identity)
+        except ConnectionError as error:
+            raise LostPeerError(f"lost rank {target} of the group: {error}") from None
+        outgoing: Outgoing = queue.SimpleQueue()
+        slots = SharedSlots() if self._shares_node(target) else None
+        sender = threading.Thread(
+            target=self._send_all, args=(outgoing, connection, slots), name="p2p-out", daemon=True
+        )
+        sender.start()
+        self._senders.append(sender)
+        return outgoing
+
+    def _send_all(self, outgoing: Outgoing, connection: Connection, slots: SharedSlots | None) -> None:
+        try:
+            while self._send_next(outgoing, connection, slots):
+                pass
+            connection.send(CLOSE)
+            # The other rank closes the connection when it has received everything.
+            with suppress(ConnectionError):
+                while True:
+                    connection.receive()
+        except OSError as error:
+            self.fail(str(error))
+        finally:
+            connection.close()
+            if slots is not None:
+                slots.close()
+
+    def _send_next(self, outgoing: Outgoing, connection: Connection, slots: SharedSlots | None) -> bool:
+        """Wait for a message and send it; false: there is none. Afterwards nobody refers to its tensors."""
+        if (next_one := outgoing.get()) is None:
+            return False
+        message, handles = next_one
+        described: list[Any] = list(handles)
+        copied = [at for at, handle in enumerate(handles) if handle is None]
+        tensors = tuple(np.ascontiguousarray(self._memory.array(message.tensors[at])) for at in copied)
+        for at, tensor in zip(copied, tensors, strict=True):
+            described[at] = [list(tensor.shape), tensor.dtype.str]
+        header = {"kind": message.kind, "fields": dict(message.fields), "tensors": described}
+        if slots is not None and sum(t.nbytes for t in tensors) >= LEAST_SHARED_BYTES:
+            for descriptor in connection.arrived():
+                slots.release(descriptor)
+            # The other rank's thread takes what comes in at once, whatever that rank computes.
+            while not slots.has_room:
+                slots.release(connection.receive())
+            connection.send({**header, "slot": slots.fill(tensors)})
+            return True
+        connection.send(header)
+        for tensor in tensors:
+            connection.send_bytes(_bytes_of(tensor))
+        return True
+
     def _accept(self) -> None:
         while not self._closed.is_set():
             with suppress(TimeoutError):
                 sender, connection = self._listener.wait(POLL_S)
-                receiver = _Receiver(sender, connection, self._deliver, self.fail, self._memory)
-                threading.Thread(target=receiver.run, name=f"p2p-from-{sender}", daemon=True).start()
+                arguments = sender, connection
+                threading.Thread(
+                    target=self._receive_all, args=arguments, name=f"p2p-from-{sender}", daemon=True
+                ).start()
+
+    def _receive_all(self, sender: int, connection: Connection) -> None:
+        slots: dict[int, mmap.mmap] = {}
+        try:
+            while (header := connection.receive()) != CLOSE:
+                about = sender, header["kind"], header["fields"]
+                self._deliver(TensorMessage(*about, self._received(header, connection, slots)))
+        except (OSError, RuntimeError) as error:
+            self.fail(f"rank {sender}: {error}")
+        finally:
+            connection.close()
+            for place in slots.values():
+                place.close()
+
+    def _received(
+        self, header: Any, connection: Connection, slots: dict[int, mmap.mmap]
+    ) -> tuple[PassedTensor, ...]:
+        """Return the tensors of a message: opened where they are, or copies of those that come."""
+        tensors = tuple(
+            self._memory.opened(described)
+            if isinstance(described, str)
+            else self._memory.empty(described[0], np.dtype(described[1]))
+            for described in header["tensors"]
+        )
+        copied = [tensor for tensor in tensors if isinstance(tensor, np.ndarray)]
+        if "slot" not in header:
+            for tensor in copied:
+                connection.receive_bytes(_bytes_of(tensor))
+            return tensors
+        pid, descriptor, size = header["slot"]
+        if descriptor not in slots or len(slots[descriptor]) < size:
+            with Path(f"/proc/{pid}/fd/{descriptor}").open("rb") as file:
+                slots[descriptor] = mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ)
+        for tensor, place in _in_slot(slots[descriptor], copied):
+            np.copyto(tensor, place)
+        connection.send(descriptor)
+        return tensors
+
+
+def _no_bytes() -> dict[str, Counter[str]]:
+    return {WITHIN_NODE: Counter(), BETWEEN_NODES: Counter()}
 
 
 def receive(
@@ -203,122 +278,6 @@ def receive(
     if message.kind == LOST:
         raise LostPeerError(f"lost another rank of the group: {message.fields['reason']}")
     return message
-
-
-class _PeerSender:
-    """Sender to one other rank: a thread that sends messages in their order."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        fail: Callable[[str], None],
-        memory: TensorMemory,
-        *,
-        shares_memory: bool,
-    ) -> None:
-        self._connection, self._fail, self._memory = connection, fail, memory
-        self._slots = SharedSlots() if shares_memory else None
-        self._messages: queue.SimpleQueue[tuple[TensorMessage, Handles] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="p2p-out", daemon=True)
-        self._thread.start()
-
-    def put(self, message: tuple[TensorMessage, Handles]) -> None:
-        self._messages.put(message)
-
-    def close(self) -> None:
-        self._messages.put(None)
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            while self._send_next():
-                pass
-            self._connection.send(CLOSE)
-            self._await_end()
-        except OSError as error:
-            self._fail(str(error))
-        finally:
-            self._connection.close()
-            if self._slots is not None:
-                self._slots.close()
-
-    def _send_next(self) -> bool:
-        """Wait for a message and send it; false: there is none. Afterwards nobody refers to its tensors."""
-        message = self._messages.get()
-        if message is not None:
-            self._send(*message)
-        return message is not None
-
-    def _send(self, message: TensorMessage, handles: Handles) -> None:
-        described: list[Any] = list(handles)
-        copied = [at for at, handle in enumerate(handles) if handle is None]
-        tensors = tuple(np.ascontiguousarray(self._memory.array(message.tensors[at])) for at in copied)
-        for at, tensor in zip(copied, tensors, strict=True):
-            described[at] = [list(tensor.shape), tensor.dtype.str]
-        header = {"kind": message.kind, "fields": dict(message.fields), "tensors": described}
-        if self._slots is not None and sum(t.nbytes for t in tensors) >= LEAST_SHARED_BYTES:
-            for descriptor in self._connection.arrived():
-                self._slots.release(descriptor)
-            # The other rank's thread takes what comes in at once, whatever that rank computes.
-            while not self._slots.has_room:
-                self._slots.release(self._connection.receive())
-            self._connection.send({**header, "slot": encode(self._slots.fill(tensors))})
-            return
-        self._connection.send(header)
-        for tensor in tensors:
-            self._connection.send_bytes(_bytes_of(tensor))
-
-    def _await_end(self) -> None:
-        """Wait until the other rank has received everything: it closes the connection after `CLOSE`."""
-        with suppress(ConnectionError):
-            while True:
-                self._connection.receive()
-
-
-class _Receiver:
-    """Thread that receives the messages of one other rank."""
-
-    def __init__(
-        self,
-        sender: int,
-        connection: Connection,
-        deliver: Callable[[TensorMessage], None],
-        fail: Callable[[str], None],
-        memory: TensorMemory,
-    ) -> None:
-        self._sender, self._connection = sender, connection
-        self._deliver, self._fail = deliver, fail
-        self._memory = memory
-        self._slots = SlotReader()
-
-    def run(self) -> None:
-        try:
-            while (header := self._connection.receive()) != CLOSE:
-                self._deliver(self._received(header))
-        except (OSError, RuntimeError) as error:
-            self._fail(f"rank {self._sender}: {error}")
-        finally:
-            self._connection.close()
-            self._slots.close()
-
-    def _received(self, header: Any) -> TensorMessage:
-        tensors = tuple(map(self._tensor, header["tensors"]))
-        copied = tuple(tensor for tensor in tensors if isinstance(tensor, np.ndarray))
-        if "slot" in header:
-            address = decode(SlotAddress, header["slot"])
-            self._slots.read(address, copied)
-            self._connection.send(address.descriptor)
-        else:
-            for tensor in copied:
-                self._connection.receive_bytes(_bytes_of(tensor))
-        return TensorMessage(self._sender, header["kind"], header["fields"], tensors)
-
-    def _tensor(self, described: Any) -> PassedTensor:
-        """Open a tensor where it is, or return an array for its values."""
-        if isinstance(described, str):
-            return self._memory.opened(described)
-        shape, name = described
-        return self._memory.empty(shape, np.dtype(name))
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
@@ -341,51 +300,28 @@ def openers(group: Group, nodes: Sequence[str], memory: TensorMemory) -> frozens
     nodes : sequence of str
         Node of each rank.
     """
-    trial = memory.filled(group.rank, 1)
-    handles = all_gather(group, _handle(memory, trial) or "")
+    trial, handle = memory.filled(group.rank, 1), None
+    # Allocators with pools of the driver, which users can choose, share nothing.
+    with suppress(RuntimeError):
+        handle = None if trial is None else memory.exported(trial)
+    handles = all_gather(group, handle or "")
     if not any(handles):
         return frozenset()
-    of_node = {rank: handle for rank, handle in enumerate(handles) if nodes[rank] == nodes[group.rank]}
     opened = [
         rank
-        for rank, handle in of_node.items()
-        if handle and rank != group.rank and _opens(memory, handle, rank)
+        for rank, other in enumerate(handles)
+        if other and rank != group.rank and nodes[rank] == nodes[group.rank] and _opens(memory, other, rank)
     ]
     # The trial stays in memory until all have tried.
     opened_by = all_gather(group, opened)
     return frozenset(rank for rank, others in enumerate(opened_by) if group.rank in others)
 
 
-def _handle(memory: TensorMemory, trial: DeviceTensor | None) -> str | None:
-    # Allocators with pools of the driver, which users can choose, share nothing.
-    with suppress(RuntimeError):
-        return None if trial is None else memory.exported(trial)
-    return None
-
-
 def _opens(memory: TensorMemory, handle: str, value: float) -> bool:
     try:
-        found = memory.array(memory.opened(handle))
+        return bool(np.all(memory.array(memory.opened(handle)) == value))
     except RuntimeError:
         return False
-    return bool(np.all(found == value))
-
-
-@dataclass(frozen=True)
-class SlotAddress:
-    """Place of a slot, as another process of the node finds it.
-
-    Parameters
-    ----------
-    pid, descriptor : int
-        Process that owns the slot, and its file descriptor there.
-    size : int
-        Bytes of the slot.
-    """
-
-    pid: int
-    descriptor: int
-    size: int
 
 
 class SharedSlots:
@@ -404,16 +340,27 @@ class SharedSlots:
         """True if a slot is free, or one can be made."""
         return bool(self._free) or len(self._maps) < SLOTS
 
-    def fill(self, tensors: tuple[Tensor, ...]) -> SlotAddress:
-        """Copy tensors one after another into a free slot; there must be room."""
+    def fill(self, tensors: Sequence[Tensor]) -> tuple[int, int, int]:
+        """Copy tensors one after another into a free slot, if there is room.
+
+        Returns the place of the slot, as another process of the node finds it: process, file descriptor
+        there, and bytes.
+        """
         size = sum(tensor.nbytes for tensor in tensors)
-        descriptor = self._take(size)
-        place = self._maps[descriptor]
-        start = 0
-        for tensor in tensors:
-            np.copyto(np.ndarray(tensor.shape, tensor.dtype, place, start), tensor)
-            start += tensor.nbytes
-        return SlotAddress(os.getpid(), descriptor, len(place))
+        if self._free:
+            descriptor = max(self._free, key=lambda free: len(self._maps[free]))
+            self._free.remove(descriptor)
+        else:
+            descriptor = os.memfd_create("hetctl-tensors")
+        before = self._maps.get(descriptor)
+        if before is None or len(before) < size:
+            if before is not None:
+                before.close()
+            os.ftruncate(descriptor, size)
+            self._maps[descriptor] = mmap.mmap(descriptor, size)
+        for tensor, place in _in_slot(self._maps[descriptor], tensors):
+            np.copyto(place, tensor)
+        return os.getpid(), descriptor, len(self._maps[descriptor])
 
     def release(self, descriptor: int) -> None:
         """Use a slot again: its tensors are received."""
@@ -426,49 +373,10 @@ class SharedSlots:
             os.close(descriptor)
         self._maps.clear()
 
-    def _take(self, size: int) -> int:
-        if not self._free:
-            descriptor = os.memfd_create("hetctl-tensors")
-        else:
-            descriptor = max(self._free, key=lambda free: len(self._maps[free]))
-            self._free.remove(descriptor)
-            if len(self._maps[descriptor]) >= size:
-                return descriptor
-            self._maps[descriptor].close()
-        os.ftruncate(descriptor, size)
-        self._maps[descriptor] = mmap.mmap(descriptor, size)
-        return descriptor
 
-
-class SlotReader:
-    """Reader of the slots of one sender on the same node."""
-
-    def __init__(self) -> None:
-        self._maps: dict[int, mmap.mmap] = {}
-
-    def read(self, address: SlotAddress, into: tuple[Tensor, ...]) -> None:
-        """Copy the tensors of a slot into arrays of their shapes and types.
-
-        Raises
-        ------
-        OSError
-            If this process may not read the sender's memory.
-        """
-        place = self._maps.get(address.descriptor)
-        if place is None or len(place) < address.size:
-            place = self._maps[address.descriptor] = _mapped(address)
-        start = 0
-        for tensor in into:
-            np.copyto(tensor, np.ndarray(tensor.shape, tensor.dtype, place, start))
-            start += tensor.nbytes
-
-    def close(self) -> None:
-        """Release the memory."""
-        for place in self._maps.values():
-            place.close()
-        self._maps.clear()
-
-
-def _mapped(address: SlotAddress) -> mmap.mmap:
-    with Path(f"/proc/{address.pid}/fd/{address.descriptor}").open("rb") as file:
-        return mmap.mmap(file.fileno(), address.size, prot=mmap.PROT_READ)
+def _in_slot(slot: mmap.mmap, tensors: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield tensors, each with its place in a slot."""
+    start = 0
+    for tensor in tensors:
+        yield tensor, np.ndarray(tensor.shape, tensor.dtype, slot, start)
+        start += tensor.nbytes

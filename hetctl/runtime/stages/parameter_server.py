@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -135,33 +135,28 @@ class WaveServer:
 
     def _run(self) -> None:
         try:
-            self._serve()
+            # The stage of this rank gets the same message of a loss, and reports it.
+            while (message := self._messages.get()).kind not in (LOST, SHUTDOWN):
+                self._act(message)
         except Exception as error:
             # Or the stages would wait for weights in silence.
             self._transport.fail(f"the parameter server on rank {self._transport.rank} failed: {error!r}")
             raise
 
-    def _serve(self) -> None:
-        # The stage of this rank gets the same message, and reports the loss.
-        while (message := self._messages.get()).kind not in (LOST, SHUTDOWN):
-            if message.kind == INIT:
-                self._init(message)
-            else:
-                self._act(message)
-
     def _act(self, message: TensorMessage) -> None:
-        if message.fields["layer"] in self._held:
-            _ACTIONS[message.kind](self, message)
-        else:
+        layer = message.fields["layer"]
+        if message.kind == INIT:
+            self._held[layer] = GlobalWeights(list(message.tensors), len(self._heads))
+            # At once: the next wave of the same virtual worker may be in the queue already.
+            early, self._early = self._early, []
+            for before in early:
+                self._act(before)
+        elif layer not in self._held:
             self._early.append(message)
-
-    def _init(self, message: TensorMessage) -> None:
-        layer, workers = message.fields["layer"], len(self._heads)
-        self._held[layer] = GlobalWeights(list(message.tensors), workers)
-        # At once: the next wave of the same virtual worker may be in the queue already.
-        early, self._early = self._early, []
-        for before in early:
-            self._act(before)
+        elif message.kind == PUSH:
+            self._push(message)
+        elif not self._answer(message):
+            self._waiting.append(message)
 
     def _push(self, message: TensorMessage) -> None:
         fields, tensors = message.fields, list(message.tensors)
@@ -170,15 +165,8 @@ class WaveServer:
             self._statistics.setdefault(layer, {})[worker] = fields["samples"], tensors
             tensors = []
         self._held[layer].push(worker, fields["wave"], tensors)
-        self._answer_waiting()
-        self._report_clock()
-
-    def _fetch(self, message: TensorMessage) -> None:
-        if not self._answer(message):
-            self._waiting.append(message)
-
-    def _answer_waiting(self) -> None:
         self._waiting = [message for message in self._waiting if not self._answer(message)]
+        self._report_clock()
 
     def _answer(self, message: TensorMessage) -> bool:
         """Send weights that were asked for; return false if they do not exist yet."""
@@ -218,12 +206,6 @@ class WaveServer:
             self._now = now
             for head in self._heads:
                 self._transport.send(head, CLOCK, waves=now)
-
-
-_ACTIONS: dict[str, Callable[[WaveServer, TensorMessage], None]] = {
-    PUSH: WaveServer._push,
-    FETCH: WaveServer._fetch,
-}
 
 
 class WaveClient:

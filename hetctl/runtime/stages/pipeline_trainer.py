@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from hetctl.model.pipelines import StageReport
 from hetctl.model.serialization import decode, encode
@@ -144,11 +143,20 @@ class PipelineTrainer(MemberTrainer):
 
     def _account(self, part: EpochPart, trained: TrainedPart, seconds: float) -> None:
         """Record a part, and report the times of all stages."""
-        own = {"loss": trained.loss, "samples": trained.samples, "times": encode(trained.times)}
-        gathered = all_gather(self.group, {**own, "sent": encode(self.stage.transport.take_sent())})
-        firsts = [gathered[head] for head in self.stage.heads]
+        worker, index = self.stage.worker, self.stage.stage
+        plan = self.stage.layout.workers[worker][index]
+        report = {
+            "worker": self.worker_names[self.group.rank],
+            "virtual_worker": worker,
+            "stage": index,
+            "layers": [plan.first, plan.last],
+            **trained.times,
+            **self.stage.transport.take_sent(),
+        }
+        gathered = all_gather(self.group, [trained.loss, trained.samples, report])
+        losses, samples = zip(*(gathered[head][:2] for head in self.stage.heads), strict=True)
         # No samples: it was stopped before its first minibatch.
-        loss = sum(one["loss"] for one in firsts) / max(1, sum(one["samples"] for one in firsts))
+        loss = sum(losses) / max(1, sum(samples))
         position = part.position_after(trained.minibatches)
         self.state = replace(
             self.state,
@@ -157,27 +165,14 @@ class PipelineTrainer(MemberTrainer):
             part_loss=self.state.part_loss + loss * (position - part.position),
             part_s=self.state.part_s + seconds,
         )
-        stages = self._stages(gathered)
+        reports = (decode(StageReport, of_rank) for *_, of_rank in gathered)
+        stages = tuple(sorted(reports, key=lambda one: (one.virtual_worker, one.stage)))
         self._reported.append((part.epoch, stages))
         self.events.write("stages", epoch=part.epoch, duration_s=seconds, stages=encode(stages))
 
     def figures_of(self, epoch: int) -> Mapping[str, float]:
         """Return what TensorBoard shows of the stages in one of the last two epochs."""
         return figures_of_stages(dict(self._reported)[epoch])
-
-    def _stages(self, gathered: list[Any]) -> tuple[StageReport, ...]:
-        return tuple(
-            StageReport(
-                worker=self.worker_names[plan.rank],
-                virtual_worker=number,
-                stage=index,
-                layers=(plan.first, plan.last),
-                **gathered[plan.rank]["times"],
-                **gathered[plan.rank]["sent"],
-            )
-            for number, stages in enumerate(self.stage.layout.workers)
-            for index, plan in enumerate(stages)
-        )
 
     def _evaluate(self, number: int) -> dict[str, float]:
         feed = None

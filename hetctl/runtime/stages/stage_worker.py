@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from hetctl.methods.pipeline.wsp import Bounds, StageQueue, WspClock
@@ -58,27 +58,7 @@ class EpochPart:
         return min(self.samples, self.position + minibatch * self.chunk)
 
 
-@dataclass
-class PassTimes:
-    """Time of a stage in a part of an epoch, in seconds.
-
-    Parameters
-    ----------
-    forward_s, backward_s : float
-        Time of the passes, with that of the optimizer.
-    wave_wait_s : float
-        Time without a pass on a first stage because the next minibatch needs waves of other virtual workers.
-    idle_s : float
-        Time without a pass for other reasons: the pipeline fills or drains, or another stage is slower.
-    """
-
-    forward_s: float = 0.0
-    backward_s: float = 0.0
-    wave_wait_s: float = 0.0
-    idle_s: float = 0.0
-
-
-@dataclass
+@dataclass(frozen=True)
 class TrainedPart:
     """Result of a part on one rank.
 
@@ -90,13 +70,15 @@ class TrainedPart:
         Sum of the loss over the samples of this virtual worker; on its first stage, else 0.
     samples : int
         Number of these samples.
+    times : mapping of str to float
+        Seconds of the stage by field of `StageReport`.
     """
 
     minibatches: int
     waves: int
-    loss: float = 0.0
-    samples: int = 0
-    times: PassTimes = field(default_factory=PassTimes)
+    loss: float
+    samples: int
+    times: Mapping[str, float]
 
 
 FORWARD, BACKWARD, INFER, SCORED = "forward", "backward", "infer", "scored"
@@ -128,33 +110,6 @@ class PartHooks:
     should_save: Callable[[], bool] = lambda: False
     on_step: Callable[[int, float], None] = lambda _minibatch, _loss: None
     save: Save = lambda _minibatch, _arrays: None
-
-
-@dataclass(frozen=True)
-class ReadyPass:
-    """A pass with its input.
-
-    Parameters
-    ----------
-    pulled : int
-        Waves of all virtual workers that the weights of a forward pass must contain.
-    targets : array or None
-        Targets of a forward pass, for the last stage.
-    loss : float
-        Loss of the minibatch, for the first stage.
-    samples : int
-        Samples of the minibatch.
-    saves : bool
-        True if the state after the minibatch is to be saved.
-    """
-
-    minibatch: int
-    tensor: PassedTensor
-    samples: int
-    pulled: int = 0
-    targets: Tensor | None = None
-    loss: float = 0.0
-    saves: bool = False
 
 
 class StageWorker:
@@ -256,7 +211,12 @@ class StageWorker:
 
 
 class _StageRun:
-    """A stage in one part of an epoch."""
+    """A stage in one part of an epoch.
+
+    A pass that waits for its turn is the message with its tensors. Fields of both passes are the number of
+    the `minibatch`, its `samples`, and whether it `saves` the state after it; of a forward pass the waves of
+    all virtual workers that its weights must contain (`pulled`), of a backward pass the `loss`.
+    """
 
     def __init__(
         self, stage: StageWorker, part: EpochPart, feed: Iterator[Batch] | None, hooks: PartHooks
@@ -266,11 +226,11 @@ class _StageRun:
         self._wave = stage.layout.in_flight
         self._minibatches = part.minibatches
         self._count = part.minibatches_of(stage.worker, len(stage.heads))
-        self._queue: StageQueue[ReadyPass] = StageQueue(stage.held)
+        self._queue: StageQueue[TensorMessage] = StageQueue(stage.held)
         self._completed = self._samples = 0
         self._met: list[tuple[int, int, int]] = []
         self._saved: dict[int, tuple[int, dict[str, Tensor]]] = {}
-        self._times = PassTimes()
+        self._times = dict.fromkeys(("forward_s", "backward_s", "wave_wait_s", "idle_s"), 0.0)
         self._loss = 0.0
 
     def run(self) -> TrainedPart:
@@ -315,19 +275,17 @@ class _StageRun:
             self._take(message)
 
     def _account_wait(self, seconds: float) -> None:
-        self._times.idle_s += seconds
+        self._times["idle_s"] += seconds
 
     def _take(self, message: TensorMessage) -> None:
         _MESSAGES[message.kind](self, message)
 
     def _on_forward(self, message: TensorMessage) -> None:
-        x, y = message.tensors
-        ready = ReadyPass(tensor=x, targets=y, **message.fields)
-        self._waves.ask(TRAIN, ready.pulled)
-        self._queue.add(ready, backward=False)
+        self._waves.ask(TRAIN, message.fields["pulled"])
+        self._queue.add(message, backward=False)
 
     def _on_backward(self, message: TensorMessage) -> None:
-        self._queue.add(ReadyPass(tensor=message.tensors[0], **message.fields), backward=True)
+        self._queue.add(message, backward=True)
 
     def _on_pull(self, message: TensorMessage) -> None:
         self._waves.ask(TRAIN, message.fields["waves"])
@@ -346,80 +304,55 @@ class _StageRun:
             self._minibatches = message.fields["minibatches"]
             self._count = min(self._count, self._minibatches)
 
-    def _has_weights(self, ready: ReadyPass) -> bool:
-        return ready.pulled <= self._waves.pulled or self._waves.has(TRAIN, ready.pulled)
+    def _has_weights(self, ready: TensorMessage) -> bool:
+        pulled = ready.fields["pulled"]
+        return pulled <= self._waves.pulled or self._waves.has(TRAIN, pulled)
 
-    def _pass(self, backward: bool, ready: ReadyPass) -> None:
+    def _pass(self, backward: bool, ready: TensorMessage) -> None:
         began = time.perf_counter()
-        if backward:
-            self._backward(ready)
-            self._times.backward_s += time.perf_counter() - began
-        else:
-            self._forward(ready)
-            self._times.forward_s += time.perf_counter() - began
+        (self._backward if backward else self._forward)(ready)
+        self._times["backward_s" if backward else "forward_s"] += time.perf_counter() - began
         self._stage.heartbeat()
 
-    def _forward(self, ready: ReadyPass) -> None:
-        self._waves.adopt(ready.pulled)
-        self._met.append((ready.minibatch, self._completed, self._waves.pulled - self._part.first_wave))
-        assert ready.targets is not None
+    def _forward(self, ready: TensorMessage) -> None:
+        minibatch, pulled = ready.fields["minibatch"], ready.fields["pulled"]
+        self._waves.adopt(pulled)
+        self._met.append((minibatch, self._completed, self._waves.pulled - self._part.first_wave))
+        x, y = ready.tensors
+        # No name for the version: the update would copy all weights if it were still in use.
         if self._stage.is_last:
-            # No name for the version: the update would copy all weights if it were still in use.
-            loss, gradient = self._network.both(
-                ready.minibatch, self._network.version(), ready.tensor, ready.targets
-            )
+            loss, gradient = self._network.both(minibatch, self._network.version(), x, y)
             self._return(ready, gradient, loss)
-            self._complete(ready, loss)
-            return
-        activations = self._network.forward(ready.minibatch, self._network.version(), ready.tensor)
-        self._transport.send(
-            self._stage.ranks[self._stage.stage + 1],
-            FORWARD,
-            (activations, ready.targets),
-            minibatch=ready.minibatch,
-            samples=ready.samples,
-            pulled=ready.pulled,
-            saves=ready.saves,
-        )
+        else:
+            activations = self._network.forward(minibatch, self._network.version(), x)
+            following = self._stage.ranks[self._stage.stage + 1]
+            self._transport.send(following, FORWARD, (activations, y), **ready.fields)
 
-    def _backward(self, ready: ReadyPass) -> None:
-        gradient = self._network.backward(ready.minibatch, ready.tensor)
-        self._return(ready, gradient, ready.loss)
-        self._complete(ready, ready.loss)
+    def _backward(self, ready: TensorMessage) -> None:
+        gradient = self._network.backward(ready.fields["minibatch"], ready.tensors[0])
+        self._return(ready, gradient, ready.fields["loss"])
 
-    def _return(self, ready: ReadyPass, gradient: PassedTensor | None, loss: float) -> None:
-        """Send the gradient to the previous stage before the optimizer begins: it waits for it."""
-        if gradient is None:
-            return
-        self._transport.send(
-            self._stage.ranks[self._stage.stage - 1],
-            BACKWARD,
-            (gradient,),
-            minibatch=ready.minibatch,
-            samples=ready.samples,
-            loss=loss,
-            saves=ready.saves,
-        )
-
-    def _complete(self, ready: ReadyPass, loss: float) -> None:
-        self._network.update(ready.minibatch)
+    def _return(self, ready: TensorMessage, gradient: PassedTensor | None, loss: float) -> None:
+        """Send the gradient to the previous stage, which waits for it; then complete the minibatch."""
+        fields = {name: ready.fields[name] for name in ("minibatch", "samples", "saves")}
+        if gradient is not None:
+            before = self._stage.ranks[self._stage.stage - 1]
+            self._transport.send(before, BACKWARD, (gradient,), **fields, loss=loss)
+        self._network.update(fields["minibatch"])
         self._queue.release()
         self._completed += 1
-        self._samples += ready.samples
+        self._samples += fields["samples"]
         if self._completed % self._wave == 0:
             self._end_wave(self._completed // self._wave - 1)
-        if ready.saves and self._stage.worker == 0:
-            self._save(ready.minibatch)
-        self._on_complete(loss * ready.samples, loss)
+        if fields["saves"] and self._stage.worker == 0:
+            self._save(fields["minibatch"])
+        self._on_complete(loss * fields["samples"], loss)
 
     def _on_complete(self, loss_sum: float, loss: float) -> None:
         """Do nothing: only first stages account for minibatches."""
 
     def _end_wave(self, wave: int) -> None:
         self._waves.push(self._part.first_wave + wave)
-        self._log()
-
-    def _log(self) -> None:
         if not self._met:
             return
         numbers, completed, pulled = zip(*self._met, strict=True)
@@ -487,16 +420,15 @@ class _FirstStageRun(_StageRun):
         self._clock = self._clock.start()
         minibatch = self._clock.started
         ends_wave = minibatch % self._wave == 0 and minibatch < self._minibatches
-        ready = ReadyPass(
-            minibatch=minibatch,
-            # The loader uses its memory again for the next batch.
-            tensor=x.copy(),
-            targets=y.copy(),
-            samples=len(chunk.numbers),
-            pulled=self._part.first_wave + self._clock.pulled,
-            saves=self._decides and ends_wave and self._hooks.should_save(),
-        )
-        self._queue.add(ready, backward=False)
+        fields = {
+            "minibatch": minibatch,
+            "samples": len(chunk.numbers),
+            "pulled": self._part.first_wave + self._clock.pulled,
+            "saves": self._decides and ends_wave and self._hooks.should_save(),
+        }
+        # The loader uses its memory again for the next batch.
+        tensors = x.copy(), y.copy()
+        self._queue.add(TensorMessage(self._transport.rank, FORWARD, fields, tensors), backward=False)
 
     def _pull(self) -> None:
         first = self._part.first_wave
@@ -514,7 +446,7 @@ class _FirstStageRun(_StageRun):
     def _account_wait(self, seconds: float) -> None:
         blocked = self._clock.started - self._clock.completed < self._wave and not self._clock.may_start
         if blocked and self._clock.started < self._count:
-            self._times.wave_wait_s += seconds
+            self._times["wave_wait_s"] += seconds
         else:
             super()._account_wait(seconds)
 

@@ -6,7 +6,7 @@ import pytest
 from stage_ranks import layout_of, run_ranks
 
 from hetctl.runtime.frameworks.stage_network import TensorMemory
-from hetctl.runtime.stages.measure_links import SIZES, Device, measured_points
+from hetctl.runtime.stages.measure_links import SIZES, measured_points
 
 COPY_S = 10.0
 
@@ -17,8 +17,10 @@ def test_messages_of_all_sizes_are_timed_with_their_copies(nodes):
         beats = []
         points = {}
         for copy_s in (0.0, COPY_S):
-            device = Device(TensorMemory(), lambda _array, copy_s=copy_s: copy_s)
-            points[copy_s] = list(measured_points(rank.transport, device, lambda: beats.append(1)))
+            found = measured_points(
+                rank.transport, TensorMemory(), lambda _array, s=copy_s: s, lambda: beats.append(1)
+            )
+            points[copy_s] = list(found)
         assert len(beats) == 2 * len(SIZES)
         return points, rank.transport.take_sent()
 
@@ -29,5 +31,4 @@ def test_messages_of_all_sizes_are_timed_with_their_copies(nodes):
     assert plain[-1][1] > plain[0][1]
     assert all(2 * COPY_S < seconds < 3 * COPY_S for _, seconds in points[COPY_S])
     # The way is that of activations.
-    of_way = sent.within_node if nodes == ["a", "a"] else sent.between_nodes
-    assert of_way["sent"] > 2 * sum(SIZES)
+    assert sent["within_node" if nodes == ["a", "a"] else "between_nodes"]["sent"] > 2 * sum(SIZES)

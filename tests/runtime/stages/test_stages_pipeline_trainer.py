@@ -9,9 +9,8 @@ import pytest
 from hetctl.model.ensemble import Member
 from hetctl.model.event_records import record_of
 from hetctl.model.pipelines import PipelineLayout, StagePlan
-from hetctl.runtime.stages.p2p_transport import SentBytes
 from hetctl.runtime.stages.pipeline_trainer import PartSaver, PipelineTrainer
-from hetctl.runtime.stages.stage_worker import EpochPart, PassTimes, TrainedPart
+from hetctl.runtime.stages.stage_worker import EpochPart, TrainedPart
 from hetctl.runtime.worker.group import Group
 
 ALONE = PipelineLayout(((StagePlan(0, 0, 3, 1),),), 2)
@@ -31,8 +30,8 @@ class Events:
 @pytest.fixture
 def trainer():
     """A pipeline of one stage, which has not begun."""
-    transport = SimpleNamespace(sent=SentBytes())
-    transport.take_sent = lambda: vars(transport).pop("sent")
+    transport = SimpleNamespace()
+    transport.take_sent = lambda: {"between_nodes": {"forward": vars(transport).pop("sent")}}
     return PipelineTrainer(
         member=Member("a", batch_size=8),
         network=None,
@@ -45,17 +44,17 @@ def trainer():
         gpus=1,
         expected_epoch_s=1.0,
         launched_at=0.0,
-        stage=SimpleNamespace(heads=[0], layout=ALONE, transport=transport),
+        stage=SimpleNamespace(worker=0, stage=0, heads=[0], layout=ALONE, transport=transport),
         saver=PartSaver(None, None, None, None, 1),
         worker_names=("n1:0",),
     )
 
 
 def train(trainer, epoch, idle_s, sent=0):
-    trainer.stage.transport.sent = SentBytes()
-    trainer.stage.transport.sent.count("forward", sent, same_node=False)
+    trainer.stage.transport.sent = sent
     part = EpochPart(epoch - 1, epoch, 0, 80, 8, 0)
-    trainer._account(part, TrainedPart(10, 6, 40.0, 80, PassTimes(1.0, 2.0, 0.0, idle_s)), 4.0)
+    times = {"forward_s": 1.0, "backward_s": 2.0, "wave_wait_s": 0.0, "idle_s": idle_s}
+    trainer._account(part, TrainedPart(10, 6, 40.0, 80, times), 4.0)
 
 
 def test_times_and_bytes_of_each_part_are_reported(trainer):
