@@ -20,7 +20,7 @@ from hetctl.model.interpreter import without_collections
 from hetctl.model.training_settings import FRAMEWORKS, FrameworkEntry
 from hetctl.runtime.data.batches import Arrays, Batches, TrainingData
 from hetctl.runtime.data.loaders import Samples
-from hetctl.runtime.frameworks.stage_network import Chain, TensorMemory
+from hetctl.runtime.frameworks.stage_network import Chain, StatefulNetwork, TensorMemory
 from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.runtime.worker.user_functions import (
@@ -38,7 +38,7 @@ NCCL, GLOO = "nccl", "gloo"
 """Libraries that exchange the gradients of groups: between GPUs directly, and through the nodes' memory."""
 
 
-class TrainableNetwork(ABC):
+class TrainableNetwork(StatefulNetwork):
     """A built network with its optimizer, on this rank.
 
     Parameters
@@ -148,14 +148,7 @@ class TrainableNetwork(ABC):
         if self._context is not None:
             self._context.metrics = metrics
 
-    @abstractmethod
-    def save(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all state: weights, optimizer, random generators of the layers.
-
-        The arrays may be the network's own, which change with the next step.
-        """
-
-    def write_shards(self, folder: Path) -> None:  # noqa: B027
+    def write_shards(self, folder: Path) -> None:
         """Write this rank's part of a divided network, which `save` leaves out; all ranks call it.
 
         Raises
@@ -164,39 +157,21 @@ class TrainableNetwork(ABC):
             If a disk is full or read-only.
         """
 
-    def open_shards(self, folder: Path) -> None:  # noqa: B027
+    def open_shards(self, folder: Path) -> None:
         """Take the parts of later calls of `restore` and `adopt` from a folder."""
 
-    @abstractmethod
-    def restore(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore the state that `save` returned, also of a network that has trained since.
-
-        The arrays may be read-only, and are not used after the return.
-        """
-
-    @abstractmethod
-    def adopt(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore the state of another network, but keep the hyper-parameters of this one's optimizer.
-
-        To be called before the network has trained or its learning rate was scaled.
-        """
-
-    def generators(self) -> Any:  # noqa: B027
+    def generators(self) -> Any:
         """Return the states of this rank's own random generators, as a JSON value; None if it has none.
 
         They are those of the framework and its layers; `save` has those of rank 0, too.
         """
 
-    def set_generators(self, states: Any) -> None:  # noqa: B027
+    def set_generators(self, states: Any) -> None:
         """Set this rank's own generators to states that `generators` returned; called after `restore`."""
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank, on rank 0; all ranks of a group of several call it."""
         raise NotImplementedError
-
-    @abstractmethod
-    def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the learning rate."""
 
 
 class Framework(CollectiveBackend, ABC):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,15 +17,13 @@ import tensorflow as tf
 
 from hetctl.model.errors import BadInputError
 
-Step = TypeVar("Step", bound=Callable[..., Any])
 
-
-def compiled_step(step: Step) -> Step:
+def compiled_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """Return a step as a graph, without AutoGraph, as Keras' own steps are: layers never have it.
 
     AutoGraph would write the step's code into a temporary file.
     """
-    compiled: Step = tf.function(step, reduce_retracing=True, autograph=False)
+    compiled: Callable[..., Any] = tf.function(step, reduce_retracing=True, autograph=False)
     return compiled
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.data.batches import Arrays, Batches, pad
+from hetctl.runtime.data.batches import Batches, pad
 from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.data.named_arrays import fields_of
 from hetctl.runtime.frameworks import TrainableNetwork, packed_state
@@ -36,10 +36,33 @@ SEED = "seed_generator_state"
 """Name of the variables of Keras' ``SeedGenerator``."""
 
 
+def horovod() -> Any:
+    """Import Horovod, which takes a second, for groups of several ranks only."""
+    import horovod.tensorflow as hvd
+
+    return hvd
+
+
+def _raw(variable: Any) -> Any:
+    """Return the TensorFlow variable inside a Keras 3 variable; Horovod accepts no other."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def gather(value: Any) -> list[Any]:
+    """Return the values of all ranks, by rank: mappings, lists and tuples of arrays and plain values."""
+    # Horovod's own function pickles values, and would run what another process has put into them.
+    own = np.frombuffer(packed_state.to_bytes(value), np.uint8)
+    lengths = horovod().allgather(tf.constant([len(own)], tf.int64), name="lengths").numpy()
+    whole = horovod().allgather(tf.constant(own), name="values").numpy()
+    return [packed_state.from_bytes(part.tobytes()) for part in np.split(whole, np.cumsum(lengths)[:-1])]
+
+
 class KerasNetwork(TrainableNetwork):
     """A compiled Keras model on this rank."""
 
     timer: GraphStepTimer | None
+    gather = staticmethod(gather)
+    _rate: KerasRate
 
     def __init__(self, model: Any, member: Member, functions: UserFunctions, group: Group) -> None:
         self._rate = KerasRate(model.optimizer)
@@ -48,10 +71,13 @@ class KerasNetwork(TrainableNetwork):
         ignore_padding(model, self._rows)
         super().__init__(
             *(model, model.optimizer, member, functions, group),
-            *(_default_train_fn(model, self._rows), _device(), _fields_of_all),
+            _default_train_fn(model, self._rows),
+            "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0",
+            lambda arrays: tuple(map(fields_of, arrays)),
         )
-        self._test_step = _test_step_of(model)
-        self._predict_step = _predict_step_of(model)
+        # Each is traced once for batches of one size. Keras' own test step returns no outputs.
+        self._test_step = compiled_step(lambda x, y, count: model.test_step((_first(x, count), y[:count])))
+        self._predict_step = compiled_step(lambda x, count: _first(model(x, training=False), count))
         self.timer = GraphStepTimer() if group.size > 1 else None
         if group.size > 1:
             horovod().broadcast_variables([_raw(v) for _, v in self._variables()], root_rank=0)
@@ -131,11 +157,6 @@ class KerasNetwork(TrainableNetwork):
         if packed and self._context is not None:
             self._context.restore(packed_state.unpack(packed))
 
-    def adopt(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Assign every variable but the learning rate; a schedule is the network's own in any case."""
-        with self._rate.kept():
-            self.restore(arrays)
-
     def generators(self) -> Any:
         """Return the states of the layers' generators, in the order of the variables."""
         return [array_of(variable).tolist() for variable in self._seeds()]
@@ -144,14 +165,6 @@ class KerasNetwork(TrainableNetwork):
         """Assign the states of the layers' generators."""
         for variable, state in zip(self._seeds(), states, strict=True):
             variable.assign(state)
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks; Horovod has them on every rank."""
-        return gather(value)
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Scale a constant learning rate, which is a variable, or a schedule."""
-        self._rate.scale(factor)
 
     def _seeds(self) -> list[Any]:
         """Return the states of the layers' random generators, which are variables."""
@@ -288,10 +301,6 @@ def make_variables(model: Any, x: Any, y: Any) -> None:
     model.reset_metrics()
 
 
-def _fields_of_all(arrays: Arrays) -> tuple[Any, ...]:
-    return tuple(map(fields_of, arrays))
-
-
 def _tensors_of(rows: Any) -> Any:
     """Return an array as a tensor; of records, their fields by name."""
     return tf.nest.map_structure(tf.convert_to_tensor, fields_of(rows))
@@ -332,49 +341,3 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
         return float(np.average(np.array(losses, dtype=float), weights=sizes)) if any(sizes) else 0.0
 
     return train_fn
-
-
-def _test_step_of(model: Any) -> Any:
-    """Return the model's own evaluation step, traced once for batches of one size."""
-
-    @compiled_step
-    def step(x: Any, y: Any, count: Any) -> Any:
-        return model.test_step((_first(x, count), y[:count]))
-
-    return step
-
-
-def _predict_step_of(model: Any) -> Any:
-    """Return a step whose outputs are those of evaluation: Keras' own test step returns none."""
-
-    @compiled_step
-    def step(x: Any, count: Any) -> Any:
-        return tf.nest.map_structure(lambda output: output[:count], model(x, training=False))
-
-    return step
-
-
-def _device() -> str:
-    """Return the name of the device on which this rank's operations run."""
-    return "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0"
-
-
-def horovod() -> Any:
-    """Import Horovod, which takes a second, for groups of several ranks only."""
-    import horovod.tensorflow as hvd
-
-    return hvd
-
-
-def _raw(variable: Any) -> Any:
-    """Return the TensorFlow variable inside a Keras 3 variable; Horovod accepts no other."""
-    return variable if isinstance(variable, tf.Variable) else variable.value
-
-
-def gather(value: Any) -> list[Any]:
-    """Return the values of all ranks, by rank: mappings, lists and tuples of arrays and plain values."""
-    # Horovod's own function pickles values, and would run what another process has put into them.
-    own = np.frombuffer(packed_state.to_bytes(value), np.uint8)
-    lengths = horovod().allgather(tf.constant([len(own)], tf.int64), name="lengths").numpy()
-    whole = horovod().allgather(tf.constant(own), name="values").numpy()
-    return [packed_state.from_bytes(part.tobytes()) for part in np.split(whole, np.cumsum(lengths)[:-1])]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from hetctl.runtime.frameworks.keras_model import (
     ignore_padding,
     update_in_turn,
 )
-from hetctl.runtime.frameworks.stage_network import RecomputedPass, Tensor
+from hetctl.runtime.frameworks.stage_network import RecomputedPass, StageNetwork, Tensor
 
 RATE_FACTOR = "optimizer/learning_rate_factor"
 
@@ -43,7 +43,7 @@ class RecordedPass:
     results: tuple[Any, Any]
 
 
-class KerasStage:
+class KerasStage(StageNetwork):
     """Consecutive layers of a model, with their optimizer.
 
     Parameters
@@ -57,6 +57,8 @@ class KerasStage:
     recomputes : bool
         As in `Chain.build`.
     """
+
+    _rate: KerasRate
 
     def __init__(
         self,
@@ -89,8 +91,8 @@ class KerasStage:
         self._forward = compiled_step(self._forward_step)
         self._again = compiled_step(self._again_step)
         self._both = compiled_step(self._both_step)
-        self._infer = compiled_step(self._infer_step)
-        self._score = compiled_step(self._score_step)
+        self._infer = compiled_step(lambda x, count: model(x[:count], training=False))
+        self._score = compiled_step(lambda x, y, count: model.test_step((x[:count], y[:count])))
         self._update = compiled_step(self._update_step)
         self._passes: dict[int, RecordedPass | RecomputedPass] = {}
         self._gradients: dict[int, list[Any]] = {}
@@ -118,7 +120,6 @@ class KerasStage:
         """Compute the gradients with the weights of the forward pass."""
         begun = self._passes.pop(minibatch)
         if isinstance(begun, RecomputedPass):
-            assert isinstance(begun.inputs, np.ndarray)
             begun = self._recorded(begun.version, begun.inputs, partial(self._again, begun.state))
         outputs, losses = begun.results
         given = [tf.convert_to_tensor(gradient, outputs.dtype), tf.ones_like(losses)]
@@ -136,28 +137,9 @@ class KerasStage:
         """Apply the optimizer to the present weights."""
         self._update(self._gradients.pop(minibatch))
 
-    def weights(self) -> list[Tensor]:
-        """Return copies of the trainable weights, in the order of the layers."""
-        return [array_of(variable).copy() for variable in self._model.trainable_variables]
-
     def slot_bytes(self) -> int:
         """Return the bytes of the variables that belong to one weight each."""
         return sum(array_of(slot).nbytes for slots in self._slots.values() for slot in slots)
-
-    def updates(self) -> list[Tensor]:
-        """Return the differences of the weights since the last call."""
-        updates = []
-        for at, variable in enumerate(self._model.trainable_variables):
-            then, self._sent[at] = self._sent[at], array_of(variable).copy()
-            # In the memory of the weights before, which nothing else uses.
-            updates.append(np.subtract(self._sent[at], then, out=then))
-        return updates
-
-    def rebase(self, weights: Iterable[Tensor]) -> None:
-        """Set the weights to these plus the updates that were not sent."""
-        for at, (variable, new) in enumerate(zip(self._model.trainable_variables, weights, strict=True)):
-            then, self._sent[at] = self._sent[at], np.array(new)
-            variable.assign(self._sent[at] + (array_of(variable) - then))
 
     def statistics(self) -> list[Tensor]:
         """Return copies of the floating-point variables that are not trained."""
@@ -186,15 +168,9 @@ class KerasStage:
         self._model.reset_metrics()
         return {f"val_{name}": float(value) for name, value in results.items()}, count
 
-    def computed(self) -> None:
-        """Return None: TensorFlow has no clock of its GPU."""
-
-    def end_epoch(self) -> None:
-        """Do nothing: schedules of Keras go by steps."""
-
     def scale_learning_rate(self, factor: float) -> None:
         """Scale a constant rate or a schedule."""
-        self._rate.scale(factor)
+        super().scale_learning_rate(factor)
         # A schedule is a part of the compiled step.
         self._update = compiled_step(self._update_step)
 
@@ -223,10 +199,11 @@ class KerasStage:
         self._update = compiled_step(self._update_step)
         self._sent = self.weights()
 
-    def adopt(self, arrays: Mapping[str, Tensor]) -> None:
-        """Assign every variable but the learning rate; a schedule is the network's own in any case."""
-        with self._rate.kept():
-            self.restore(arrays)
+    def _copies(self) -> Iterator[Tensor]:
+        return (array_of(variable).copy() for variable in self._model.trainable_variables)
+
+    def _set_weight(self, at: int, values: Tensor) -> None:
+        self._model.trainable_variables[at].assign(values)
 
     def _owns(self, name: str) -> bool:
         """Return true if a name is one of its layers' state, or of the optimizer's as a whole."""
@@ -323,12 +300,6 @@ class KerasStage:
             self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
         else:
             self._optimizer.iterations.assign_add(1)
-
-    def _infer_step(self, x: Any, count: Any) -> Any:
-        return self._model(x[:count], training=False)
-
-    def _score_step(self, x: Any, y: Any, count: Any) -> Any:
-        return self._model.test_step((x[:count], y[:count]))
 
 
 def _repeated(values: Tensor, rows: int) -> Any:

@@ -34,11 +34,10 @@ from hetctl.runtime.frameworks.torch_measuring import memory_gauge, tensor_memor
 from hetctl.runtime.frameworks.torch_parts import (
     Accumulation,
     Parts,
-    RateFactor,
     Score,
+    TorchRate,
     generators,
     make_parameters,
-    options_kept,
     other_variables,
     pack,
     parts_of,
@@ -80,6 +79,8 @@ class TorchNetwork(TrainableNetwork):
     """
 
     evaluates_examples = False
+    gather = staticmethod(gather)
+    _rate: TorchRate
 
     def __init__(
         self, parts: Parts, member: Member, functions: UserFunctions, group: Group, device: torch.device
@@ -103,7 +104,7 @@ class TorchNetwork(TrainableNetwork):
         self._accumulates = False
         if self._context is not None:
             self._optimizer.register_step_post_hook(self._after_step)
-        self._rate = RateFactor(self._optimizer)
+        self._rate = TorchRate(parts)
         self._averaging: RankAverage | None = None
         if member.micro_batch_size is not None:
             self._accumulation = Accumulation(self._optimizer, averaged=group.size > 1 and not member.shard)
@@ -195,12 +196,6 @@ class TorchNetwork(TrainableNetwork):
             self._context.restore(context)
         set_generators(random_states)
 
-    def adopt(self, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Restore all state but the options of the optimizer's groups, and the scheduler's base rates."""
-        with options_kept(self._parts):
-            self.restore(arrays)
-        self._rate.factor = 1.0
-
     def generators(self) -> Any:
         """Return the states of PyTorch's generators as hexadecimal digits, by device."""
         return {device: state.numpy().tobytes().hex() for device, state in generators().items()}
@@ -213,14 +208,6 @@ class TorchNetwork(TrainableNetwork):
                 for device, digits in states.items()
             }
         )
-
-    def gather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, on rank 0."""
-        return gather(value)
-
-    def scale_learning_rate(self, factor: float) -> None:
-        """Scale the learning rate of all later steps, also if a scheduler sets it."""
-        self._rate.factor *= factor
 
     def _unpacked(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
         """Return the state of which these are the arrays."""

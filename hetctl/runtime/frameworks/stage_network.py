@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -19,19 +21,11 @@ memory with the network: send or copy them before the next call, and do not chan
 """
 
 
-class DeviceTensor(Protocol):
-    """Activations or gradients in a GPU's memory, computed; a tensor of the framework.
+PassedTensor = Any
+"""Activations or gradients on their way between stages: a `Tensor`, or a tensor of the framework on a GPU.
 
-    They are kept in memory while anybody refers to them.
-    """
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its values."""
-
-
-PassedTensor = Tensor | DeviceTensor
-"""Activations or gradients on their way between stages."""
+The latter is computed, and kept in memory while anybody refers to it. Both have `nbytes`.
+"""
 
 
 class TensorMemory:
@@ -40,7 +34,7 @@ class TensorMemory:
     The node's is that of slots, and of frameworks whose tensors no other process can open.
     """
 
-    def filled(self, value: float, size: int) -> DeviceTensor | None:
+    def filled(self, value: float, size: int) -> PassedTensor | None:
         """Return a tensor of 32-bit numbers on the GPU, `size` times a value; None for a slot."""
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
@@ -49,8 +43,7 @@ class TensorMemory:
 
     def array(self, tensor: PassedTensor) -> Tensor:
         """Return a tensor in the node's memory; one that is there already without a copy."""
-        assert isinstance(tensor, np.ndarray)
-        return tensor
+        return np.asarray(tensor)
 
     def exported(self, tensor: PassedTensor) -> str | None:
         """Return a handle by which other processes of the node open a tensor where it is.
@@ -59,7 +52,7 @@ class TensorMemory:
         refers to it any more, until the other process has opened it and refers to it no more.
         """
 
-    def opened(self, handle: str) -> DeviceTensor:
+    def opened(self, handle: str) -> PassedTensor:
         """Return the tensor of another process of the node; do not change it.
 
         Raises
@@ -106,7 +99,54 @@ class RecomputedPass:
     state: Any
 
 
-class StageNetwork(Protocol):
+class LearningRate(Protocol):
+    """Learning rate of an optimizer, whether it is constant or a scheduler sets it."""
+
+    def scale(self, factor: float) -> None:
+        """Multiply the rate of all later steps."""
+
+    def kept(self) -> AbstractContextManager[None]:
+        """Keep the rate, and the optimizer's other hyper-parameters, while another state is restored."""
+
+
+class StatefulNetwork(ABC):
+    """A network with its optimizer, whole or a stage, whose state is arrays."""
+
+    _rate: LearningRate
+
+    @abstractmethod
+    def save(self) -> dict[str, Tensor]:
+        """Return all state: weights, optimizer, random generators of the layers.
+
+        The arrays may be the network's own, which change with the next step.
+        """
+
+    @abstractmethod
+    def restore(self, arrays: Mapping[str, Tensor]) -> None:
+        """Restore the state that `save` returned, also of a network that has trained since.
+
+        The arrays may be read-only, and are not used after the return.
+
+        Raises
+        ------
+        BadInputError
+            If ``model_fn`` now builds a network with other variables.
+        """
+
+    def adopt(self, arrays: Mapping[str, Tensor]) -> None:
+        """Restore the state of another network, but keep the hyper-parameters of this one's optimizer.
+
+        To be called before the network has trained or its learning rate was scaled.
+        """
+        with self._rate.kept():
+            self.restore(arrays)
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the learning rate."""
+        self._rate.scale(factor)
+
+
+class StageNetwork(StatefulNetwork):
     """Consecutive layers of a network with their optimizer, on this rank; the other layers do not exist here.
 
     Minibatches are numbered. Several may be between their forward and backward passes, each with a version
@@ -115,6 +155,11 @@ class StageNetwork(Protocol):
 
     State that no optimizer changes, such as batch-norm means, has no versions: every forward pass in training
     uses and changes the present one. Random numbers, as of dropout, are drawn on each rank by itself.
+
+    Names in `save` begin with ``layer-<number>/`` for what belongs to a layer, with its optimizer slots; what
+    belongs to the optimizer as a whole has names without a layer, and is equal in all stages. PyTorch's
+    random generators belong to the first layer of a stage. No minibatch may have begun and not ended.
+    `restore` takes what stages saved, and ignores arrays of other layers.
 
     Attributes
     ----------
@@ -127,7 +172,9 @@ class StageNetwork(Protocol):
     layers: range
     weight_names: tuple[str, ...]
     statistic_names: tuple[str, ...]
+    _sent: list[Tensor]
 
+    @abstractmethod
     def version(self) -> Any:
         """Return the present weights; later updates do not change them.
 
@@ -135,9 +182,11 @@ class StageNetwork(Protocol):
         in use: drop it when no other minibatch is to begin with it.
         """
 
+    @abstractmethod
     def forward(self, minibatch: int, version: Any, inputs: PassedTensor) -> PassedTensor:
         """Return the activations after the last layer; what the backward pass needs is kept."""
 
+    @abstractmethod
     def backward(self, minibatch: int, gradient: PassedTensor) -> PassedTensor | None:
         """Compute the gradients of the weights, and return that of the inputs; None for the first layer.
 
@@ -147,6 +196,7 @@ class StageNetwork(Protocol):
             Gradient of the loss by the activations that `forward` returned.
         """
 
+    @abstractmethod
     def both(
         self, minibatch: int, version: Any, inputs: PassedTensor, targets: Tensor
     ) -> tuple[float, PassedTensor | None]:
@@ -156,42 +206,31 @@ class StageNetwork(Protocol):
         stage add to it, as Keras' regularizers do; those of other stages only get its gradients.
         """
 
+    @abstractmethod
     def update(self, minibatch: int) -> None:
         """Have the optimizer change the present weights by the gradients of a minibatch, and forget it."""
 
-    def weights(self) -> list[Tensor]:
-        """Return copies of the present trainable weights, in an order that only the layers determine."""
-
+    @abstractmethod
     def slot_bytes(self) -> int:
         """Return the bytes of the optimizer's state for the weights, once it has updated them."""
 
-    def updates(self) -> list[Tensor]:
-        """Return the sum of all updates since the last call, in the order of `weights`: those of a wave.
-
-        The first call counts from the first weights, or from those of `restore`.
-        """
-
-    def adopt(self, arrays: Mapping[str, Tensor]) -> None:
-        """Restore the state of another network's layers, but keep this one's options of the optimizer."""
-
-    def rebase(self, weights: Iterable[Tensor]) -> None:
-        """Set the weights to these plus the sum of the updates since the last call of `updates`.
-
-        They are taken one by one, so that those that are computed need not be in memory at once.
-        """
-
+    @abstractmethod
     def statistics(self) -> list[Tensor]:
         """Return copies of the floating-point state that no optimizer changes, such as batch-norm means."""
 
+    @abstractmethod
     def set_statistics(self, statistics: Sequence[Tensor]) -> None:
         """Replace what `statistics` returns."""
 
+    @abstractmethod
     def infer(self, inputs: PassedTensor) -> PassedTensor:
         """Return the activations of validation samples, without padding, as in `evaluate` of a network."""
 
+    @abstractmethod
     def score(self, inputs: PassedTensor, targets: Tensor) -> None:
         """Add validation samples to the scores; for the last stage."""
 
+    @abstractmethod
     def scores(self) -> tuple[dict[str, float], int]:
         """Return the ``val_*`` metrics of the samples since the last call, and their number.
 
@@ -203,29 +242,44 @@ class StageNetwork(Protocol):
 
         The copies before and after are left out. None: there is no GPU, or it is not known.
         """
+        return None
 
     def end_epoch(self) -> None:
         """Advance schedulers of the learning rate that step once an epoch."""
 
-    def scale_learning_rate(self, factor: float) -> None:
-        """Multiply the learning rate."""
+    def weights(self) -> list[Tensor]:
+        """Return copies of the present trainable weights, in an order that only the layers determine."""
+        return list(self._copies())
 
-    def save(self) -> dict[str, Tensor]:
-        """Return all state of its layers.
+    def updates(self) -> list[Tensor]:
+        """Return the sum of all updates since the last call, in the order of `weights`: those of a wave.
 
-        Names begin with ``layer-<number>/`` for what belongs to a layer, with its optimizer slots; what
-        belongs to the optimizer as a whole has names without a layer, and is equal in all stages. PyTorch's
-        random generators belong to the first layer of a stage. No minibatch may have begun and not ended.
+        The first call counts from the first weights, or from those of `restore`.
         """
+        updates = []
+        for at, now in enumerate(self._copies()):
+            then, self._sent[at] = self._sent[at], now
+            # In the memory of the weights before, which nothing else uses.
+            updates.append(np.subtract(now, then, out=then))
+        return updates
 
-    def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Restore what stages saved; arrays of other layers are ignored.
+    def rebase(self, weights: Iterable[Tensor]) -> None:
+        """Set the weights to these plus the sum of the updates since the last call of `updates`.
 
-        Raises
-        ------
-        BadInputError
-            If ``model_fn`` now builds layers with other variables.
+        They are taken one by one, so that those that are computed need not be in memory at once.
         """
+        for at, (now, new) in enumerate(zip(self._copies(), weights, strict=True)):
+            np.subtract(now, self._sent[at], out=now)
+            self._sent[at] = np.array(new, now.dtype)
+            self._set_weight(at, np.add(now, self._sent[at], out=now))
+
+    @abstractmethod
+    def _copies(self) -> Iterator[Tensor]:
+        """Yield copies of the present trainable weights."""
+
+    @abstractmethod
+    def _set_weight(self, at: int, values: Tensor) -> None:
+        """Replace one of the present trainable weights; versions keep the old one."""
 
 
 class Chain(Protocol):

@@ -90,8 +90,8 @@ def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
         return np.asarray(tensor.view(BITS[tensor.element_size()]).numpy(force=True))
 
 
-class RateFactor:
-    """Factor of an optimizer's learning rates; at all other times its groups hold the rates for one GPU.
+class TorchRate:
+    """Learning rates of an optimizer, a `LearningRate`; except in steps its groups hold those for one GPU.
 
     Attributes
     ----------
@@ -99,11 +99,29 @@ class RateFactor:
         Factor of all later steps, also if a scheduler sets the rates.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, parts: Parts) -> None:
         self.factor = 1.0
+        self._parts = parts
         self._rates: list[Any] = []
-        optimizer.register_step_pre_hook(self._scale)
-        optimizer.register_step_post_hook(self._unscale)
+        parts.optimizer.register_step_pre_hook(self._scale)
+        parts.optimizer.register_step_post_hook(self._unscale)
+
+    def scale(self, factor: float) -> None:
+        """Scale the rates of all later steps."""
+        self.factor *= factor
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Keep the options of the optimizer's groups and the scheduler's base rates over a `restore`."""
+        groups, scheduler = self._parts.optimizer.param_groups, self._parts.scheduler
+        kept = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+        rates = getattr(scheduler, "base_lrs", None)
+        yield
+        for group, own in zip(self._parts.optimizer.param_groups, kept, strict=True):
+            group.update(own)
+        if scheduler is not None and rates is not None:
+            scheduler.base_lrs = rates
+        self.factor = 1.0
 
     def _scale(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         self._rates = [group["lr"] for group in optimizer.param_groups]
@@ -283,21 +301,6 @@ def make_parameters(parts: Parts, sample: Samples, device: torch.device) -> None
         with torch.no_grad():
             # In eval mode, or this sample would enter the running statistics of batch norm.
             parts.model.eval()(tensors_of(sample[0][:1], device))
-
-
-@contextmanager
-def options_kept(parts: Parts) -> Iterator[None]:
-    """Keep the options of the optimizer's groups and the scheduler's base rates over a `restore`."""
-    groups = [
-        {key: value for key, value in group.items() if key != "params"}
-        for group in parts.optimizer.param_groups
-    ]
-    rates = getattr(parts.scheduler, "base_lrs", None)
-    yield
-    for group, own in zip(parts.optimizer.param_groups, groups, strict=True):
-        group.update(own)
-    if parts.scheduler is not None and rates is not None:
-        parts.scheduler.base_lrs = rates
 
 
 def _problems(given: Mapping[Any, Any]) -> Iterator[str]:

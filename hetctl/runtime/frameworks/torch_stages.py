@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +14,19 @@ from torch import nn
 from torch.func import functional_call
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.frameworks.stage_network import ComputeTime, PassedTensor, RecomputedPass, Tensor
+from hetctl.runtime.frameworks.stage_network import (
+    ComputeTime,
+    PassedTensor,
+    RecomputedPass,
+    StageNetwork,
+    Tensor,
+)
 from hetctl.runtime.frameworks.torch_batches import accept_lone_samples, array_of, tensor_of
 from hetctl.runtime.frameworks.torch_measuring import ComputeClock
 from hetctl.runtime.frameworks.torch_parts import (
     Parts,
-    RateFactor,
+    TorchRate,
     generators,
-    options_kept,
     other_variables,
     pack,
     set_generators,
@@ -91,7 +96,7 @@ class ForwardPass:
     outputs: torch.Tensor
 
 
-class TorchStage:
+class TorchStage(StageNetwork):
     """Consecutive layers of a sequential module, with their optimizer.
 
     Parameters
@@ -103,6 +108,8 @@ class TorchStage:
     recomputes : bool
         As in `Chain.build`.
     """
+
+    _rate: TorchRate
 
     def __init__(
         self,
@@ -120,7 +127,7 @@ class TorchStage:
         self._recomputes = recomputes
         self._module = StageModule(parts.model, parts.loss if layers.stop == len(names) else None)
         accept_lone_samples(parts.model)
-        self._rate = RateFactor(parts.optimizer)
+        self._rate = TorchRate(parts)
         named = self._module.named_parameters()
         self._trainable = {name: parameter for name, parameter in named if parameter.requires_grad}
         self._present: weakref.ref[WeightVersion] | None = None
@@ -130,7 +137,7 @@ class TorchStage:
         self.statistic_names = tuple(
             self._saved_name("layers", f"{place}.{name}") for place, _, name, _ in self._buffers()
         )
-        self._sent = self._copies()
+        self._sent = self.weights()
         self._scores = {**parts.metrics, "loss": parts.loss}
         self._sums = self._no_scores()
         self._clock: ComputeClock | None = None
@@ -196,34 +203,11 @@ class TorchStage:
             self._parts.optimizer.step()
         self._parts.optimizer.zero_grad()
 
-    def weights(self) -> list[Tensor]:
-        """Return copies of the trainable weights, in the order of the layers."""
-        return [array_of(copy) for copy in self._copies()]
-
     def slot_bytes(self) -> int:
         """Return the bytes of all tensors in the optimizer's state."""
         states = self._parts.optimizer.state.values()
         slots = (slot for state in states for slot in state.values() if isinstance(slot, torch.Tensor))
         return sum(slot.numel() * slot.element_size() for slot in slots)
-
-    def updates(self) -> list[Tensor]:
-        """Return the differences of the weights since the last call."""
-        updates = []
-        for at, parameter in enumerate(self._trainable.values()):
-            then, self._sent[at] = self._sent[at], parameter.detach().to("cpu", copy=True)
-            # In the memory of the weights before, which nothing else uses.
-            updates.append(array_of(torch.sub(self._sent[at], then, out=then)))
-        return updates
-
-    def rebase(self, weights: Iterable[Tensor]) -> None:
-        """Set the weights to these plus the updates that were not sent."""
-        for at, (parameter, new) in enumerate(zip(self._trainable.values(), weights, strict=True)):
-            then = self._sent[at]
-            self._sent[at] = torch.tensor(new).to(then.dtype)
-            local = self._sent[at] + (parameter.detach().to("cpu") - then)
-            # Other memory, since versions may use that of the old weights.
-            parameter.data = torch.empty_like(parameter).copy_(local)
-        self._present = None
 
     def statistics(self) -> list[Tensor]:
         """Return copies of the floating-point buffers."""
@@ -264,10 +248,6 @@ class TorchStage:
         if self._parts.scheduler is not None:
             self._parts.scheduler.step()
 
-    def scale_learning_rate(self, factor: float) -> None:
-        """Scale the learning rate of all later steps, also if a scheduler sets it."""
-        self._rate.factor *= factor
-
     def save(self) -> dict[str, Tensor]:
         """Return all state; the states of the generators belong to the first layer."""
         saved = {OPTIMIZER + name: array for name, array in pack(self._common_state()).items()}
@@ -291,13 +271,7 @@ class TorchStage:
             raise other_variables(error) from error
         if random_states := states[self.layers.start].get("generators"):
             set_generators(random_states)
-        self._sent = self._copies()
-
-    def adopt(self, arrays: Mapping[str, Tensor]) -> None:
-        """Restore all state but the options of the optimizer's groups, and the scheduler's base rates."""
-        with options_kept(self._parts):
-            self.restore(arrays)
-        self._rate.factor = 1.0
+        self._sent = self.weights()
 
     def _begin(self, version: WeightVersion, inputs: PassedTensor, *targets: torch.Tensor) -> ForwardPass:
         self._parts.model.train()
@@ -363,13 +337,18 @@ class TorchStage:
                 parameter.data = parameter.data.clone()
         self._present = None
 
-    def _copies(self) -> list[torch.Tensor]:
-        return [parameter.detach().to("cpu", copy=True) for parameter in self._trainable.values()]
+    def _copies(self) -> Iterator[Tensor]:
+        return (array_of(each.detach().to("cpu", copy=True)) for each in self._trainable.values())
+
+    def _set_weight(self, at: int, values: Tensor) -> None:
+        parameter = list(self._trainable.values())[at]
+        # Other memory, since versions may use that of the old weights.
+        parameter.data = torch.empty_like(parameter).copy_(torch.as_tensor(values))
+        self._present = None
 
     def _inputs(self, values: PassedTensor) -> torch.Tensor:
         if self.layers.start > 0:
             return self._passed(values)
-        assert isinstance(values, np.ndarray)
         return self._tensor(values)
 
     def _passed(self, values: PassedTensor) -> torch.Tensor:
