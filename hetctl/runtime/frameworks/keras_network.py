@@ -89,9 +89,15 @@ class KerasNetwork(TrainableNetwork):
     def _agreed(self, loss: float, batches: Batches) -> float:
         if self._group.size == 1:
             return loss
-        self._agree_on_statistics(batches.share)
-        own = tf.constant(loss * batches.share, tf.float64)
-        return float(horovod().allreduce(own, op=horovod().Sum))
+        hvd, share = horovod(), batches.share
+        # The statistics that each rank has gathered, such as batch-normalisation means. The weights are the
+        # ranks' shares of the samples, as for gradients.
+        own = [_raw(v) for v in self._model.non_trainable_variables if "float" in str(v.dtype)]
+        if own:
+            weighted = [variable * tf.cast(share, variable.dtype) for variable in own]
+            for variable, mean in zip(own, hvd.grouped_allreduce(weighted, op=hvd.Sum), strict=True):
+                variable.assign(mean)
+        return float(hvd.allreduce(tf.constant(loss * share, tf.float64), op=hvd.Sum))
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
         """Evaluate each rank's share; the metrics' variables are summed over the ranks."""
@@ -236,18 +242,6 @@ class KerasNetwork(TrainableNetwork):
         own = [_raw(variable) for variable in self._model.metrics_variables]
         for variable, total in zip(own, horovod().grouped_allreduce(own, op=horovod().Sum), strict=True):
             variable.assign(total)
-
-    def _agree_on_statistics(self, share: float) -> None:
-        """Average the statistics that each rank has gathered, such as batch-normalisation means.
-
-        The weights are the ranks' shares of the samples, as for gradients.
-        """
-        hvd = horovod()
-        own = [_raw(v) for v in self._model.non_trainable_variables if "float" in str(v.dtype)]
-        if own:
-            weighted = [variable * tf.cast(share, variable.dtype) for variable in own]
-            for variable, mean in zip(own, hvd.grouped_allreduce(weighted, op=hvd.Sum), strict=True):
-                variable.assign(mean)
 
 
 class GraphStepTimer:

@@ -6,7 +6,7 @@ import gc
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,14 +23,14 @@ from hetctl.runtime.frameworks.stage_network import TensorMemory
 from hetctl.runtime.frameworks.torch_batches import (
     Uploads,
     accept_lone_samples,
-    array_nest,
-    first_rows,
+    array_of,
     ignore_padding,
     is_compiled,
+    mapped_outputs,
     present_device,
 )
 from hetctl.runtime.frameworks.torch_chain import TorchChain
-from hetctl.runtime.frameworks.torch_measuring import memory_gauge, tensor_memory
+from hetctl.runtime.frameworks.torch_measuring import GpuTensors, memory_gauge
 from hetctl.runtime.frameworks.torch_parts import (
     Accumulation,
     Parts,
@@ -45,28 +45,19 @@ from hetctl.runtime.frameworks.torch_parts import (
     unpack,
     without_functions,
 )
-from hetctl.runtime.frameworks.torch_ranks import Averaging, add_up, average, gather, init_group, make_equal
-from hetctl.runtime.worker.group import Group, ProcessGroup
-from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
-from hetctl.runtime.worker.step_clock import StepTimer
+from hetctl.runtime.frameworks.torch_ranks import (
+    Averaging,
+    GradientShares,
+    average,
+    gather,
+    init_group,
+    make_equal,
+)
+from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions, takes_context
 
 CONTEXT, GRADIENTS = "context", "gradients"
 """Names of the state of a ``train_fn``, and of gradients that await the optimizer's next step."""
-
-
-class RankAverage(Protocol):
-    """Average of the gradients of all ranks, such as `Averaging`."""
-
-    @property
-    def timer(self) -> StepTimer | None:
-        """Timer of this rank's steps; None if it cannot be told from those of the others."""
-
-    def expect(self, weight: float, *, ends_step: bool) -> None:
-        """Note the next batch, as in `Averaging`."""
-
-    def release(self) -> None:
-        """Release memory that only further steps need."""
 
 
 class TorchNetwork(TrainableNetwork):
@@ -105,7 +96,7 @@ class TorchNetwork(TrainableNetwork):
         if self._context is not None:
             self._optimizer.register_step_post_hook(self._after_step)
         self._rate = TorchRate(parts)
-        self._averaging: RankAverage | None = None
+        self._averaging: Averaging | GradientShares | None = None
         if member.micro_batch_size is not None:
             self._accumulation = Accumulation(self._optimizer, averaged=group.size > 1 and not member.shard)
         if group.size > 1:
@@ -124,7 +115,14 @@ class TorchNetwork(TrainableNetwork):
         if self._averaging is None:
             return loss
         self._averaging.release()
-        return self._agree_after(loss, batches.share)
+        # The statistics that each rank has gathered, such as batch-norm means. The weights are the ranks'
+        # shares of the samples, as for gradients: a rank with more of each batch has seen more of the data.
+        buffers = list(self._model.buffers())
+        average((buffer for buffer in buffers if buffer.is_floating_point()), batches.share)
+        make_equal(buffer for buffer in buffers if not buffer.is_floating_point())
+        losses = torch.tensor([loss], dtype=torch.float64, device=self._device)
+        average([losses], batches.share)
+        return float(losses)
 
     def end_epoch(self, metrics: Mapping[str, float]) -> None:
         """Advance a scheduler that waits for the stop rule's metric; show the results to ``train_fn``."""
@@ -146,11 +144,11 @@ class TorchNetwork(TrainableNetwork):
                     means = [self._number(score(outputs, y)) for score in scores.values()]
                     sums += count * torch.stack([*means, self._number(1.0)])
                 if self._whole and count:
-                    self._whole.add(array_nest(outputs), samples[1][:count])
+                    self._whole.add(mapped_outputs(array_of, outputs), samples[1][:count])
                 elif self._whole:
                     self._whole.skip()
         if self._group.size > 1:
-            sums = add_up(sums)
+            dist.all_reduce(sums)
         *totals, count = sums.tolist()
         return self._with_whole(
             {f"val_{name}": total / count for name, total in zip(scores, totals, strict=True)}
@@ -213,7 +211,7 @@ class TorchNetwork(TrainableNetwork):
         """Return the state of which these are the arrays."""
         return unpack(arrays)
 
-    def _joined(self) -> RankAverage:
+    def _joined(self) -> Averaging | GradientShares:
         """Begin with equal networks on all ranks; return what averages their gradients."""
         make_equal([*self._model.parameters(), *self._model.buffers()])
         return Averaging(self._optimizer, self._accumulation)
@@ -255,7 +253,7 @@ class TorchNetwork(TrainableNetwork):
             x, y = self._tensors(samples)
             return self._model(x), y
         x, y = self._tensors(pad(samples, self._member.rows_evaluated))
-        return first_rows(self._model(x), count), y[:count]
+        return mapped_outputs(lambda tensor: tensor[:count], self._model(x)), y[:count]
 
     def _number(self, value: Any) -> torch.Tensor:
         """Return a number on the device, where it may still have to be computed."""
@@ -272,24 +270,13 @@ class TorchNetwork(TrainableNetwork):
         }
         return {name: part for name, part in parts.items() if hasattr(part, "state_dict")}
 
-    def _agree_after(self, loss: float, share: float) -> float:
-        """Average the loss, and the statistics that each rank has gathered, such as batch-norm means.
-
-        The weights are the ranks' shares of the samples, as for gradients: a rank with a larger part of each
-        batch has seen more of the data.
-        """
-        buffers = list(self._model.buffers())
-        average((buffer for buffer in buffers if buffer.is_floating_point()), share)
-        make_equal(buffer for buffer in buffers if not buffer.is_floating_point())
-        losses = torch.tensor([loss], dtype=torch.float64, device=self._device)
-        average([losses], share)
-        return float(losses)
-
 
 class PyTorch(Framework):
     """Interface of PyTorch to the trainer."""
 
     needs = "torch.distributed"
+    initialize = staticmethod(init_group)
+    memory_gauge = staticmethod(memory_gauge)
 
     def version(self) -> str:
         """Return PyTorch's version."""
@@ -344,10 +331,6 @@ class PyTorch(Framework):
         """
         return TorchChain(member, functions)
 
-    def initialize(self, group: ProcessGroup) -> None:
-        """Initialize ``torch.distributed``."""
-        init_group(group)
-
     def shutdown(self) -> None:
         """Shut down ``torch.distributed``."""
         dist.destroy_process_group()
@@ -361,7 +344,7 @@ class PyTorch(Framework):
         values = torch.zeros(count, device=present_device())
 
         def run() -> None:
-            add_up(values)
+            dist.all_reduce(values)
             # NCCL's operations return as soon as they are queued on the GPU.
             if values.is_cuda:
                 torch.cuda.synchronize()
@@ -391,11 +374,7 @@ class PyTorch(Framework):
 
     def tensor_memory(self) -> TensorMemory:
         """Return the memory of its device."""
-        return tensor_memory(present_device())
-
-    def memory_gauge(self, device: int | None) -> MemoryGauge:
-        """Return a gauge of its allocator, or of the process."""
-        return memory_gauge(device)
+        return GpuTensors(present_device()) if torch.cuda.is_available() else TensorMemory()
 
     def clear(self) -> None:
         """Release unused memory of the GPU."""
@@ -440,8 +419,10 @@ def _default_train_fn(
         batches = ((x, y) for x, y, _ in data.padded()) if compiled else data
         for x, y in batches:
             optimizer.zero_grad()
-            outputs = first_rows(model(x), data.samples) if compiled else model(x)
-            loss = loss_of_batch(outputs, y[: data.samples])
+            rows, outputs = data.samples, model(x)
+            if compiled:
+                outputs = mapped_outputs(lambda tensor, rows=rows: tensor[:rows], outputs)  # type: ignore[misc]
+            loss = loss_of_batch(outputs, y[:rows])
             loss.backward()
             optimizer.step()
             data.loss = loss.detach()

@@ -162,7 +162,24 @@ class TensorFlow(Framework):
 
     def memory_gauge(self, device: int | None) -> MemoryGauge:
         """Return a gauge of its allocator, or of the process."""
-        return memory_gauge(device)
+        if not tf.config.list_physical_devices("GPU"):
+            return PoolMemory() if has_pool() else MemoryGauge()
+
+        def allocated() -> int:
+            return int(tf.config.experimental.get_memory_info(GPU)["current"])
+
+        def there_and_back(array: Tensor) -> None:
+            with tf.device(GPU):
+                tf.identity(array).numpy()
+
+        return GpuMemory(
+            device=device or 0,
+            allocated=allocated,
+            # It does not tell what its allocator has taken; before the first layer that is hardly more.
+            reserved=allocated,
+            wait=tf.test.experimental.sync_devices,
+            there_and_back=there_and_back,
+        )
 
     def remove_temporary_files(self) -> None:
         """Remove the code that AutoGraph has made of functions, as those of Horovod and of input pipelines.
@@ -209,31 +226,6 @@ GRADIENTS = "_hetctl_custom_gradients"
 """Attribute of a graph with what is registered for it."""
 POOLED_BYTES = 2**20
 """Size of a tensor in oneDNN's pool, which leaves those below 256 KiB to the C library."""
-
-
-def memory_gauge(device: int | None) -> MemoryGauge:
-    """Return the gauge for a rank's device, as in `Framework.memory_gauge`."""
-    if tf.config.list_physical_devices("GPU"):
-        return _gpu(device or 0)
-    return PoolMemory() if has_pool() else MemoryGauge()
-
-
-def _gpu(device: int) -> GpuMemory:
-    def allocated() -> int:
-        return int(tf.config.experimental.get_memory_info(GPU)["current"])
-
-    def there_and_back(array: Tensor) -> None:
-        with tf.device(GPU):
-            tf.identity(array).numpy()
-
-    return GpuMemory(
-        device=device,
-        allocated=allocated,
-        # It does not tell what its allocator has taken; before the first layer that is hardly more.
-        reserved=allocated,
-        wait=tf.test.experimental.sync_devices,
-        there_and_back=there_and_back,
-    )
 
 
 class PoolMemory(MemoryGauge):

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves, tree_map
 
 from hetctl.runtime.data.named_arrays import fields_of
 
@@ -48,21 +49,15 @@ class Uploads:
         if self._copies is None:
             return tuple(tensors_of(values, self._device) for values in arrays)
         # Kept by PyTorch until the copy from it is done, and then used for later batches.
-        locked = [_mapped(page_locked, fields_of(values)) for values in arrays]
+        locked = tree_map(page_locked, tuple(map(fields_of, arrays)))
         with torch.cuda.stream(self._copies):
-            tensors = _mapped(lambda values: values.to(self._device, non_blocking=True), locked)
+            tensors = tree_map(lambda values: values.to(self._device, non_blocking=True), locked)
         computation = torch.cuda.current_stream(self._device)
         computation.wait_stream(self._copies)
         # Or their memory would be given to the next batch while this one is still in use.
-        _mapped(lambda tensor: tensor.record_stream(computation), tensors)
+        for tensor in tree_leaves(tensors):
+            tensor.record_stream(computation)
         return tuple(tensors)
-
-
-def _mapped(function: Callable[[Any], Any], nest: Any) -> Any:
-    """Apply a function to the leaves of lists and mappings; return the same nest of its results."""
-    if isinstance(nest, dict):
-        return {name: _mapped(function, value) for name, value in nest.items()}
-    return [_mapped(function, value) for value in nest] if isinstance(nest, list) else function(nest)
 
 
 def page_locked(values: Any, *, lock: bool = True) -> torch.Tensor:
@@ -79,7 +74,7 @@ def page_locked(values: Any, *, lock: bool = True) -> torch.Tensor:
 
 def tensors_of(values: Any, device: torch.device) -> Any:
     """Return an array on the device as `tensor_of` does; of records, their fields by name."""
-    return _mapped(lambda array: tensor_of(array, device), fields_of(values))
+    return tree_map(lambda array: tensor_of(array, device), fields_of(values))
 
 
 def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
@@ -111,13 +106,13 @@ def empty_array(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
     return np.asarray(pages.numpy().view(kind).reshape(shape))
 
 
-def array_nest(outputs: Any) -> Any:
-    """Return outputs of a network with arrays in the place of tensors, as `array_of` returns them."""
+def mapped_outputs(function: Callable[[torch.Tensor], Any], outputs: Any) -> Any:
+    """Return a network's outputs, of which mappings and sequences may be nested, with changed tensors."""
     if isinstance(outputs, torch.Tensor):
-        return array_of(outputs)
+        return function(outputs)
     if isinstance(outputs, Mapping):
-        return {key: array_nest(value) for key, value in outputs.items()}
-    return tuple(map(array_nest, outputs))
+        return {name: mapped_outputs(function, value) for name, value in outputs.items()}
+    return type(outputs)(mapped_outputs(function, value) for value in outputs)
 
 
 def _type_of(tensor: torch.Tensor) -> torch.dtype:
@@ -171,15 +166,6 @@ def accept_lone_samples(model: torch.nn.Module) -> None:
         if isinstance(module, _BatchNorm) and not isinstance(module, torch.nn.SyncBatchNorm):
             module.register_forward_pre_hook(before)
             module.register_forward_hook(after)
-
-
-def first_rows(outputs: Any, rows: int) -> Any:
-    """Return the first rows of each tensor of a network's outputs."""
-    if isinstance(outputs, torch.Tensor):
-        return outputs[:rows]
-    if isinstance(outputs, Mapping):
-        return {name: first_rows(value, rows) for name, value in outputs.items()}
-    return type(outputs)(first_rows(value, rows) for value in outputs)
 
 
 @lru_cache(maxsize=16)

@@ -25,11 +25,6 @@ type, index of the GPU; handles and sizes, of which only PyTorch knows more.
 """
 
 
-def tensor_memory(device: torch.device) -> TensorMemory:
-    """Return the memory for tensors of stages on a device."""
-    return GpuTensors(device) if device.type == "cuda" else TensorMemory()
-
-
 class GpuTensors(TensorMemory):
     """Tensors on this rank's GPU.
 

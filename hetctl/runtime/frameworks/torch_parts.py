@@ -9,10 +9,9 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 import torch
 from torch.autograd import Variable
@@ -26,24 +25,6 @@ from hetctl.runtime.frameworks.torch_batches import tensors_of
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Types, by size in bytes, that hold the bits of numbers that NumPy lacks, such as bfloat16."""
-
-Arrays = Mapping[str, npt.NDArray[Any]]
-
-
-def pack(state: Mapping[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays of a state: mappings, lists and tuples of tensors, arrays and plain values.
-
-    Raises
-    ------
-    BadInputError
-        If the state contains anything else.
-    """
-    return packed_state.pack(state, _dissolved)
-
-
-def unpack(arrays: Arrays) -> Any:
-    """Return a copy of the state that was packed."""
-    return packed_state.unpack(arrays, _formed)
 
 
 def without_functions(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,18 +57,20 @@ def _dissolved(value: Any) -> tuple[npt.NDArray[Any], str] | None:
     """Return the array of a tensor and its type."""
     if not isinstance(value, torch.Tensor):
         return None
-    return _array(value), str(value.dtype).removeprefix("torch.")
+    dtype = str(value.dtype).removeprefix("torch.")
+    try:
+        return value.numpy(force=True), dtype
+    except TypeError:
+        return value.view(BITS[value.element_size()]).numpy(force=True), dtype
 
 
 def _formed(array: npt.NDArray[Any], dtype: str) -> torch.Tensor:
     return torch.tensor(array).view(getattr(torch, dtype))
 
 
-def _array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    try:
-        return np.asarray(tensor.numpy(force=True))
-    except TypeError:
-        return np.asarray(tensor.view(BITS[tensor.element_size()]).numpy(force=True))
+pack = partial(packed_state.pack, dissolve=_dissolved)
+unpack = partial(packed_state.unpack, form=_formed)
+"""Functions of `packed_state` for states with tensors."""
 
 
 class TorchRate:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.autograd import Variable
+from torch.utils._pytree import tree_map_only
 
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks.packed_state import from_bytes, to_bytes
@@ -84,12 +85,6 @@ def average(tensors: Iterable[torch.Tensor], weight: float) -> None:
             values = values * weight if weight else torch.zeros_like(values)
             dist.all_reduce(values)
             tensor.copy_(values)
-
-
-def add_up(values: torch.Tensor) -> torch.Tensor:
-    """Return the sum of all ranks' values, on every rank."""
-    dist.all_reduce(values)
-    return values
 
 
 def gather(value: Any) -> list[Any]:
@@ -414,3 +409,48 @@ def _set_gradient(parameter: torch.Tensor, mean: torch.Tensor) -> None:
         parameter.grad = mean.clone()
     else:
         gradient.copy_(mean)
+
+
+class GradientShares:
+    """Weights of the ranks' gradients in the sum that FSDP makes of them; in the place of `Averaging`.
+
+    The gradient by the network's outputs is multiplied, and with it those by all parameters: FSDP adds
+    gradients up within the backward pass, where nothing can weight them any more.
+    """
+
+    timer = None
+    """Ranks wait for one another in each layer, so that their own times of steps are unknown."""
+
+    def __init__(self, model: torch.nn.Module, ranks: int) -> None:
+        self._ranks = ranks
+        self._factor = 1.0
+        model.register_forward_hook(self._after_forward)
+
+    def expect(self, weight: float, *, ends_step: bool) -> None:  # noqa: ARG002
+        """Note the share of this rank's next batch in the step; the shares of all ranks add up to 1."""
+        # FSDP divides the sum by the number of ranks.
+        self._factor = weight * self._ranks
+
+    def release(self) -> None:
+        """Do nothing: FSDP releases its own memory."""
+
+    def _after_forward(self, _module: Any, _inputs: Any, outputs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return outputs
+        return tree_map_only(torch.Tensor, lambda each: _Weighted.apply(each, self._factor), outputs)
+
+
+class _Weighted(torch.autograd.Function):  # type: ignore[misc]
+    """Identity whose gradient is multiplied by a factor."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return the values."""
+        ctx.factor = factor
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Return the gradient times the factor."""
+        # An example that does not count may have an infinite gradient.
+        return (gradient * ctx.factor if ctx.factor else torch.zeros_like(gradient)), None

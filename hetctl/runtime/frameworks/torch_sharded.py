@@ -17,7 +17,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.nn.parameter import is_lazy
-from torch.utils._pytree import tree_map_only
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
@@ -26,58 +25,13 @@ from hetctl.runtime.data.loaders import Samples
 from hetctl.runtime.frameworks.pytorch import TorchNetwork
 from hetctl.runtime.frameworks.torch_batches import is_compiled
 from hetctl.runtime.frameworks.torch_parts import Parts, make_parameters, pack, parameters_of, unpack
-from hetctl.runtime.frameworks.torch_ranks import make_equal
+from hetctl.runtime.frameworks.torch_ranks import GradientShares, make_equal
 from hetctl.runtime.frameworks.torch_shards import ShardCutter, read_shards, write_shards
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 LISTS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
 """Modules of which each item is a unit."""
-
-
-class GradientShares:
-    """Weights of the ranks' gradients in the sum that FSDP makes of them; in the place of `Averaging`.
-
-    The gradient by the network's outputs is multiplied, and with it those by all parameters: FSDP adds
-    gradients up within the backward pass, where nothing can weight them any more.
-    """
-
-    timer = None
-    """Ranks wait for one another in each layer, so that their own times of steps are unknown."""
-
-    def __init__(self, model: torch.nn.Module, ranks: int) -> None:
-        self._ranks = ranks
-        self._factor = 1.0
-        model.register_forward_hook(self._after_forward)
-
-    def expect(self, weight: float, *, ends_step: bool) -> None:  # noqa: ARG002
-        """Note the share of this rank's next batch in the step; the shares of all ranks add up to 1."""
-        # FSDP divides the sum by the number of ranks.
-        self._factor = weight * self._ranks
-
-    def release(self) -> None:
-        """Do nothing: FSDP releases its own memory."""
-
-    def _after_forward(self, _module: Any, _inputs: Any, outputs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return outputs
-        return tree_map_only(torch.Tensor, lambda each: _Weighted.apply(each, self._factor), outputs)
-
-
-class _Weighted(torch.autograd.Function):  # type: ignore[misc]
-    """Identity whose gradient is multiplied by a factor."""
-
-    @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, factor: float) -> torch.Tensor:
-        """Return the values."""
-        ctx.factor = factor
-        return values.view_as(values)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Return the gradient times the factor."""
-        # An example that does not count may have an infinite gradient.
-        return (gradient * ctx.factor if ctx.factor else torch.zeros_like(gradient)), None
 
 
 class ShardedNetwork(TorchNetwork):
@@ -241,19 +195,15 @@ def _uses(module: torch.nn.Module) -> Counter[torch.Tensor]:
     return Counter(parameter for _, parameter in module.named_parameters(remove_duplicate=False))
 
 
-def _candidates(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def _candidates(model: torch.nn.Module, *, is_root: bool = True) -> Iterator[torch.nn.Module]:
+    """Yield the items of the outermost lists, and of the whole model the other children, too."""
     for child in model.children():
         if isinstance(child, LISTS):
             yield from _items(child)
         else:
-            yield from _listed(child)
-            yield child
-
-
-def _listed(module: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Yield the items of the outermost lists in a module."""
-    for child in module.children():
-        yield from _items(child) if isinstance(child, LISTS) else _listed(child)
+            yield from _candidates(child, is_root=False)
+            if is_root:
+                yield child
 
 
 def _items(modules: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -71,7 +71,7 @@ class TrainedPart:
     samples : int
         Number of these samples.
     times : mapping of str to float
-        Seconds of the stage by field of `StageReport`.
+        Times of the stage by the names that they have in `StageReport`.
     """
 
     minibatches: int

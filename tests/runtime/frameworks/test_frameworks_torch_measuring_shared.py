@@ -10,13 +10,11 @@ import torch
 from stage_ranks import layout_of, run_ranks
 from workbench import wait_for
 
-from hetctl.runtime.frameworks.stage_network import TensorMemory
 from hetctl.runtime.frameworks.torch_measuring import (
     ComputeClock,
     GpuTensors,
     arguments_of,
     handle_of,
-    tensor_memory,
 )
 from hetctl.runtime.stages.p2p_transport import LEAST_BYTES, receive
 
@@ -28,11 +26,7 @@ TIMES = 20
 
 def on_gpu():
     torch.cuda.set_device(0)
-    return tensor_memory(torch.device("cuda"))
-
-
-def test_tensors_of_a_slot_are_arrays_in_the_nodes_memory():
-    assert isinstance(tensor_memory(torch.device("cpu")), TensorMemory)
+    return GpuTensors(torch.device("cuda"))
 
 
 def test_a_handle_is_json_of_all_that_opens_a_tensor():
