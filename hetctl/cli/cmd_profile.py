@@ -106,18 +106,19 @@ def profile_command(
         _refuse(context, f"goes after the sub-command: {context.command_path} {name} ..")
         return
     from hetctl.app.plan.job_request import job_size
+    from hetctl.app.profile.jobs import ProfileCommand
     from hetctl.app.profile.profiling import profile, profile_layers
-    from hetctl.app.profile.session import ArraySpec, ProfileCommand
     from hetctl.cli.profile_display import ProfileDisplay
 
     project = this_project()
     known, machine = ensemble_and_site(project, ensemble, site, account=account, launch=launch)
     # The size if nothing is known of the work.
     size = job_size(machine, gpus, time, queue)
-    spread = ArraySpec(jobs, max_concurrent)
     # That of the environment is meant for the jobs of runs, which end with checkpoints.
     wall_s = time if "time" in given_options(context) else None
-    asked = ProfileCommand(known, machine, size, spread, force, command_s, wall_s, beyond)
+    asked = ProfileCommand(
+        *(known, machine, size, jobs, max_concurrent, force, command_s, wall_s, beyond),
+    )
     if any(member.command and not member.writes_apart for member in known.members):
         click.echo(SCRATCH, err=True)
     outcome: ProfileOutcome | LayerOutcome

@@ -11,7 +11,7 @@ from hetctl.app.log_tail import tail_of
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.events import Event
-from hetctl.model.profile import LayerPoint, LinkPoint, PreprocessPoint, ProfilePoint, shape_digest
+from hetctl.model.profile import shape_digest
 from hetctl.storage.event_files import read_folder
 from hetctl.storage.profile_request import (
     LINKS,
@@ -55,24 +55,9 @@ def measurements_in(folders: Iterable[Path]) -> list[tuple[Path, Measurements]]:
     return [(folder, read_measurements(folder)) for folder in folders if measurements_file(folder).exists()]
 
 
-def points_in(folder: Path) -> list[ProfilePoint]:
-    """Return the points that are measured."""
-    return _records(folder, "point")
-
-
-def layers_in(folder: Path) -> list[LayerPoint]:
-    """Return the measured layers of members."""
-    return _records(folder, "layers")
-
-
-def links_in(folder: Path) -> list[LinkPoint]:
-    """Return the measured links."""
-    return _records(folder, "links")
-
-
-def preprocess_in(folder: Path) -> list[PreprocessPoint]:
-    """Return the measured throughput of the preprocessing."""
-    return _records(folder, "preprocess")
+def records_in(folder: Path, kind: str) -> list[Any]:
+    """Return the records of the events of a kind: ``point``, ``layers``, ``links`` or ``preprocess``."""
+    return [event.record for event in events_of(folder) if event.kind == kind]
 
 
 def wanted_of(measurements: Measurements, ensemble: Ensemble) -> set[ProfileTarget]:
@@ -126,11 +111,7 @@ def ingest(catalog: Catalog, folder: Path) -> None:
     """Store the measurements in the catalog; this may be repeated."""
     for _, measurements in measurements_in([folder]):
         ensemble, site = measurements.ensemble.name, measurements.site.name
-        catalog.save_points(ensemble, site, points_in(folder))
-        catalog.save_layers(ensemble, site, layers_in(folder))
-        catalog.save_links(site, links_in(folder))
-        catalog.save_preprocess(ensemble, site, preprocess_in(folder))
-
-
-def _records(folder: Path, kind: str) -> list[Any]:
-    return [event.record for event in events_of(folder) if event.kind == kind]
+        catalog.save_points(ensemble, site, records_in(folder, "point"))
+        catalog.save_layers(ensemble, site, records_in(folder, "layers"))
+        catalog.save_links(site, records_in(folder, "links"))
+        catalog.save_preprocess(ensemble, site, records_in(folder, "preprocess"))

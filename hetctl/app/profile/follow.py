@@ -13,7 +13,7 @@ from typing import NoReturn
 from hetctl.app.profile.folder import ended_in
 from hetctl.app.profile.jobs import (
     JobGroup,
-    MeasureRequest,
+    ProfileCommand,
     ProfileJob,
     groups_under_way,
     submit,
@@ -151,11 +151,13 @@ class InterruptibleJobs:
     interruptions: Interruptions
     observer: ProfileMonitor
 
-    def submit(self, request: MeasureRequest) -> JobGroup:
+    def submit(
+        self, command: ProfileCommand, points: Sequence[ProfileTarget], cores: tuple[int, ...]
+    ) -> JobGroup:
         """Submit jobs, unless a signal has arrived; one that arrives meanwhile is kept."""
         self.interruptions.check()
         try:
-            return submit(self.project, self.batch, request)
+            return submit(self.project, self.batch, command, points, cores)
         except SubmissionInDoubtError:
             self.interruptions.check()  # Ctrl-C is also sent to sbatch and ends it
             raise

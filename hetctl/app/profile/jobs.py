@@ -22,9 +22,9 @@ from hetctl.cluster.batch.base import START_PATIENCE_S, BatchSystem, SubmissionI
 from hetctl.cluster.render import JobScript
 from hetctl.model.ensemble import COMMAND, Ensemble
 from hetctl.model.errors import HetctlError
-from hetctl.model.job import PROFILE, JobState, JobStatus
+from hetctl.model.job import PROFILE, JobSize, JobState, JobStatus
 from hetctl.model.profile import INTER_NODE
-from hetctl.model.site import Queue, Site
+from hetctl.model.site import Site
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.profile_request import (
@@ -51,52 +51,34 @@ SUBMITIT = "submitit"
 
 
 @dataclass(frozen=True)
-class MeasureRequest:
-    """Points for profiling jobs to measure, and the jobs' resources.
+class ProfileCommand:
+    """Input of a profiling command.
 
     Parameters
     ----------
-    shares : tuple of tuple of ProfileTarget
-        Points of each job.
-    preprocess_cores : tuple of int
-        Numbers of cores as in `Measurements`, for the first job.
+    jobs : int
+        Largest number of jobs for the points.
     max_concurrent : int or None
         Largest number of jobs that run at the same time.
-    command_s : float
-        As in `Measurements`.
-    given_wall_s : int or None
-        Time limit of each job in seconds, as given by the user.
+    force : bool
+        True to measure known points again.
+    command_s : float or None
+        Seconds for which the command of a member runs at most, on each number of GPUs; None: the usual ones.
+    wall_s : int or None
+        Time limit of each job in seconds, as given by the user; None: what its points need.
+    beyond : bool
+        True to measure also on more GPUs than by the rules of FLEET.
     """
 
     ensemble: Ensemble
     site: Site
-    queue: Queue
-    shares: tuple[tuple[ProfileTarget, ...], ...]
-    preprocess_cores: tuple[int, ...]
-    max_concurrent: int | None
-    command_s: float = USUAL_COMMAND_S
-    given_wall_s: int | None = None
-
-    @property
-    def nodes(self) -> int:
-        """Nodes of each job, as needed by its largest point, and one for each type of GPU."""
-        points = [point for share in self.shares for point in share]
-        types = {point.gpu_type for point in points}
-        return max(len(types), *(_nodes_of(point, self.site.gpus_per_node) for point in points))
-
-    @property
-    def wall_s(self) -> int:
-        """Time limit of each job in seconds: the given one, or what its points need within the queue's."""
-        if self.given_wall_s is not None:
-            return self.given_wall_s
-        longest_s = max(sum(self._seconds_of(point) for point in share) for share in self.shares)
-        wanted_s = max(SHORTEST_JOB_S, longest_s)
-        return min(wanted_s, self.queue.max_wall_s or wanted_s)
-
-    def _seconds_of(self, point: ProfileTarget) -> int:
-        """Return the seconds allowed for a point; a command is stopped and ended after its time."""
-        of_command = point.what == RATE and self.ensemble.framework == COMMAND
-        return POINT_S[point.what] + of_command * math.ceil(self.command_s)
+    size: JobSize
+    jobs: int = 1
+    max_concurrent: int | None = None
+    force: bool = False
+    command_s: float | None = None
+    wall_s: int | None = None
+    beyond: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,8 +165,14 @@ class JobGroup:
         return group
 
 
-def submit(project: Project, batch: BatchSystem, request: MeasureRequest) -> JobGroup:
-    """Submit profiling jobs, one for each share.
+def submit(
+    project: Project,
+    batch: BatchSystem,
+    command: ProfileCommand,
+    points: Sequence[ProfileTarget],
+    preprocess_cores: tuple[int, ...] = (),
+) -> JobGroup:
+    """Submit jobs that measure points, and the first one the preprocessing on these numbers of cores.
 
     Raises
     ------
@@ -193,13 +181,39 @@ def submit(project: Project, batch: BatchSystem, request: MeasureRequest) -> Job
     BatchSystemError
         If it refused.
     """
-    # The record of the names comes first: by them the next command finds whatever a crash leaves.
-    group = _new_group(project.home.profiles, request)
+    ensemble, site, most = command.ensemble, command.site, command.max_concurrent
+    shares, seconds = split(points, command.jobs), command.command_s or USUAL_COMMAND_S
+    # The names are unique at the batch system, where the next command finds by them what a crash leaves.
+    token = uuid.uuid4().hex[:12]
+    record = ProfileJobs(
+        name=f"hetctl-profile-{ensemble.name}-{token}",
+        ensemble=ensemble.name,
+        site=site.name,
+        folders=tuple(f"{token}-{index}" for index in range(len(shares))),
+        wall_s=command.wall_s or _wall_s(command, shares, seconds),
+        submitted_at=time.time(),
+    )
+    group = JobGroup(project.home.profiles, record)
+    make_private_folder(group.folders[0])
+    # The ids are empty until the batch system has answered, which marks an interrupted submission.
+    group.noted()
     ids: list[str] = []
     try:
-        _write(group, request)
-        for name, folder in zip(group.record.names, group.folders, strict=True):
-            script = _script(project, request, name, folder, ids)
+        for name, folder, share in zip(record.names, group.folders, shares, strict=True):
+            make_private_folder(folder)
+            write_measurements(folder, Measurements(ensemble, site, tuple(share), preprocess_cores, seconds))
+            preprocess_cores = ()
+            script = JobScript(
+                mode=PROFILE,
+                folder=RunFolder(folder),
+                name=name,
+                site=site,
+                queue=command.size.queue,
+                nodes=_nodes_of(points, site.gpus_per_node),
+                wall_s=record.wall_s,
+                home=project.home.path,
+                after=ids[-most] if most and len(ids) >= most else None,
+            )
             ids.append(submit_measuring(project, batch, script, folder / SUBMITIT))
     # The jobs may exist, so their files must stay; the next command searches for them.
     except SubmissionInDoubtError:
@@ -211,22 +225,28 @@ def submit(project: Project, batch: BatchSystem, request: MeasureRequest) -> Job
     return group.noted(ids=tuple(ids))
 
 
-def _script(
-    project: Project, request: MeasureRequest, name: str, folder: Path, earlier: Sequence[str]
-) -> JobScript:
-    """Return the script of a job, which waits for one of the `earlier` if too many would run at a time."""
-    most = request.max_concurrent
-    return JobScript(
-        mode=PROFILE,
-        folder=RunFolder(folder),
-        name=name,
-        site=request.site,
-        queue=request.queue,
-        nodes=request.nodes,
-        wall_s=request.wall_s,
-        home=project.home.path,
-        after=earlier[-most] if most and len(earlier) >= most else None,
-    )
+def split(points: Sequence[ProfileTarget], jobs: int) -> list[list[ProfileTarget]]:
+    """Split points into at most `jobs` shares with similar numbers of GPUs; the largest points come first."""
+    shares: list[list[ProfileTarget]] = [[] for _ in range(min(jobs, len(points)))]
+    for point in sorted(points, key=lambda point: -point.gpus):
+        min(shares, key=lambda share: sum(other.gpus for other in share)).append(point)
+    return shares
+
+
+def _nodes_of(points: Sequence[ProfileTarget], gpus_per_node: int) -> int:
+    """Return the nodes that the largest point needs, at least one for each type of GPU."""
+    links = any(point.member == INTER_NODE and point.what == LINKS for point in points)
+    most = max(point.gpus for point in points)
+    return max(-(-most // gpus_per_node), 1 + links, len({point.gpu_type for point in points}))
+
+
+def _wall_s(command: ProfileCommand, shares: Sequence[Sequence[ProfileTarget]], command_s: float) -> int:
+    """Return the limit of each job in seconds: what its points need, within that of the queue."""
+    # A command is stopped and ended after its time.
+    rate_s = POINT_S[RATE] + (math.ceil(command_s) if command.ensemble.framework == COMMAND else 0)
+    point_s = {**POINT_S, RATE: rate_s}
+    wanted_s = max(SHORTEST_JOB_S, *(sum(point_s[point.what] for point in share) for share in shares))
+    return min(wanted_s, command.size.queue.max_wall_s or wanted_s)
 
 
 def open_groups(profiles: Path) -> list[JobGroup]:
@@ -300,38 +320,6 @@ def _groups(profiles: Path) -> list[JobGroup]:
     found = profiles.glob(f"*/{jobs_file(Path()).name}")
     groups = [JobGroup(profiles, read_jobs(path.parent)) for path in found]
     return sorted(groups, key=lambda group: group.record.submitted_at)
-
-
-def _new_group(profiles: Path, request: MeasureRequest) -> JobGroup:
-    """Record the names under which the jobs are about to be submitted."""
-    # They are unique at the batch system, where they are searched for after a crash.
-    token = uuid.uuid4().hex[:12]
-    record = ProfileJobs(
-        name=f"hetctl-profile-{request.ensemble.name}-{token}",
-        ensemble=request.ensemble.name,
-        site=request.site.name,
-        folders=tuple(f"{token}-{index}" for index in range(len(request.shares))),
-        wall_s=request.wall_s,
-        submitted_at=time.time(),
-    )
-    group = JobGroup(profiles, record)
-    make_private_folder(group.folders[0])
-    # The ids are empty until the batch system has answered, which marks an interrupted submission.
-    return group.noted()
-
-
-def _write(group: JobGroup, request: MeasureRequest) -> None:
-    """Write the measurements of each job; the first one also measures the preprocessing."""
-    cores = request.preprocess_cores
-    for folder, share in zip(group.folders, request.shares, strict=True):
-        make_private_folder(folder)
-        measurements = Measurements(request.ensemble, request.site, share, cores, request.command_s)
-        write_measurements(folder, measurements)
-        cores = ()
-
-
-def _nodes_of(point: ProfileTarget, gpus_per_node: int) -> int:
-    return 2 if point.member == INTER_NODE and point.what == LINKS else -(-point.gpus // gpus_per_node)
 
 
 def _withdraw(folder: Path) -> None:

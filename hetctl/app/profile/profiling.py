@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from hetctl.app.plan.job_request import refuse_wide_members
-from hetctl.app.profile.folder import Failure, layers_in, links_in, measurements_in
+from hetctl.app.profile.folder import Failure, measurements_in, records_in
 from hetctl.app.profile.follow import ProfileMonitor
-from hetctl.app.profile.jobs import JobGroup
+from hetctl.app.profile.jobs import JobGroup, ProfileCommand
 from hetctl.app.profile.known import RatePoints, current_layers, rows_of
 from hetctl.app.profile.session import (
     JobUnderWay,
-    ProfileCommand,
     ProfileOutcome,
     ProfileSession,
     folders_of,
@@ -237,8 +236,8 @@ def known_layers(project: Project, ensemble: Ensemble, site: Site, members: Sequ
     with project.reading() as catalog:
         layers, links = catalog.layers(ensemble.name, site.name), catalog.links(site.name)
     folders = folders_of(project.home.profiles, ensemble, site)
-    layers += [point for folder in folders for point in layers_in(folder)]
-    links += [point for folder in folders for point in links_in(folder)]
+    layers += [point for folder in folders for point in records_in(folder, "layers")]
+    links += [point for folder in folders for point in records_in(folder, "links")]
     newest_links = {point.link: point for point in sorted(links, key=lambda point: point.measured_at)}
     found = tuple(current_layers(layers, ensemble, members, site))
     return LayerOutcome(

@@ -12,8 +12,7 @@ from hetctl.app.profile.folder import (
     failures_in,
     measured_in,
     measurements_in,
-    points_in,
-    preprocess_in,
+    records_in,
     wanted_of,
 )
 from hetctl.app.profile.follow import (
@@ -25,7 +24,7 @@ from hetctl.app.profile.follow import (
 )
 from hetctl.app.profile.jobs import (
     JobGroup,
-    MeasureRequest,
+    ProfileCommand,
     ProfileJob,
     ingest_all,
     open_groups,
@@ -37,10 +36,10 @@ from hetctl.cluster.batch.base import BatchSystem
 from hetctl.model.combinations import features_of, refuse_conflicts
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError, BatchSystemError
-from hetctl.model.job import JobSize, JobState, JobStatus
+from hetctl.model.job import JobState, JobStatus
 from hetctl.model.profile import PreprocessPoint, ProfilePoint, RateShape, shapes_of
 from hetctl.model.site import Site
-from hetctl.storage.profile_request import USUAL_COMMAND_S, ProfileTarget
+from hetctl.storage.profile_request import ProfileTarget
 
 
 @dataclass(frozen=True)
@@ -93,8 +92,8 @@ def known_profile(project: Project, ensemble: Ensemble, site: Site) -> ProfileOu
         points = catalog.points(ensemble.name, site.name)
         preprocess = catalog.preprocess(ensemble.name, site.name)
     folders = folders_of(project.home.profiles, ensemble, site)
-    points = _newest([*points, *(point for folder in folders for point in points_in(folder))])
-    preprocess = [*preprocess, *(point for folder in folders for point in preprocess_in(folder))]
+    points = _newest([*points, *(point for folder in folders for point in records_in(folder, "point"))])
+    preprocess += [point for folder in folders for point in records_in(folder, "preprocess")]
     by_cores = {point.cores: point for point in preprocess}
     return ProfileOutcome(
         points=tuple(points),
@@ -160,43 +159,6 @@ def _described(job: str, status: JobStatus, folders: Sequence[Path]) -> JobUnder
     )
 
 
-@dataclass(frozen=True)
-class ArraySpec:
-    """Number of jobs for the points, and of jobs that may run at the same time."""
-
-    jobs: int = 1
-    max_concurrent: int | None = None
-
-
-ONE_JOB = ArraySpec()
-
-
-@dataclass(frozen=True)
-class ProfileCommand:
-    """Input of a profiling command.
-
-    Parameters
-    ----------
-    force : bool
-        True to measure known points again.
-    command_s : float or None
-        Seconds for which the command of a member runs at most, on each number of GPUs; None: the usual ones.
-    wall_s : int or None
-        Time limit of each job in seconds, as given by the user; None: what its points need.
-    beyond : bool
-        True to measure also on more GPUs than by the rules of FLEET.
-    """
-
-    ensemble: Ensemble
-    site: Site
-    size: JobSize
-    spread: ArraySpec = ONE_JOB
-    force: bool = False
-    command_s: float | None = None
-    wall_s: int | None = None
-    beyond: bool = False
-
-
 @contextmanager
 def profiling(
     project: Project, command: ProfileCommand, observer: ProfileMonitor | None
@@ -210,7 +172,7 @@ def profiling(
     InterruptedCommandError
         After SIGINT, SIGTERM or SIGHUP.
     """
-    _refuse_too_many(command.spread, command.site)
+    _refuse_too_many(command.jobs, command.site)
     if command.command_s is not None:
         refuse_conflicts(command.ensemble.name, "--for", *features_of(command.ensemble))
     # Signals are kept from here on, so that none leaves a job without its record.
@@ -229,10 +191,10 @@ def profiling(
             raise_interrupted(interruption, "the command ended", "`hetctl profile` continues from here")
 
 
-def _refuse_too_many(spread: ArraySpec, site: Site) -> None:
-    if site.max_queued_jobs is not None and spread.jobs > site.max_queued_jobs:
+def _refuse_too_many(jobs: int, site: Site) -> None:
+    if site.max_queued_jobs is not None and jobs > site.max_queued_jobs:
         raise BadInputError(
-            f"--jobs {spread.jobs}: site {site.name} permits {site.max_queued_jobs} queued jobs per user",
+            f"--jobs {jobs}: site {site.name} permits {site.max_queued_jobs} queued jobs per user",
             f"lower it to --jobs {site.max_queued_jobs}, or correct max_queued_jobs of the site file",
         )
 
@@ -287,7 +249,7 @@ class ProfileSession:
             pass
         if not left:
             return
-        group = self._jobs.submit(self._request(left))
+        group = self._jobs.submit(self._command, left, self._preprocess_cores(self._earlier))
         self._jobs.wait([group], left)
         self._take([group], left, lost=True)
 
@@ -324,23 +286,3 @@ class ProfileSession:
             self._known |= measured
             left = [point for point in points if point in share - measured]
             self.failures += failures_in(folder, left, lost=lost)
-
-    def _request(self, points: Sequence[ProfileTarget]) -> MeasureRequest:
-        return MeasureRequest(
-            ensemble=self._command.ensemble,
-            site=self._command.site,
-            queue=self._command.size.queue,
-            shares=tuple(tuple(share) for share in split(points, self._command.spread.jobs)),
-            preprocess_cores=self._preprocess_cores(self._earlier),
-            max_concurrent=self._command.spread.max_concurrent,
-            command_s=self._command.command_s or USUAL_COMMAND_S,
-            given_wall_s=self._command.wall_s,
-        )
-
-
-def split(points: Sequence[ProfileTarget], jobs: int) -> list[list[ProfileTarget]]:
-    """Split points into at most `jobs` shares with similar numbers of GPUs; the largest points come first."""
-    shares: list[list[ProfileTarget]] = [[] for _ in range(min(jobs, len(points)))]
-    for point in sorted(points, key=lambda point: -point.gpus):
-        min(shares, key=lambda share: sum(other.gpus for other in share)).append(point)
-    return shares

@@ -15,7 +15,7 @@ from workbench import alive, wait_for
 from hetctl.app.profile.jobs import (
     SHORTEST_JOB_S,
     START_PATIENCE_S,
-    MeasureRequest,
+    ProfileCommand,
     groups_under_way,
     ingest_all,
     open_groups,
@@ -28,7 +28,7 @@ from hetctl.cluster.batch.base import SubmissionInDoubtError
 from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BatchSystemError
-from hetctl.model.job import JobState, JobStatus
+from hetctl.model.job import JobSize, JobState, JobStatus
 from hetctl.model.site import Queue, Site
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home
@@ -36,7 +36,7 @@ from hetctl.storage.profile_request import ProfileTarget, ended_file, measuremen
 
 KILLS = 6
 SITE = Site("lab", "local", "local", 1, 2, 2, 2**30, (Queue("main", max_wall_s=3600),), device="slot")
-SHARES = ((ProfileTarget("a", 1),), (ProfileTarget("b", 1), ProfileTarget("b", 2)))
+POINTS = (ProfileTarget("a", 1), ProfileTarget("b", 1), ProfileTarget("b", 2))
 
 
 class Batch:
@@ -91,14 +91,16 @@ def catalog(tmp_path):
         yield catalog
 
 
-def request(ensemble):
-    return MeasureRequest(ensemble, SITE, SITE.queues[0], SHARES, (1, 2), None)
+def submit_jobs(project, batch, ensemble, **options):
+    """Submit two jobs."""
+    command = ProfileCommand(ensemble, SITE, JobSize(SITE.queues[0], 2, 1, 600, 60), 2, **options)
+    return submit(project, batch, command, POINTS, (1, 2))
 
 
 def cut_short(project, ensemble):
     """Submit such that nobody knows whether there is a job."""
     with pytest.raises(SubmissionInDoubtError):
-        submit(project, Batch(error=SubmissionInDoubtError("no answer")), request(ensemble))
+        submit_jobs(project, Batch(error=SubmissionInDoubtError("no answer")), ensemble)
     (group,) = open_groups(project.home.profiles)
     return group
 
@@ -108,8 +110,8 @@ def look(batch, catalog, profiles):
 
 
 def test_ids_are_kept_and_the_batch_system_is_asked_once(project, profiles, ensemble, catalog):
-    first = submit(project, Batch(), request(ensemble))
-    second = submit(project, Batch(), request(ensemble))
+    first = submit_jobs(project, Batch(), ensemble)
+    second = submit_jobs(project, Batch(), ensemble)
     batch = Batch()
     groups = look(batch, catalog, profiles)
     assert [group.ids for group in groups] == [["7", "8"]] * 2
@@ -120,14 +122,14 @@ def test_ids_are_kept_and_the_batch_system_is_asked_once(project, profiles, ense
 
 @pytest.mark.parametrize("given_s", [None, 240, 7200])
 def test_the_limit_of_a_job_is_the_given_one(project, ensemble, given_s):
-    group = submit(project, Batch(), replace(request(ensemble), given_wall_s=given_s))
+    group = submit_jobs(project, Batch(), ensemble, wall_s=given_s)
     assert {job.wall_s for job in group.jobs} == {given_s or SHORTEST_JOB_S}
 
 
 @pytest.mark.parametrize(("most", "after"), [(None, None), (1, "7"), (2, None)])
 def test_a_job_waits_while_too_many_others_run(project, ensemble, most, after):
     batch = Batch()
-    group = submit(project, batch, replace(request(ensemble), max_concurrent=most))
+    group = submit_jobs(project, batch, ensemble, max_concurrent=most)
     assert [job.after for job in batch.requests] == [None, after]
     assert [job.name for job in batch.requests] == list(group.record.names)
     assert all("--mode profile" in job.script.read_text() for job in batch.requests)
@@ -135,11 +137,11 @@ def test_a_job_waits_while_too_many_others_run(project, ensemble, most, after):
 
 def test_a_doubt_that_the_batch_system_clears_is_none(project, ensemble):
     doubt = Batch(found=[("9",)], error=SubmissionInDoubtError("no answer"), accepted=1)
-    assert submit(project, doubt, request(ensemble)).ids == ["7", "9"]
+    assert submit_jobs(project, doubt, ensemble).ids == ["7", "9"]
 
 
 def test_jobs_of_another_site_are_not_asked_about(project, profiles, ensemble, catalog):
-    submit(project, Batch(), request(ensemble))
+    submit_jobs(project, Batch(), ensemble)
     batch = Batch()
     assert groups_under_way(batch, catalog, profiles, "pair", "elsewhere", settle_s=0.0) == []
     assert batch.asked == [[]]
@@ -147,7 +149,7 @@ def test_jobs_of_another_site_are_not_asked_about(project, profiles, ensemble, c
 
 
 def test_a_group_whose_jobs_are_over_is_closed_and_read_no_more(project, profiles, ensemble, catalog):
-    group = submit(project, Batch(), request(ensemble))
+    group = submit_jobs(project, Batch(), ensemble)
     assert unread_folders(profiles) == list(group.folders)
     one_alive = {"7": JobState.FAILED, "8": JobState.RUNNING}
     assert len(look(Batch(states=one_alive), catalog, profiles)) == 1
@@ -159,7 +161,7 @@ def test_a_group_whose_jobs_are_over_is_closed_and_read_no_more(project, profile
 def test_a_refused_submission_is_not_looked_for(project, profiles, ensemble, accepted):
     batch = Batch(error=BatchSystemError("no such partition"), accepted=accepted)
     with pytest.raises(BatchSystemError, match="no such partition"):
-        submit(project, batch, request(ensemble))
+        submit_jobs(project, batch, ensemble)
     assert (open_groups(profiles), unread_folders(profiles)) == ([], [])
     assert batch.cancelled == ["7"] * accepted
 
@@ -182,16 +184,15 @@ def test_a_missing_job_has_nothing_to_measure_if_it_comes_late(project, profiles
 
 def test_a_crash_before_the_measurements_file_leaves_nothing(project, profiles, ensemble, catalog):
     group = cut_short(project, ensemble)
-    for folder in group.folders:
-        measurements_file(folder).unlink()
-    shutil.rmtree(group.folders[1])
+    measurements_file(group.folders[0]).unlink()
+    assert not group.folders[1].exists()
     ingest_all(catalog, profiles)
     assert look(Batch(), catalog, profiles) == []
 
 
 @pytest.mark.parametrize(("started", "patience"), [(False, START_PATIENCE_S), (True, 600)])
 def test_a_forgotten_job_is_followed_until_its_limit_at_most(project, ensemble, started, patience):
-    job = submit(project, Batch(), request(ensemble)).jobs[0]
+    job = submit_jobs(project, Batch(), ensemble).jobs[0]
     if started:
         (job.folder / "events").mkdir()
         EventWriter(job.folder / "events", "a-1").write("failed", error="x")
@@ -203,7 +204,7 @@ def test_a_forgotten_job_is_followed_until_its_limit_at_most(project, ensemble, 
 
 
 def test_a_group_that_has_returned_is_closed_without_a_question(project, profiles, ensemble, catalog):
-    group = submit(project, Batch(), request(ensemble))
+    group = submit_jobs(project, Batch(), ensemble)
     for job in group.jobs:
         ingest_all(catalog, profiles)
         assert len(open_groups(profiles)) == 1

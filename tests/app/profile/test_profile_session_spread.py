@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.app.profile.follow import moments_to_ask
-from hetctl.app.profile.session import split
+from hetctl.app.profile.jobs import split
 from hetctl.app.project import USUAL_WAITS
 from hetctl.storage.profile_request import ProfileTarget
 
