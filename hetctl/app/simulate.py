@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hetctl.app.plan.job_request import refuse_wide_members
 from hetctl.app.plan.planning import AUTO, check_planner, chosen
-from hetctl.app.profile.known import profiles_at
+from hetctl.app.profile.catalog_profiles import profiles_at
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.model.combinations import NO_FLOTILLAS, features_of, refuse_conflicts

@@ -175,7 +175,7 @@ def import_table(context: click.Context, /, table: Path, name: str | None, **opt
 
     With --name neither ensemble nor site is needed, and the column samples is each member's work.
     """
-    from hetctl.app.profile.known import IMPORTED
+    from hetctl.app.profile.catalog_profiles import IMPORTED
     from hetctl.app.profile.rate_tables import import_ensemble, import_rates
 
     project = this_project()
@@ -239,7 +239,7 @@ def _refuse(context: click.Context, reason: str, names: Container[str] | None = 
 
 
 def _show(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome) -> None:
-    from hetctl.app.profile.known import stale_points
+    from hetctl.app.profile.catalog_profiles import stale_points
     from hetctl.app.profile.session import ProfileOutcome
     from hetctl.model.serialization import encode
     from hetctl.reports.profile_tables import layers_table, profile_table, shapes_text

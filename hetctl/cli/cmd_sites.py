@@ -44,7 +44,7 @@ def show_site(name: str) -> None:
     \b
     Example: hetctl sites show summit
     """
-    from hetctl.app.profile.known import traced_site
+    from hetctl.app.profile.catalog_profiles import traced_site
     from hetctl.reports.setup_tables import keys_table
 
     site, keys = traced_site(this_project(), name)

@@ -286,7 +286,7 @@ def site_of(project: Project, members: Ensemble, site: str | None, **keys: str |
     """
     from dataclasses import replace
 
-    from hetctl.app.profile.known import IMPORTED
+    from hetctl.app.profile.catalog_profiles import IMPORTED
 
     named: dict[str, Any] = {key: value for key, value in keys.items() if value is not None}
     machine = replace(project.site(site), **named)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from hetctl.app.profile.known import member_profiles
+from hetctl.app.profile.catalog_profiles import member_profiles
 from hetctl.app.project import Project
 from hetctl.inputs.quantities import format_duration
 from hetctl.model.ensemble import Ensemble, Member

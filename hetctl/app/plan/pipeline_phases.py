@@ -14,7 +14,7 @@ import numpy as np
 from hetctl.app.pipeline import fitted, measured_profile, refuse_idle, refuse_large_layers
 from hetctl.app.plan.phase_drafts import PhaseDraft, assembled
 from hetctl.app.plan.planning import PlanRequest
-from hetctl.app.profile.known import rows_of
+from hetctl.app.profile.catalog_profiles import rows_of
 from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.methods.phase_run import phase_in_turn
 from hetctl.methods.pipeline.layouts import PipelineProblem, PlacedPipeline, allocation_of, lay_out

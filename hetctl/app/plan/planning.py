@@ -12,7 +12,7 @@ from typing import Any
 
 from hetctl import __version__
 from hetctl.app.plan.job_request import refuse_wide_members
-from hetctl.app.profile.known import (
+from hetctl.app.profile.catalog_profiles import (
     beyond_measured,
     current_layers,
     member_profiles,
@@ -266,7 +266,7 @@ def with_profiles(catalog: Catalog, request: PlanRequest) -> PlanRequest:
 def with_measurements(catalog: Catalog, request: PlanRequest) -> PlanRequest:
     """Add the measured layers and links in the catalog where the files give none."""
     # Imported here since only members that may become pipelines have layers and links.
-    from hetctl.app.profile.known import links_between
+    from hetctl.app.profile.catalog_profiles import links_between
 
     ensemble, site = request.ensemble, request.site
     layers = _by_shape(ensemble, catalog.layers(ensemble.name, site.name), site)

@@ -13,6 +13,7 @@ from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.events import Event
 from hetctl.model.profile import shape_digest
 from hetctl.storage.event_files import read_folder
+from hetctl.storage.paths import RunFolder
 from hetctl.storage.profile_request import (
     LINKS,
     RATE,
@@ -103,6 +104,9 @@ def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) ->
         if lost or point.source in errors:
             error = errors.get(point.source, "the job ended before it was measured")
             log = folder / "logs" / f"{point.source}.log"
+            if not log.exists():
+                # No rank has begun with it: the script or the driver says why.
+                log = RunFolder(folder).job(0).log
             failures.append(Failure(point, error, tail_of(log, error), str(log)))
     return failures
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import TextIO
 
 from hetctl.app.plan.job_request import refuse_wide_members
+from hetctl.app.profile.catalog_profiles import RatePoints, current_layers, rows_of
 from hetctl.app.profile.folder import Failure, measurements_in, records_in
 from hetctl.app.profile.follow import ProfileMonitor
 from hetctl.app.profile.jobs import JobGroup, ProfileCommand
-from hetctl.app.profile.known import RatePoints, current_layers, rows_of
 from hetctl.app.profile.session import (
     JobUnderWay,
     ProfileOutcome,

@@ -9,7 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TextIO
 
-from hetctl.app.profile.known import IMPORTED, RatePoints
+from hetctl.app.profile.catalog_profiles import IMPORTED, RatePoints
 from hetctl.app.project import Project
 from hetctl.catalog.catalog import Catalog
 from hetctl.inputs.rate_table import RateRow, read_rates, write_rates

@@ -64,8 +64,8 @@ class Slots:
         """File descriptors that a process must inherit to hold the slots, too."""
         return tuple(self._held.values())
 
-    def take(self, wanted: int) -> bool:
-        """Take free slots until `wanted` are held; return False if the call must be repeated.
+    def acquire(self, wanted: int) -> bool:
+        """Acquire free slots until `wanted` are held; return False if the call must be repeated.
 
         Only one waiting job at a time takes slots, so that a large job does not starve.
         """

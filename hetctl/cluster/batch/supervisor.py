@@ -50,7 +50,7 @@ def main(cancel_grace_s: float = CANCEL_GRACE_S) -> int:
         slots = Slots(lock_folder(), arguments.device, arguments.of)
         if arguments.after:
             supervisor.wait_for(arguments.after)
-        supervisor.take(slots, arguments.gpus)
+        supervisor.wait_for_slots(slots, arguments.gpus)
         supervisor.run(arguments.script, arguments.wall, slots)
     return 0
 
@@ -75,9 +75,9 @@ class _Supervisor:
         while not self._cancelled and not self._is_over(job):
             time.sleep(POLL_S)
 
-    def take(self, slots: Slots, wanted: int) -> None:
+    def wait_for_slots(self, slots: Slots, wanted: int) -> None:
         """Wait until the job has its slots or is cancelled."""
-        while not self._cancelled and not slots.take(wanted):
+        while not self._cancelled and not slots.acquire(wanted):
             time.sleep(POLL_S)
 
     def run(self, script: str, wall_s: float, slots: Slots) -> None:

@@ -7,7 +7,7 @@ from tiny_networks import ENSEMBLES
 from workbench import new_project
 
 from hetctl.app.pipeline import measured_profile
-from hetctl.app.profile.known import rows_of
+from hetctl.app.profile.catalog_profiles import rows_of
 from hetctl.app.profile.profiling import LayerOutcome
 from hetctl.methods.pipeline.stage_costs import bytes_alone
 from hetctl.model.serialization import decode

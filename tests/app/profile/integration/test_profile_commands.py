@@ -101,3 +101,13 @@ def test_a_node_with_fewer_gpus_than_the_site_says_is_named(tmp_path):
         [f"the job has lost all nodes: {log} says why", f"lost with localhost: {log} says why"],
     )
     assert "step agents sees 1 GPUs on localhost, and not 2" in log.read_text()
+
+
+def test_a_job_that_cannot_begin_says_why(tmp_path):
+    project = project_of(tmp_path)
+    (project.path / "lab.yaml").write_text("extends: local\npython: /nowhere/python\n")
+    done = project.hetctl("profile", "--gpus", "1", "--site", "./lab.yaml", "--json")
+    (failure,) = done.json["failures"]
+    assert (done.code, failure["error"]) == (5, "the job ended before it was measured")
+    assert "/nowhere/python: No such file or directory" in failure["log_tail"][-1]
+    assert failure["log"].endswith("job-0000.log")

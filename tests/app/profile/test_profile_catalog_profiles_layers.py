@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from hetctl.app.pipeline import fitted
-from hetctl.app.profile.known import links_between, rows_of
+from hetctl.app.profile.catalog_profiles import links_between, rows_of
 from hetctl.inputs.layer_profile import read_layers, write_layers
 from hetctl.model.profile import INTER_NODE, INTRA_NODE, Hardware, LayerPoint, LinkPoint, MeasuredLayer
 from hetctl.model.site import Queue, Site

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from workbench import TINY, new_project
 
-from hetctl.app.profile.known import (
+from hetctl.app.profile.catalog_profiles import (
     OLD_S,
     RatePoints,
     beyond_measured,
