@@ -31,7 +31,7 @@ from hetctl.inputs.csv_table import (
     repeated,
 )
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, refuse, shown, suggestion
-from hetctl.model.hops import Unit, Visit
+from hetctl.model.hops import Visit
 
 SIZES = re.compile(r"\s*([0-9]{1,9})\s+([0-9]{1,9})\s*")
 NEVER = ("", "inf")
@@ -281,7 +281,13 @@ def _in_order_of_starts(
 ) -> list[Visit]:
     """Return the visits that were not lost, with new numbers."""
     done = [line for line in found if not line.lost]
-    refuse([*problems, *_done_again(done)])
+    again = repeated((line.place, line.visit.unit) for line in done)
+    refuse(
+        [
+            *problems,
+            *((place, f"the same unit is already done in line {first.line}") for place, first in again),
+        ]
+    )
     refuse([] if done else [(SourceLine(path, 1), "has no visit that was done")])
     done.sort(key=lambda line: (line.start, line.end))
     return [replace(line.visit, number=number) for number, line in enumerate(done)]
@@ -315,15 +321,12 @@ def _line(place: SourceLine, text: str) -> _TraceLine | list[str]:
     return _TraceLine(place, visit, data["start"], data["end"], data["lost"])
 
 
-def _unknown(lines: Iterable[_TraceLine], kinds: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
+def _unknown(lines: Sequence[_TraceLine], kinds: Mapping[str, Sequence[str]]) -> Iterator[Problem]:
     """Yield the names that are not known, by kind, each at its first line."""
-    first: dict[tuple[str, str], SourceLine] = {}
-    for line in lines:
-        for kind in kinds:
-            first.setdefault((kind, getattr(line.visit, kind)), line.place)
     for kind, names in kinds.items():
-        for name in {name for of, name in first if of == kind}.difference(names):
-            yield first[kind, name], f"there is no {kind} {shown(name)}" + suggestion(name, names)
+        first = {getattr(line.visit, kind): line.place for line in reversed(lines)}
+        for name in first.keys() - set(names):
+            yield first[name], f"there is no {kind} {shown(name)}" + suggestion(name, names)
 
 
 def _no_gpus(lines: Iterable[_TraceLine]) -> Iterator[Problem]:
@@ -338,14 +341,6 @@ def _homeless(lines: Iterable[_TraceLine], table: UnitTimeTable) -> Iterator[Pro
         worker, partition = line.visit.worker, line.visit.partition
         if (partition, worker) not in homes:
             yield line.place, f"worker {shown(worker)} does not have partition {shown(partition)}"
-
-
-def _done_again(lines: Iterable[_TraceLine]) -> Iterator[Problem]:
-    first: dict[Unit, SourceLine] = {}
-    for line in lines:
-        earlier = first.setdefault(line.visit.unit, line.place)
-        if earlier != line.place:
-            yield line.place, f"the same unit is already done in line {earlier.line}"
 
 
 def _is_whole(value: Any) -> bool:
