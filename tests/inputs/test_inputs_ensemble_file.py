@@ -428,21 +428,9 @@ def test_numbers_of_gpus_are_limits_or_exact(tmp_path: Path, written: str, own: 
     ("written", "own", "message"),
     [
         ("gpus: 4\nmax_gpus: 4\n", "", "e.yaml:3: gpus: is the exact number, and does not go with max_gpus"),
-        (
-            "",
-            ", gpus: 2, min_gpus: 2, max_gpus: 3",
-            "[0].gpus: is the exact number, and does not go with",
-        ),
-        (
-            "min_gpus: 4\nmax_gpus: 2\n",
-            "",
-            "e.yaml:3: min_gpus: the least number of GPUs, 4, must be",
-        ),
-        (
-            "min_gpus: 4\n",
-            ", max_gpus: 2",
-            "members[0].max_gpus: the least number of GPUs, 4, must be",
-        ),
+        ("", ", gpus: 2, min_gpus: 2, max_gpus: 3", "[0].gpus: is the exact number, and does not go with"),
+        ("min_gpus: 4\nmax_gpus: 2\n", "", "e.yaml:3: min_gpus: the least number of GPUs, 4, must be"),
+        ("min_gpus: 4\n", ", max_gpus: 2", "members[0].max_gpus: the least number of GPUs, 4, must be"),
         ("global_batch_size: 2\n", ", gpus: 4", "4, must be at most global_batch_size, 2"),
     ],
 )

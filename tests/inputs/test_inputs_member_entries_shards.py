@@ -37,12 +37,7 @@ def test_members_inherit_it_or_not(tmp_path):
         ("balance: auto", "partitions: 2", "6: shard", "partitions: they have unequal"),
         ("balance: auto", "balance: on", "6: shard", "balance: on: GPUs wait for one another"),
         ("{name: a}", "{name: a, layers: l.csv}", "6: shard", "layers: pipelines are cut"),
-        (
-            "shard: false",
-            "shard: true, layers: l.csv",
-            "9: members[1].shard",
-            "layers: pipelines are cut",
-        ),
+        ("shard: false", "shard: true, layers: l.csv", "9: members[1].shard", "layers: pipelines are cut"),
     ],
 )
 def test_the_rest_is_refused_by_line(tmp_path, before, after, line, rule):

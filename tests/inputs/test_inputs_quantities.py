@@ -6,13 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.inputs.quantities import (
-    format_duration,
-    parse_bytes,
-    parse_duration,
-    parse_gpus,
-    parse_interval,
-)
+from hetctl.inputs.quantities import format_duration, parse_bytes, parse_duration, parse_gpus, parse_interval
 from hetctl.model.errors import BadInputError
 from hetctl.model.training_settings import EPOCHS, SECONDS, STEPS, CheckpointInterval
 

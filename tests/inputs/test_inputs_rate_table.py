@@ -102,10 +102,7 @@ def test_optional_columns_are_written_where_used():
             "r.csv:2: samples: must be above 0, and at most 1e15, got '0'",
         ),
         ("member,gpus,rate,gpu_type\na,1,1,a\x07\n", "r.csv:2: gpu_type: must be printable text"),
-        (
-            "member,gpus,rate\na,1,1\nb,1,1\na,1,2\n",
-            "r.csv:4: member 'a' on 1 GPUs is already in line 2",
-        ),
+        ("member,gpus,rate\na,1,1\nb,1,1\na,1,2\n", "r.csv:4: member 'a' on 1 GPUs is already in line 2"),
         (
             "member,gpus,rate,gpu_type\na,2,1,V100\na,2,1,P100\na,2,1,V100\n",
             "r.csv:4: member 'a' on 2 GPUs (V100) is already in line 2",

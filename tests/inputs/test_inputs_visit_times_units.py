@@ -115,10 +115,7 @@ def test_a_wrong_matrix_is_refused_by_line_and_rule(tmp_path: Path, text: str, m
         ("a,p,w,-1\n", "t.csv:2: seconds: must be a number from 0 to 1e12, got '-1'"),
         (",p,w,1\n", "t.csv:2: config: must be printable text, got ''"),
         ("a,p,w,1\na,p,w,2\n", "t.csv:3: the same unit on the same worker is already in line 2"),
-        (
-            "a,p,w,1\na,p,v,inf\n",
-            "t.csv:3: worker 'v' has no partition: it has no seconds, or only inf",
-        ),
+        ("a,p,w,1\na,p,v,inf\n", "t.csv:3: worker 'v' has no partition: it has no seconds, or only inf"),
         ("a,p,w,1\na,q,w,\n", "t.csv:3: partition 'q' is on no worker"),
         (
             "a,p,w,1\nb,p,v,1\n",

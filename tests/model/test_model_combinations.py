@@ -8,14 +8,7 @@ from itertools import combinations
 
 import pytest
 
-from hetctl.model.combinations import (
-    CONFLICTS,
-    FEATURES,
-    OWN_CODE,
-    conflicts,
-    features_of,
-    refuse_conflicts,
-)
+from hetctl.model.combinations import CONFLICTS, FEATURES, OWN_CODE, conflicts, features_of, refuse_conflicts
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member, Partitions
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import SearchSpec

@@ -43,11 +43,7 @@ def visits(**options):
 def test_a_gpu_makes_one_visit_at_a_time_alone_or_in_a_group():
     first, *_ = visits()
     other = replace(first, member="m9", number=99)
-    rules = {
-        "a:0+1": ["exclusive access"],
-        "a:1+2": [],
-        "b:0+1": [],
-    }
+    rules = {"a:0+1": ["exclusive access"], "a:1+2": [], "b:0+1": []}
     for worker, expected in rules.items():
         found = broken_by_visits([replace(first, worker="a:0"), replace(other, worker=worker)], 2, {})
         assert [rule.partition(":")[0] for rule in found] == expected
