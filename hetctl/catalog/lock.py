@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import threading
@@ -17,7 +16,7 @@ from types import TracebackType
 
 from hetctl.model.errors import BadInputError, LockedError, is_transient
 from hetctl.model.serialization import encode, parse
-from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.atomic_io import link_anew, make_private_folder, write_json
 from hetctl.storage.processes import HostBoot, Process
 
 HEARTBEAT_S = 5.0
@@ -158,12 +157,7 @@ class ProjectLock:
         make_private_folder(self._path.parent)
         own = self._path.with_name(f".{self._path.name}.{uuid.uuid4().hex}.tmp")
         try:
-            descriptor = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                os.fchmod(file.fileno(), 0o600)
-                file.write(json.dumps(encode(self._holder)))
-                file.flush()
-                os.fsync(file.fileno())
+            write_json(own, encode(self._holder))
             yield own
         finally:
             own.unlink(missing_ok=True)
@@ -172,7 +166,7 @@ class ProjectLock:
         start, is_logged = time.monotonic(), False
         while True:
             try:
-                while not (_link(own, self._path) or self._take_over(own)):
+                while not (link_anew(own, self._path) or self._take_over(own)):
                     pass
                 return
             except LockedError as error:
@@ -236,15 +230,6 @@ def _touching(path: Path, every_s: float) -> Iterator[None]:
         over.set()
         thread.join()
         os.close(descriptor)
-
-
-def _link(own: Path, path: Path) -> bool:
-    try:
-        os.link(own, path)
-    except FileExistsError:
-        # On NFS the reply to a successful link can be lost; the repeated call then fails.
-        return own.stat().st_nlink == 2
-    return True
 
 
 def _read(text: str) -> Holder | None:

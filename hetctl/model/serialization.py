@@ -128,20 +128,20 @@ def _dataclass_of(kind: Any) -> Decoder:
     plain = not hasattr(kind, "__slots__") and not hasattr(kind, "__post_init__") and len(names) > 1
     all_names, every = frozenset(names), operator.itemgetter(*names) if plain else tuple
     # Fields whose values are not what their hints say yet, by the types of all values.
-    unlike: dict[tuple[type, ...], tuple[str, ...]] = {}
+    unfinished: dict[tuple[type, ...], tuple[str, ...]] = {}
 
     def decoded(data: Any) -> Any:
         given = data if type(data) is dict else _expect(dict, data, kind)
         if plain and given.keys() >= all_names:
             found = every(given)
             kinds = tuple(map(type, found))
-            if kinds not in unlike:
+            if kinds not in unfinished:
                 pairs = zip(names, kinds, strict=True)
-                unlike[kinds] = tuple(name for name, one in pairs if not _is_final(hints[name], one))
+                unfinished[kinds] = tuple(name for name, one in pairs if not _is_final(hints[name], one))
             made = object.__new__(kind)
             values = made.__dict__
             values.update(zip(names, found, strict=True))
-            for name in unlike[kinds]:
+            for name in unfinished[kinds]:
                 values[name] = fields[name](given[name])
             return made
         values = {name: fields[name](value) for name, value in given.items() if name in fields}

@@ -87,6 +87,16 @@ def give_name(file: BinaryIO, path: Path) -> None:
     Path(file.name).replace(path)
 
 
+def link_anew(file: Path, path: Path) -> bool:
+    """Give a file that has one name another; return False if that is taken."""
+    try:
+        os.link(file, path)
+    except FileExistsError:
+        # NFS repeats a request whose answer was lost, and then says that the link is there.
+        return file.stat().st_nlink == 2
+    return True
+
+
 def write_private(path: Path, text: str, *, durable: bool = True) -> None:
     """Replace a file as `private_file` does."""
     with private_file(path, durable=durable) as file:

@@ -39,26 +39,18 @@ class EventFile:
 
     def fresh(self) -> list[Event]:
         """Read the events of the lines that were completed since the last call; OSError leaves all unread."""
-        return self.take(self.unread())
-
-    def unread(self) -> bytes:
-        """Return what was appended since the last `take`, up to the end of the last complete line."""
         try:
             # Opened each time, because an NFS client checks on opening whether the file has grown.
             descriptor = os.open(self._path, os.O_RDONLY)
         except (FileNotFoundError, NotADirectoryError):
-            return b""
+            return []
         try:
             text = _from(descriptor, self.offset)
         finally:
             os.close(descriptor)
-        return text[: text.rfind(b"\n") + 1]
-
-    def take(self, text: bytes) -> list[Event]:
-        """Return the events of a text from `unread`, which counts as read from now on."""
-        lines = text.split(b"\n")[:-1]
+        *lines, rest = text.split(b"\n")
         first = self.lines
-        self.offset += len(text)
+        self.offset += len(text) - len(rest)
         self.lines += len(lines)
         return list(parse_events(lines, self._source, first)) if lines else []
 

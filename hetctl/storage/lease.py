@@ -26,7 +26,7 @@ from pathlib import Path
 
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import LEASE_SHARE
-from hetctl.storage.atomic_io import write_json
+from hetctl.storage.atomic_io import link_anew, write_json
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import HostBoot, Process
@@ -157,7 +157,7 @@ class Lease:
         """True if it was renewed just now, and may be passed on to agents."""
         return self._clock() - self._renewed_at < 2 * RENEW_EVERY_S
 
-    def take(self, gives_up: Callable[[], str], sleep: Callable[[float], None] = time.sleep) -> None:
+    def acquire(self, gives_up: Callable[[], str], sleep: Callable[[float], None] = time.sleep) -> None:
         """Wait until all earlier drivers have ended, and hold the lease from then on.
 
         Parameters
@@ -245,13 +245,9 @@ class Lease:
         draft = self._folder.lease.with_name(f".lease.{socket.gethostname()}.{os.getpid()}.{id(self)}")
         write_json(draft, encode(self._holder))
         try:
-            os.link(draft, self._folder.ticket(number))
-        except FileExistsError:
-            # NFS repeats a request whose answer was lost, and then says that the link is there.
-            return draft.stat().st_nlink == 2
+            return link_anew(draft, self._folder.ticket(number))
         finally:
             draft.unlink()
-        return True
 
     def _current(self) -> int:
         seen = _read(self._folder.lease)

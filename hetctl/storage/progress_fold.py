@@ -177,10 +177,6 @@ def _with(state: MemberFold, **changed: Any) -> MemberFold:
     return with_fields(state, progress=with_fields(state.progress, **changed))
 
 
-def _with_error(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    return with_fields(state, error=event.record.error)
-
-
 def _after_task(state: MemberFold, event: Event, member: Member, retries: int) -> MemberFold:
     if not state.progress.active:
         return state
@@ -206,18 +202,6 @@ def _counted(state: MemberFold, event: Event, member: Member, retries: int) -> d
     return {"node_failures": nodes, "disk_errors": disk_errors, "failures": failures, "failed": failed}
 
 
-def _after_request(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    return _with(state, asked=event.record.epochs)
-
-
-def _after_report(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    return _with(state, reported=event.record.epochs)
-
-
-def _stopped(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    return _with(state, part_samples=event.record.part_samples)
-
-
 def _converged(state: MemberFold, event: Event, member: Member, _retries: int) -> MemberFold:
     rule = member.stop
     reason = rule.still_converged(event.record.reason, partial(state.epochs.values, rule.metric))
@@ -239,10 +223,6 @@ def _resumed(state: MemberFold, event: Event, _member: Member, _retries: int) ->
     epochs = _extended(state.epochs.until(last), kept)
     state = _with(state, epochs=epochs, part_samples=event.record.part_samples)
     return with_fields(state, resumed=max(state.resumed, (event.seq, last)))
-
-
-def _with_checkpoint(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    return _after_reaching(state, event, (event.record.epoch, event.record.part_samples))
 
 
 def _after_reaching(state: MemberFold, event: Event, reached: tuple[int, int]) -> MemberFold:
@@ -277,15 +257,18 @@ def _extended(epochs: EpochHistory, more: list[tuple[EpochResult, int]]) -> Epoc
     return epochs.plus((done for done, _ in more), (line for _, line in more))
 
 
-_STEPS: Mapping[str, Callable[[MemberFold, Event, Member, int], MemberFold]] = {
-    TRIAL: _after_request,
-    REPORT: _after_report,
+Step = Callable[[MemberFold, Event, Member, int], MemberFold]
+_STEPS: Mapping[str, Step] = {
+    TRIAL: lambda state, event, *_: _with(state, asked=event.record.epochs),
+    REPORT: lambda state, event, *_: _with(state, reported=event.record.epochs),
     "task_ended": _after_task,
     "started": _resumed,
     "first_step": _restarted,
     "epoch": _with_epoch,
-    "checkpoint": _with_checkpoint,
+    "checkpoint": lambda state, event, *_: _after_reaching(
+        state, event, (event.record.epoch, event.record.part_samples)
+    ),
     "converged": _converged,
-    "stopped": _stopped,
-    "failed": _with_error,
+    "stopped": lambda state, event, *_: _with(state, part_samples=event.record.part_samples),
+    "failed": lambda state, event, *_: with_fields(state, error=event.record.error),
 }

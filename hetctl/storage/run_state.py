@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import DRIVER, Event, in_order
@@ -95,7 +94,7 @@ class RunState:
         self._log.restore(kept["log"])
         self._tasks.restore(snapshot.lines["tasks"])
         self._usage.restore(kept["usage"])
-        self.facts.restore(kept["facts"])
+        self.facts.add(Event(*row) for row in kept["events"])
         self.hops.restore(kept["hops"])
         self.reports |= {(index, name): decode(TaskReport, row) for index, name, row in kept["reports"]}
 
@@ -114,7 +113,7 @@ class RunState:
             "log": self._log.rows(),
             "progress": self._progress.rows(),
             "usage": self._usage.rows(),
-            "facts": self.facts.rows(),
+            "events": self.facts.rows(),
             "hops": self.hops.rows(),
             "reports": [[*key, encode(self.reports[key])] for key in sorted(wanted & self.reports.keys())],
         }
@@ -233,16 +232,25 @@ class RunFacts:
         self.jobs: list[Event] = []
         self.trials: dict[str, Event] = {}
         """Latest requests of the search for each of its trials, by member."""
-        self.search_ended: str | None = None
-        """Reason for which the search asks for no more trials; None if it may."""
         self.first_step: Event | None = None
-        self.began_at: float | None = None
         self.last: Event | None = None
+        self._first: Event | None = None
+        self._search_end: Event | None = None
+
+    @property
+    def began_at(self) -> float | None:
+        """Time of the first event in seconds since the epoch; None before it."""
+        return self._first.time if self._first else None
+
+    @property
+    def search_ended(self) -> str | None:
+        """Reason for which the search asks for no more trials; None if it may."""
+        return self._search_end.record.reason if self._search_end else None
 
     def add(self, events: Iterable[Event]) -> None:
         """Add events, in whatever order they are read."""
         for event in events:
-            self.began_at = event.time if self.began_at is None else min(self.began_at, event.time)
+            self._first = _earlier(self._first, event)
             self.last = _later(self.last, event)
             if event.kind == "first_step":
                 self.first_step = _earlier(self.first_step, event)
@@ -250,33 +258,19 @@ class RunFacts:
                 name = event.record.member
                 self.trials[name] = _later(self.trials.get(name), event)
             elif event.source == DRIVER and event.kind == SEARCH_ENDED:
-                self.search_ended = event.record.reason
+                self._search_end = event
             elif event.source == DRIVER and event.kind in OF_JOBS:
                 self.jobs = in_order([*self.jobs, event])
             elif event.source == DRIVER and event.kind in ("round_started", "round_ended"):
                 events_of_round = self.rounds[event.round]
                 events_of_round[event.kind] = _later(events_of_round.get(event.kind), event)
 
-    def rows(self) -> list[Any]:
-        """Return the argument of `restore`."""
-        rounds = [row_of(event) for events in self.rounds.values() for event in events.values()]
-        jobs = [row_of(event) for event in self.jobs]
-        ends = [event and row_of(event) for event in (self.first_step, self.last)]
-        search = [[row_of(event) for event in self.trials.values()], self.search_ended]
-        return [rounds, jobs, search, *ends, self.began_at]
-
-    def restore(self, rows: list[Any]) -> None:
-        """Continue from an earlier state."""
-        rounds, jobs, (trials, self.search_ended), first_step, last, self.began_at = rows
-        self.trials = {event.record.member: event for event in map(_event, trials)}
-        for event in map(_event, rounds):
-            self.rounds[event.round][event.kind] = event
-        self.jobs = [_event(row) for row in jobs]
-        self.first_step, self.last = (row and _event(row) for row in (first_step, last))
-
-
-def _event(row: Row) -> Event:
-    return Event(*row)
+    def rows(self) -> list[Row]:
+        """Return the events that give the same facts when they are added."""
+        of_rounds = (event for events in self.rounds.values() for event in events.values())
+        single = filter(None, (self._first, self.first_step, self.last, self._search_end))
+        kept = {event.order: event for event in (*self.jobs, *self.trials.values(), *of_rounds, *single)}
+        return [row_of(event) for event in kept.values()]
 
 
 def _later(one: Event | None, other: Event) -> Event:

@@ -48,7 +48,7 @@ class VisitFold:
         """Return true if visits with all these numbers are in the fold of one member's events."""
         return {number for _, number in self._visits}.issuperset(numbers)
 
-    def take(self, epoch: int) -> tuple[VisitEnd, ...]:
+    def pop_until(self, epoch: int) -> tuple[VisitEnd, ...]:
         """Remove the visits up to an epoch, and return them."""
         taken = tuple(visit for visit in self.visits if visit.epoch <= epoch)
         for visit in taken:

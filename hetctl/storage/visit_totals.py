@@ -89,21 +89,16 @@ class VisitTotals:
     def add(self, visits: Iterable[VisitEnd]) -> None:
         """Count visits, in whatever order."""
         for visit in visits:
-            self._add(visit)
-
-    def _add(self, visit: VisitEnd) -> None:
-        self.workers[visit.worker].add(visit)
-        self.last = max(self.last, (visit.number, visit.worker))
-        began, ended = self.rounds.get(visit.round, (math.inf, -math.inf))
-        self.rounds[visit.round] = min(began, visit.began_at), max(ended, visit.ended_at)
-        if visit.state != DONE:
+            self.workers[visit.worker].add(visit)
+            self.last = max(self.last, (visit.number, visit.worker))
+            began, ended = self.rounds.get(visit.round, (math.inf, -math.inf))
+            self.rounds[visit.round] = min(began, visit.began_at), max(ended, visit.ended_at)
             self.lost += visit.state == LOST
-            self.undone += visit.state != LOST
-            return
-        if visit.hopper_epoch > self.newest_pass:
-            self.newest_pass, self.visited = visit.hopper_epoch, set()
-        if visit.hopper_epoch == self.newest_pass:
-            self.visited.add(visit.partition)
+            self.undone += visit.state not in (DONE, LOST)
+            if visit.state == DONE and visit.hopper_epoch > self.newest_pass:
+                self.newest_pass, self.visited = visit.hopper_epoch, set()
+            if visit.state == DONE and visit.hopper_epoch == self.newest_pass:
+                self.visited.add(visit.partition)
 
     def rows(self) -> Row:
         """Return the argument of `from_rows`."""
@@ -156,7 +151,7 @@ class TotalsFold:
                 self.is_exact = self.is_exact and fold.has(event.record.numbers)
                 fold.add([event])
             elif event.kind == "epoch" and event.source in self._newest:
-                counted = self._newest[event.source].take(event.record.epoch)
+                counted = self._newest[event.source].pop_until(event.record.epoch)
                 self._counted[event.source].add(counted)
 
     @property

@@ -72,7 +72,7 @@ def take(lease, clock, gives_up=lambda: ""):
         clock.sleep(seconds)
         lease.renew()
 
-    lease.take(gives_up, sleep)
+    lease.acquire(gives_up, sleep)
     return lease
 
 
@@ -261,7 +261,7 @@ def test_of_many_drivers_at_once_one_holds_at_a_time(folder):
     def drive():
         lease = Lease(folder, 0, "1", LEASE_S, alone=False, on_lost=done.append, say=lambda _: None)
         try:
-            lease.take(lambda: "", lambda _: time.sleep(0.001))
+            lease.acquire(lambda: "", lambda _: time.sleep(0.001))
         except GaveWayError:
             done.append("gave way")
             return

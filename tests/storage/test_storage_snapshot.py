@@ -142,7 +142,7 @@ SPOILT = {
     "of another run": lambda run: _say(run.state, of="another"),
     "garbled tasks": lambda run: _garble_tasks(run.state),
     "no lines": lambda run: _say(run.state, lines=None),
-    "no facts": lambda run: _say(run.state, facts=None),
+    "no facts": lambda run: _say(run.state, events=None),
     "garbled reports": lambda run: _say(run.state, reports=[[0, "a", {"stop_reasons": 3}]]),
     "a list of progress": lambda run: _say(run.state, progress=[]),
     "another member": lambda run: _say(run.state, progress={"x": [[0, "x", 0], "", ["x", []]]}),

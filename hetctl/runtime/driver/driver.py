@@ -115,7 +115,7 @@ class Driver:
             say=log_line,
         )
         # Before anything of earlier jobs is read or removed: one of them may still train.
-        self._lease.take(lambda: _reason_to_leave(self._files, deadline))
+        self._lease.acquire(lambda: _reason_to_leave(self._files, deadline))
         # Jobs that were killed leave files that are of use only while they run.
         for earlier in range(job):
             PATIENT.call(folder.job(earlier).clear)
