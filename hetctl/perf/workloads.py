@@ -183,7 +183,8 @@ def _untrained(member: Member, profile: MemberProfile, max_gpus: int, *, guessed
     return Workload(
         name=member.name,
         rates=curve.useful,
-        unsure=curve.unsure,
+        # Of several types each has its own curve, and these rates would be taken for those of any.
+        unsure={} if profile.rates_by_type else curve.unsure,
         rates_by_type={
             gpu_type: rate_curve(measured, limit, member.min_gpus).useful
             for gpu_type, measured in profile.rates_by_type.items()

@@ -115,22 +115,22 @@ def test_no_bound_is_above_the_exact_optimum(seed: int) -> None:
     assert fluid_bound(members, gpus) <= best * (1 + 1e-9)
 
 
-def test_the_bound_of_members_that_cannot_be_split_is_their_area() -> None:
-    assert allotment_bound([Allotments.of({1: 10.0})] * 8, 4) == pytest.approx(20.0)
-
-
-def test_the_bound_is_at_least_the_longest_member_at_its_best() -> None:
-    assert allotment_bound([Allotments.of({1: 10.0, 2: 7.0}), Allotments.of({1: 1.0})], 64) == 7.0
-
-
-def test_the_bound_counts_the_gpus_needed_to_end_within_it() -> None:
-    """On one GPU each the area would fit 10 s; but within 10 s the long one takes 2 * 9 GPU-seconds."""
-    members = [Allotments.of({1: 14.0, 2: 9.0}), Allotments.of({1: 6.0})]
-    assert allotment_bound(members, 2) == pytest.approx(12.0)
-
-
-def test_the_bound_of_no_members_is_0() -> None:
-    assert allotment_bound([], 4) == 0.0
+@pytest.mark.parametrize(
+    ("members", "gpus", "bound_s"),
+    [
+        # Of members that cannot be split it is their area.
+        ([{1: 10.0}] * 8, 4, 20.0),
+        # It is at least the longest member at its best.
+        ([{1: 10.0, 2: 7.0}, {1: 1.0}], 64, 7.0),
+        # On one GPU each the area would fit 10 s; but within 10 s the long one takes 2 * 9 GPU-seconds.
+        ([{1: 14.0, 2: 9.0}, {1: 6.0}], 2, 12.0),
+        ([], 4, 0.0),
+    ],
+)
+def test_the_bound_is_the_one_worked_out_by_hand(
+    members: list[dict[int, float]], gpus: int, bound_s: float
+) -> None:
+    assert allotment_bound([Allotments.of(seconds) for seconds in members], gpus) == pytest.approx(bound_s)
 
 
 @given(times)

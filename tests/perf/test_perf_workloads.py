@@ -113,6 +113,14 @@ def test_uncertain_gains_are_left_to_planners_that_explore() -> None:
     assert (workload.max_gpus, list(workload.unsure)) == (4, [5, 6, 7, 8])
 
 
+def test_uncertain_gains_on_one_type_are_not_those_of_another() -> None:
+    by_type = {"slow": {1: 10.0}, "fast": {1: 30.0, 2: 58.0, 4: 110.0}}
+    known = {"a": profile("a", rates=by_type["slow"], gpu_type="slow", rates_by_type=by_type)}
+    (workload,) = active_workloads(ensemble(member("a")), known, {}, 4)
+    fast = workload.on_type("fast")
+    assert {**fast.rates, **fast.unsure} == pytest.approx({1: 30.0, 2: 58.0, 3: 84.0, 4: 110.0})
+
+
 def test_rates_begin_at_the_least_number_of_gpus() -> None:
     whole = ensemble(member("a", min_gpus=2), member("b", min_gpus=3), member("c", min_gpus=8), member("d"))
     dips = {1: 20.0, 2: 10.0, 3: 9.0, 4: 11.0}

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -10,10 +9,9 @@ from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.simulation import Simulation
 from hetctl.model.site import Cluster, Node
 from hetctl.model.workload import Workload
-from hetctl.scheduling.planners.base import Decision, Held, Options, Request
+from hetctl.scheduling.planners.base import Held, Options, Request
 from hetctl.scheduling.planners.doubling import DOUBLING
 from hetctl.scheduling.planners.exploratory import EXPLORATORY, STAGE_S
-from hetctl.scheduling.simulate.engine import Engine
 from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
 
@@ -93,19 +91,6 @@ def test_only_rates_that_were_explored_are_looked_at() -> None:
 
 def asked(workloads: tuple[Workload, ...]) -> Request:
     return Request(workloads, Cluster.of(16, 8).nodes, 16, 0, Options())
-
-
-@pytest.mark.parametrize("exploration", ["each", "shared"])
-def test_the_kept_state_has_types_of_json(exploration: str) -> None:
-    remembered = []
-
-    def note(_request: Request, decision: Decision) -> None:
-        remembered.append(decision.planner_state)
-
-    arrivals = [Arrival(member("a")), Arrival(member("b"), 30.0)]
-    Engine(EXPLORATORY, arrivals, Scenario(Cluster.of(16, 8)), Options(exploration=exploration), note).run()
-    assert all(json.loads(json.dumps(memory)) == memory for memory in remembered)
-    assert any(memory["kept"] for memory in remembered) is (exploration == "each")
 
 
 def test_reasons_name_the_members_that_explore() -> None:

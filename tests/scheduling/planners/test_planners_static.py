@@ -1,6 +1,5 @@
 """`static`: members run once, on GPUs that never change, in an order made beforehand."""
 
-import json
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +28,7 @@ from hetctl.scheduling.planners.static import (
 )
 from hetctl.scheduling.planners.static_schedule import Heads, Problem, Run, in_order, list_schedule, placeable
 from hetctl.scheduling.planners.static_search import improve_nodes, search
-from hetctl.scheduling.simulate.scenario import Arrival, Failures, JobTiming, Scenario
+from hetctl.scheduling.simulate.scenario import Arrival, Scenario
 from hetctl.scheduling.simulate.simulate_run import simulate
 
 QUICK = Options(solver_time_limit_s=0.05)
@@ -192,21 +191,6 @@ def test_a_member_larger_than_a_node_takes_a_part_of_another() -> None:
     assert sorted(heads) == [(10.0,) * 4, (11.0,) * 4]
 
 
-def test_the_search_is_repeatable() -> None:
-    problem = problem_of(some_members(5, 30, 16), 16, 4)
-    assert search(problem, [], 0.1, seed=1) == search(problem, [], 0.1, seed=1)
-
-
-def test_memory_survives_a_file() -> None:
-    members, cluster = some_members(2, 12, 8), Cluster.of(8, 4)
-    first = decide(Request(members, cluster.nodes, 8, 0, QUICK, cluster=cluster.nodes))
-    begun = {allocation.member for allocation in first.start}
-    left = [m for m in members if m.name not in begun]
-    later = Request(left, cluster.nodes, 8, 1, QUICK, (), cluster.nodes, 5000.0, first.planner_state)
-    copied = replace(later, planner_state=json.loads(json.dumps(first.planner_state)))
-    assert decide(later).start == decide(copied).start != ()
-
-
 def test_later_decisions_follow_the_plan_without_another_search(monkeypatch: pytest.MonkeyPatch) -> None:
     members, cluster = some_members(4, 100, 64), Cluster.of(64, 4)
     searches: list[Problem] = []
@@ -232,24 +216,6 @@ def test_wrong_predictions_change_the_times_but_not_the_order() -> None:
     result = simulate(STATIC, arrivals, Scenario(cluster, work_estimator=seen), QUICK)
     assert_valid(result, members, 16, 4)
     assert result.makespan_s < 1.9 * constant_bound(members, 16)
-
-
-def test_members_that_arrive_are_planned_with_those_that_wait() -> None:
-    members = some_members(7, 30, 16)
-    arrivals = [Arrival(member, 400.0 * at) for at, member in enumerate(members)]
-    result = simulate(STATIC, arrivals, Scenario(Cluster.of(16, 4)), QUICK)
-    assert_valid(result, members, 16, 4)
-    assert all(i.start_s >= 400.0 * int(i.member[1:]) for i in result.intervals)
-
-
-def test_nodes_that_fail_and_jobs_that_end_do_not_stop_a_run() -> None:
-    members = some_members(8, 12, 8, samples_per_epoch=20000)
-    arrivals, cluster = [Arrival(m) for m in members], Cluster.of(8, 4)
-    failing = simulate(STATIC, arrivals, Scenario(cluster, failures=Failures(5000.0)), QUICK)
-    in_jobs = simulate(STATIC, arrivals, Scenario(cluster, JobTiming(7200.0)), QUICK)
-    for result in (failing, in_jobs):
-        assert result.restarts > 0
-        assert {m.member for m in result.members} == {m.name for m in members}
 
 
 def test_an_idle_node_takes_the_next_member_of_another_one() -> None:

@@ -64,11 +64,6 @@ def test_members_start_on_arrival_or_wait_for_free_gpus() -> None:
     ]
 
 
-def test_start_up_evaluations_and_checkpoints_take_their_time() -> None:
-    costly = member("a", 200, samples_per_epoch=100, startup_s=3.0, evaluate_s=2.0, checkpoint_s=1.0)
-    assert run(LOCAL, [Arrival(costly)]) == [("a", 1, 0.0, 3 + 2 * 13, 200)]
-
-
 def test_a_resize_costs_a_checkpoint_and_a_restart() -> None:
     """On 1 GPU until b comes at 20, then a has 3: stopped with 200 done, 2 s checkpoint, 5 s restart."""
     a, b = member("a", 500, startup_s=0.0, restart_s=5.0, checkpoint_s=2.0), member("b", 100)
@@ -135,12 +130,8 @@ def test_in_lockstep_the_slowest_sets_the_rate_until_it_is_done() -> None:
         ("slow", 1, 0.0, 20.0, 100),
         ("fast", 1, 0.0, 40.0, 300),
     ]
-    assert run(GROUP, arrivals)[1] == ("fast", 1, 0.0, 30.0, 300)
-
-
-def test_lockstep_is_for_groups_alone() -> None:
-    arrivals = [Arrival(Workload("slow", {1: 5.0}, 100)), Arrival(member("fast", 300))]
-    assert run(LOCAL, arrivals, lockstep=True)[1] == ("fast", 1, 0.0, 30.0, 300)
+    # Only members of a group that shares its data wait for one another.
+    assert run(GROUP, arrivals)[1] == run(LOCAL, arrivals, lockstep=True)[1] == ("fast", 1, 0.0, 30.0, 300)
 
 
 def test_the_pace_changes_twice_in_mid_epoch() -> None:
@@ -315,14 +306,6 @@ def test_a_job_starts_no_epoch_that_would_pass_its_limit() -> None:
     assert run(LOCAL, [Arrival(a)], timing=timing) == [
         ("a", 1, 0.0, 20.0, 200),
         ("a", 1, 23.0, 33.0, 100),
-    ]
-
-
-def test_without_epochs_a_job_trains_until_time_for_a_checkpoint() -> None:
-    a = member("a", 300, checkpoint_s=2.0)
-    assert run(LOCAL, [Arrival(a)], timing=JobTiming(wall_s=20.0)) == [
-        ("a", 1, 0.0, 20.0, 180),
-        ("a", 1, 20.0, 34.0, 120),
     ]
 
 
