@@ -298,9 +298,8 @@ class Planner:
 
     def stop_share(self, options: Options) -> float:
         """Return the share of its GPUs below which a round stops; 0 if members do not train as a group."""
-        if not self.shares:
-            return 0.0
-        return options.alpha if self.alpha is None else self.alpha
+        share = options.alpha if self.alpha is None else self.alpha
+        return share if self.shares else 0.0
 
 
 def plan_fitting(
