@@ -154,18 +154,14 @@ def scale(array: Array, _rng: np.random.Generator | None = None, out: Array | No
 def in_turn(*parts: Augment) -> Augment:
     """Return an `augment` that applies `parts` from left to right."""
     *others, last = parts
+    writes = takes_out(last)
 
-    def augment(array: Array, rng: np.random.Generator) -> Array:
-        for part in parts:
-            array = part(array, rng)
-        return array
-
-    def augment_into(array: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
+    def augment(array: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
         for part in others:
             array = part(array, rng)
-        return last(array, rng, out)
+        return last(array, rng, out) if writes else last(array, rng)
 
-    return augment_into if takes_out(last) else augment
+    return augment
 
 
 def takes_out(augment: Augment) -> bool:

@@ -18,9 +18,9 @@ from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Timeouts
-from hetctl.runtime.data.lineup import Lineup, lockstep_on, write_lineup
 from hetctl.runtime.data.loaders import LoaderWaits, LockstepLoader, PreprocessorPool
 from hetctl.runtime.data.preprocessors import Preprocessors
+from hetctl.runtime.data.round_inputs import RoundInputs, append_round
 from hetctl.runtime.data.sampler import Stream, epoch_order
 from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.data.sharing.node_folder import folder_of
@@ -74,8 +74,8 @@ class LedRound:
         (folder / "rows.py").write_text(
             DATA.format(samples=SAMPLES, bad=bad, log=str(self.log), returned=returned)
         )
-        self.lineup = self._lineup()
-        write_lineup(folder / "lineups.jsonl", self.lineup)
+        self.inputs = self._inputs()
+        append_round(folder / "lineups.jsonl", self.inputs)
         self.results = FORK.Queue()
         self.read = {
             (node, reader): FORK.Value("q", 0) for node in nodes for reader in range(len(nodes[node]))
@@ -117,7 +117,7 @@ class LedRound:
 
     def ring(self, node):
         base = self.folder / "memory" / f"hetctl-{os.getuid()}"
-        return base / folder_of("r", node) / lockstep_on(self.lineup, node).name
+        return base / folder_of("r", node) / self.inputs.lockstep_on(node).name
 
     def leader(self, rank):
         """Return the process number of a leader."""
@@ -139,13 +139,13 @@ class LedRound:
             self.leaders.terminate()  # mpirun ends its ranks first
             print(self.leaders.communicate(timeout=PATIENCE_S)[0])
 
-    def _lineup(self):
+    def _inputs(self):
         placed = [
             (node, index, size) for node, sizes in self.nodes.items() for index, size in enumerate(sizes)
         ]
         members = tuple(Member(f"{node}-{index}", batch_size=size) for node, index, size in placed)
         functions = Functions("rows:input_fn", "rows:input_fn")
-        return Lineup(
+        return RoundInputs(
             run="r",
             run_key="r",
             index=0,
@@ -159,7 +159,7 @@ class LedRound:
         )
 
     def _read(self, node, reader, epochs=2, pause_s=0.0):
-        lockstep = replace(lockstep_on(self.lineup, node), reader=reader)
+        lockstep = replace(self.inputs.lockstep_on(node), reader=reader)
         with node_folder.node_folder(folder_of("r", node)) as folder:
             pool = PreprocessorPool(Nobody(Rows(), 0), folder, waits=LoaderWaits(check_s=0.1))
             batch = Stream(SAMPLES, self.nodes[node][reader], seed=1)
@@ -200,8 +200,8 @@ class Rows(MapSource):
         return np.full(8, number, np.float32), np.int64(number)
 
 
-def orders(lineup, epochs):
-    seed = lockstep_on(lineup, "n1").seed
+def orders(inputs, epochs):
+    seed = inputs.lockstep_on("n1").seed
     return [epoch_order(SAMPLES, seed, epoch + 1).tolist() for epoch in range(epochs)]
 
 

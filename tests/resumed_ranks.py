@@ -15,7 +15,7 @@ from tiny_networks import ENSEMBLES
 from hetctl.model.ensemble import Ensemble
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import Sharing
-from hetctl.runtime.data.lineup import InputShare
+from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.member_trainer import StopSignal

@@ -14,8 +14,8 @@ from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
-from hetctl.runtime.data.lineup import InputShare
 from hetctl.runtime.data.loaders import ArrayLoader
+from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework

@@ -28,8 +28,8 @@ from hetctl.partitions import read
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data import state_file
 from hetctl.runtime.data.batches import Batches, held_out_batches
-from hetctl.runtime.data.lineup import InputShare
 from hetctl.runtime.data.loaders import ArrayLoader
+from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.data.sampler import UNSHUFFLED, Stream
 from hetctl.runtime.data.sharing import node_folder
 from hetctl.runtime.data.sharing.node_folder import state_folder

@@ -359,25 +359,19 @@ class Listener:
             for each in self._sockets:
                 selector.register(each, selectors.EVENT_READ)
             while not self._closed:
-                ready = [key for key, _ in selector.select(self._time_left())]
+                oldest = next(iter(self._strangers), None)
+                left = None if oldest is None else oldest.since + self._handshake_s - time.monotonic()
+                ready = [key for key, _ in selector.select(None if left is None else max(0.0, left))]
                 for stranger in filter(None, (key.data for key in ready)):
                     self._advance(stranger, selector)
-                for stranger in self._late():
+                now = time.monotonic()
+                for stranger in [one for one in self._strangers if now > one.since + self._handshake_s]:
                     self._drop(stranger, selector)
                 for each in self._sockets:
                     if any(key.fileobj is each for key in ready):
                         self._accept(each, selector)
             for stranger in list(self._strangers):
                 self._drop(stranger, selector)
-
-    def _time_left(self) -> float | None:
-        """Return the seconds until the oldest handshake must be complete; None if there is none."""
-        limits = (stranger.since + self._handshake_s for stranger in self._strangers)
-        return max(0.0, next(limits) - time.monotonic()) if self._strangers else None
-
-    def _late(self) -> list[_Stranger]:
-        now = time.monotonic()
-        return [stranger for stranger in self._strangers if now > stranger.since + self._handshake_s]
 
     def _accept(self, at: socket.socket, selector: selectors.BaseSelector) -> None:
         """Accept a connection, if there is room for it."""

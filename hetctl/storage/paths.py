@@ -76,7 +76,7 @@ class JobFiles:
     """Live metrics of the members in training; the file exists while the job runs."""
 
     lineups = Below("job-{number:04d}.lineups.jsonl")
-    """Lineups of rounds for the nodes' leaders: a line for each round with a lineup."""
+    """Inputs of rounds for the nodes' leaders: a line for each round with leaders."""
 
     exchange_log = Below("job-{number:04d}.exchange.log")
     """Output of the nodes' leaders."""

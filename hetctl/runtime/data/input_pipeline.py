@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.run import CACHED, NONE
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
-from hetctl.runtime.data.lineup import Lockstep
 from hetctl.runtime.data.loaders import (
     USUAL_LOADER_WAITS,
     ArrayLoader,
@@ -27,6 +26,7 @@ from hetctl.runtime.data.loaders import (
 )
 from hetctl.runtime.data.named_arrays import CollatedSource
 from hetctl.runtime.data.preprocessors import Preprocessors
+from hetctl.runtime.data.round_inputs import Lockstep
 from hetctl.runtime.data.sampler import Stream, sample_rng
 from hetctl.runtime.data.shards import ShardSource
 from hetctl.runtime.data.sharing.node_folder import node_folder
@@ -67,21 +67,12 @@ class Sharing:
     waits: LoaderWaits = USUAL_LOADER_WAITS
 
 
-class OpenLoader(Protocol):
-    """Factory of loaders, used one after another."""
+OpenLoader = Callable[..., Loader]
+"""Factory of loaders, used one after another: ``(stream, preprocessors=None, lockstep=None) -> Loader``.
 
-    def __call__(
-        self, stream: Stream, preprocessors: int | None = None, lockstep: Lockstep | None = None
-    ) -> Loader:
-        """Return a loader; the previous one must have been closed.
-
-        Parameters
-        ----------
-        preprocessors : int or None
-            Number of the process's preprocessors that work for it; None: all.
-        lockstep : Lockstep or None
-            In lockstep, the stream on which all members train; else None.
-        """
+`preprocessors` is the number of the process's preprocessors that work for it (None: all); `lockstep` is the
+stream on which all members train. The previous loader must have been closed.
+"""
 
 
 def open_pipeline(
@@ -237,13 +228,15 @@ def refuse_own_batches(loader: Loader, reader: str) -> None:
     BadInputError
         If they are; `reader` names what needs one shape.
     """
-    if isinstance(loader, ShardLoader):
+    if type(loader) in OWN_BATCHES:
+        kind, need = OWN_BATCHES[type(loader)]
         raise BadInputError(
-            f"input_fn returned Shards, and {reader} needs samples that can be read by number",
+            f"input_fn returned {kind}, and {reader} needs {need}",
             "return arrays or a dataset of pairs (x, y), or train the member without a pipeline",
         )
-    if isinstance(loader, CollatedLoader):
-        raise BadInputError(
-            f"input_fn returned samples with a collate_fn, and {reader} needs batches of one shape",
-            "return arrays or a dataset of pairs (x, y), or train the member without a pipeline",
-        )
+
+
+OWN_BATCHES: Mapping[type[Loader], tuple[str, str]] = {
+    ShardLoader: ("Shards", "samples that can be read by number"),
+    CollatedLoader: ("samples with a collate_fn", "batches of one shape"),
+}

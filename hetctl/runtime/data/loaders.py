@@ -19,8 +19,8 @@ import numpy as np
 
 from hetctl.model.errors import HetctlError
 from hetctl.model.site import USUAL_TIMEOUTS, Timeouts
-from hetctl.runtime.data.lineup import Lockstep
 from hetctl.runtime.data.preprocessors import FILE_SYSTEM, Preprocessors
+from hetctl.runtime.data.round_inputs import Lockstep
 from hetctl.runtime.data.sampler import Chunk, Numbers, Order, Stream, epoch_order, moved, reassigned
 from hetctl.runtime.data.sharing.ring import Ring, RingTimeoutError, Shape
 from hetctl.runtime.data.sharing.ring_writer import await_exchange, exchange_serves
@@ -203,7 +203,7 @@ class PreprocessorPool:
         largest : int
             Samples of the largest batch that is read from it: it must hold two of those.
         """
-        slot_bytes = self.preprocessors.layout.bytes_of(max(1, stream.split[stream.rank]))
+        slot_bytes = self.preprocessors.spec.slot_bytes(max(1, stream.split[stream.rank]))
         slots = max(1 - 2 * (-largest // stream.chunk), slots_of(stream.chunk, slot_bytes))
         shape = Shape(slots, slot_bytes, readers)
         return Ring.create(self.folder / name, shape, self.timeouts.lockstep_s)
@@ -253,7 +253,7 @@ class PreprocessorPool:
             # here, not after the whole time limit.
             self.preprocessors.check()
             with suppress(RingTimeoutError):
-                return self.preprocessors.layout.views(ring.take(position, self.waits.check_s), samples)
+                return self.preprocessors.spec.slot_views(ring.take(position, self.waits.check_s), samples)
             self.heartbeat()
             if is_served() or ring.newest != newest or not ring.is_in_preparation():
                 limit, newest = time.monotonic() + patience_s, ring.newest

@@ -33,14 +33,14 @@ from hetctl.model.plan import Allocation
 from hetctl.model.profile import PreprocessPoint
 from hetctl.perf.preprocessing import preprocessors_needed
 from hetctl.runtime.agent.binding import hide_gpus
-from hetctl.runtime.data.lineup import Lineup, Lockstep, lockstep_on, nodes_of, read_lineup
 from hetctl.runtime.data.loaders import PreprocessorPool
-from hetctl.runtime.data.preprocessors import BatchLayout, Preprocessors
+from hetctl.runtime.data.preprocessors import Preprocessors
+from hetctl.runtime.data.round_inputs import Lockstep, RoundInputs, nodes_of, read_round
 from hetctl.runtime.data.sampler import Chunk, Stream
 from hetctl.runtime.data.sharing.node_folder import folder_of, node_folder
 from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
 from hetctl.runtime.data.sharing.ring_writer import IN_FLIGHT, RingWriter
-from hetctl.runtime.data.sources import WITHOUT_STORE, Array, Source, as_sources
+from hetctl.runtime.data.sources import WITHOUT_STORE, SampleSpec, Source, as_sources
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.worker.context import DATA_SEED
 from hetctl.runtime.worker.user_functions import load_functions
@@ -62,7 +62,7 @@ def main() -> int:
     parser.add_argument("--round", type=int, required=True)
     arguments = parser.parse_args()
     try:
-        lead(read_lineup(arguments.lineups, arguments.round))
+        lead(read_round(arguments.lineups, arguments.round))
     except Exception:
         traceback.print_exc()
         _end_the_others()
@@ -70,25 +70,25 @@ def main() -> int:
     return 0
 
 
-def lead(lineup: Lineup) -> None:
+def lead(inputs: RoundInputs) -> None:
     """Lead a node through a round; return at once for samples that are not shared."""
-    if lineup.ensemble.reads_partitions:
+    if inputs.ensemble.reads_partitions:
         return
-    source = _training_samples(lineup.ensemble)
+    source = _training_samples(inputs.ensemble)
     if isinstance(source, WITHOUT_STORE):
         return
-    nodes = nodes_of(lineup.allocations)
-    count = preprocessors_of_a_node(lineup.allocations, lineup.preprocess, lineup.cores)
+    nodes = nodes_of(inputs.allocations)
+    count = preprocessors_of_a_node(inputs.allocations, inputs.preprocess, inputs.cores)
     with ExitStack() as stack:
         preprocessors = Preprocessors(source, count)
         stack.callback(preprocessors.stop)
         # MPI may try to connect without end, and blocks all Python threads while it does.
-        faulthandler.dump_traceback_later(lineup.timeouts.leaders_s, exit=True)
+        faulthandler.dump_traceback_later(inputs.timeouts.leaders_s, exit=True)
         world = _world(len(nodes))
         node = node_here(nodes, world.Get_rank())
-        folder = stack.enter_context(node_folder(folder_of(lineup.run_key, node)))
-        pool = PreprocessorPool(preprocessors, folder, timeouts=lineup.timeouts)
-        exchange = _opened(world, pool, lockstep_on(lineup, node), len(source))
+        folder = stack.enter_context(node_folder(folder_of(inputs.run_key, node)))
+        pool = PreprocessorPool(preprocessors, folder, timeouts=inputs.timeouts)
+        exchange = _opened(world, pool, inputs.lockstep_on(node), len(source))
         faulthandler.cancel_dump_traceback_later()
         chunks = exchange.run()
         print(f"leader {world.Get_rank()} of {world.Get_size()}: {chunks} chunks")
@@ -147,13 +147,13 @@ def _world(nodes: int) -> Any:
 
 def _opened(world: Any, pool: PreprocessorPool, lockstep: Lockstep, samples: int) -> Exchange:
     stream = Stream(samples, lockstep.chunk, lockstep.seed)
-    layout, sample = pool.preprocessors.layout, pool.preprocessors.sample
-    _check_that_all_have_the_same(world, (stream, layout, *map(_checksum, sample)))
+    spec, sample = pool.preprocessors.spec, pool.preprocessors.sample
+    _check_that_all_have_the_same(world, (stream, spec, *(zlib.crc32(part.tobytes()) for part in sample)))
     own = NodeStream(samples, lockstep.chunk, lockstep.seed, node=world.Get_rank(), nodes=world.Get_size())
     pool.ring(lockstep.name, lockstep.readers, stream, lockstep.largest).close()
     writer = RingWriter(pool.folder / lockstep.name)
     return Exchange(
-        *(world, pool.own_ring(own), writer, stream, layout, pool.preprocessors.check),
+        *(world, pool.own_ring(own), writer, stream, spec, pool.preprocessors.check),
         # Less than the trainers wait for a batch: they need time to go on alone.
         stall_s=pool.timeouts.samples_s / 2,
     )
@@ -175,10 +175,6 @@ def _check_that_all_have_the_same(world: Any, data: object) -> None:
             )
 
 
-def _checksum(array: Array) -> int:
-    return zlib.crc32(array.tobytes())
-
-
 def _end_the_others() -> None:
     """End the leaders of other nodes, which would otherwise wait for this one without end."""
     mpi = sys.modules.get("mpi4py.MPI")
@@ -198,13 +194,6 @@ class NodeStream(Stream):
     def at(self, position: int) -> Chunk:
         """Return the chunk at a position of the node's own chunks."""
         return super().at(position * self.nodes + self.node)
-
-
-@dataclass(frozen=True)
-class _Flight:
-    position: int
-    size: int
-    request: Any
 
 
 class Exchange:
@@ -232,7 +221,7 @@ class Exchange:
         outbox: Ring,
         writer: RingWriter,
         stream: Stream,
-        layout: BatchLayout,
+        spec: SampleSpec,
         watch: Callable[[], None],
         stall_s: float,
     ) -> None:
@@ -242,8 +231,8 @@ class Exchange:
         self._rank, self._ranks = int(comm.Get_rank()), int(comm.Get_size())
         self._outbox, self._ring_writer, self._watch = outbox, writer, watch
         self._stall_s = stall_s
-        self._stream, self._layout = stream, layout
-        self._in_flight: deque[_Flight] = deque()
+        self._stream, self._spec = stream, spec
+        self._in_flight: deque[tuple[int, int, Any]] = deque()
         self._position = 0
         self._size = self._next_size()
         self._end_barrier: Any = None
@@ -274,9 +263,9 @@ class Exchange:
         """Publish the chunks that have arrived, in order."""
         before = len(self._in_flight)
         # Test() also drives the transfer: without calls into MPI, most implementations make no progress.
-        while self._in_flight and self._in_flight[0].request.Test():
-            flight = self._in_flight.popleft()
-            self._ring_writer.publish(flight.position, flight.size)
+        while self._in_flight and self._in_flight[0][-1].Test():
+            position, size, _ = self._in_flight.popleft()
+            self._ring_writer.publish(position, size)
             self._moved_at = time.monotonic()
         return len(self._in_flight) < before
 
@@ -304,13 +293,13 @@ class Exchange:
 
     def _send(self, buffer: Bytes) -> None:
         request = self._data.Ibcast(buffer[: self._size], root=self._position % self._ranks)
-        self._in_flight.append(_Flight(self._position, self._size, request))
+        self._in_flight.append((self._position, self._size, request))
         self._position += 1
         self._size = self._next_size()
         self._moved_at = time.monotonic()
 
     def _next_size(self) -> int:
-        return self._layout.bytes_of(len(self._stream.at(self._position).numbers))
+        return self._spec.slot_bytes(len(self._stream.at(self._position).numbers))
 
     def _drain(self) -> None:
         """Post the positions that others have posted already, with any content: no process reads them."""

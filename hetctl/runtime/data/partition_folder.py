@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import IO
 
 from hetctl.model.errors import BadInputError
 from hetctl.model.hops import MANIFEST_FILE, PARTITION_FILE, PartitionFile, PartitionManifest
@@ -63,8 +62,11 @@ def is_whole(file: Path, partition: PartitionFile) -> bool:
     """Return true if a file has the length and the digest of a partition."""
     if not file.is_file() or file.stat().st_size != partition.bytes:
         return False
+    digest = hashlib.sha256()
     with file.open("rb") as content:
-        return sha256_of(content) == partition.sha256
+        while block := content.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest() == partition.sha256
 
 
 def partition_path(folder: Path, number: int) -> Path:
@@ -78,11 +80,3 @@ def path_on_node(path: str) -> Path:
     Environment variables are those of this node, such as that of a job's folder on its own disk.
     """
     return Path(os.path.expandvars(path))
-
-
-def sha256_of(file: IO[bytes]) -> str:
-    """Return the digest of what is left of a file, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    while block := file.read(BLOCK_BYTES):
-        digest.update(block)
-    return digest.hexdigest()

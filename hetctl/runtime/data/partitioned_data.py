@@ -104,10 +104,10 @@ class PartitionLoader(StreamLoader):
         if not self._is_settled:
             self._settle()
         chunk, sizes = self._running.at(self._position), self._running.split
-        draw = self.accesses.draw(sizes, parts_of(chunk.stop - chunk.start, sizes))
-        for change in draw.changes:
-            self._land(change.transfer) if change.has_landed else self._send(change.transfer)
-        own = draw.samples[self._stream.rank]
+        samples, changes = self.accesses.draw(sizes, parts_of(chunk.stop - chunk.start, sizes))
+        for transfer, has_landed in changes:
+            self._land(transfer) if has_landed else self._send(transfer)
+        own = samples[self._stream.rank]
         return self._held.take(own) if len(own) else self.sample, replace(chunk, numbers=own)
 
     def _settle(self) -> None:
@@ -280,7 +280,9 @@ class PartitionedData:
         wanted = sorted(set.union(*found)) if partial else range(self.settings.count)
         homes = homes_of(found, wanted, self.settings.described)
         if all(here.issuperset(wanted) for here in found):
-            return self._open_all(rank_info, member)
+            everything, held_out = self._all
+            streams = streams_of(member, len(everything), len(held_out), rank_info.rank, rank_info.size)
+            return ArrayLoader(everything, streams[0]), ArrayLoader(held_out, streams[1])
         own = [number for number, home in zip(wanted, homes, strict=True) if home == rank_info.rank]
         training = joined(self.training[number] for number in own)
         sizes = all_gather(group, {str(number): len(self.training[number]) for number in own})
@@ -292,12 +294,6 @@ class PartitionedData:
         exchange = SampleExchange(group, rank_info, training.spec, interfaces, timeouts)
         loader = PartitionLoader(stream, (training.x, training.y), accesses, exchange)
         return loader, ArrayLoader(validation, Stream(len(validation), member.rows_evaluated, UNSHUFFLED))
-
-    def _open_all(self, rank_info: RankInfo, member: Member) -> tuple[Loader, Loader]:
-        """Return loaders of a rank that has all samples."""
-        training, validation = self._all
-        stream, held_out = streams_of(member, len(training), len(validation), rank_info.rank, rank_info.size)
-        return ArrayLoader(training, stream), ArrayLoader(validation, held_out)
 
     @cached_property
     def _all(self) -> tuple[ArraySource, ArraySource]:

@@ -5,18 +5,15 @@ from __future__ import annotations
 import signal
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import numpy as np
-
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data.sampler import Numbers, Order, Stream, sample_rng
-from hetctl.runtime.data.sharing.ring import Bytes, Ring, RingTimeoutError
+from hetctl.runtime.data.sharing.ring import Ring, RingTimeoutError
 from hetctl.runtime.data.sources import Array, SampleSource, SampleSpec
 from hetctl.storage.processes import die_with_parent
 
@@ -24,40 +21,6 @@ CLAIM_S = 0.25
 """Seconds after which an idle preprocessor checks whether it has to fill another ring."""
 FILE_SYSTEM = "check whether the file system of the data responds"
 """Hint for errors after a timeout."""
-LINE = 64
-"""Alignment in bytes: arrays that begin at a multiple of it can be passed to frameworks without a copy."""
-
-
-@dataclass(frozen=True)
-class BatchLayout:
-    """Layout of the samples of a chunk in a slot: all x, then all y.
-
-    Parameters
-    ----------
-    spec : SampleSpec
-        Specification of samples after the random part.
-    """
-
-    spec: SampleSpec
-
-    def bytes_of(self, samples: int) -> int:
-        """Return the number of bytes of `samples` samples."""
-        return self._y_start(samples) + samples * self._size(self.spec.y_shape, self.spec.y_dtype)
-
-    def views(self, slot: Bytes, samples: int) -> tuple[Array, Array]:
-        """Return the x and the y in a slot, in place."""
-        spec, y_start = self.spec, self._y_start(samples)
-        x_bytes = samples * self._size(spec.x_shape, spec.x_dtype)
-        x = slot[:x_bytes].view(spec.x_dtype).reshape(samples, *spec.x_shape)
-        y = slot[y_start : self.bytes_of(samples)].view(spec.y_dtype).reshape(samples, *spec.y_shape)
-        return x, y
-
-    def _y_start(self, samples: int) -> int:
-        return -(-samples * self._size(self.spec.x_shape, self.spec.x_dtype) // LINE) * LINE
-
-    @staticmethod
-    def _size(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-        return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
 def first_batch(source: SampleSource) -> tuple[Array, Array]:
@@ -75,15 +38,15 @@ class Preprocessors:
     ----------
     sample : tuple of arrays
         A batch with the first sample.
-    layout : BatchLayout
-        Layout of chunks.
+    spec : SampleSpec
+        Specification of samples after the random part.
     """
 
     def __init__(self, source: SampleSource, count: int) -> None:
         self._source = source
         self.sample = first_batch(source)
         x, y = self.sample
-        self.layout = BatchLayout(SampleSpec.of(x[0, ...], y[0, ...], "sample 0"))
+        self.spec = SampleSpec.of(x[0, ...], y[0, ...], "sample 0")
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         # Forked rather than spawned: the source is not pickled, and its memory pages are shared.
@@ -92,7 +55,7 @@ class Preprocessors:
             parent_end, child_end = context.Pipe()
             # multiprocessing ends daemons at the parent's exit; a parent that is killed has none.
             ends = die_with_parent(signal.SIGKILL)
-            process = context.Process(target=_serve, args=(source, self.layout, child_end, ends), daemon=True)
+            process = context.Process(target=_serve, args=(source, self.spec, child_end, ends), daemon=True)
             process.start()
             # recv() raises EOFError after the child's death only if no copy of its end is open here.
             child_end.close()
@@ -145,7 +108,7 @@ class Preprocessors:
 
     def make(self, numbers: Numbers, order: Order) -> tuple[Array, Array]:
         """Prepare samples in this process, exactly as the others would."""
-        x, y = self.layout.spec.empty(len(numbers))
+        x, y = self.spec.empty(len(numbers))
         try:
             _write(x, y, numbers, order, self._source)
         except Exception as error:
@@ -173,7 +136,7 @@ class Preprocessors:
 
 
 def _serve(
-    source: SampleSource, layout: BatchLayout, pipe: Connection, end_with_parent: Callable[[], None]
+    source: SampleSource, spec: SampleSpec, pipe: Connection, end_with_parent: Callable[[], None]
 ) -> None:
     """Prepare one stream after another; send errors to the parent."""
     end_with_parent()
@@ -185,20 +148,18 @@ def _serve(
         try:
             with Ring(path) as ring:
                 pipe.send(None)
-                _fill(_claims(ring, pipe), ring, stream, source, layout)
+                _fill(_claims(ring, pipe), ring, stream, source, spec)
         except Exception as error:
             traceback.print_exc()
             pipe.send(_refusal(error))
 
 
-def _fill(
-    claims: Iterator[int], ring: Ring, stream: Stream, source: SampleSource, layout: BatchLayout
-) -> None:
+def _fill(claims: Iterator[int], ring: Ring, stream: Stream, source: SampleSource, spec: SampleSpec) -> None:
     for position in claims:
         chunk = stream.at(position)
-        x, y = layout.views(ring.buffer(position), len(chunk.numbers))
+        x, y = spec.slot_views(ring.buffer(position), len(chunk.numbers))
         _write(x, y, chunk.numbers, chunk.order, source)
-        ring.publish(position, layout.bytes_of(len(chunk.numbers)))
+        ring.publish(position, spec.slot_bytes(len(chunk.numbers)))
 
 
 def _claims(ring: Ring, pipe: Connection) -> Iterator[int]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -51,28 +52,15 @@ class Transfer:
     due: int
 
 
-@dataclass(frozen=True)
-class TransferChange:
-    """Beginning of a transfer or, if `has_landed`, its end: from then on the target holds the samples."""
-
-    transfer: Transfer
-    has_landed: bool
+Changes = tuple[tuple[Transfer, bool], ...]
+"""Transfers that begin and, if the flag is true, that end: from then on the target holds the samples."""
 
 
-@dataclass(frozen=True)
-class Draw:
-    """Samples of a step, and the transfers before it.
-
-    Parameters
-    ----------
-    samples : tuple of array
-        Numbers of the samples that each worker trains.
-    changes : tuple of TransferChange
-        Transfers that begin or end, in their order: samples may move on as soon as they have arrived.
-    """
+class Draw(NamedTuple):
+    """Samples of a step by worker, and the transfers before it, in their order."""
 
     samples: tuple[Numbers, ...]
-    changes: tuple[TransferChange, ...]
+    changes: Changes
 
 
 class SampleAccesses:
@@ -213,7 +201,7 @@ class SampleAccesses:
         order: Numbers = own[np.lexsort((-place if last_first else place, accesses))]
         return order
 
-    def _migrate(self, sizes: Sequence[int]) -> tuple[TransferChange, ...]:
+    def _migrate(self, sizes: Sequence[int]) -> Changes:
         """Begin a migration in the background if the mean accesses of two workers differ by `GAP`."""
         if self.pending:
             return ()
@@ -240,15 +228,15 @@ class SampleAccesses:
         samples = min(above[target], free[source])
         return Migration(source, target, samples) if samples > 0 else None
 
-    def _begin(self, migration: Migration, due: int) -> tuple[TransferChange, ...]:
+    def _begin(self, migration: Migration, due: int) -> Changes:
         source, target, count = migration.source, migration.target, migration.samples
         samples = self._order(source, last_first=True)[:count]
         transfer = Transfer(self._transfers, source, target, samples, due)
         self._transfers += 1
         self.pending += (transfer,)
-        return (TransferChange(transfer, has_landed=False),)
+        return ((transfer, False),)
 
-    def _land(self, transfers: Iterable[Transfer]) -> tuple[TransferChange, ...]:
+    def _land(self, transfers: Iterable[Transfer]) -> Changes:
         """Let the targets hold the samples."""
         landed = tuple(transfers)
         for transfer in landed:
@@ -256,7 +244,7 @@ class SampleAccesses:
         if landed:
             self.pending = tuple(transfer for transfer in self.pending if transfer not in landed)
             self._recount()
-        return tuple(TransferChange(transfer, has_landed=True) for transfer in landed)
+        return tuple((transfer, True) for transfer in landed)
 
 
 def most_accessed(state: Mapping[str, Numbers], count: int) -> Numbers:

@@ -289,7 +289,7 @@ class ShardReader:
             self._read = start
         self._kept.extend(islice(self._samples, max(0, stop - self._read)))
         self._read = max(self._read, stop)
-        while len(self._kept) > kept:
+        while len(self._kept) > max(kept, self._read - start):
             self._kept.popleft()
         first = self._read - len(self._kept)
         return list(islice(self._kept, start - first, stop - first))

@@ -24,6 +24,8 @@ HINT = (
     "Collated(dataset, collate_fn) or Shards(shards, read, samples) of hetctl.samples"
 )
 
+LINE = 64
+"""Alignment in bytes: arrays that begin at a multiple of it can be passed to frameworks without a copy."""
 USELESS_LENGTHS = {0: "no samples", -1: "no end", -2: "an unknown length"}
 """Descriptions of unusable results of ``tf.data.Dataset.cardinality``."""
 
@@ -59,10 +61,19 @@ class SampleSpec:
         """Type of an aligned record with the two as fields ``x`` and ``y``."""
         return np.dtype([("x", self.x_dtype, self.x_shape), ("y", self.y_dtype, self.y_shape)], align=True)
 
-    @property
-    def record_bytes(self) -> int:
-        """Size of a record in bytes."""
-        return self.record.itemsize
+    def slot_bytes(self, samples: int) -> int:
+        """Return the size of the slot of a ring that has all x of so many samples, and then all y."""
+        return self._y_start(samples) + samples * np.dtype((self.y_dtype, self.y_shape)).itemsize
+
+    def slot_views(self, slot: npt.NDArray[np.uint8], samples: int) -> tuple[Array, Array]:
+        """Return the x and the y in such a slot, in place."""
+        return (
+            np.ndarray((samples, *self.x_shape), self.x_dtype, slot.data),
+            np.ndarray((samples, *self.y_shape), self.y_dtype, slot.data, self._y_start(samples)),
+        )
+
+    def _y_start(self, samples: int) -> int:
+        return -(-samples * np.dtype((self.x_dtype, self.x_shape)).itemsize // LINE) * LINE
 
     def empty(self, samples: int) -> tuple[Array, Array]:
         """Return arrays x and y for the values of so many samples."""
@@ -128,7 +139,12 @@ def as_sources(data: Any) -> tuple[Source, Source]:
         )
     training, validation = as_source(data[0], "training"), as_source(data[1], "validation")
     if isinstance(training, ImageSource) and isinstance(validation, ImageSource):
-        _check_classes(training, validation)
+        differing = sorted(set(training.classes) ^ set(validation.classes))
+        if differing:
+            raise BadInputError(
+                f"the ImageFolders of training and validation have different classes: {', '.join(differing)}",
+                "labels are positions among the sub-folders: make an empty one where there are no images",
+            )
     return training, validation
 
 
@@ -275,17 +291,13 @@ def _of_arrays(value: Any, name: str) -> ArraySource:
 
 def _inputs_of(part: Any, place: str) -> Any:
     if isinstance(part, Mapping):
-        _check_rows(part, place)
+        for key, array in part.items():
+            if not _has_rows(array):
+                raise BadInputError(
+                    f"{key} of {place} is {type(array).__name__}", "return arrays with a row a sample"
+                )
         return NamedArrays({key: _indexable(array) for key, array in part.items()}, place)
     return _indexable(part)
-
-
-def _check_rows(arrays: Mapping[Any, Any], place: str) -> None:
-    for key, array in arrays.items():
-        if not _has_rows(array):
-            raise BadInputError(
-                f"{key} of {place} is {type(array).__name__}", "return arrays with a row a sample"
-            )
 
 
 def _indexable(part: Any) -> Any:
@@ -353,15 +365,6 @@ ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], Source]], ...]
     (_is_pair, _of_arrays),
     (_is_map, MapSource),
 )
-
-
-def _check_classes(training: ImageSource, validation: ImageSource) -> None:
-    if training.classes != validation.classes:
-        differing = sorted(set(training.classes) ^ set(validation.classes))
-        raise BadInputError(
-            f"the ImageFolders of training and validation have different classes: {', '.join(differing)}",
-            "labels are positions among the sub-folders: make an empty one where there are no images",
-        )
 
 
 PACKAGES = frozenset({"h5py", "zarr"})

@@ -7,6 +7,7 @@ in memory, and each begins at a multiple of `ALIGNMENT`.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -73,7 +74,8 @@ def write(folder: Path, name: str, arrays: Arrays, state: TrainingState) -> int:
         If there is no room for it.
     """
     rows = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-    header = _packed(_described(rows, state))
+    header = json.dumps(encode(_described(rows, state))).encode()
+    header = MAGIC + LENGTH.pack(len(header)) + header
     # The dot keeps other nodes from getting an incomplete file.
     temporary = folder / f".{name}.tmp"
     try:
@@ -107,7 +109,12 @@ def read(folder: Path, name: str) -> tuple[dict[str, npt.NDArray[Any]], Training
     header, start = _unpacked(content, name)
     if len(content) < start + header.bytes:
         raise ValueError(f"state {name} has {len(content)} bytes of {start + header.bytes}")
-    return {array.name: _mapped(content, start, array) for array in header.arrays}, header.state
+    arrays = {}
+    for array in header.arrays:
+        dtype, begin = np.dtype(array.dtype), start + array.offset
+        size_bytes = math.prod(array.shape) * dtype.itemsize
+        arrays[array.name] = content[begin : begin + size_bytes].view(dtype).reshape(array.shape)
+    return arrays, header.state
 
 
 def _described(arrays: Mapping[str, npt.NDArray[Any]], state: TrainingState) -> StateHeader:
@@ -119,12 +126,6 @@ def _described(arrays: Mapping[str, npt.NDArray[Any]], state: TrainingState) -> 
     return StateHeader(state, tuple(stored), end)
 
 
-def _packed(header: StateHeader) -> bytes:
-    """Return the bytes before the first array."""
-    text = json.dumps(encode(header)).encode()
-    return MAGIC + LENGTH.pack(len(text)) + text
-
-
 def _unpacked(content: npt.NDArray[np.uint8], name: str) -> tuple[StateHeader, int]:
     begin = len(MAGIC) + LENGTH.size
     if content[: len(MAGIC)].tobytes() != MAGIC or len(content) < begin:
@@ -132,14 +133,6 @@ def _unpacked(content: npt.NDArray[np.uint8], name: str) -> tuple[StateHeader, i
     (length,) = LENGTH.unpack(content[len(MAGIC) : begin].tobytes())
     header = parse(StateHeader, content[begin : begin + length].tobytes())
     return header, _aligned(begin + length)
-
-
-def _mapped(content: npt.NDArray[np.uint8], start: int, array: StoredArray) -> npt.NDArray[Any]:
-    dtype = np.dtype(array.dtype)
-    count = int(np.prod(array.shape, dtype=np.int64))
-    begin = start + array.offset
-    mapped = content[begin : begin + count * dtype.itemsize].view(dtype)
-    return mapped.reshape(array.shape)
 
 
 def _aligned(position: int) -> int:

@@ -17,7 +17,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.site import Site
 from hetctl.model.training_settings import OFF
 from hetctl.perf.rate_extrapolation import rate_on
-from hetctl.runtime.data.lineup import InputShare, Lineup, nodes_of, shares_of, write_lineup
+from hetctl.runtime.data.round_inputs import InputShare, RoundInputs, append_round, nodes_of
 from hetctl.runtime.data.sharing.node_folder import run_key
 from hetctl.runtime.driver.classify_exit import DESCRIPTIONS, exit_reason_of, with_peak
 from hetctl.runtime.driver.launched_steps import EndedStep, StepPool
@@ -98,12 +98,12 @@ class Rounds:
             shares = {member.name: (InputShare(),) for member in members}
         else:
             self._begin(command)
-            lineup = self._lineup(command.round, allocations, members)
+            inputs = self._inputs(command.round, allocations, members)
             try:
-                self.exchanges.start(lineup)
+                self.exchanges.start(inputs)
             except OSError as error:
                 self.on_failure(error)
-            shares = shares_of(lineup)
+            shares = inputs.shares
         launched = (
             self._launch(command.round, task, member, shares[member.name])
             for task, member in zip(command.tasks, members, strict=True)
@@ -156,8 +156,10 @@ class Rounds:
             fault=reason in MEMBER_FAULTS,
         )
 
-    def _lineup(self, index: int, allocations: Sequence[Allocation], members: Sequence[Member]) -> Lineup:
-        return Lineup(
+    def _inputs(
+        self, index: int, allocations: Sequence[Allocation], members: Sequence[Member]
+    ) -> RoundInputs:
+        return RoundInputs(
             run=self.spec.run,
             run_key=run_key(self.spec.run, self.spec.checkpoints),
             index=index,
@@ -294,15 +296,15 @@ class Exchanges:
         several = len(nodes_of(allocations)) > 1
         return sharing == LOCKSTEP and several and self._start_leaders is not None
 
-    def start(self, lineup: Lineup) -> None:
+    def start(self, inputs: RoundInputs) -> None:
         """Start the leaders of a round, if it needs any; OSError if they cannot be started."""
-        if not lineup.has_leaders or self._start_leaders is None:
+        if not inputs.has_leaders or self._start_leaders is None:
             return
-        write_lineup(self._files.lineups, lineup)
-        arguments = (str(self._files.lineups), "--round", str(lineup.index))
+        append_round(self._files.lineups, inputs)
+        arguments = (str(self._files.lineups), "--round", str(inputs.index))
         command = (sys.executable, "-m", "hetctl.runtime.data.node_exchange", *arguments)
-        name = f"exchange of round {lineup.index}"
-        step = self._start_leaders(self._site, name, nodes_of(lineup.allocations), command)
+        name = f"exchange of round {inputs.index}"
+        step = self._start_leaders(self._site, name, nodes_of(inputs.allocations), command)
         self._steps.launch(step, self._files.exchange_log)
 
     def reap(self) -> None:

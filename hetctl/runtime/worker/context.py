@@ -15,9 +15,9 @@ from hetctl.model.site import ANY_INTERFACES, HEARTBEAT_EVERY_S, USUAL_TIMEOUTS,
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
-from hetctl.runtime.data.lineup import InputShare
 from hetctl.runtime.data.loaders import Loader, Samples
 from hetctl.runtime.data.partitioned_data import PartitionedData, load_partitions
+from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import Framework, TrainableNetwork, load_framework

@@ -14,7 +14,7 @@ from hetctl.model.run import NONE
 from hetctl.model.serialization import encode
 from hetctl.model.site import ANY_INTERFACES, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
 from hetctl.model.training_settings import BalanceSettings
-from hetctl.runtime.data.lineup import InputShare
+from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.transport import Address
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.storage.atomic_io import write_json

@@ -16,9 +16,9 @@ from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import OFF
 from hetctl.runtime.data.batches import Batches, StepBalancer, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
-from hetctl.runtime.data.lineup import InputShare
 from hetctl.runtime.data.loaders import ArrayLoader, Samples
 from hetctl.runtime.data.partitioned_data import PartitionLoader
+from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.data.sample_accesses import SampleAccesses, Transfer, most_accessed
 from hetctl.runtime.data.sampler import Order, epoch_order
 from hetctl.runtime.data.sharing.node_folder import folder_of

@@ -2,41 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import ExitStack
 from multiprocessing import get_context
 
 import numpy as np
 import pytest
+from numbered_samples import NumberedSamples, check_samples
 
+from hetctl.model.errors import BadInputError
 from hetctl.model.run import CACHED, NONE
 from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import ArrayLoader
-from hetctl.runtime.data.sampler import UNSHUFFLED, Stream, epoch_order, sample_rng
+from hetctl.runtime.data.sampler import UNSHUFFLED, Stream, epoch_order
 from hetctl.runtime.data.sharing import node_folder, store
-from hetctl.runtime.data.sources import MapSource, as_source
+from hetctl.runtime.data.sources import as_source
 
 SAMPLES = 40
-
-
-class Counted(MapSource):
-    """Samples whose preparations are recorded in a file; the random part adds a fraction."""
-
-    def __init__(self, log, samples=SAMPLES):
-        self.log, self.samples = log, samples
-        super().__init__(self, "training")
-
-    def __len__(self):
-        return self.samples
-
-    def _read(self, number):
-        descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.write(descriptor, f"{number}\n".encode())
-        os.close(descriptor)
-        return np.full(8, number, np.float32), np.int64(number)
-
-    def augment(self, x, rng, out=None):
-        return np.add(x, np.float32(rng.random()), out=out)
 
 
 @pytest.fixture(autouse=True)
@@ -59,35 +40,21 @@ def trained(source, seed, mode, preprocessors=1, epochs=2):
         ]
 
 
-def expected(seed, epoch):
-    order = epoch_order(SAMPLES, seed, epoch)
-    fractions = [np.float32(sample_rng(seed, epoch, number).random()) for number in order.tolist()]
-    return np.repeat((order.astype(np.float32) + np.array(fractions, np.float32))[:, None], 8, axis=1), order
-
-
 def check(seen, seed):
     for epoch, (x, y) in enumerate(seen, start=1):
-        wanted_x, wanted_y = expected(seed, epoch)
-        assert np.array_equal(x, wanted_x)
-        assert np.array_equal(y, wanted_y)
-
-
-def prepared(log):
-    """Return how often each sample was prepared, except the first, which determines the layout."""
-    numbers = np.array(log.read_text().split(), int)
-    return np.bincount(numbers, minlength=SAMPLES)[1:].tolist()
+        check_samples(x, y, epoch_order(SAMPLES, seed, epoch), seed, epoch)
 
 
 @pytest.mark.parametrize("mode", [NONE, CACHED])
 def test_members_see_their_own_orders_whether_they_share_or_not(tmp_path, mode):
     for seed in (3, 4):
-        check(trained(Counted(tmp_path / "log"), seed, mode, preprocessors=2), seed)
+        check(trained(NumberedSamples(SAMPLES, tmp_path / "log"), seed, mode, preprocessors=2), seed)
 
 
 def member(log, seed, mode, barrier, results):
     with node_folder.node_folder("run"):  # as long as anybody trains
         barrier.wait()
-        results.put((seed, trained(Counted(log), seed, mode, preprocessors=2)))
+        results.put((seed, trained(NumberedSamples(SAMPLES, log), seed, mode, preprocessors=2)))
         barrier.wait()
 
 
@@ -103,15 +70,20 @@ def test_samples_prepared_by_one_member_serve_all(tmp_path, memory, mode):
         check(seen, seed)
     for process in members:
         process.join()
-    assert set(prepared(log)) == {1} if mode == CACHED else min(prepared(log)) >= 8
+    counts = NumberedSamples(SAMPLES, log).prepared()
+    assert set(counts) == {1} if mode == CACHED else min(counts) >= 8
     assert list(memory.glob("hetctl-*/*")) == []
 
 
 def test_members_prepare_their_own_samples_if_space_is_short(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(store, "_free_bytes", lambda _folder: 100)
-    check(trained(Counted(tmp_path / "log"), 3, CACHED), 3)
-    assert min(prepared(tmp_path / "log")) >= 2
-    assert "samples are not shared: the prepared samples need" in capfd.readouterr().err
+    def full(*_):
+        raise BadInputError("there is no room")
+
+    monkeypatch.setattr(store, "map_whole", full)
+    source = NumberedSamples(SAMPLES, tmp_path / "log")
+    check(trained(source, 3, CACHED), 3)
+    assert min(source.prepared()) >= 2
+    assert "samples are not shared: there is no room" in capfd.readouterr().err
 
 
 def test_arrays_take_nothing_of_the_node(memory):
@@ -125,7 +97,7 @@ def test_arrays_take_nothing_of_the_node(memory):
 @pytest.mark.usefixtures("memory")
 @pytest.mark.parametrize("mode", [NONE, CACHED])
 def test_validation_samples_are_equal_in_every_evaluation(tmp_path, mode):
-    source = Counted(tmp_path / "log")
+    source = NumberedSamples(SAMPLES, tmp_path / "log")
     with ExitStack() as stack:
         loader = open_validation(source, Sharing(mode, "run", 1), stack)(Stream(SAMPLES, 16, UNSHUFFLED))
         stack.callback(loader.close)

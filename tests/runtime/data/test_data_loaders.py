@@ -9,36 +9,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numbered_samples import NumberedSamples, check_samples
 
 from hetctl.model.errors import BadInputError, HetctlError
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.loaders import ArrayLoader, LoaderWaits, PreprocessorPool, RingLoader, slots_of
 from hetctl.runtime.data.preprocessors import Preprocessors
-from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
-from hetctl.runtime.data.sources import ArraySource, MapSource
+from hetctl.runtime.data.sampler import Stream, epoch_order
+from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.worker.group import Group
 
 SEED = 7
-
-
-class Squares(MapSource):
-    """Ten samples; the random part adds a fraction, and turns them into other numbers."""
-
-    def __init__(self, samples=10, bad=None):
-        self.samples, self.bad = samples, bad
-        super().__init__(self, "training")
-
-    def __len__(self):
-        return self.samples
-
-    def _read(self, number):
-        if number == self.bad:
-            raise ValueError(f"sample {number} is rotten")
-        return np.full((2, 3), number, np.uint8), np.int64(number**2)
-
-    def augment(self, x, rng, out=None):
-        return np.add(x, np.float32(rng.random()), out=out)
 
 
 @pytest.fixture
@@ -63,16 +45,12 @@ def copied(batches):
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_batches_are_those_that_one_process_would_prepare(loader_of, count, tmp_path):
-    loader = loader_of(Squares(), count=count)
+    loader = loader_of(NumberedSamples(10), count=count)
     for epoch in (1, 2, 3):
         batches = copied(loader.batches(epoch, 0))
-        order = epoch_order(10, SEED, epoch)
         assert [(chunk.start, chunk.stop) for *_, chunk in batches] == [(0, 4), (4, 8), (8, 10)]
-        assert np.concatenate([y for _, y, _ in batches]).tolist() == (order**2).tolist()
-        for x, _, chunk in batches:
-            for sample, number in zip(x, chunk.numbers, strict=True):
-                expected = number + np.float32(sample_rng(SEED, epoch, number).random())
-                assert np.array_equal(sample, np.full((2, 3), expected, np.float32))
+        x, y = (np.concatenate(parts) for parts in list(zip(*batches, strict=True))[:2])
+        check_samples(x, y, epoch_order(10, SEED, epoch), SEED, epoch)
     assert list(tmp_path.iterdir()) == []  # nothing is left behind, even if we are killed now
 
 
@@ -85,7 +63,7 @@ CHANGES = {
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("samples", [100, 87])
 def test_changing_sizes_give_the_samples_of_one_process(loader_of, changes, samples):
-    source = Squares(samples)
+    source = NumberedSamples(samples)
     ranks = [loader_of(source, chunk=20, rank=rank, ranks=2) for rank in range(2)]
     step = 0
     for epoch in (1, 2):
@@ -105,15 +83,12 @@ def test_changing_sizes_give_the_samples_of_one_process(loader_of, changes, samp
             # A rank without samples has an example batch.
             held = [(part, len(chunk.numbers)) for part, chunk in ((one, first), (other, second))]
             x_of_both, y_of_both = (np.concatenate([p[i][:count] for p, count in held]) for i in (0, 1))
-            for x, y, number in zip(x_of_both, y_of_both, numbers, strict=True):
-                expected = number + np.float32(sample_rng(SEED, epoch, number).random())
-                assert np.array_equal(x, np.full((2, 3), expected, np.float32))
-                assert y == number**2
+            check_samples(x_of_both, y_of_both, numbers, SEED, epoch)
         assert [next(part, None) for part in parts] == [None, None]
 
 
 def test_small_changes_keep_what_preprocessors_have_prepared(loader_of):
-    loader = loader_of(Squares(100), chunk=20, rank=0, ranks=2)
+    loader = loader_of(NumberedSamples(100), chunk=20, rank=0, ranks=2)
     parts = loader.batches(1, 0)
     next(parts)
     ring = loader._ring
@@ -131,7 +106,7 @@ def test_small_changes_keep_what_preprocessors_have_prepared(loader_of):
 
 def test_a_moved_sample_that_cannot_be_prepared_ends_training(loader_of):
     bad = int(epoch_order(80, SEED, 1)[40 + 38])
-    loader = loader_of(Squares(80, bad=bad), chunk=40, rank=0, ranks=2)
+    loader = loader_of(NumberedSamples(80, bad=bad), chunk=40, rank=0, ranks=2)
     loader.split((30, 10))
     parts = loader.batches(1, 0)
     next(parts)
@@ -141,13 +116,13 @@ def test_a_moved_sample_that_cannot_be_prepared_ends_training(loader_of):
 
 
 def test_an_interrupted_epoch_continues_in_its_middle(loader_of):
-    whole = copied(loader_of(Squares()).batches(2, 0))
-    rest = copied(loader_of(Squares()).batches(2, 4))
+    whole = copied(loader_of(NumberedSamples(10)).batches(2, 0))
+    rest = copied(loader_of(NumberedSamples(10)).batches(2, 4))
     assert [x.tolist() for x, *_ in rest] == [x.tolist() for x, *_ in whole[1:]]
 
 
 def test_a_loader_restarts_at_the_position_of_training(loader_of):
-    loader = loader_of(Squares())
+    loader = loader_of(NumberedSamples(10))
     first = copied(loader.batches(1, 0))
     copied(loader.batches(2, 0))
     again = copied(loader.batches(1, 4))
@@ -155,22 +130,20 @@ def test_a_loader_restarts_at_the_position_of_training(loader_of):
 
 
 def test_preprocessors_go_on_from_epoch_to_epoch(loader_of):
-    loader, rings = loader_of(Squares()), set()
+    loader, rings = loader_of(NumberedSamples(10)), set()
     for epoch in (1, 2, 3):
         batches = Batches(loader, epoch, 0, Group(), lambda: False)
-        assert [y for _, part in batches for y in part.tolist()] == (
-            epoch_order(10, SEED, epoch) ** 2
-        ).tolist()
+        assert [y for _, part in batches for y in part.tolist()] == epoch_order(10, SEED, epoch).tolist()
         rings.add(id(loader._ring))
     assert len(rings) == 1
 
 
 def test_a_rank_without_a_share_of_a_batch_gets_one_sample(loader_of):
-    shares = [copied(loader_of(Squares(9), rank=rank, ranks=3).batches(1, 0)) for rank in range(3)]
+    shares = [copied(loader_of(NumberedSamples(9), rank=rank, ranks=3).batches(1, 0)) for rank in range(3)]
     last = [share[-1] for share in shares]
     assert [len(y) for _, y, _ in last] == [1, 1, 1]
     assert [len(chunk.numbers) for *_, chunk in last] == [1, 0, 0]
-    whole = copied(loader_of(Squares(9)).batches(1, 0))
+    whole = copied(loader_of(NumberedSamples(9)).batches(1, 0))
     for index, (x, *_) in enumerate(whole[:-1]):
         assert np.concatenate([share[index][0] for share in shares]).tolist() == x.tolist()
 
@@ -184,7 +157,7 @@ def test_arrays_need_no_preprocessors():
 
 
 def test_an_unpreparable_sample_ends_training_with_its_cause(loader_of, capfd):
-    loader = loader_of(Squares(bad=3))
+    loader = loader_of(NumberedSamples(10, bad=3))
     with pytest.raises(BadInputError, match="ValueError: sample 3 is rotten"):
         copied(loader.batches(1, 0))
     assert "_read" in capfd.readouterr().err
@@ -192,7 +165,7 @@ def test_an_unpreparable_sample_ends_training_with_its_cause(loader_of, capfd):
 
 def test_a_killed_preprocessor_ends_training(loader_of):
     # More samples than are prepared ahead.
-    loader = loader_of(Squares(10_000), count=1, waits=LoaderWaits(check_s=0.05))
+    loader = loader_of(NumberedSamples(10_000), count=1, waits=LoaderWaits(check_s=0.05))
     batches = loader.batches(1, 0)
     next(batches)
     (process,) = loader._pool.preprocessors._processes
@@ -202,7 +175,7 @@ def test_a_killed_preprocessor_ends_training(loader_of):
 
 
 def test_a_preprocessor_that_hangs_is_given_up(loader_of):
-    loader = loader_of(Squares(), count=1, timeouts=Timeouts(samples_s=0.2))
+    loader = loader_of(NumberedSamples(10), count=1, timeouts=Timeouts(samples_s=0.2))
     (process,) = loader._pool.preprocessors._processes
     os.kill(process.pid, signal.SIGSTOP)
     with pytest.raises(HetctlError, match=r"did not answer in 0\.2 s"):
@@ -212,7 +185,7 @@ def test_a_preprocessor_that_hangs_is_given_up(loader_of):
 def test_preprocessors_end_with_their_trainer(tmp_path):
     pid_file = tmp_path / "pid"
     if (trainer := os.fork()) == 0:
-        source = Squares()
+        source = NumberedSamples(10)
         made = Preprocessors(source, 1)
         pid_file.write_text(str(made._processes[0].pid))
         os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,6 @@ from led_round import AHEAD, PATIENCE_S, SAMPLES, LedRound, Rows, orders, wait_u
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.profile import PreprocessPoint
 from hetctl.runtime.data import loaders
-from hetctl.runtime.data.lineup import lockstep_on
 from hetctl.runtime.data.node_exchange import NodeStream, node_here, preprocessors_of_a_node
 from hetctl.runtime.data.preprocessors import Preprocessors
 from hetctl.runtime.data.sampler import Stream
@@ -56,12 +55,12 @@ def test_readers_on_all_nodes_see_samples_that_are_prepared_once(play, tmp_path,
     crew = play(nodes)
     crew.lead()
     crew.start_all(epochs=3)
-    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.lineup, 3))
+    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.inputs, 3))
     code, output = crew.ended()
     assert code == 0, output
     assert list((tmp_path / "memory" / f"hetctl-{os.getuid()}").iterdir()) == []
     # Each node has one preprocessor, which prepares every second, or third, chunk and nothing else.
-    lockstep = lockstep_on(crew.lineup, "n1")
+    lockstep = crew.inputs.lockstep_on("n1")
     shares = {index: [] for index in range(len(nodes))}
     for index in shares:
         stream = NodeStream(SAMPLES, lockstep.chunk, lockstep.seed, node=index, nodes=len(nodes))
@@ -87,7 +86,7 @@ def test_a_slow_reader_holds_all_nodes_back(play):
         lead = max(lead, fast.value - slow.value)
         time.sleep(0.005)
     assert 0 < lead <= 8 * 6  # three slots of the slow node's ring, and what is on its way
-    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.lineup, 2))
+    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.inputs, 2))
     assert crew.ended()[0] == 0
 
 
@@ -107,7 +106,7 @@ def test_a_node_without_readers_does_not_stop_the_others(play, killed):
     epochs = {("n1", 0): 1, ("n2", 0): 4, ("n2", 1): 4, ("n3", 0): 3}
     if killed:
         del epochs["n1", 0]
-    assert crew.seen() == {who: orders(crew.lineup, count) for who, count in epochs.items()}
+    assert crew.seen() == {who: orders(crew.inputs, count) for who, count in epochs.items()}
     assert crew.ended()[0] == 0
 
 
@@ -133,13 +132,13 @@ def test_readers_continue_where_a_lost_leader_ended(play, number, request):
     os.kill(crew.leader(1), number)
     wait_until(lambda: not (exchange_serves(crew.ring("n1")) or exchange_serves(crew.ring("n2"))))
     assert crew.ended()[0] != 0
-    lockstep = lockstep_on(crew.lineup, "n1")
+    lockstep = crew.inputs.lockstep_on("n1")
     alone = Preprocessors(Rows(), 2)
     request.addfinalizer(alone.stop)
     for node in ("n1", "n2"):
         alone.prepare(crew.ring(node), Stream(SAMPLES, lockstep.chunk, lockstep.seed), 1)
         wait_until(lambda: not crew.results.empty())
-    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.lineup, 2))
+    assert crew.seen() == dict.fromkeys(crew.read, orders(crew.inputs, 2))
 
 
 @needs_mpi

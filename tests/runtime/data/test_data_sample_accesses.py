@@ -3,7 +3,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hetctl.runtime.data.sample_accesses import MOST_APART, STEPS_TO_SEND, SampleAccesses
+from hetctl.model.errors import BadInputError
+from hetctl.runtime.data.sample_accesses import (
+    MOST_APART,
+    STEPS_TO_SEND,
+    Migration,
+    SampleAccesses,
+    next_migration,
+)
 
 PAPER = (64, 96, 128, 160, 192)
 """Batches of the paper's five workers, which have two of ten classes each."""
@@ -15,11 +22,11 @@ def partitioned(held, seed=3):
 
 
 def begun(draw):
-    return [change.transfer for change in draw.changes if not change.has_landed]
+    return [transfer for transfer, has_landed in draw.changes if not has_landed]
 
 
 def landed(draw):
-    return [change.transfer for change in draw.changes if change.has_landed]
+    return [transfer for transfer, has_landed in draw.changes if has_landed]
 
 
 def counted(accesses, draws):
@@ -78,10 +85,9 @@ def test_accesses_of_any_two_samples_differ_by_two_at_most(held, sizes, seed):
     draws, holder = [], accesses.home.copy()
     for step_sizes in sizes:
         draws.append(accesses.draw(step_sizes[: len(held)]))
-        for change in draws[-1].changes:
-            transfer = change.transfer
+        for transfer, has_landed in draws[-1].changes:
             assert (holder[transfer.samples] == transfer.source).all()
-            if change.has_landed:
+            if has_landed:
                 holder[transfer.samples] = transfer.target
         for worker, samples in enumerate(draws[-1].samples):
             assert (holder[samples] == worker).all()
@@ -149,3 +155,43 @@ def test_samples_of_an_epoch_begun_otherwise_come_later():
     accesses.begin_after(np.array([1, 4, 7]))
     drawn = [number for _ in range(7) for number in accesses.draw([1]).samples[0].tolist()]
     assert sorted(drawn) == [0, 2, 3, 5, 6, 8, 9]
+
+
+GAP = 2.0
+
+
+def test_nothing_moves_within_the_gap():
+    assert next_migration([100, 100], [100, 300], [10, 30], GAP) is None
+
+
+def test_migration_makes_both_partitions_equally_frequent():
+    assert next_migration([100, 100], [100, 301], [10, 30], GAP) == Migration(source=0, target=1, samples=50)
+
+
+def test_no_partition_is_emptied():
+    assert next_migration([2, 2], [0, 10], [0, 10], GAP) == Migration(0, 1, 1)
+    assert next_migration([1, 3], [0, 30], [0, 10], GAP) is None
+
+
+@pytest.mark.parametrize(("held", "accesses"), [([0, 1], [1, 1]), ([1], [1, 1]), ([], [])])
+def test_numbers_that_cannot_be_are_refused(held, accesses):
+    with pytest.raises(BadInputError):
+        next_migration(held, accesses, [1, 1], GAP)
+
+
+WORKERS = st.lists(
+    st.tuples(st.integers(1, 500), st.integers(0, 5000), st.integers(1, 64)), min_size=1, max_size=6
+)
+
+
+@given(WORKERS)
+def test_a_migration_narrows_the_gap_between_the_two(workers):
+    held, accesses, batches = zip(*workers, strict=True)
+    found = next_migration(held, accesses, batches, GAP)
+    if found is None:
+        return
+    source, target, samples = found.source, found.target, found.samples
+    assert 1 <= samples < held[source]
+    before = batches[target] / held[target] - batches[source] / held[source]
+    after = batches[target] / (held[target] + samples) - batches[source] / (held[source] - samples)
+    assert abs(after) < abs(before)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hetctl.runtime.data.sampler import Stream, epoch_order, parts_of
-from hetctl.runtime.data.shards import ShardPlan
+from hetctl.runtime.data.shards import ShardPlan, ShardReader, Shards, ShardSource
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.data.threaded_loaders import ShardLoader
 
@@ -52,6 +52,21 @@ def test_lanes_read_shards_of_their_own_until_none_is_left():
     plan.take(1, 6)
     assert [(s.shard, s.start, s.stop) for s in plan.take(1, 2)] == [(three, 6, 8)]
     assert copy.start == 8
+
+
+def test_a_reader_goes_back_within_what_it_keeps():
+    opened = []
+
+    def read(shard):
+        opened.append(shard)
+        return ((number, number) for number in range(50))
+
+    reader = ShardReader(ShardSource(Shards([0], read, 50), "training"), 0)
+    opened.clear()
+    places = [(0, 20, 80), (4, 5, 4), (3, 4, 4), (30, 40, 20), (32, 50, 20), (10, 12, 20)]
+    for start, stop, kept in places:
+        assert [x for x, _ in reader.take(start, stop, kept)] == list(range(start, stop))
+    assert len(opened) == 3
 
 
 # WebDataset leaves it to the garbage collector to close a tar that was read to its end.

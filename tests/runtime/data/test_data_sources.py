@@ -65,7 +65,7 @@ def test_a_pair_of_arrays():
     training, validation = as_sources((ARRAYS, [[[1.5], [2.5]], [0, 1]]))
     equal(training, *ARRAYS)
     assert training.spec == SampleSpec((2,), np.dtype("f4"), (), np.dtype("i8"))
-    assert training.spec.record_bytes == 16
+    assert training.spec.record.itemsize == 16
     equal(validation, np.array([[1.5], [2.5]]), np.array([0, 1]))
     x, _ = training.prepare(2)
     assert training.augment(x, np.random.default_rng(1)) is x

@@ -26,7 +26,7 @@ STATE = TrainingState(
     scored=80,
     visit=17,
 )
-TYPES = (
+TYPES = [
     "f2",
     "f4",
     "f8",
@@ -44,7 +44,7 @@ TYPES = (
     ">f4",
     "U5",
     "S3",
-)
+]
 
 
 def numbers(dtype: str) -> npt.NDArray[np.generic]:

@@ -9,42 +9,22 @@ from contextlib import ExitStack
 from itertools import pairwise
 from multiprocessing import get_context
 
-import numpy as np
 import pytest
+from numbered_samples import NumberedSamples, check_samples
 
 from hetctl.model.run import LOCKSTEP
 from hetctl.model.site import Timeouts
 from hetctl.runtime.data import loaders
 from hetctl.runtime.data.batches import Batches
 from hetctl.runtime.data.input_pipeline import Sharing, open_pipeline
-from hetctl.runtime.data.lineup import Lockstep
 from hetctl.runtime.data.loaders import LoaderWaits
-from hetctl.runtime.data.sampler import Stream, epoch_order, sample_rng
+from hetctl.runtime.data.round_inputs import Lockstep
+from hetctl.runtime.data.sampler import Stream, epoch_order
 from hetctl.runtime.data.sharing import node_folder
-from hetctl.runtime.data.sources import MapSource
 from hetctl.runtime.worker.group import Group
 
 SAMPLES, SEED = 50, 99
 QUICK = LoaderWaits(check_s=0.1, help_s=0.2)
-
-
-class Counted(MapSource):
-    """Samples whose preparations are recorded in a file; the random part adds a fraction."""
-
-    def __init__(self, log):
-        self.log = log
-        super().__init__(self, "training")
-
-    def __len__(self):
-        return SAMPLES
-
-    def _read(self, number):
-        with self.log.open("a") as log:
-            log.write(f"{number}\n")
-        return np.full(8, number, np.float32), np.int64(number)
-
-    def augment(self, x, rng, out=None):
-        return np.add(x, np.float32(rng.random()), out=out)
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +75,7 @@ class Crew:
         rank, ranks = self.rank_of[reader]
         together = Lockstep("r.ring", SEED, self.chunk, self.largest, reader, len(self.batches))
         with ExitStack() as stack:
-            open_loader = open_pipeline(Counted(self.log), self.sharing, stack)
+            open_loader = open_pipeline(NumberedSamples(SAMPLES, self.log), self.sharing, stack)
             stream = Stream(SAMPLES, self.batches[reader], reader, rank=rank, ranks=ranks)
             loader = open_loader(stream, self.num_workers[reader], together)
             stack.callback(loader.close)
@@ -125,14 +105,7 @@ def check(seen, order):
     mine = [part for part in seen if part[2] == order]
     assert [n for part in mine for n in part[4]] == epoch_order(SAMPLES, *order).tolist()
     for x, y, _, _, numbers, _ in mine:
-        assert y.tolist() == numbers
-        fractions = np.array([np.float32(sample_rng(*order, n).random()) for n in numbers], np.float32)
-        assert np.array_equal(x[:, 0], np.array(numbers, np.float32) + fractions)
-
-
-def prepared(log):
-    """Return how often each sample was prepared, except the first, which determines the layout."""
-    return np.bincount(np.array(log.read_text().split(), int), minlength=SAMPLES)[1:].tolist()
+        check_samples(x, y, numbers, *order)
 
 
 def test_members_wait_for_a_slow_one_without_limit(tmp_path):
@@ -159,7 +132,7 @@ def test_all_members_see_the_same_samples_in_the_same_order(tmp_path, batches, c
             check(seen, (SEED, epoch))
         assert {len(part[4]) for part in seen} <= {batches[reader], SAMPLES % batches[reader]}
     # Three members, three epochs; some of what comes after those has been prepared ahead.
-    assert max(prepared(tmp_path / "log")) < 3 * 3
+    assert max(NumberedSamples(SAMPLES, tmp_path / "log").prepared()) < 3 * 3
 
 
 def test_the_ranks_of_a_member_have_shares_of_the_same_batches(tmp_path):
@@ -226,7 +199,9 @@ def test_preprocessors_leave_a_ring_in_use_for_another_one(tmp_path):
     gate = crew.context.Event()
     crew.start(1, epochs=30, pause_s=0.005, gate=gate)
     with ExitStack() as stack:
-        open_loader = open_pipeline(Counted(tmp_path / "log"), Sharing(LOCKSTEP, "run", waits=QUICK), stack)
+        open_loader = open_pipeline(
+            NumberedSamples(SAMPLES, tmp_path / "log"), Sharing(LOCKSTEP, "run", waits=QUICK), stack
+        )
         stream = Stream(SAMPLES, 8, 0)
         for ring, readers in (("r.ring", 2), ("next.ring", 1)):
             loader = open_loader(stream, 1, Lockstep(ring, SEED, 8, 8, 0, readers))

@@ -14,37 +14,21 @@ from pathlib import Path
 
 from hetctl.model.errors import BadInputError
 from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.processes import BOOT_ID
 
 MEMORY = Path("/dev/shm")
 LEAST_FREE = 2**29
 """Bytes of free memory below which, as in many containers, the node's disk is used instead."""
 USERS = ".users"
-KEY_DIGITS = 12
+KEY_DIGITS, BOOT_DIGITS = 12, 8
 
 
-def _base(name: str) -> Path:
-    """Return the folder of this user, in the node's memory or on its disk, for a folder of that name.
-
-    Raises
-    ------
-    BadInputError
-        If the folder belongs to another user, or others can access it.
-    """
-    in_memory, on_disk = _places()
-    # Members that start when memory has become short must still meet those that are there.
-    folder = in_memory if (in_memory / name).exists() or _has_room(MEMORY) else on_disk
-    make_private_folder(folder)
-    if not _is_private(folder):
-        raise BadInputError(
-            f"{folder} is accessible to other users, and trainers share data in it", "remove it"
-        )
-    return folder
-
-
-def _places() -> tuple[Path, Path]:
-    """Return the folders of this user: in the node's memory, and on its disk."""
+def _places(name: str) -> tuple[Path, Path]:
+    """Return the folders of a name that this user may have: in the node's memory, and on its disk."""
     own = f"hetctl-{os.getuid()}"
-    return MEMORY / own, Path(tempfile.gettempdir()) / own
+    # What is left on the disk of an earlier boot may be incomplete: it has another name.
+    boot = BOOT_ID.read_text(encoding="ascii")[:BOOT_DIGITS]
+    return MEMORY / own / name, Path(tempfile.gettempdir()) / own / f"{boot}-{name}"
 
 
 def _is_private(folder: Path) -> bool:
@@ -86,11 +70,24 @@ def node_folder(name: str) -> Iterator[Path]:
     """Use a folder together with other processes that use the same name.
 
     Folders left by processes that were killed are removed first.
+
+    Raises
+    ------
+    BadInputError
+        If the user's folder belongs to another user, or others can access it.
     """
+    in_memory, on_disk = _places(name)
     # Before a place is chosen: it may be those that occupy the memory.
-    for place in filter(_is_private, _places()):
-        _sweep(place, name)
-    folder = _base(name) / name
+    for place in (in_memory, on_disk):
+        if _is_private(place.parent):
+            _sweep(place)
+    # Members that start when memory has become short must still meet those that are there.
+    folder = in_memory if in_memory.exists() or _has_room(MEMORY) else on_disk
+    make_private_folder(folder.parent)
+    if not _is_private(folder.parent):
+        raise BadInputError(
+            f"{folder.parent} is accessible to other users, and trainers share data in it", "remove it"
+        )
     users = _enter(folder)
     try:
         yield folder
@@ -126,9 +123,9 @@ def _release(folder: Path, users: int) -> None:
         os.close(users)
 
 
-def _sweep(base: Path, but: str) -> None:
-    for folder in base.iterdir():
-        if folder.name != but and folder.is_dir():
+def _sweep(but: Path) -> None:
+    for folder in but.parent.iterdir():
+        if folder != but and folder.is_dir():
             with suppress(OSError):
                 users = os.open(folder / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 _release(folder, users)

@@ -63,14 +63,6 @@ class ByteLocks:
         kind: int = struct.unpack(FORM, self._call(fcntl.F_OFD_GETLK, fcntl.F_WRLCK, byte))[0]
         return kind != fcntl.F_UNLCK
 
-    def fence(self) -> None:
-        """Act as a memory barrier of this thread, for processors that reorder reads and writes.
-
-        While any lock is held, a query of a lock takes a lock of the kernel; two of those order all accesses.
-        """
-        self.held_by_another(0)
-        self.held_by_another(0)
-
     def close(self) -> None:
         """Release all locks."""
         if not self.closed:

@@ -18,11 +18,9 @@ more lock, held for some microseconds; publishing, taking and releasing need non
 from __future__ import annotations
 
 import mmap
-import os
 import time
-import uuid
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -32,16 +30,10 @@ import numpy.typing as npt
 
 from hetctl.model.errors import BadInputError, HetctlError, LockedError
 from hetctl.runtime.data.sharing.ofd_locks import ByteLocks
+from hetctl.runtime.data.sharing.shared_file import create, fence, map_whole
 
 AWAITED, DROPPED, LEFT = 0, 2**64 - 2, 2**64 - 1
 """Words of absent readers: not joined yet, died, and left in order."""
-
-
-@dataclass(frozen=True)
-class Wait:
-    """State in which no position can be claimed yet, and its reason."""
-
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -86,8 +78,8 @@ class Cursors:
         return [number for number, word in enumerate(self.readers) if word <= passed and passed > 0]
 
 
-def choose(cursors: Cursors, held: Collection[int], awaiting: bool) -> int | Wait | None:
-    """Return the position that a producer may claim; None if there will be none any more.
+def choose(cursors: Cursors, held: Collection[int], awaiting: bool) -> int | str | None:
+    """Return the position that a producer may claim, or why there is none yet; None if none will be.
 
     Unfinished positions of dead producers come first, since all readers need them first. While no reader is
     present, nothing is overwritten: one may join, or join again. If all have left in order, none will.
@@ -106,13 +98,13 @@ def choose(cursors: Cursors, held: Collection[int], awaiting: bool) -> int | Wai
         return None
     old = position - len(cursors.claimed)
     if old in unpublished:
-        return Wait(f"its slot's last position, {old}, has not been published yet")
+        return f"its slot's last position, {old}, has not been published yet"
     absent = () if awaiting else (AWAITED,)
     keeping = [number for number in cursors.keeping(position) if cursors.readers[number] not in absent]
     if keeping:
-        return Wait(f"position {old} is still needed by reader {', '.join(map(str, keeping))}")
+        return f"position {old} is still needed by reader {', '.join(map(str, keeping))}"
     if old >= 0 and not any(AWAITED < word < DROPPED for word in cursors.readers):
-        return Wait("no reader is there")
+        return "no reader is there"
     return position
 
 
@@ -125,7 +117,7 @@ CHECK_EVERY_S = 0.05
 TURN_TIMEOUT_S = 10.0
 """Longest wait of joins and ends for the lock of claims, in seconds; only a stopped holder exceeds it."""
 
-MAGIC = int.from_bytes(b"hetring1", "little")
+MAGIC = int.from_bytes(b"hetring2", "little")
 WORD = 8
 PAGE = mmap.PAGESIZE
 
@@ -190,14 +182,13 @@ class Ring:
     OSError
         If there is no such file.
     BadInputError
-        If it is no ring, or there is no space for all of it.
+        If it is no ring, or there is no space for all of it; a file without space is removed.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._memory = _map(path)
-        words = memoryview(self._memory).cast("Q")
-        self.shape = _shape_in(path, words)
+        self._memory = map_whole(path, "a ring", "give it fewer or smaller slots, or a folder with more room")
+        self.shape, words = _read(path, memoryview(self._memory))
         self._head = words[:HEAD]
         sizes = (self.shape.readers, *[self.shape.slots] * 3)
         starts = [HEAD + sum(sizes[:i]) for i in range(len(sizes))]
@@ -226,7 +217,9 @@ class Ring:
             If there is a ring of another shape.
         """
         if not path.exists():
-            _create(path, shape, join_timeout_s)
+            awaited_until = time.monotonic_ns() + int(join_timeout_s * 1e9)
+            words = (MAGIC, shape.slots, shape.slot_bytes, shape.readers, awaited_until)
+            create(path, b"".join(word.to_bytes(WORD, "little") for word in words), shape.bytes)
         ring = cls(path)
         if ring.shape != shape:
             ring.close()
@@ -261,12 +254,14 @@ class Ring:
             # First without locks, which cost system calls: all producers are taken to be alive here.
             cursors = self._cursors()
             outcome = choose(cursors, cursors.unpublished(), self._awaiting)
-            if not isinstance(outcome, Wait) or time.monotonic() >= next_check:
+            if not isinstance(outcome, str) or time.monotonic() >= next_check:
                 next_check = time.monotonic() + CHECK_EVERY_S
-                outcome = self._try_to_claim(wait)
-            if not isinstance(outcome, Wait):
+                with self._turn(wait):
+                    outcome = self._choice()
+                    outcome = self._hold(outcome) if isinstance(outcome, int) else outcome
+            if not isinstance(outcome, str):
                 return outcome
-            wait.sleep(f"no position could be claimed: {outcome.reason}")
+            wait.sleep(f"no position could be claimed: {outcome}")
 
     def is_neglected(self) -> bool:
         """Return true if a position could be claimed now, but no process has claimed it."""
@@ -296,7 +291,7 @@ class Ring:
         slot = position % self.shape.slots
         self._used[slot] = used_bytes
         # Processors such as ARM's may make the word visible before the bytes that it announces.
-        self._locks.fence()
+        fence()
         self._published[slot] = position + 1
         self._give_up(position)
 
@@ -338,7 +333,7 @@ class Ring:
         while self._published[slot] != position + 1:
             wait.sleep(f"position {position} has not been published")
         # Such processors may also read the bytes before the word.
-        self._locks.fence()
+        fence()
         self._taken.add(position)
         self._next = max(self._next, position + 1)
         view = self._slot(position, self._used[slot])
@@ -379,12 +374,7 @@ class Ring:
         start = self.shape.data_start + position % self.shape.slots * self.shape.stride
         return np.frombuffer(self._memory, np.uint8, size, start)
 
-    def _try_to_claim(self, wait: _Waiting) -> int | Wait | None:
-        with self._turn(wait):
-            outcome = self._choice()
-            return self._hold(outcome) if isinstance(outcome, int) else outcome
-
-    def _choice(self) -> int | Wait | None:
+    def _choice(self) -> int | str | None:
         self._drop_dead_readers()
         cursors = self._cursors()
         held = {position for position in cursors.unpublished() if self._is_held(position)}
@@ -402,14 +392,14 @@ class Ring:
     def _is_held(self, position: int) -> bool:
         return position in self._claims or self._locks.held_by_another(self._slot_lock(position))
 
-    def _hold(self, position: int) -> int | Wait:
+    def _hold(self, position: int) -> int | str:
         slot = position % self.shape.slots
         if not self._locks.take(self._slot_lock(position)):
-            return Wait(f"the slot of position {position} is not free yet")
+            return f"the slot of position {position} is not free yet"
         # A producer that was taken for dead may have published between the choice and the lock.
         if self._published[slot] == position + 1:
             self._locks.drop(self._slot_lock(position))
-            return Wait(f"position {position} was published at this moment")
+            return f"position {position} was published at this moment"
         self._claimed[slot] = position + 1
         self._claims.add(position)
         return position
@@ -477,51 +467,11 @@ def _whole_pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
 
 
-def _create(path: Path, shape: Shape, join_timeout_s: float) -> None:
-    """Write the header and link the file to its name, unless another process was faster."""
-    own = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    awaited_until = time.monotonic_ns() + int(join_timeout_s * 1e9)
-    words = (MAGIC, shape.slots, shape.slot_bytes, shape.readers, awaited_until)
-    head = b"".join(word.to_bytes(WORD, "little") for word in words)
-    try:
-        with os.fdopen(os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            os.fchmod(file.fileno(), 0o600)
-            file.write(head)
-            file.truncate(shape.bytes)
-        with suppress(FileExistsError):
-            # link(2) fails where the name exists; rename(2) would replace a ring that others have mapped.
-            os.link(own, path)
-    finally:
-        own.unlink(missing_ok=True)
-
-
-def _map(path: Path) -> mmap.mmap:
-    """Map all of a file after its space is allocated: a write without free space would kill the process."""
-    descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        size = os.fstat(descriptor).st_size
-        if size < PAGE or size % PAGE:
-            raise BadInputError(f"{path} is no ring: {size} bytes")
-        _set_aside(descriptor, size, path)
-        return mmap.mmap(descriptor, size)
-    finally:
-        os.close(descriptor)
-
-
-def _set_aside(descriptor: int, size: int, path: Path) -> None:
-    try:
-        # truncate(2) reserves no space: a write to a page without any would
-        # end the process by SIGBUS (mmap(2)).
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError as error:
-        raise BadInputError(
-            f"{path}: no room for a ring of {size} bytes: {error.strerror}",
-            "give it fewer or smaller slots, or a folder with more room",
-        ) from error
-
-
-def _shape_in(path: Path, words: memoryview[int]) -> Shape:
-    magic, slots, slot_bytes, readers = words[:AWAITED_UNTIL]
-    if magic != MAGIC or (shape := Shape(slots, slot_bytes, readers)).bytes != len(words) * WORD:
-        raise BadInputError(f"{path} is no ring, or one of another version of hetctl")
-    return shape
+def _read(path: Path, memory: memoryview) -> tuple[Shape, memoryview[int]]:
+    """Return the shape of a ring, and its memory as words."""
+    if not len(memory) % PAGE:
+        words = memory.cast("Q")
+        magic, slots, slot_bytes, readers = words[:AWAITED_UNTIL]
+        if magic == MAGIC and (shape := Shape(slots, slot_bytes, readers)).bytes == len(memory):
+            return shape, words
+    raise BadInputError(f"{path} is no ring, or one of another version of hetctl")

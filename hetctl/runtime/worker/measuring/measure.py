@@ -22,8 +22,8 @@ from hetctl.model.serialization import encode
 from hetctl.perf.step_times import Mark, ScriptPace, is_measured, script_pace
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
-from hetctl.runtime.data.lineup import InputShare
 from hetctl.runtime.data.loaders import Batch, Loader
+from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.data.sampler import Order
 from hetctl.runtime.worker.async_checkpoint import Saver, ShardSaver
 from hetctl.runtime.worker.checkpoint import CheckpointFolder, TrainingState

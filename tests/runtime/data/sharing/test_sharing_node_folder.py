@@ -148,3 +148,14 @@ def test_little_memory_is_left_alone_unless_it_is_in_use(tmp_path, monkeypatch, 
     first.communicate("leave\n")
     with node_folder("run") as folder:
         assert folder.parent.parent == tmp_path / "disk"
+
+
+def test_a_folder_on_the_disk_of_an_earlier_boot_is_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MEMORY", tmp_path / "none")
+    monkeypatch.setattr(module.tempfile, "gettempdir", lambda: str(tmp_path))
+    left = tmp_path / f"hetctl-{os.getuid()}" / "01234567-run"
+    left.mkdir(parents=True)
+    left.parent.chmod(0o700)
+    with node_folder("run") as folder:
+        assert (folder.name[8:], folder != left) == ("-run", True)
+        assert not left.exists()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from hetctl.model.errors import BadInputError, LockedError
 from hetctl.runtime.data.sharing import ofd_locks as byte_locks
-from hetctl.runtime.data.sharing import ring
+from hetctl.runtime.data.sharing import ring, shared_file
 from hetctl.runtime.data.sharing.ring import (
     AWAITED,
     DROPPED,
@@ -25,14 +25,13 @@ from hetctl.runtime.data.sharing.ring import (
     Ring,
     RingTimeoutError,
     Shape,
-    Wait,
     choose,
 )
 
 PATIENCE_S = 60.0
 SLOT_BYTES = 5000
 FORK = multiprocessing.get_context("fork")
-TRACED = {byte_locks.__file__, ring.__file__}
+TRACED = {byte_locks.__file__, ring.__file__, shared_file.__file__}
 
 
 @pytest.fixture
@@ -425,7 +424,7 @@ def test_where_memory_does_not_suffice_the_ring_is_refused(path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(BadInputError, match=r"no room for a ring of \d+ bytes: No space left on device"):
+    with pytest.raises(BadInputError, match=r"a ring needs .* MiB, and .* MiB free"):
         Ring.create(path, Shape(4, SLOT_BYTES, 1), PATIENCE_S)
 
 
@@ -503,10 +502,10 @@ def test_another_shape_is_refused(path):
         Shape(0, SLOT_BYTES, 1)
 
 
-@pytest.mark.parametrize("text", [b"", b"x" * 100, bytes(8192), b"hetring1" + b"\x01" * 8184])
+@pytest.mark.parametrize("text", [b"", b"x" * 100, bytes(8192), b"hetring2" + b"\x01" * 8184])
 def test_another_file_is_no_ring(path, text):
     path.write_bytes(text)
-    with pytest.raises(BadInputError, match="is no ring"):
+    with pytest.raises(BadInputError, match=r"is no ring|is empty"):
         Ring(path)
 
 
@@ -684,4 +683,4 @@ def test_positions_of_a_dead_producer_come_first():
 
 def test_a_position_skipped_by_readers_is_still_awaited():
     cursors = Cursors(claimed=[9, 6, 7, 8], published=[9, 2, 7, 8], readers=[8])
-    assert choose(cursors, [5], False) == Wait("its slot's last position, 5, has not been published yet")
+    assert choose(cursors, [5], False) == "its slot's last position, 5, has not been published yet"

@@ -1,4 +1,4 @@
-"""The lineup of a round: the roles of its ranks (FLEET, Table 1), and the sources of their samples.
+"""The inputs of a round: the roles of its ranks (FLEET, Table 1), and the sources of their samples.
 
 It does without NumPy, as the driver does.
 """
@@ -9,9 +9,9 @@ import json
 import math
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import repeat
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import count, repeat
 from pathlib import Path
 
 from hetctl.model.ensemble import Ensemble
@@ -69,8 +69,8 @@ LEAST_CHUNK = 8
 
 
 @dataclass(frozen=True)
-class Lineup:
-    """Members that start together.
+class RoundInputs:
+    """Members that start together, and what says how their ranks get samples.
 
     Parameters
     ----------
@@ -108,10 +108,42 @@ class Lineup:
 
     @property
     def locksteps(self) -> tuple[Lockstep, ...]:
-        """Lockstep of each rank with the others on its node, in the order of the roles."""
+        """Lockstep of each rank with the others on its node, in the order of the roles.
+
+        The chunk that is prepared together is the greatest common divisor of the members' batches, or the
+        smallest of them if the divisor is less than `LEAST_CHUNK`.
+        """
         batches = {a.member: self.ensemble.member(a.member).chunk(a.gpus) for a in self.allocations}
-        steps = together(self.roles, batches, self.run, self.index)
-        return tuple(replace(lockstep, has_leaders=self.has_leaders) for lockstep in steps)
+        roles, sizes = self.roles, [batches[a.member] for a in self.allocations]
+        common, readers = math.gcd(*sizes), Counter(role.node for role in roles)
+        numbers = {node: count() for node in readers}
+        return tuple(
+            Lockstep(
+                name=f"round-{self.index}.ring",
+                # hash() of a text differs from process to process (PYTHONHASHSEED), and ranks must agree.
+                seed=zlib.crc32(f"{self.run}/{self.index}".encode()),
+                chunk=common if common >= LEAST_CHUNK else min(sizes),
+                largest=max(sizes),
+                reader=next(numbers[role.node]),
+                readers=readers[role.node],
+                has_leaders=self.has_leaders,
+            )
+            for role in roles
+        )
+
+    @property
+    def shares(self) -> dict[str, tuple[InputShare, ...]]:
+        """Input shares of the ranks of each member."""
+        locksteps: Iterable[Lockstep | None] = self.locksteps if self.sharing == LOCKSTEP else repeat(None)
+        shares: dict[str, list[InputShare]] = {}
+        for role, lockstep in zip(self.roles, locksteps, strict=False):
+            shares.setdefault(role.member, []).append(InputShare(role.preprocessors, lockstep))
+        return {member: tuple(own) for member, own in shares.items()}
+
+    def lockstep_on(self, node: str) -> Lockstep:
+        """Return the lockstep of the first rank on a node with the others there."""
+        ranks = zip(self.roles, self.locksteps, strict=True)
+        return next(lockstep for role, lockstep in ranks if role.node == node)
 
 
 def nodes_of(allocations: Sequence[Allocation]) -> tuple[str, ...]:
@@ -119,30 +151,15 @@ def nodes_of(allocations: Sequence[Allocation]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(place.node for a in allocations for place in a.placement))
 
 
-def shares_of(lineup: Lineup) -> dict[str, tuple[InputShare, ...]]:
-    """Return the input shares of the ranks of each member."""
-    locksteps: Iterable[Lockstep | None] = lineup.locksteps if lineup.sharing == LOCKSTEP else repeat(None)
-    shares: dict[str, list[InputShare]] = {}
-    for role, lockstep in zip(lineup.roles, locksteps, strict=False):
-        shares.setdefault(role.member, []).append(InputShare(role.preprocessors, lockstep))
-    return {member: tuple(own) for member, own in shares.items()}
+def append_round(path: Path, inputs: RoundInputs) -> None:
+    """Add a round to a job's file of rounds."""
+    append(path, json.dumps(encode(inputs)) + "\n")
 
 
-def lockstep_on(lineup: Lineup, node: str) -> Lockstep:
-    """Return the lockstep of the first rank on a node with the others there."""
-    ranks = zip(lineup.roles, lineup.locksteps, strict=True)
-    return next(lockstep for role, lockstep in ranks if role.node == node)
-
-
-def write_lineup(path: Path, lineup: Lineup) -> None:
-    """Add a round to a job's file of lineups."""
-    append(path, json.dumps(encode(lineup)) + "\n")
-
-
-def read_lineup(path: Path, index: int) -> Lineup:
-    """Read the lineup of a round."""
+def read_round(path: Path, index: int) -> RoundInputs:
+    """Read the inputs of a round."""
     lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
-    return decode(Lineup, next(line for line in lines if line["index"] == index))
+    return decode(RoundInputs, next(line for line in lines if line["index"] == index))
 
 
 @dataclass(frozen=True)
@@ -187,73 +204,28 @@ def roles_of(
     tuple of Role
         Roles of all ranks, by member and rank.
     """
-    placed = [(a, rank, node) for a in allocations for rank, node in enumerate(_nodes_of(a))]
-    by_node: dict[str, list[tuple[Allocation, int]]] = {}
-    for allocation, rank, node in placed:
-        by_node.setdefault(node, []).append((allocation, rank))
-    forked = {
-        (node, allocation.member, rank): count
-        for node, ranks in by_node.items()
-        for (allocation, rank), count in zip(ranks, _counts(ranks, sharing, points, cores), strict=True)
+    # Launchers number ranks node by node.
+    ranks = [
+        (allocation, rank, node)
+        for allocation in allocations
+        for rank, node in enumerate(place.node for place in allocation.placement for _ in place.gpus)
+    ]
+    counts = {
+        node: iter(_counts([a for a, _, there in ranks if there == node], sharing, points, cores))
+        for node in nodes_of(allocations)
     }
-    return tuple(Role(a.member, rank, node, forked[node, a.member, rank]) for a, rank, node in placed)
-
-
-def together(
-    roles: Sequence[Role], batches: Mapping[str, int], run: str, round_index: int
-) -> tuple[Lockstep, ...]:
-    """Return the lockstep of each rank with the others on its node.
-
-    Parameters
-    ----------
-    batches : mapping
-        Samples of a batch of each member's whole group. The chunk that is prepared together is their greatest
-        common divisor, or the smallest of them if the divisor is less than `LEAST_CHUNK`.
-
-    Returns
-    -------
-    tuple of Lockstep
-        Locksteps in the order of the roles.
-    """
-    sizes = [batches[role.member] for role in roles]
-    common = math.gcd(*sizes)
-    readers = Counter(role.node for role in roles)
-    seen: Counter[str] = Counter()
-    steps = []
-    for role in roles:
-        steps.append(
-            Lockstep(
-                name=f"round-{round_index}.ring",
-                # hash() of a text differs from process to process (PYTHONHASHSEED), and ranks must agree.
-                seed=zlib.crc32(f"{run}/{round_index}".encode()),
-                chunk=common if common >= LEAST_CHUNK else min(sizes),
-                largest=max(sizes),
-                reader=seen[role.node],
-                readers=readers[role.node],
-            )
-        )
-        seen[role.node] += 1
-    return tuple(steps)
-
-
-def _nodes_of(allocation: Allocation) -> list[str]:
-    """Return the node of each rank; launchers number ranks node by node."""
-    return [place.node for place in allocation.placement for _ in place.gpus]
+    return tuple(Role(a.member, rank, node, next(counts[node])) for a, rank, node in ranks)
 
 
 def _counts(
-    ranks: Sequence[tuple[Allocation, int]], sharing: str, points: Sequence[PreprocessPoint], cores: int
+    ranks: Sequence[Allocation], sharing: str, points: Sequence[PreprocessPoint], cores: int
 ) -> list[int]:
-    """Return the number of preprocessors of each of a node's ranks."""
-    demand = _demand({a.member: a.rate for a, _ in ranks}, [a.rate / a.gpus for a, _ in ranks], sharing)
+    """Return the number of preprocessors of each of a node's ranks, of which each has its allocation."""
+    rates = [allocation.rate for allocation in ranks]
+    alone = sum(allocation.rate / allocation.gpus for allocation in ranks)
+    demand = {LOCKSTEP: min(rates), CACHED: max(rates)}.get(sharing, alone)
     total = preprocessors_needed(points, demand, cores)
     # Where ranks have a core each, one that alone had a preprocessor would be the slowest, and set the pace.
     if sharing != LOCKSTEP or cores < 2 * len(ranks):
         total = max(total, len(ranks))
     return [total // len(ranks) + (index < total % len(ranks)) for index in range(len(ranks))]
-
-
-def _demand(members: Mapping[str, float], per_rank: Sequence[float], sharing: str) -> float:
-    if sharing == LOCKSTEP:
-        return min(members.values())
-    return max(members.values()) if sharing == CACHED else sum(per_rank)

@@ -12,7 +12,7 @@ from hetctl.model.ensemble import Ensemble, Functions, Member
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.model.profile import PreprocessPoint
 from hetctl.model.run import CACHED, LOCKSTEP, NONE
-from hetctl.runtime.data.lineup import Lineup, lockstep_on, read_lineup, roles_of, shares_of, write_lineup
+from hetctl.runtime.data.round_inputs import RoundInputs, append_round, read_round, roles_of
 
 POINTS = [PreprocessPoint(1, 100.0), PreprocessPoint(8, 800.0)]
 
@@ -88,9 +88,9 @@ def test_any_layout_gives_each_node_one_leader_and_fair_shares(members, sharing,
         assert min(counts) > 0 or sharing == "lockstep"
 
 
-def lineup(sharing, index=4, **how):
+def inputs(sharing, index=4, **how):
     members = tuple(Member(name, batch_size=size) for name, size in (("a", 16), ("b", 48), ("c", 96)))
-    return Lineup(
+    return RoundInputs(
         run="r",
         run_key="r",
         index=index,
@@ -105,13 +105,13 @@ def lineup(sharing, index=4, **how):
 
 @pytest.mark.parametrize("sharing", [NONE, CACHED, LOCKSTEP])
 def test_every_rank_of_every_member_has_a_share(sharing):
-    shares = shares_of(lineup(sharing))
+    shares = inputs(sharing).shares
     assert {name: len(own) for name, own in shares.items()} == GPUS
     assert all((share.lockstep is not None) == (sharing == LOCKSTEP) for s in shares.values() for share in s)
 
 
 def test_ranks_on_a_node_read_one_ring_each_in_its_own_place():
-    shares = shares_of(lineup(LOCKSTEP, has_leaders=True))
+    shares = inputs(LOCKSTEP, has_leaders=True).shares
     steps = {name: [share.lockstep for share in own] for name, own in shares.items()}
     assert [(step.reader, step.readers) for step in steps["a"]] == [(0, 3), (1, 3), (0, 2)]
     assert [(step.reader, step.readers) for step in (*steps["b"], *steps["c"])] == [(2, 3), (1, 2)]
@@ -121,22 +121,22 @@ def test_ranks_on_a_node_read_one_ring_each_in_its_own_place():
 
 
 def test_a_leader_has_the_lockstep_of_the_first_rank():
-    of_round = lineup(LOCKSTEP)
-    steps = shares_of(of_round)["a"]
-    assert lockstep_on(of_round, "n1") == steps[0].lockstep
-    assert lockstep_on(of_round, "n2") == steps[2].lockstep
+    of_round = inputs(LOCKSTEP)
+    steps = of_round.shares["a"]
+    assert of_round.lockstep_on("n1") == steps[0].lockstep
+    assert of_round.lockstep_on("n2") == steps[2].lockstep
 
 
 def test_rounds_have_rings_and_orders_of_their_own():
-    one, other = (lockstep_on(lineup(LOCKSTEP, index), "n1") for index in (1, 2))
+    one, other = (inputs(LOCKSTEP, index).lockstep_on("n1") for index in (1, 2))
     assert one.name != other.name
     assert one.seed != other.seed
 
 
 def test_leaders_find_their_round_among_those_of_the_job(tmp_path):
     path = tmp_path / "lineups.jsonl"
-    rounds = [lineup(LOCKSTEP, index, has_leaders=True) for index in (4, 7)]
+    rounds = [inputs(LOCKSTEP, index, has_leaders=True) for index in (4, 7)]
     for each in rounds:
-        write_lineup(path, each)
-    assert [read_lineup(path, index) for index in (7, 4)] == rounds[::-1]
+        append_round(path, each)
+    assert [read_round(path, index) for index in (7, 4)] == rounds[::-1]
     assert path.stat().st_mode & 0o777 == 0o600
