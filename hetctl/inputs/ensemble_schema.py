@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, field_validator
 
 from hetctl.inputs.member_schema import (
     Config,
@@ -17,6 +17,7 @@ from hetctl.inputs.member_schema import (
     FunctionsModel,
     Settings,
     Value,
+    apart_from_config,
     distinct,
     one_way,
 )
@@ -147,13 +148,7 @@ class SearchModel(EntrySettings):
         default_factory=BudgetModel, description="Limits of resources, after which the search ends."
     )
 
-    @field_validator("space")
-    @classmethod
-    def _not_in_config(cls, space: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        for key in info.data.get("config", {}):
-            if key in space:
-                raise ValueError(f"key '{key}' must be in config or in space, not in both")
-        return space
+    _apart = field_validator("space")(apart_from_config)
 
 
 def _balance(given: Any) -> Any:

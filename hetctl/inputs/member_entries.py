@@ -12,7 +12,6 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,13 +51,12 @@ class MemberEntry(NamedTuple):
 
 def count_members(ensemble: EnsembleModel) -> int:
     """Return the number of members of all entries, without creating them."""
-    return sum(_count(entry) for entry in ensemble.members)
-
-
-def _count(entry: MemberModel | GridEntry | RandomEntry) -> int:
-    if isinstance(entry, GridEntry):
-        return math.prod(len(values) for values in entry.grid.over.values())
-    return entry.random.count if isinstance(entry, RandomEntry) else 1
+    return sum(
+        math.prod(map(len, entry.grid.over.values()))
+        if isinstance(entry, GridEntry)
+        else (entry.random.count if isinstance(entry, RandomEntry) else 1)
+        for entry in ensemble.members
+    )
 
 
 def points_of(ensemble: EnsembleModel) -> Iterator[MemberEntry]:
@@ -123,9 +121,10 @@ def members_of(ensemble: EnsembleModel, points: list[MemberEntry], folder: Path)
     """
     common = ensemble.model_dump(include=set(Settings.model_fields))
     return [
-        replace(
-            _member(common, point),
-            layers=_layers(point, folder),
+        _member(
+            common,
+            point,
+            layers=point.settings.layers and os.path.normpath(folder / point.settings.layers),
             profile_as=point.settings.profile_as,
             code=_code(ensemble, point, folder),
         )
@@ -158,27 +157,22 @@ def code_of(framework: str, functions: Functions, data: str | None, folder: Path
     return TrainingCode(framework, value_of(Functions, functions), located)
 
 
-def _layers(point: MemberEntry, folder: Path) -> str | None:
-    layers = point.settings.layers
-    return None if layers is None else os.path.normpath(folder / layers)
-
-
-def _member(common: dict[str, Any], point: MemberEntry) -> Member:
+def _member(common: dict[str, Any], point: MemberEntry, **more: Any) -> Member:
     own = _own(point.settings)
     merged = {**common, **own}
-    # The built-in hash of text differs from process to process.
-    seed = zlib.crc32(f"{merged.pop('seed')}/{point.name}".encode())
-    stop = _stop_rule(common["stop"], own.get("stop", {}))
-    variables = {**common["environment"], **own.get("environment", {})}
     del merged["gpus"]
+    variables = {**common["environment"], **own.get("environment", {})}
     settings = {
         **merged,
         **_gpu_limits(common, own),
+        # The built-in hash of text differs from process to process.
+        "seed": zlib.crc32(f"{merged['seed']}/{point.name}".encode()),
+        "stop": _stop_rule(common["stop"], own.get("stop", {})),
         "checkpoint": parse_interval(merged["checkpoint"]["every"]),
         "command": tuple(merged["command"] or ()),
         "environment": {name: str(value) for name, value in variables.items()},
     }
-    return Member(**{**settings, "name": point.name, "config": point.config, "seed": seed, "stop": stop})
+    return Member(point.name, point.config, **settings, **more)
 
 
 def _gpu_limits(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
@@ -231,11 +225,8 @@ def fitted(name: str, values: Any, hashed: bool = False) -> str:
 
 def _slug(value: Any) -> str:
     text = value if isinstance(value, str) else json.dumps(value)
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") if _is_unsafe(text) else text
-
-
-def _is_unsafe(text: str) -> bool:
-    return re.fullmatch(r"[A-Za-z0-9._-]+", text) is None
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", text)
+    return text if safe == text else safe.strip("-")
 
 
 Problem = tuple[Location, str]
@@ -352,15 +343,12 @@ def _command_problems(
             f"is missing: all members have one, or none; {point.name} has none",
         )
     for point, member in zip(points, members, strict=True):
-        yield from _problems_of_command(point, member)
-
-
-def _problems_of_command(point: MemberEntry, member: Member) -> Iterator[Problem]:
-    own = "command" in point.settings.model_fields_set
-    where: Location = (*point.where, "command") if own else ("command",)
-    for name in unknown_placeholders(member.command, member.config):
-        likely = suggestion(name, {*member.config, *BUILT_IN})
-        yield where, f"the config of {point.name} has no '{name}' for the placeholder {{{name}}}{likely}"
+        where: Location = (
+            (*point.where, "command") if "command" in point.settings.model_fields_set else ("command",)
+        )
+        for name in unknown_placeholders(member.command, member.config):
+            likely = suggestion(name, {*member.config, *BUILT_IN})
+            yield where, f"the config of {point.name} has no '{name}' for the placeholder {{{name}}}{likely}"
 
 
 def _place_of(key: str, model: EnsembleModel, point: MemberEntry) -> Location | None:

@@ -41,6 +41,14 @@ def distinct(values: list[Any]) -> list[Any]:
     return values
 
 
+def apart_from_config(values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    """Return values of which no key is in the config, too; ValueError otherwise."""
+    for key in info.data.get("config", {}):
+        if key in values:
+            raise ValueError(f"key '{key}' must be in config or in {info.field_name}, not in both")
+    return values
+
+
 def _rising(bounds: list[Any]) -> list[Any]:
     if bounds[0] >= bounds[1]:
         raise ValueError("must be [lower, upper] with lower < upper")
@@ -174,10 +182,7 @@ class GridModel(EntrySettings):
     config: Config = Field(default_factory=dict)
     over: dict[str, Values] = Field(min_length=1, description="Keys of config, each with its list of values.")
 
-    @field_validator("over")
-    @classmethod
-    def _not_in_config(cls, over: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        return _apart_from_config(over, info)
+    _apart = field_validator("over")(apart_from_config)
 
 
 class DrawModel(Strict):
@@ -217,17 +222,7 @@ class RandomModel(EntrySettings):
         description="Keys of config, each with its distribution; values depend on seed, number and key only.",
     )
 
-    @field_validator("over")
-    @classmethod
-    def _not_in_config(cls, over: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        return _apart_from_config(over, info)
-
-
-def _apart_from_config(over: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    for key in info.data.get("config", {}):
-        if key in over:
-            raise ValueError(f"key '{key}' must be in config or in over, not in both")
-    return over
+    _apart = field_validator("over")(apart_from_config)
 
 
 class GridEntry(Strict):
