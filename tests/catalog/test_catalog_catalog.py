@@ -93,17 +93,6 @@ def test_every_catalog_has_an_identity_of_its_own(tmp_path: Path) -> None:
     assert identities[0] == identities[2] != identities[1]
 
 
-def test_a_new_catalog_is_empty(catalog: Catalog) -> None:
-    assert catalog.ensemble("digits") is None
-    assert catalog.site("docker") is None
-    assert catalog.run("digits-1") is None
-    assert catalog.ensembles() == []
-    assert catalog.runs() == []
-    assert catalog.points("digits", "docker") == []
-    assert catalog.preprocess("digits", "docker") == []
-    assert catalog.jobs("digits-1") == []
-
-
 def test_values_are_equal_in_a_catalog_opened_again(tmp_path: Path) -> None:
     path = tmp_path / "catalog.db"
     job = replace(JOB, batch_id="4711", state=JobState.FAILED, exit_code=137, failed_nodes=("n1", "n2"))

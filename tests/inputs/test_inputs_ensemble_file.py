@@ -86,6 +86,11 @@ def test_what_modes_go_by(tmp_path: Path):
     assert (plain.partitions, plain.samples_per_epoch) == (None, None)
 
 
+def test_members_divide_their_networks_or_not(tmp_path: Path):
+    text = f"{HEAD}framework: pytorch\nshard: true\nmembers: [{{name: a}}, {{name: b, shard: false}}]\n"
+    assert [member.shard for member in read(tmp_path, text).members] == [True, False]
+
+
 def test_a_global_batch_leaves_the_learning_rate_alone(tmp_path: Path):
     found = members(tmp_path, "  - {name: a, global_batch_size: 64}\n  - {name: b}\n")
     a, b = (found[name] for name in "ab")
@@ -128,23 +133,6 @@ def test_partitions_are_a_number_or_a_mapping(tmp_path: Path, written: str, part
 
 
 @pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        ("partitions: 0\n", "e.yaml:3: partitions.count: must be at least 1"),
-        (PARTS, "e.yaml:3: partitions.path: needs samples_per_epoch"),
-        ("partitions: {count: 4, path: /tmp/all.npz}\n", "e.yaml:3: partitions.path: must have {partition}"),
-        ("partitions: {path: '/tmp/{partition}'}\n", "e.yaml:3: partitions"),
-        (STAGED.format("parts/{partition}"), "e.yaml:3: partitions.source: must be absolute"),
-        (STAGED.format("/{partition}/all.npz"), "e.yaml:3: partitions.source: must have {partition}"),
-        ("partitions: {count: 4, source: '/{partition}'}\n", "e.yaml:3: partitions.source: needs path"),
-        ("partitions: {count: 4, replicas: 0}\n", "e.yaml:3: partitions.replicas: must be at least 1"),
-    ],
-)
-def test_wrong_partitions_are_refused(tmp_path: Path, written: str, message: str):
-    assert message in refused(tmp_path, f"{HEAD}{written}members:\n  - {{name: a}}\n")
-
-
-@pytest.mark.parametrize(
     ("written", "settings"),
     [
         ("", ("auto", "curve", "narx")),
@@ -157,17 +145,6 @@ def test_wrong_partitions_are_refused(tmp_path: Path, written: str, message: str
 def test_balance_is_a_mode_or_a_mapping(tmp_path: Path, written: str, settings: tuple[str, ...]):
     balance = read(tmp_path, f"{HEAD}{written}members:\n  - {{name: a}}\n").balance
     assert (balance.mode, balance.manager, balance.predictor) == settings
-
-
-@pytest.mark.parametrize(
-    ("written", "message"),
-    [
-        ("balance: sometimes\n", "e.yaml:3: balance.mode: must be 'auto', 'on' or 'off'"),
-        ("balance: {manager: tpu}\n", "e.yaml:3: balance.manager: must be 'cpu', 'gpu' or 'curve'"),
-    ],
-)
-def test_wrong_balance_is_refused(tmp_path: Path, written: str, message: str):
-    assert message in refused(tmp_path, f"{HEAD}{written}members:\n  - {{name: a}}\n")
 
 
 @pytest.mark.parametrize(
@@ -191,6 +168,8 @@ def test_data_that_is_absolute_or_an_address_is_left_alone(tmp_path: Path):
         assert read(tmp_path, f"{HEAD}data: {data}\nmembers: [{{name: a}}]\n").data == data
 
 
+A = "members: [{name: a}]\n"
+SHARD = "shard: true\nframework: pytorch\n"
 REFUSALS = [
     ("members: []\n", "e.yaml:3: members: must have at least 1, got []"),
     ("members: 3\n", "e.yaml:3: members: must be a list, got 3"),
@@ -237,6 +216,38 @@ REFUSALS = [
     (
         "members:\n  - name: a\n    stop:\n      expected_epochs: 101\n",
         "e.yaml:6: members[0].stop.expected_epochs: must be at most max_epochs (100), got 101",
+    ),
+    (f"partitions: 0\n{A}", "e.yaml:3: partitions.count: must be at least 1"),
+    (f"{PARTS}{A}", "e.yaml:3: partitions.path: needs samples_per_epoch"),
+    (
+        f"partitions: {{count: 4, path: /tmp/all.npz}}\n{A}",
+        "e.yaml:3: partitions.path: must have {partition}",
+    ),
+    (f"partitions: {{path: '/tmp/{{partition}}'}}\n{A}", "e.yaml:3: partitions"),
+    (STAGED.format("parts/{partition}") + A, "e.yaml:3: partitions.source: must be absolute"),
+    (STAGED.format("/{partition}/all.npz") + A, "e.yaml:3: partitions.source: must have {partition}"),
+    (f"partitions: {{count: 4, source: '/{{partition}}'}}\n{A}", "e.yaml:3: partitions.source: needs path"),
+    (f"partitions: {{count: 4, replicas: 0}}\n{A}", "e.yaml:3: partitions.replicas: must be at least 1"),
+    (f"balance: sometimes\n{A}", "e.yaml:3: balance.mode: must be 'auto', 'on' or 'off'"),
+    (f"balance: {{manager: tpu}}\n{A}", "e.yaml:3: balance.manager: must be 'cpu', 'gpu' or 'curve'"),
+    (f"gpus: 4\nmax_gpus: 4\n{A}", "e.yaml:3: gpus: is the exact number, and does not go with max_gpus"),
+    (
+        "members: [{name: a, gpus: 2, min_gpus: 2, max_gpus: 3}]\n",
+        "[0].gpus: is the exact number, and does",
+    ),
+    (f"min_gpus: 4\nmax_gpus: 2\n{A}", "e.yaml:3: min_gpus: the least number of GPUs, 4, must be"),
+    (
+        "min_gpus: 4\nmembers: [{name: a, max_gpus: 2}]\n",
+        "[0].max_gpus: the least number of GPUs, 4, must",
+    ),
+    ("global_batch_size: 2\nmembers: [{name: a, gpus: 4}]\n", "4, must be at most global_batch_size, 2"),
+    (f"shard: true\n{A}", "e.yaml:3: shard: does not go with a framework that cannot divide networks"),
+    (f"{SHARD}partitions: 2\n{A}", "e.yaml:3: shard: does not go with partitions: they have unequal"),
+    (f"{SHARD}balance: on\n{A}", "e.yaml:3: shard: does not go with balance: on: GPUs wait for one another"),
+    (SHARD + "members: [{name: a, layers: l.csv}]\n", "shard: does not go with layers: pipelines are cut"),
+    (
+        "framework: pytorch\nmembers: [{name: a, shard: true, layers: l.csv}]\n",
+        "e.yaml:4: members[0].shard: does not go with layers: pipelines are cut",
     ),
     ("members: [{config: {}}]\n", "e.yaml:3: members[0].name: is required"),
     (
@@ -422,17 +433,3 @@ def test_random_draws_are_the_same_on_every_machine(tmp_path: Path):
 def test_numbers_of_gpus_are_limits_or_exact(tmp_path: Path, written: str, own: str, limits):
     (member,) = read(tmp_path, f"{HEAD}{written}members:\n  - {{name: a{own}}}\n").members
     assert (member.min_gpus, member.max_gpus) == limits
-
-
-@pytest.mark.parametrize(
-    ("written", "own", "message"),
-    [
-        ("gpus: 4\nmax_gpus: 4\n", "", "e.yaml:3: gpus: is the exact number, and does not go with max_gpus"),
-        ("", ", gpus: 2, min_gpus: 2, max_gpus: 3", "[0].gpus: is the exact number, and does not go with"),
-        ("min_gpus: 4\nmax_gpus: 2\n", "", "e.yaml:3: min_gpus: the least number of GPUs, 4, must be"),
-        ("min_gpus: 4\n", ", max_gpus: 2", "members[0].max_gpus: the least number of GPUs, 4, must be"),
-        ("global_batch_size: 2\n", ", gpus: 4", "4, must be at most global_batch_size, 2"),
-    ],
-)
-def test_wrong_numbers_of_gpus_are_refused(tmp_path: Path, written: str, own: str, message: str):
-    assert message in refused(tmp_path, f"{HEAD}{written}members:\n  - {{name: a{own}}}\n")

@@ -168,11 +168,6 @@ def test_ends_without_fault_of_the_member_do_not_count(reason):
     assert fold(*[ended("a", reason.value)] * 9)["a"] == fold()["a"]
 
 
-def test_the_cause_is_the_end_of_the_step_without_own_error():
-    ends = [ended("a", "killed", "killed by SIGKILL")] * (RETRIES + 1)
-    assert fold(*ends)["a"].failed == "killed by SIGKILL"
-
-
 def test_the_error_is_that_of_the_last_failure():
     ends = [event("a", "failed", error="no such layer"), ended("a")] * RETRIES
     assert fold(*ends, ended("a", "killed", "killed by SIGKILL"))["a"].failed == "killed by SIGKILL"

@@ -188,14 +188,3 @@ def test_each_look_reads_what_was_written_since_the_last(tmp_path):
     assert state.progress == progress_in(run, ENSEMBLE, RETRIES)
     (task,) = state.tasks_of("a")[0]
     assert state.used(time.time()) == Usage(1, pytest.approx(task.gpu_seconds))
-
-
-def test_a_task_of_a_killed_job_counts_until_its_last_event():
-    events = [
-        Event(DRIVER, 0, "job_started", 0.0, {"job": 0}, 0),
-        Event(DRIVER, 0, "task_started", 10.0, {"member": "a", "gpus": 2, "placement": []}, 1),
-        Event("b", 0, "started", 40.0, {"epochs": 9, "part_samples": 0}, 2),
-        Event(DRIVER, 0, "job_started", 100.0, {"job": 1}, 3),
-        Event(DRIVER, 1, "task_started", 110.0, {"member": "a", "gpus": 1, "placement": []}, 3),
-    ]
-    assert usage_of(events, 150.0).gpu_seconds == 30 * 2 + 40
