@@ -70,9 +70,9 @@ def probe(project: Project, site: Site, framework: str | None) -> Probe:
     batch = project.batch_system(site)
     _remove_leftovers(batch, project.home.path)
     folder = Path(tempfile.mkdtemp(prefix=FOLDERS, dir=project.home.path))
-    script = _script(project, site, folder)
     job = ""
     try:
+        script = _script(project, site, folder)
         write_json(folder / ORDER_FILE, encode(ProbeOrder(replace(site, nodes=script.nodes), framework)))
         job = submit_measuring(project, batch, script)
         return _read(site, job, folder) if _wait(batch, job) else Probe((_waits(job),))

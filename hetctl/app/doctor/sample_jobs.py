@@ -1,6 +1,6 @@
 """Typical jobs on a site, with their scripts and steps, and the check of a site file that renders them.
 
-The files in ``tests/cluster/render/golden`` are these, and ``hetctl sites check`` renders them for a site.
+The files in ``tests/cluster/render/golden`` show these, and ``hetctl sites check`` renders them for a site.
 """
 
 from __future__ import annotations

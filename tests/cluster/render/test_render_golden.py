@@ -1,4 +1,4 @@
-"""A golden script for every shipped site and case, to be read beside the site's documentation.
+"""A golden script for every shipped site, to be read beside its documentation, and how other cases differ.
 
 After a wanted change, write them anew with ``HETCTL_REGENERATE=1 pytest tests/cluster/render``
 and read the difference line by line.
@@ -6,6 +6,7 @@ and read the difference line by line.
 
 from __future__ import annotations
 
+import difflib
 import os
 import subprocess
 from dataclasses import replace
@@ -23,10 +24,19 @@ CASES = [(site, case) for site in SITES for case in cases_of(site)]
 CHANGED = "changed on purpose? HETCTL_REGENERATE=1 pytest tests/cluster/render writes it anew"
 
 
+def golden_of(site, case):
+    """The file of a case, and its text: the script of the first case of a site, else the changes to that."""
+    first, text = cases_of(site)[0], case_text(site, case)
+    if case == first:
+        return GOLDEN / site.name / f"{case.name}.sh", text
+    scripts = (case_text(site, first).splitlines(), text.splitlines())
+    lines = difflib.unified_diff(*scripts, f"{first.name}.sh", f"{case.name}.sh", n=0, lineterm="")
+    return GOLDEN / site.name / f"{case.name}.diff", "\n".join([*lines, ""])
+
+
 @pytest.mark.parametrize(("site", "case"), CASES, ids=[f"{site.name}-{case.name}" for site, case in CASES])
 def test_scripts_are_equal_to_their_golden_files(site, case):
-    text = case_text(site, case)
-    golden = GOLDEN / site.name / f"{case.name}.sh"
+    golden, text = golden_of(site, case)
     if os.environ.get("HETCTL_REGENERATE") == "1":
         golden.parent.mkdir(parents=True, exist_ok=True)
         golden.write_text(text, encoding="utf-8")
@@ -52,16 +62,15 @@ def steps_in(text: str) -> list[str]:
 
 
 def test_there_is_no_golden_script_of_nothing():
-    wanted = {GOLDEN / site.name / f"{case.name}.sh" for site, case in CASES}
+    wanted = {golden_of(site, case)[0] for site, case in CASES}
     assert {path for path in GOLDEN.rglob("*") if path.is_file()} == wanted
 
 
-def test_bash_accepts_every_golden_script():
-    scripts = sorted(GOLDEN.rglob("*.sh"))
-    assert len(scripts) == len(CASES)
-    for script in scripts:
-        done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True)
-        assert (done.returncode, done.stderr) == (0, ""), script
+@pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
+def test_bash_accepts_the_script_of_every_case(site):
+    for case in cases_of(site):
+        done = subprocess.run(["bash", "-n"], input=case_text(site, case), capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, ""), case.name
 
 
 @pytest.mark.parametrize("site", SITES, ids=lambda site: site.name)
