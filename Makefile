@@ -12,7 +12,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## show this list
 	@echo "hetctl: each target sets up what it needs, in .venv"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
-	@echo "PYTHON=/path/to/python3.11 chooses the interpreter (3.10 to 3.12)."
+	@echo "PYTHON=/path/to/python3.11 chooses the interpreter (3.11 or 3.12)."
 
 demo: setup-demo ## train the example ensemble on this machine, from profile to report
 	@.ci/demo

@@ -39,7 +39,7 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
-    python_requires=">=3.10,<3.13",
+    python_requires=">=3.11,<3.13",
     # The two folders at the top level are packages, so that an editable install finds them too.
     packages=[
         *find_packages(include=["hetctl", "hetctl.*"]),
@@ -88,7 +88,6 @@ setup(
     classifiers=[
         "Environment :: Console",
         "Intended Audience :: Science/Research",
-        "Programming Language :: Python :: 3.10",
         "Programming Language :: Python :: 3.11",
         "Programming Language :: Python :: 3.12",
         "Topic :: System :: Distributed Computing",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from hetpipe_networks import (
@@ -36,7 +36,6 @@ from hetpipe_networks import (
     random_network,
 )
 from tables import Figure, Table
-from typing_extensions import Self
 
 from hetctl.methods.pipeline.partition import Cut, Partitioner
 from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, PipelinePlan, Waves, plan
