@@ -73,8 +73,9 @@ def choose(key: str, patterns: Sequence[str], interfaces: Mapping[str, Sequence[
     for pattern in patterns:
         # Shorter names first: hsn2 comes before hsn10.
         for name in sorted(fnmatch.filter(interfaces, pattern), key=lambda name: (len(name), name)):
-            for address in sorted(filter(_reachable, interfaces[name]), key=lambda one: ":" in one):
-                return name, address
+            for address in sorted(interfaces[name], key=lambda one: ":" in one):
+                if not ipaddress.ip_address(address).is_link_local:
+                    return name, address
     named, found = ", ".join(patterns), ", ".join(interfaces)
     raise BadInputError(
         f"network.{key} of the site file names {named}, but {socket.gethostname()} has {found}",
@@ -93,10 +94,6 @@ def gloo_over(variable: str, interface: str) -> Iterator[None]:
         yield
     finally:
         del os.environ[variable]
-
-
-def _reachable(address: str) -> bool:
-    return not ipaddress.ip_address(address).is_link_local
 
 
 def plain_address(address: str) -> str:

@@ -112,7 +112,7 @@ class TlsSession:
             except ssl.SSLError as error:
                 raise ConnectionAbortedError(f"the connection was tampered with ({error.reason})") from None
 
-    def take(self, most: int) -> bytes:
+    def read_clear(self, most: int) -> bytes:
         """Return bytes that have arrived in clear text after the last record."""
         return self._in.read(most)
 

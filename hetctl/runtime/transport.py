@@ -196,7 +196,7 @@ class Connection:
             if not (count := self._of_data.read_into(into)):
                 self._of_data.feed(self._arrived())
             return count
-        if self._tls is not None and (early := self._tls.take(len(into))):
+        if self._tls is not None and (early := self._tls.read_clear(len(into))):
             # They came together with the message before them.
             into[: len(early)] = early
             return len(early)

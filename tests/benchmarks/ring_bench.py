@@ -76,7 +76,7 @@ def _read(path: Path, batches: int, rounds: int, arrived: object) -> None:
     with Ring(path) as ring:
         first = ring.register_reader(0)
         for position in range(first, rounds * batches):
-            ring.take(position, TIMEOUT_S)[::4096].max()
+            ring.read(position, TIMEOUT_S)[::4096].max()
             ring.release(position)
             if (position + 1) % batches == 0:
                 arrived.release()

@@ -103,8 +103,13 @@ def open_pipeline(
         return lambda stream, *_: own(source, stream, limit_s)
     assert not isinstance(source, CollatedSource | ShardSource)
     folder = stack.enter_context(node_folder(sharing.folder))
-    # The random part stays with each member, so what members share is the sample before it.
-    shared = cached(source, folder, name, limit_s) if sharing.mode == CACHED else source
+    shared: SampleSource = source
+    if sharing.mode == CACHED:
+        # The random part stays with each member, so what members share is the sample before it.
+        try:
+            shared = CachedSource(source, folder / f"{name}.samples", name, limit_s)
+        except BadInputError as error:
+            print(f"samples are not shared: {error.message}", file=sys.stderr, flush=True)
     forked = Preprocessors(shared, sharing.preprocessors)
     stack.callback(forked.stop)
     pool = PreprocessorPool(forked, folder, None, sharing.timeouts, sharing.waits, heartbeat)
@@ -124,17 +129,6 @@ OWN_LOADERS: Mapping[type, Callable[[Any, Stream, float], Loader]] = {
     ShardSource: ShardLoader,
 }
 """Loaders of the samples that ranks neither prepare in other processes nor share."""
-
-
-def cached(
-    source: SampleSource, folder: Path, name: str, samples_s: float = Timeouts.samples_s
-) -> SampleSource:
-    """Share prepared samples with all processes that use the folder, if there is space for them."""
-    try:
-        return CachedSource(source, folder / f"{name}.samples", name, samples_s)
-    except BadInputError as error:
-        print(f"samples are not shared: {error.message}", file=sys.stderr, flush=True)
-        return source
 
 
 class CachedSource:

@@ -227,7 +227,7 @@ class PreprocessorPool:
         """Make the preprocessors fill a ring with a stream."""
         self.preprocessors.prepare(self.folder / name, stream, self.num_workers, self.timeouts.samples_s)
 
-    def take(
+    def wait_for(
         self, ring: Ring, position: int, samples: int, is_served: Callable[[], bool] = lambda: False
     ) -> Samples:
         """Wait for a chunk; return its samples in place.
@@ -253,7 +253,7 @@ class PreprocessorPool:
             # here, not after the whole time limit.
             self.preprocessors.check()
             with suppress(RingTimeoutError):
-                return self.preprocessors.spec.slot_views(ring.take(position, self.waits.check_s), samples)
+                return self.preprocessors.spec.slot_views(ring.read(position, self.waits.check_s), samples)
             self.heartbeat()
             if is_served() or ring.newest != newest or not ring.is_in_preparation():
                 limit, newest = time.monotonic() + patience_s, ring.newest
@@ -297,7 +297,7 @@ class RingLoader(StreamLoader):
             self._begin(planned.order, planned.start)
             planned = self._running.at(0)
         assert self._ring is not None
-        samples = self._pool.take(self._ring, self._position, len(planned.numbers))
+        samples = self._pool.wait_for(self._ring, self._position, len(planned.numbers))
         return self._reassigned(samples, planned)
 
     def _release(self, _chunk: Chunk) -> None:
@@ -429,7 +429,7 @@ class LockstepLoader(StreamLoader):
         if position not in self._held:
             is_served = partial(self._replace_lost_producers, self._ring, time.perf_counter())
             samples = len(self._shared.at(position).numbers)
-            self._held[position] = self._pool.take(self._ring, position, samples, is_served)
+            self._held[position] = self._pool.wait_for(self._ring, position, samples, is_served)
         return self._held[position]
 
     def _release(self, chunk: Chunk) -> None:

@@ -287,7 +287,7 @@ class Exchange:
 
     def _prepared(self) -> Bytes | None:
         try:
-            return self._outbox.take(self._position // self._ranks, 0.0)
+            return self._outbox.read(self._position // self._ranks, 0.0)
         except RingTimeoutError:
             return None
 

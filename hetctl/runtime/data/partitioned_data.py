@@ -51,7 +51,7 @@ class HeldSamples:
             x, y = self._blocks[index]
             self._blocks[index] = x[:0], y[:0]
 
-    def take(self, numbers: Numbers) -> Samples:
+    def copy(self, numbers: Numbers) -> Samples:
         """Return copies of some samples."""
         blocks, rows = self._block[numbers], self._row[numbers]
         used = np.unique(blocks).tolist()
@@ -108,7 +108,7 @@ class PartitionLoader(StreamLoader):
         for transfer, has_landed in changes:
             self._land(transfer) if has_landed else self._send(transfer)
         own = samples[self._stream.rank]
-        return self._held.take(own) if len(own) else self.sample, replace(chunk, numbers=own)
+        return self._held.copy(own) if len(own) else self.sample, replace(chunk, numbers=own)
 
     def _settle(self) -> None:
         """Bring the samples to the ranks that held them in the restored state, once."""
@@ -123,7 +123,7 @@ class PartitionLoader(StreamLoader):
 
     def _send(self, transfer: Transfer) -> None:
         if transfer.source == self._stream.rank:
-            self._exchange.send(transfer.number, transfer.target, self._held.take(transfer.samples))
+            self._exchange.send(transfer.number, transfer.target, self._held.copy(transfer.samples))
 
     def _land(self, transfer: Transfer) -> None:
         if transfer.source == self._stream.rank:

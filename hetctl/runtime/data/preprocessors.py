@@ -23,12 +23,6 @@ FILE_SYSTEM = "check whether the file system of the data responds"
 """Hint for errors after a timeout."""
 
 
-def first_batch(source: SampleSource) -> tuple[Array, Array]:
-    """Return a batch with the first sample, after the random part."""
-    x, y = source.prepare(0)
-    return source.augment(x, sample_rng(0, 1, 0))[None], y[None]
-
-
 class Preprocessors:
     """Forked processes that prepare one stream after another; they end with their parent.
 
@@ -44,9 +38,10 @@ class Preprocessors:
 
     def __init__(self, source: SampleSource, count: int) -> None:
         self._source = source
-        self.sample = first_batch(source)
-        x, y = self.sample
-        self.spec = SampleSpec.of(x[0, ...], y[0, ...], "sample 0")
+        x, y = source.prepare(0)
+        x = source.augment(x, sample_rng(0, 1, 0))
+        self.sample = x[None], y[None]
+        self.spec = SampleSpec.of(x, y, "sample 0")
         self._pipes: list[Connection] = []
         self._processes: list[BaseProcess] = []
         # Forked rather than spawned: the source is not pickled, and its memory pages are shared.

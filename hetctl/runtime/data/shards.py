@@ -242,7 +242,7 @@ class ShardPlan:
         other._lanes = list(self._lanes)
         return other
 
-    def take(self, lane: int, samples: int) -> list[Span]:
+    def assign(self, lane: int, samples: int) -> list[Span]:
         """Return the next samples of a lane; no more may be asked for than are left."""
         taken = []
         self.start += samples
@@ -277,7 +277,7 @@ class ShardReader:
         self._kept: deque[Any] = deque()
         self._read = 0
 
-    def take(self, start: int, stop: int, kept: int) -> list[Any]:
+    def read(self, start: int, stop: int, kept: int) -> list[Any]:
         """Return samples by their positions in the shard; keep the last ones that were read, to go back."""
         if start < self._read - len(self._kept):
             self.close()

@@ -172,7 +172,7 @@ class ShardLoader(ThreadedLoader):
         mix, pieces, lane = self._source.mix, [], 0
         for samples in parts_of(stop - plan.start, self._stream.sizes or (1,) * self._stream.ranks):
             counts = enumerate(parts_of(samples, (1,) * mix), start=lane)
-            pieces.append([(lane, span) for lane, count in counts for span in plan.take(lane, count)])
+            pieces.append([(lane, span) for lane, count in counts for span in plan.assign(lane, count)])
             lane += mix
         return pieces
 
@@ -184,7 +184,7 @@ class ShardLoader(ThreadedLoader):
             # The last one is that which was read last.
             reader = self._readers.pop(key) if key in self._readers else ShardReader(self._source, span.shard)
             self._readers[key] = reader
-            samples += reader.take(span.start, span.stop, kept)
+            samples += reader.read(span.start, span.stop, kept)
         while len(self._readers) > 2 * self._source.mix:
             self._readers.pop(next(iter(self._readers))).close()
         return self._source.batch(samples)

@@ -207,7 +207,7 @@ def test_a_late_reader_may_fill_the_ring_its_leader_has_left(writer):
     assert not exchange_serves(path)
     with Ring(path) as late:
         assert late.register_reader(0) == 0
-        assert [late.take(position, 0.0)[0] for position in range(3)] == [0, 1, 2]
+        assert [late.read(position, 0.0)[0] for position in range(3)] == [0, 1, 2]
         late.release(0)
         assert late.claim(1.0) == 3
 
@@ -222,7 +222,7 @@ def test_a_leader_leaves_a_ring_with_another_producer(writer):
     assert exchange_serves(path)
     deliver(writer, 0)
     assert not exchange_serves(path)
-    assert reader.take(0, 0.0).tolist() == [0] * 8
+    assert reader.read(0, 0.0).tolist() == [0] * 8
     assert other.claim(1.0) == 2  # which the leader had claimed by mistake
 
 
@@ -233,7 +233,7 @@ def test_a_full_ring_has_no_slot_until_a_release(writer):
     for position in range(3):
         deliver(writer, position)
     assert writer.buffer(3) is None
-    reader.take(0, 0.0)
+    reader.read(0, 0.0)
     reader.release(0)
     deliver(writer, 3)
     reader.unregister_reader()

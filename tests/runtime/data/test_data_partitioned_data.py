@@ -210,11 +210,11 @@ def test_held_samples_come_and_go():
     held = HeldSamples(6)
     held.add(np.array([0, 1, 2]), (np.array([[0], [1], [2]]), np.array([0, 10, 20])))
     held.add(np.array([5]), (np.array([[5]]), np.array([50])))
-    x, y = held.take(np.array([5, 0, 2]))
+    x, y = held.copy(np.array([5, 0, 2]))
     assert (x[:, 0].tolist(), y.tolist()) == ([5, 0, 2], [50, 0, 20])
     held.drop(np.array([5]))
     held.add(np.array([4]), (np.array([[4]]), np.array([40])))
-    assert held.take(np.array([4, 1]))[1].tolist() == [40, 10]
+    assert held.copy(np.array([4, 1]))[1].tolist() == [40, 10]
 
 
 def test_a_file_of_partitions_gives_each_its_own_path(tmp_path, monkeypatch):

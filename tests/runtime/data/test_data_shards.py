@@ -22,7 +22,7 @@ def trained(plan, chunks, lanes, size, total):
     seen = Counter()
     for _ in range(chunks):
         for lane, count in enumerate(parts_of(min(size, total - plan.start), (1,) * lanes)):
-            for span in plan.take(lane, count):
+            for span in plan.assign(lane, count):
                 seen.update((span.shard, number) for number in range(span.start, span.stop))
     return seen
 
@@ -45,12 +45,12 @@ def test_other_lanes_go_on_to_the_sample(data, sizes, before, after, chunk):
 def test_lanes_read_shards_of_their_own_until_none_is_left():
     one, two, three = epoch_order(3, 7, 1).tolist()
     plan = ShardPlan((7, 1), [10, 10, 10], 2)
-    assert [span.shard for lane in (0, 1) for span in plan.take(lane, 4)] == [one, two]
+    assert [span.shard for lane in (0, 1) for span in plan.assign(lane, 4)] == [one, two]
     copy = plan.copy()
-    assert [(s.shard, s.start, s.stop) for s in plan.take(0, 8)] == [(one, 4, 10), (three, 0, 2)]
+    assert [(s.shard, s.start, s.stop) for s in plan.assign(0, 8)] == [(one, 4, 10), (three, 0, 2)]
     # The second half of what the other lane has left.
-    plan.take(1, 6)
-    assert [(s.shard, s.start, s.stop) for s in plan.take(1, 2)] == [(three, 6, 8)]
+    plan.assign(1, 6)
+    assert [(s.shard, s.start, s.stop) for s in plan.assign(1, 2)] == [(three, 6, 8)]
     assert copy.start == 8
 
 
@@ -65,7 +65,7 @@ def test_a_reader_goes_back_within_what_it_keeps():
     opened.clear()
     places = [(0, 20, 80), (4, 5, 4), (3, 4, 4), (30, 40, 20), (32, 50, 20), (10, 12, 20)]
     for start, stop, kept in places:
-        assert [x for x, _ in reader.take(start, stop, kept)] == list(range(start, stop))
+        assert [x for x, _ in reader.read(start, stop, kept)] == list(range(start, stop))
     assert len(opened) == 3
 
 

@@ -45,7 +45,7 @@ class ByteLocks:
         """True if the object is closed and holds no locks."""
         return self._descriptor == CLOSED
 
-    def take(self, byte: int) -> bool:
+    def acquire(self, byte: int) -> bool:
         """Lock a byte without waiting, unless this object holds it; return false if another object does."""
         try:
             # With F_SETLK, closing any descriptor of the file would drop all locks of the process (fcntl(2)).
@@ -54,7 +54,7 @@ class ByteLocks:
             return False
         return True
 
-    def drop(self, byte: int) -> None:
+    def release(self, byte: int) -> None:
         """Unlock a byte."""
         self._call(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, byte)
 

@@ -9,7 +9,7 @@ it half written.
     producer                                            reader
     while (p := ring.claim(60)) is not None:            p = ring.register_reader(number)
         used = fill(ring.buffer(p))                     while True:
-        ring.publish(p, used)                               use(ring.take(p, 60)); ring.release(p); p += 1
+        ring.publish(p, used)                               use(ring.read(p, 60)); ring.release(p); p += 1
 
 Waiting processes check again every `POLL_S` seconds. Claims, new readers and ends exclude each other by one
 more lock, held for some microseconds; publishing, taking and releasing need none.
@@ -307,7 +307,7 @@ class Ring:
         """
         if self._number is not None or not 0 <= number < self.shape.readers:
             raise BadInputError(f"reader {number} cannot join {self._path}, {self.shape}, as {self._number}")
-        if not self._locks.take(self._reader_lock(number)):
+        if not self._locks.acquire(self._reader_lock(number)):
             raise LockedError(f"reader {number} of {self._path} exists already", "end its process first")
         with self._turn(_Waiting(self._path, TURN_TIMEOUT_S)):
             self._next = self._cursors().oldest
@@ -315,7 +315,7 @@ class Ring:
         self._number = number
         return self._next
 
-    def take(self, position: int, timeout_s: float) -> Bytes:
+    def read(self, position: int, timeout_s: float) -> Bytes:
         """Return a position's bytes, read-only and in place.
 
         Positions are taken in order; positions that are skipped count as released.
@@ -352,7 +352,7 @@ class Ring:
         number = self._check_reader()
         # Before the lock is released: a producer that saw an old word and a free lock would count it as dead.
         self._readers[number] = LEFT
-        self._locks.drop(self._reader_lock(number))
+        self._locks.release(self._reader_lock(number))
         self._number = None
         self._taken.clear()
 
@@ -394,11 +394,11 @@ class Ring:
 
     def _hold(self, position: int) -> int | str:
         slot = position % self.shape.slots
-        if not self._locks.take(self._slot_lock(position)):
+        if not self._locks.acquire(self._slot_lock(position)):
             return f"the slot of position {position} is not free yet"
         # A producer that was taken for dead may have published between the choice and the lock.
         if self._published[slot] == position + 1:
-            self._locks.drop(self._slot_lock(position))
+            self._locks.release(self._slot_lock(position))
             return f"position {position} was published at this moment"
         self._claimed[slot] = position + 1
         self._claims.add(position)
@@ -406,7 +406,7 @@ class Ring:
 
     def _give_up(self, position: int) -> None:
         self._claims.remove(position)
-        self._locks.drop(self._slot_lock(position))
+        self._locks.release(self._slot_lock(position))
 
     def _go_to(self, position: int) -> None:
         self._check_reader()
@@ -438,12 +438,12 @@ class Ring:
     @contextmanager
     def _turn(self, wait: _Waiting) -> Iterator[None]:
         """Hold the lock of claims, byte 0."""
-        while not self._locks.take(0):
+        while not self._locks.acquire(0):
             wait.sleep("another process holds the lock of claims")
         try:
             yield
         finally:
-            self._locks.drop(0)
+            self._locks.release(0)
 
 
 class _Waiting:

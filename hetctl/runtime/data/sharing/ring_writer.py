@@ -88,7 +88,7 @@ def announce(ring: Path) -> ByteLocks:
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     locks = ByteLocks(temporary)
-    locks.take(0)
+    locks.acquire(0)
     temporary.replace(path)
     return locks
 

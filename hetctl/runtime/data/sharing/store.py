@@ -104,11 +104,11 @@ class SampleStore:
         """
         latest = time.monotonic() + patience_s
         while self._states[number] != READY:
-            if self._claims.take(number):
+            if self._claims.acquire(number):
                 try:
                     self._prepare(number, prepare)
                 finally:
-                    self._claims.drop(number)
+                    self._claims.release(number)
             elif time.monotonic() > latest:
                 raise LockedError(
                     f"sample {number} is being prepared by another process, which has taken more than"

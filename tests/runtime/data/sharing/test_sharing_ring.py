@@ -63,7 +63,7 @@ def read(path, number, end, pause_s=0.0):
     with Ring(path) as ring:
         seen = []
         for position in range(ring.register_reader(number), end):
-            view = ring.take(position, PATIENCE_S)
+            view = ring.read(position, PATIENCE_S)
             time.sleep(pause_s)
             seen.append((position, view.tobytes()))
             ring.release(position)
@@ -133,11 +133,11 @@ def test_a_slow_reader_holds_the_producers_back(path):
     for position in range(3):
         assert ours.claim(1) == position
         fill(ours, position)
-        assert readers[0].take(position, 1).tobytes() == content(position)
+        assert readers[0].read(position, 1).tobytes() == content(position)
         readers[0].release(position)
     with pytest.raises(RingTimeoutError, match=r"position 0 is still needed by reader 1, within 0\.1 s"):
         ours.claim(0.1)
-    readers[1].take(0, 1)
+    readers[1].read(0, 1)
     with pytest.raises(RingTimeoutError, match="position 0 is still needed"):
         ours.claim(0.1)
     readers[1].release(0)
@@ -151,9 +151,9 @@ def test_positions_published_in_any_order_are_taken_in_order(path):
     fill(ours, 2)
     fill(ours, 1)
     with pytest.raises(RingTimeoutError, match="position 0 has not been published"):
-        ours.take(0, 0.05)
+        ours.read(0, 0.05)
     fill(ours, 0)
-    assert [ours.take(position, 1).tobytes() for position in range(3)] == [content(p) for p in range(3)]
+    assert [ours.read(position, 1).tobytes() for position in range(3)] == [content(p) for p in range(3)]
 
 
 def test_a_position_is_kept_until_all_before_it_are_released_too(path):
@@ -162,7 +162,7 @@ def test_a_position_is_kept_until_all_before_it_are_released_too(path):
     for position in range(2):
         ours.claim(1)
         fill(ours, position)
-        ours.take(position, 1)
+        ours.read(position, 1)
     ours.release(1)
     with pytest.raises(RingTimeoutError, match="position 0 is still needed by reader 0"):
         ours.claim(0.05)
@@ -174,10 +174,10 @@ def test_a_reader_may_pass_positions_over(path):
     ours = Ring.create(path, Shape(2, SLOT_BYTES, 1), PATIENCE_S)
     ours.register_reader(0)
     producing = Child(produce, path, 6)
-    assert ours.take(4, PATIENCE_S).tobytes() == content(4)
+    assert ours.read(4, PATIENCE_S).tobytes() == content(4)
     with pytest.raises(BadInputError, match=r"position 3 of .* was passed: next is 5"):
-        ours.take(3, 1)
-    assert ours.take(5, PATIENCE_S).tobytes() == content(5)
+        ours.read(3, 1)
+    assert ours.read(5, PATIENCE_S).tobytes() == content(5)
     assert producing.result() is None
 
 
@@ -189,7 +189,7 @@ def test_bytes_are_read_where_they_were_written(path):
     assert (buffer.dtype, buffer.shape) == (np.uint8, (SLOT_BYTES,))
     fill(ours, 0)
     view = Ring(path)._slot(0, 4)
-    taken = ours.take(0, 1)
+    taken = ours.read(0, 1)
     ours.release(0)
     ours.claim(1)
     ours.buffer(1)[:4] = [4, 3, 2, 1]
@@ -217,11 +217,11 @@ def test_a_late_reader_starts_at_the_oldest_position_left(path):
     for position in range(7):
         assert ours.claim(1) == position
         fill(ours, position)
-        ours.take(position, 1)
+        ours.read(position, 1)
         ours.release(position)
     late = Ring(path)
     assert late.register_reader(1) == 4
-    assert late.take(4, 1).tobytes() == content(4)
+    assert late.read(4, 1).tobytes() == content(4)
     with pytest.raises(RingTimeoutError, match="position 4 is still needed by reader 1"):
         ours.claim(0.1)
 
@@ -246,7 +246,7 @@ def test_readers_that_leave_are_not_waited_for(path):
     readers[0].unregister_reader()
     with pytest.raises(RingTimeoutError, match="position 0 is still needed by reader 1"):
         ours.claim(0.05)
-    readers[1].take(0, 1)
+    readers[1].read(0, 1)
     readers[1].release(0)
     assert ours.claim(1) == 1
     fill(ours, 1)
@@ -272,7 +272,7 @@ def hold(path, number, send):
     """Take the first position and never release it."""
     reader = Ring(path)
     position = reader.register_reader(number)
-    reader.take(position, PATIENCE_S)
+    reader.read(position, PATIENCE_S)
     send(position)
     sleep_forever()
 
@@ -303,7 +303,7 @@ def test_a_ring_is_neglected_with_a_claimable_position(path):
     fill(ours, 0)
     slow = Child(hold, path, 1)
     assert slow.result() == 0
-    ours.take(0, 1)
+    ours.read(0, 1)
     ours.release(0)
     assert not ours.is_neglected()
     slow.kill()
@@ -313,7 +313,7 @@ def test_a_ring_is_neglected_with_a_claimable_position(path):
 def hold_with_child(path, number, send):
     """As `hold`, with a child, whose pid is sent, that outlives this process."""
     reader = Ring(path)
-    reader.take(reader.register_reader(number), PATIENCE_S)
+    reader.read(reader.register_reader(number), PATIENCE_S)
     if pid := os.fork():
         send(pid)
     sleep_forever()
@@ -330,7 +330,7 @@ def test_a_child_of_a_dead_reader_does_not_keep_its_place(path):
             ours.claim(0.1)
         stuck.kill()
         assert ours.register_reader(0) == 0
-        ours.take(0, 1)
+        ours.read(0, 1)
         ours.release(0)
         assert ours.claim(1) == 1
     finally:
@@ -439,10 +439,10 @@ def test_operations_without_a_claim_or_seat_are_refused(path):
     with pytest.raises(BadInputError, match=f"{SLOT_BYTES + 1} bytes in a slot of {SLOT_BYTES}"):
         ours.publish(0, SLOT_BYTES + 1)
     with pytest.raises(BadInputError, match="no reader"):
-        ours.take(0, 1)
+        ours.read(0, 1)
     ours.publish(0, SLOT_BYTES)
     ours.register_reader(0)
-    ours.take(0, 1)
+    ours.read(0, 1)
     ours.release(0)
     with pytest.raises(BadInputError, match="was not taken, or released before"):
         ours.release(0)
@@ -468,7 +468,7 @@ def test_a_forked_child_must_open_the_ring_again(path):
     ours.claim(1)
     assert Child(as_inherited, ours).result() == "refused"
     fill(ours, 0)
-    assert ours.take(0, 1).tobytes() == content(0)
+    assert ours.read(0, 1).tobytes() == content(0)
 
 
 def test_a_ring_is_private_and_its_folder_holds_nothing_else(path):
@@ -565,7 +565,7 @@ def test_a_reader_killed_at_any_line_does_not_block_others(path):
     for ours in killed(path, shape, 50, three, read, 1, 3):
         ours.register_reader(0)
         for position in range(8):
-            assert ours.take(position, 1).tobytes() == content(position)
+            assert ours.read(position, 1).tobytes() == content(position)
             ours.release(position)
             fill(ours, ours.claim(1))
         again = Ring(path)

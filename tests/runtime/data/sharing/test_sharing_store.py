@@ -139,9 +139,9 @@ def test_a_sample_prepared_before_the_claim_stays_as_it_is(path, monkeypatch):
         def late(claims, number):
             monkeypatch.undo()
             other.fill(number, sample)
-            return claims.take(number)
+            return claims.acquire(number)
 
-        monkeypatch.setattr(module.ByteLocks, "take", late)
+        monkeypatch.setattr(module.ByteLocks, "acquire", late)
         store.fill(3, lambda number: pytest.fail(f"{number} is prepared twice"))
         assert_whole(store, [3])
 
