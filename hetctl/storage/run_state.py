@@ -10,7 +10,7 @@ from hetctl.model.ensemble import Ensemble
 from hetctl.model.events import DRIVER, Event, in_order
 from hetctl.model.hops import RunHopPlan, VisitEnd
 from hetctl.model.interpreter import frozen_afterwards
-from hetctl.model.run import RunSpec, Usage
+from hetctl.model.run import RunSpec
 from hetctl.model.searches import SEARCH_ENDED, TRIAL
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import EpochResult, Progress
@@ -48,6 +48,8 @@ class RunState:
         Facts about jobs and rounds.
     reports : mapping of (int, str) to TaskReport
         Reports by round and member, without those of tasks that ended before the snapshot.
+    usage : UsageFold
+        Rounds, open tasks, and the resources used.
     hops : TotalsFold
         Totals of the visits of members that hop.
     """
@@ -78,7 +80,7 @@ class RunState:
             self._log = EventLog(self._folder)
             known = (snapshot.parts["progress"], snapshot.lines["epochs"]) if snapshot else ()
             self._progress = ProgressFold(self._ensemble, self._retries, *known)
-            self._tasks, self._usage, self.facts = TaskFold(), UsageFold(), RunFacts()
+            self._tasks, self.usage, self.facts = TaskFold(), UsageFold(), RunFacts()
             self.reports: dict[TaskKey, TaskReport] = defaultdict(TaskReport)
             self.hops = TotalsFold()
             if snapshot:
@@ -93,7 +95,7 @@ class RunState:
         kept = snapshot.parts
         self._log.restore(kept["log"])
         self._tasks.restore(snapshot.lines["tasks"])
-        self._usage.restore(kept["usage"])
+        self.usage.restore(kept["usage"])
         self.facts.add(Event(*row) for row in kept["events"])
         self.hops.restore(kept["hops"])
         self.reports |= {(index, name): decode(TaskReport, row) for index, name, row in kept["reports"]}
@@ -108,11 +110,11 @@ class RunState:
         """
         if self._about or not self._is_changed:
             return
-        wanted = {*self.open_tasks, *((index, DRIVER) for index, _ in self.open_tasks)}
+        wanted = {*self.usage.open_tasks, *((index, DRIVER) for index, _ in self.usage.open_tasks)}
         parts = {
             "log": self._log.rows(),
             "progress": self._progress.rows(),
-            "usage": self._usage.rows(),
+            "usage": self.usage.rows(),
             "events": self.facts.rows(),
             "hops": self.hops.rows(),
             "reports": [[*key, encode(self.reports[key])] for key in sorted(wanted & self.reports.keys())],
@@ -120,16 +122,6 @@ class RunState:
         lines = {"tasks": self._tasks.lines(), "epochs": self._progress.lines()}
         write_snapshot(self._folder.state, self._key, Snapshot(parts, lines))
         self._is_changed = False
-
-    @property
-    def began_at(self) -> float | None:
-        """Start of the first job, in seconds since the epoch; None if none has started."""
-        return self._usage.began_at
-
-    @property
-    def next_round(self) -> int:
-        """Index of the next round."""
-        return self._usage.next_round
 
     @property
     def progress(self) -> Mapping[str, Progress]:
@@ -147,18 +139,9 @@ class RunState:
         """Time in seconds since the epoch at which a member last got further than ever before; 0: never."""
         return self._progress.reached_at
 
-    @property
-    def open_tasks(self) -> Mapping[TaskKey, TaskRecord]:
-        """Tasks by round and member whose end was not reported."""
-        return self._usage.open_tasks
-
     def tasks_of(self, member: str) -> Mapping[int, Tasks]:
         """Return the tasks of a member, by round."""
         return self._tasks.of(member)
-
-    def used(self, now: float) -> Usage:
-        """Return the resources used by the run; `now` is in seconds since the epoch."""
-        return self._usage.used(now)
 
     def refresh(self, lengths: Mapping[str, int] | None = None) -> set[str]:
         """Read and fold what was appended to the run's files since the last update.
@@ -213,7 +196,7 @@ class RunState:
         for event in events:
             self.reports[event.round, event.source].add(event)
         tasks = self._tasks.add(events)
-        self._usage.add(events, tasks)
+        self.usage.add(events, tasks)
         self.facts.add(events)
         self.hops.add(events)
         self._is_changed = self._is_changed or bool(events)

@@ -175,19 +175,15 @@ class UsageFold:
         self._last_of_round: dict[int, float] = {}
         self._ended: dict[TaskKey, float] = {}
         """GPU-seconds of the tasks that have ended, by round and member."""
-        self._open: dict[TaskKey, TaskRecord] = {}
-
-    @property
-    def open_tasks(self) -> Mapping[TaskKey, TaskRecord]:
-        """Tasks whose end was not reported."""
-        return self._open
+        self.open_tasks: dict[TaskKey, TaskRecord] = {}
+        """Tasks by round and member whose end was not reported."""
 
     def rows(self) -> list[Any]:
         """Return the argument of `restore`."""
         ended: dict[int, dict[str, float]] = defaultdict(dict)
         for (index, name), gpu_seconds in self._ended.items():
             ended[index][name] = gpu_seconds
-        open_tasks = [[*key, row_of(task)] for key, task in self._open.items()]
+        open_tasks = [[*key, row_of(task)] for key, task in self.open_tasks.items()]
         last_of_round = list(self._last_of_round.items())
         return [self._rounds, self.next_round, self._jobs, last_of_round, list(ended.items()), open_tasks]
 
@@ -198,7 +194,7 @@ class UsageFold:
         self._ended = {
             (index, name): gpu_seconds for index, of_round in ended for name, gpu_seconds in of_round.items()
         }
-        self._open = {(index, name): TaskRecord(*row) for index, name, row in open_tasks}
+        self.open_tasks = {(index, name): TaskRecord(*row) for index, name, row in open_tasks}
 
     @property
     def began_at(self) -> float | None:
@@ -211,17 +207,17 @@ class UsageFold:
             self._count(event)
         for key, states in tasks.items():
             self._ended[key] = math.fsum(task.gpu_seconds for task in states)
-            self._open.pop(key, None)
+            self.open_tasks.pop(key, None)
             if states and states[-1].ended_at is None:
-                self._open[key] = states[-1]
+                self.open_tasks[key] = states[-1]
 
     def used(self, now: float) -> Usage:
         """Return the resources used; `now` is in seconds since the epoch."""
         newest = self._jobs[-1] if self._jobs else -math.inf
         # A new job of the run has started, so the driver of these tasks was
         # killed before it could report their end.
-        abandoned = [task for task in self._open.values() if task.began_at < newest]
-        running = (task for task in self._open.values() if task.began_at >= newest)
+        abandoned = [task for task in self.open_tasks.values() if task.began_at < newest]
+        running = (task for task in self.open_tasks.values() if task.began_at >= newest)
         held = [(now - task.began_at) * task.gpus for task in running]
         lost = [(self._lost_at(task.began_at) - task.began_at) * task.gpus for task in abandoned]
         return Usage(self._rounds, math.fsum((*self._ended.values(), *held, *lost)))

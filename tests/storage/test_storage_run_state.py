@@ -183,8 +183,8 @@ def test_each_look_reads_what_was_written_since_the_last(tmp_path):
     assert state.reports[0, "a"].rate == 7.0
     driver.write("task_ended", member="a", exit_code=1, reason="killed", description="killed by SIGKILL")
     news = state.refresh()
-    assert (news, list(state.tasks_of("a")), state.open_tasks) == ({"a"}, [0], {})
+    assert (news, list(state.tasks_of("a")), state.usage.open_tasks) == ({"a"}, [0], {})
     assert state.progress["a"].failures == 1
     assert state.progress == progress_in(run, ENSEMBLE, RETRIES)
     (task,) = state.tasks_of("a")[0]
-    assert state.used(time.time()) == Usage(1, pytest.approx(task.gpu_seconds))
+    assert state.usage.used(time.time()) == Usage(1, pytest.approx(task.gpu_seconds))

@@ -31,11 +31,11 @@ def state_of(run):
 def told(state, news):
     """Return the values of a state."""
     tasks = {name: state.tasks_of(name) for name in NAMES}
-    reports = {key: state.reports[key] for key in state.open_tasks}
+    reports = {key: state.reports[key] for key in state.usage.open_tasks}
     rounds = {index: dict(events) for index, events in state.facts.rounds.items()}
     facts = rounds, state.facts.jobs, state.facts.first_step, state.facts.last, state.facts.began_at
-    moments = state.began_at, state.next_round
-    return dict(state.progress), state.used(NOW), news, tasks, reports, facts, moments
+    moments = state.usage.began_at, state.usage.next_round
+    return dict(state.progress), state.usage.used(NOW), news, tasks, reports, facts, moments
 
 
 def without_snapshot(run):

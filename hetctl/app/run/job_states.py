@@ -207,7 +207,7 @@ def used_until_now(state: RunState, jobs: Iterable[Job]) -> Usage:
     """Return the resources used by a run; tasks whose driver was killed have ended with its last events."""
     last = state.facts.last
     goes_on = last is None or any(not job.state.over for job in jobs)
-    return state.used(time.time() if last is None or goes_on else last.time)
+    return state.usage.used(time.time() if last is None or goes_on else last.time)
 
 
 def _outcome(progress: Mapping[str, Progress], search_ended: str | None) -> tuple[RunReason, str]:

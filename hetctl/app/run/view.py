@@ -84,7 +84,7 @@ class RunView:
         alive : set of int
             Numbers of the jobs in which tasks without an end run; others ended with their last event.
         """
-        training = {name for index, name in self._state.open_tasks if self._goes_on(index, alive)}
+        training = {name for index, name in self._state.usage.open_tasks if self._goes_on(index, alive)}
         return {
             name: _state_of(done, name in training)
             for name, done in self.progress.items()
@@ -173,7 +173,7 @@ class RunView:
 
     def _open_until(self, index: int, name: str, alive: Set[int]) -> float | None:
         """Return the end of a task without one, by its or its driver's last event; None if it is running."""
-        if (index, name) not in self._state.open_tasks or self._goes_on(index, alive):
+        if (index, name) not in self._state.usage.open_tasks or self._goes_on(index, alive):
             return None
         return self._last_heard(index, (name,))
 
@@ -181,7 +181,7 @@ class RunView:
         """Return the end of a round without one, by the last events in it; None if it goes on."""
         if "round_ended" in self.facts.rounds[index] or self._goes_on(index, alive):
             return None
-        lost = [name for round_index, name in self._state.open_tasks if round_index == index]
+        lost = [name for round_index, name in self._state.usage.open_tasks if round_index == index]
         return max(self.facts.rounds[index]["round_started"].time, self._last_heard(index, lost))
 
     def _last_heard(self, index: int, members: Iterable[str]) -> float:

@@ -85,7 +85,7 @@ class RunMembers:
             in_lockstep=spec.sharing == LOCKSTEP,
         )
         PATIENT.call(self.read)
-        self._began_at = time.time() if self._state.began_at is None else self._state.began_at
+        self._began_at = time.time() if self._state.usage.began_at is None else self._state.usage.began_at
 
     @property
     def began_at(self) -> float:
@@ -95,7 +95,7 @@ class RunMembers:
     @property
     def next_round(self) -> int:
         """Index of the run's next round, as of the last reading of events."""
-        return self._state.next_round
+        return self._state.usage.next_round
 
     def keep(self) -> None:
         """Save a snapshot from which later readers of the run's files start; OSError if the disk is full."""
@@ -136,7 +136,7 @@ class RunMembers:
 
     def used_up(self) -> str | None:
         """Return the limit of the run's budget that is reached; None if none is."""
-        return self._budget.exceeded(self._state.used(time.time()))
+        return self._budget.exceeded(self._state.usage.used(time.time()))
 
     def held(self, running: Mapping[str, RunningTask], now: float) -> Iterator[Held]:
         """Yield the members in training that need more of it and were not told to stop.
@@ -175,7 +175,9 @@ class RunMembers:
         progress = self._state.progress
         changed = self._state.refresh(self._take_written())
         # Requests and reports of the search are read back, so that all goes by what is on the disk.
-        while self._trials and self._trials.advance(progress, self._state.used(time.time()), self._run_s):
+        while self._trials and self._trials.advance(
+            progress, self._state.usage.used(time.time()), self._run_s
+        ):
             changed |= self._state.refresh(self._trials.take_written())
         for name in changed:
             if self._trials and name in self._trials:
@@ -185,7 +187,7 @@ class RunMembers:
     @property
     def _run_s(self) -> float:
         """Seconds since the start of the run."""
-        return 0.0 if self._state.began_at is None else time.time() - self._state.began_at
+        return 0.0 if self._state.usage.began_at is None else time.time() - self._state.usage.began_at
 
     def _member(self, name: str) -> Member:
         is_trial = self._trials is not None and name in self._trials
