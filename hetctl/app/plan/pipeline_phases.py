@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from hetctl.methods.pipeline.layouts import PipelineProblem, PlacedPipeline, all
 from hetctl.methods.pipeline.pipeline_plan import Waves
 from hetctl.methods.pipeline.stage_costs import UNNAMED, LayerProfile, PipelineCluster, bytes_alone
 from hetctl.model.combinations import STAGES, features_of, refuse_conflicts
-from hetctl.model.ensemble import Member
+from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.plan import PIPELINE, ModeChoice, Plan, Round
 from hetctl.model.profile import LayerPoint, MemberProfile
@@ -268,7 +267,7 @@ def pipeline_member_of(request: PlanRequest, name: str, layers: MemberLayers) ->
     """
     member = request.ensemble.member(name)
     refuse_conflicts(name, STAGES, *(["global_batch_size"] if member.global_batch_size else []))
-    samples_per_epoch = _samples_per_epoch(request, request.profiles.values())
+    samples_per_epoch = _samples_per_epoch(request.ensemble, request.profiles.values(), request)
     if samples_per_epoch is None:
         raise BadInputError(
             f"the number of samples in an epoch of {name} is unknown",
@@ -320,13 +319,17 @@ def with_pipelines(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
         for allocation in each.allocations
         if allocation.mode == PIPELINE
     }
-    for name in planned:
-        features = features_of(spec.ensemble.of(spec.ensemble.member(name)))
-        refuse_conflicts(name, STAGES, *features, launch=spec.site.launch, sharing=spec.sharing)
-    problems = {name: _problem(spec, request, name) for name in planned}
-    profiles = {profile.member: profile for profile in spec.profiles}
-    samples = _samples_per_epoch(request, spec.profiles)
+    cluster, options = Cluster.at(request.site, spec.gpus), options_from(spec.options)
+    samples = _samples_per_epoch(spec.ensemble, spec.profiles, request)
+    profiles, problems = {profile.member: profile for profile in spec.profiles}, {}
     for name, allocation in planned.items():
+        member = spec.ensemble.member(name)
+        features = features_of(spec.ensemble.of(member))
+        refuse_conflicts(name, STAGES, *features, launch=spec.site.launch, sharing=spec.sharing)
+        layers = layers_of(member, request.site, cluster, request.layers.get(name, ()))
+        assert layers is not None
+        pipelined = PipelineMember(member, layers, samples_per_epoch=0)
+        problems[name] = encode(pipelined.problem(request.site, cluster, options))
         profile = profiles.get(name, MemberProfile(name, {}))
         profiles[name] = replace(
             profile,
@@ -338,19 +341,11 @@ def with_pipelines(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     return replace(spec, pipelines=problems, profiles=tuple(profiles.values()))
 
 
-def _problem(spec: RunSpec, request: PlanRequest, name: str) -> Mapping[str, Any]:
-    cluster = Cluster.at(request.site, spec.gpus)
-    member = spec.ensemble.member(name)
-    layers = layers_of(member, request.site, cluster, request.layers.get(name, ()))
-    assert layers is not None
-    pipelined = PipelineMember(member, layers, samples_per_epoch=0)
-    problem: Mapping[str, Any] = encode(pipelined.problem(request.site, cluster, options_from(spec.options)))
-    return problem
-
-
-def _samples_per_epoch(request: PlanRequest, profiles: Iterable[MemberProfile]) -> int | None:
+def _samples_per_epoch(
+    ensemble: Ensemble, profiles: Iterable[MemberProfile], request: PlanRequest
+) -> int | None:
     known = (
-        request.ensemble.samples_per_epoch,
+        ensemble.samples_per_epoch,
         *(profile.samples_per_epoch for profile in profiles),
         *(point.samples_per_epoch for points in request.layers.values() for point in points),
     )
