@@ -175,7 +175,7 @@ def log_of_a_run(folder):
     records = [ManagerStart(settings, ("a:0", "[b]:0"), batches, 0)]
     for number in range(30):
         seen = [Observation(own, s * own) for own, s in zip(manager.batches, (0.01, 0.03), strict=True)]
-        records.append(logged(float(number), seen, manager.update(seen)))
+        records.append(logged(float(number), number, seen, manager.update(seen)))
     (folder.path / "m.jsonl").write_text("".join(map(line_of, records)))
     return records
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetctl.methods.balance.predictors.base import ObservedRange, Values, check
+from hetctl.methods.balance.predictors.base import ObservedRange, Values
 
 INVERTIBLE = 0.99
 """Largest magnitude of the moving-average coefficient; below 1, the influence of past errors decays."""
@@ -33,9 +33,8 @@ class Arima:
         self._errors = 0
         self.coefficients = np.zeros((workers, 3))
 
-    def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
+    def observe(self, speed: Values, _cpu: Values, _memory: Values) -> None:
         """Update the coefficients from the error of the last prediction."""
-        check(len(self._squares), speed, cpu, memory)
         self._range.observe(speed)
         self._speeds = [*self._speeds[-2:], speed.copy()]
         if len(self._speeds) == 3:

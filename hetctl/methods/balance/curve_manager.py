@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.balance.manager import FULL_MEMORY, Observation, StragglerWarning, checked_limits
+from hetctl.methods.balance.manager import FULL_MEMORY, BatchSizeManager, Observation
 from hetctl.methods.balance.step_time import Lines, Values, whole_batches
 
 POINTS = 16
@@ -60,36 +60,21 @@ TRUSTED = 3.0
 """Standard deviations beyond which an iteration is not used to estimate the noise."""
 
 
-class CurveManager:
+class CurveManager(BatchSizeManager):
     """Manager that learns each worker's Gamma_i (launch overhead, saturation, memory) and balances by it.
 
     Each iteration adds a point to each worker's curve. The lines fitted near the present batches give a
     balanced split. It is evaluated again with lines fitted near itself, and adopted if it saves more than
     `LEAST_GAIN` and more than the measurement uncertainty. The curve of a worker that deviates from it by
     more than noise explains is learnt anew.
-
-    Parameters
-    ----------
-    batches : sequence of int
-        Batches of the first iteration; their sum is kept.
-    caps : sequence of int or None
-        Largest batch of each worker, None for no cap; empty if no worker has one.
-
-    Raises
-    ------
-    BadInputError, InfeasibleError
-        If batches and caps are inconsistent.
     """
 
     def __init__(self, batches: Sequence[int], caps: Sequence[int | None] = ()) -> None:
-        self._limits = checked_limits(batches, caps)
+        super().__init__(batches, caps)
         self._history = StepTimeHistory(len(batches))
         self._noise = Noise(len(batches))
         self._changes = ChangeDetector(len(batches))
         self._launch: Values = np.zeros(len(batches))
-        self.batches = tuple(batches)
-        self.warnings: tuple[StragglerWarning, ...] = ()
-        self.learner: None = None
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Learn from the last iteration and return the batches, changed if that saves enough."""
@@ -135,7 +120,7 @@ class CurveManager:
         enough = present.seconds[slowest] * (1 - max(LEAST_GAIN, SURE * float(present.error[slowest])))
         # Half of the saving is enough here: lines near the present batches underestimate distant savings.
         if present.lines.seconds(self._split(present, most)).max() > (enough + present.seconds[slowest]) / 2:
-            self._warn(present)
+            self._warn_of_late(present)
             return
         in_proportion = now * present.seconds[slowest] / present.seconds
         for growth in GROWTH_LIMITS:
@@ -150,16 +135,13 @@ class CurveManager:
     def _split(self, fit: Fit, limits: Values) -> Values:
         return whole_batches(fit.lines, sum(self.batches), limits).astype(float)
 
-    def _warn(self, present: Fit) -> None:
+    def _warn_of_late(self, present: Fit) -> None:
         """Add a warning if a worker delays all others although its batch is a single sample."""
         slowest = int(present.seconds.argmax())
         others = np.delete(present.seconds, slowest)
         late = others.size and others.max() * (1 + LEAST_GAIN) < present.seconds[slowest]
-        warning = StragglerWarning(
-            slowest, "is the slowest with a single sample: training is faster without it"
-        )
-        if self.batches[slowest] == 1 and late and warning not in self.warnings:
-            self.warnings += (warning,)
+        if self.batches[slowest] == 1 and late:
+            self._warn(slowest, "is the slowest with a single sample")
 
 
 class StepTimeHistory:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.methods.balance.step_time import check_room, limits_of
@@ -36,7 +36,7 @@ class Observation:
     Raises
     ------
     BadInputError
-        If the batch is below 1, the time is not finite and above 0, or the memory is negative or not finite.
+        If the batch is below 1, the time is not finite and above 0, or another value is no finite share.
     """
 
     batch: int
@@ -49,8 +49,9 @@ class Observation:
             raise BadInputError(
                 f"{self.batch} samples in {self.seconds} s: must be at least 1 sample and a time above 0"
             )
-        if not 0 <= self.memory < math.inf:
-            raise BadInputError(f"memory is {self.memory}, but must be the share in use, from 0 up")
+        for name, share in (("cpu", self.cpu), ("memory", self.memory)):
+            if not 0 <= share < math.inf:
+                raise BadInputError(f"{name} is {share}, but must be a share, from 0 up")
 
 
 class StragglerWarning(NamedTuple):
@@ -60,27 +61,59 @@ class StragglerWarning(NamedTuple):
     what: str
 
 
-class BatchSizeManager(Protocol):
+class BatchSizeManager(ABC):
     """Manager that splits a constant total batch over the workers, anew after each iteration.
 
     The sum of the batches never changes, each is at least 1, and none exceeds its cap. A manager has no
     clock and no file, so its `state_of` is sufficient to continue in the next job.
+
+    Parameters
+    ----------
+    batches : sequence of int
+        Batches of the first iteration; their sum is kept.
+    caps : sequence of int or None
+        Largest batch of each worker, None for no cap; empty if no worker has one.
+
+    Attributes
+    ----------
+    batches : tuple of int
+        Batch of each worker in the next iteration.
+    warnings : tuple of StragglerWarning
+        Warnings for the user, each once, in order of occurrence.
+
+    Raises
+    ------
+    BadInputError
+        If there is no worker, a batch is below 1, or the numbers of caps and batches differ.
+    InfeasibleError
+        If a batch is above its cap.
     """
 
-    @property
-    def batches(self) -> tuple[int, ...]:
-        """Batch of each worker in the next iteration."""
-
-    @property
-    def warnings(self) -> tuple[StragglerWarning, ...]:
-        """Warnings for the user, each once, in order of occurrence."""
+    def __init__(self, batches: Sequence[int], caps: Sequence[int | None] = ()) -> None:
+        if not batches or min(batches) < 1 or (caps and len(caps) != len(batches)):
+            raise BadInputError(
+                f"first batches {list(batches)} with caps {list(caps)}: each worker needs one of each, "
+                "at least 1"
+            )
+        self._limits = limits_of(caps or [None] * len(batches))
+        if (np.array(batches) > self._limits).any():
+            raise InfeasibleError(f"first batches {list(batches)} are above their caps {list(caps)}")
+        self.batches = tuple(batches)
+        self.warnings: tuple[StragglerWarning, ...] = ()
 
     @property
     def learner(self) -> Learner | None:
         """Predictor whose networks the owner trains between two updates; None if there is none."""
+        return None
 
+    @abstractmethod
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Add the last iteration, one observation per worker; return the next batches."""
+
+    def _warn(self, worker: int, what: str) -> None:
+        warning = StragglerWarning(worker, f"{what}: training is faster without it")
+        if warning not in self.warnings:
+            self.warnings += (warning,)
 
 
 def equal_batches(total: int, caps: Sequence[int | None]) -> tuple[int, ...]:
@@ -107,23 +140,3 @@ def equal_batches(total: int, caps: Sequence[int | None]) -> tuple[int, ...]:
         for worker in open_workers[:left]:
             shares[worker] = min(shares[worker] + part, limits[worker])
     return tuple(shares.tolist())
-
-
-def checked_limits(batches: Sequence[int], caps: Sequence[int | None]) -> NDArray[np.float64]:
-    """Return the caps as floats after a check against the first batches; empty caps mean no caps.
-
-    Raises
-    ------
-    BadInputError
-        If there is no worker, a batch is below 1, or the numbers of caps and batches differ.
-    InfeasibleError
-        If a batch is above its cap.
-    """
-    if not batches or min(batches) < 1 or (caps and len(caps) != len(batches)):
-        raise BadInputError(
-            f"first batches {list(batches)} with caps {list(caps)}: each worker needs one of each, at least 1"
-        )
-    limits = limits_of(caps or [None] * len(batches))
-    if (np.array(batches) > limits).any():
-        raise InfeasibleError(f"first batches {list(batches)} are above their caps {list(caps)}")
-    return limits

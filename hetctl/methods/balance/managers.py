@@ -18,40 +18,27 @@ from hetctl.methods.balance.manager import (
     FULL_MEMORY,
     BatchSizeManager,
     Observation,
-    StragglerWarning,
-    checked_limits,
 )
 from hetctl.methods.balance.predictors import PREDICTORS, base, learner, network_training
 from hetctl.methods.balance.predictors.base import Predictor
-from hetctl.methods.balance.predictors.learner import FeedForward, Learner
+from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.methods.balance.step_time import Lines, Values, whole_batches
 from hetctl.model.plan import Allocation
 from hetctl.model.training_settings import BalanceSettings
 
 
-class CpuManager:
+class CpuManager(BatchSizeManager):
     """Manager for workers without accelerators: Gamma_i(x) = x / v_i, with the predicted v_i.
 
     Parameters
     ----------
-    batches : sequence of int
-        Batches of the first iteration; their sum is kept.
     predictor : Predictor
         Predictor for the same number of workers, F_i in the paper.
-    caps : sequence of int or None
-        Largest batch of each worker, None for no cap; empty if no worker has one.
-
-    Raises
-    ------
-    BadInputError, InfeasibleError
-        If batches and caps are inconsistent.
     """
 
     def __init__(self, batches: Sequence[int], predictor: Predictor, caps: Sequence[int | None] = ()) -> None:
-        self._limits = checked_limits(batches, caps)
+        super().__init__(batches, caps)
         self._predictor = predictor
-        self.batches = tuple(batches)
-        self.warnings: tuple[StragglerWarning, ...] = ()
 
     @property
     def learner(self) -> Learner | None:
@@ -119,32 +106,16 @@ CHANGED = 1.5
 conditions: steps are then coarse again. The paper's GPUs keep their speed (section 3.3)."""
 
 
-class GpuManager:
-    """Manager of Algorithm 2, for accelerators: the leader takes over samples from the straggler.
-
-    Parameters
-    ----------
-    batches : sequence of int
-        Batches of the first iteration; their sum is kept.
-    caps : sequence of int or None
-        Largest batch of each worker, None for no cap; empty if no worker has one.
-
-    Raises
-    ------
-    BadInputError, InfeasibleError
-        If batches and caps are inconsistent.
-    """
+class GpuManager(BatchSizeManager):
+    """Manager of Algorithm 2, for accelerators: the leader takes over samples from the straggler."""
 
     def __init__(self, batches: Sequence[int], caps: Sequence[int | None] = ()) -> None:
-        self._limits = checked_limits(batches, caps)
+        super().__init__(batches, caps)
         coarse = FAST_STEP * (sum(batches) // (PAPER_BATCH * len(batches)))
         first = [(coarse, FAST_WINDOW)] if coarse > FAST_STEP else []
         self._levels = (*first, (FAST_STEP, FAST_WINDOW), (FINE_STEP, FINE_WINDOW))
         self._recent: list[NDArray[np.float64]] = []
         self._enter(0)
-        self.batches = tuple(batches)
-        self.warnings: tuple[StragglerWarning, ...] = ()
-        self.learner: None = None
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Transfer one step of samples if the leader was faster throughout the window (Algorithm 2)."""
@@ -202,7 +173,8 @@ class GpuManager:
         if self._step > FAST_STEP:
             self._enter(self._level + 1)
         else:
-            self._warn(straggler)
+            samples = self.batches[straggler]
+            self._warn(straggler, f"is the slowest with {samples} samples and cannot give away {self._step}")
 
     def _faster(self, observations: Sequence[Observation], straggler: int) -> list[int]:
         """Return the workers that took less time than the straggler and have free memory (line 5)."""
@@ -222,13 +194,6 @@ class GpuManager:
         batches[straggler] -= self._step
         batches[leader] += self._step
         self.batches = tuple(batches)
-
-    def _warn(self, straggler: int) -> None:
-        samples = self.batches[straggler]
-        what = f"is the slowest with {samples} samples and cannot give away {self._step}"
-        warning = StragglerWarning(straggler, f"{what}: training is faster without it")
-        if warning not in self.warnings:
-            self.warnings += (warning,)
 
 
 Caps = Sequence[int | None]
@@ -280,7 +245,7 @@ CLASSES: dict[str, type] = {
         network_training.SpeedHistory,
         network_training.Models,
         network_training.Training,
-        FeedForward,
+        network_training.FeedForward,
     )
 }
 """Classes of which managers, and trainings of their networks, consist."""

@@ -8,7 +8,7 @@ from base64 import b64decode, b64encode
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import attrgetter
 
 import numpy as np
 
@@ -65,6 +65,8 @@ class LoggedIteration:
     ----------
     time : float
         Time of the answer, in seconds since the epoch.
+    number : int
+        Number of the iteration, counted from 0 at the start of a new manager; a long log leaves some out.
     batches, compute_s, cpu, memory
         As in `Observation`.
     answer : tuple of int
@@ -73,18 +75,16 @@ class LoggedIteration:
         Weights that its predictor took over before, one trained worker after another, as doubles in Base64;
         empty if no training had ended. They are in the log because a training on another processor may end
         with others, and in Base64 because the writing of decimals would delay a step.
-    left_out : int
-        Iterations of the same manager before this one that a long log has left out.
     """
 
     time: float
+    number: int
     batches: tuple[int, ...]
     compute_s: tuple[float, ...]
     cpu: tuple[float, ...]
     memory: tuple[float, ...]
     answer: tuple[int, ...]
     adopted: str = ""
-    left_out: int = 0
 
     @property
     def observations(self) -> list[Observation]:
@@ -114,11 +114,16 @@ class Replay:
 
 
 def logged(
-    at: float, observations: Sequence[Observation], answer: tuple[int, ...], adopted: Values | None = None
+    at: float,
+    number: int,
+    observations: Sequence[Observation],
+    answer: tuple[int, ...],
+    adopted: Values | None = None,
 ) -> LoggedIteration:
     """Return an iteration for the log; `adopted` are weights of a training, if one had ended."""
     return LoggedIteration(
         at,
+        number,
         tuple(seen.batch for seen in observations),
         tuple(seen.seconds for seen in observations),
         tuple(seen.cpu for seen in observations),
@@ -144,26 +149,27 @@ def records_in(lines: Iterable[str]) -> Iterator[ManagerStart | LoggedIteration]
     for number, line in enumerate(lines, start=1):
         if not line.endswith("\n"):
             return
-        yield _record(number, line)
+        try:
+            value = json.loads(line)
+            if "settings" in value:
+                yield decode(ManagerStart, value)
+            else:
+                yield decode(LoggedIteration, value)
+        except (ValueError, TypeError) as error:
+            raise BadInputError(f"line {number}: no record of a balance log: {error}") from None
 
 
 def counted(records: Iterable[ManagerStart | LoggedIteration]) -> list[LoggedIteration]:
     """Return the iterations of a log that count: without those that were lost with killed jobs."""
     iterations: list[LoggedIteration] = []
-    places: list[int] = []
-    began = place = 0
+    began = 0
     for record in records:
         if isinstance(record, LoggedIteration):
-            place += record.left_out
             iterations.append(record)
-            places.append(place)
-            place += 1
         elif record.continued:
-            lost = bisect_left(places, record.continued, began)
-            del iterations[lost:], places[lost:]
-            place = record.continued
+            del iterations[bisect_left(iterations, record.continued, began, key=attrgetter("number")) :]
         else:
-            began, place = len(iterations), 0
+            began = len(iterations)
     return iterations
 
 
@@ -190,25 +196,22 @@ def replay(records: Iterable[ManagerStart | LoggedIteration]) -> Replay:
             repeated += 0 if record.continued else len(history)
             history = history[: record.continued]
             manager = _repeated(segments, history) if len(history) == record.continued else None
-            continue
-        if not segments:
+        elif not segments:
             raise BadInputError("line 1: the log must begin with the start of a manager")
-        if record.left_out:
+        elif manager is not None and record.number == len(history):
+            answer = _answer(manager, record)
+            if difference is None and answer != record.answer:
+                difference = AnswerDifference(len(history), record.answer, answer)
+            history.append(record)
+        else:
             manager = None
-        if manager is None:
-            continue
-        answer = _answer(manager, record)
-        if difference is None and answer != record.answer:
-            difference = AnswerDifference(len(history), record.answer, answer)
-        history.append(record)
     return Replay(tuple(segments), tuple(counted(whole)), repeated + len(history), difference)
 
 
 def _repeated(segments: Sequence[ManagerStart], history: Sequence[LoggedIteration]) -> BatchSizeManager:
     """Return the manager as it was after some iterations of the log."""
-    newest = segments[-1]
     # The manager of a continued segment began in an earlier one.
-    first = newest if not newest.continued else next(s for s in reversed(segments) if not s.continued)
+    first = next(segment for segment in reversed(segments) if not segment.continued)
     manager = manager_of(first.settings, first.batches, (), first.seed)
     for iteration in history:
         _answer(manager, iteration)
@@ -220,25 +223,12 @@ def _answer(manager: BatchSizeManager, iteration: LoggedIteration) -> tuple[int,
     if iteration.adopted:
         if manager.learner is None:
             raise BadInputError("the log has weights of networks, but the manager has none")
-        manager.learner.adopt(_weights(iteration.adopted))
+        try:
+            weights = np.frombuffer(b64decode(iteration.adopted, validate=True), DOUBLE)
+        except ValueError as error:
+            raise BadInputError(f"the log has weights that are no doubles in Base64: {error}") from None
+        manager.learner.adopt(weights)
     return manager.update(iteration.observations)
-
-
-def _weights(adopted: str) -> Values:
-    try:
-        return np.frombuffer(b64decode(adopted, validate=True), DOUBLE)
-    except ValueError as error:
-        raise BadInputError(f"the log has weights that are no doubles in Base64: {error}") from None
-
-
-def _record(number: int, line: str) -> ManagerStart | LoggedIteration:
-    try:
-        value: Any = json.loads(line)
-        if "settings" in value:
-            return decode(ManagerStart, value)
-        return decode(LoggedIteration, value)
-    except (ValueError, TypeError) as error:
-        raise BadInputError(f"line {number}: no record of a balance log: {error}") from None
 
 
 def balance_history(

@@ -30,7 +30,6 @@ from hetctl.runtime.worker.training import (
     run_shown,
     sharing_of,
     stop_signal_of,
-    worker_names,
 )
 from hetctl.storage.atomic_io import make_private_folder
 
@@ -95,7 +94,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             has_saved=lambda: has_saved(assignment.task, context.patience),
             stage=StageWorker(network, layout, transport, recorder.write, context.heartbeat),
             saver=saver,
-            worker_names=worker_names(spec),
+            worker_names=spec.worker_names,
         )
         run_shown(trainer, context, trainer.figures_of)
     # Only behind the barrier has every rank sent its last wave to this one's server.

@@ -6,6 +6,7 @@ Another thread would hold Python's lock in the steps, and a fork is not safe onc
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import time
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hetctl.runtime.job_logs import log_line
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 DUTY = 0.01
 """Largest share of one core's time that trainings take."""
 COMMAND = (sys.executable, "-m", "hetctl.runtime.worker.background_training")
-LENGTH_BYTES = 8
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -79,9 +79,10 @@ class BackgroundTraining:
                 assert process.stdin is not None
                 assert process.stdout is not None
                 while (training := self._given.get()) is not None:
-                    _send(process.stdin, training)
-                    self._found.put(_receive(process.stdout))
-        except (OSError, EOFError) as error:
+                    pickle.dump(training, process.stdin)
+                    process.stdin.flush()
+                    self._found.put(pickle.load(process.stdout))
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
             log_line(f"the background training of the speed predictor has failed: {error!r}")
 
 
@@ -93,38 +94,13 @@ def main() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     _yield_to_all()
     # A parent that was killed may have sent only a part.
-    with suppress(EOFError):
+    with suppress(EOFError, pickle.UnpicklingError):
         while True:
-            training: Training = _receive(sys.stdin.buffer)
+            training: Training = pickle.load(sys.stdin.buffer)
             began_s = time.process_time()
             found = training.fitted()
-            _send(sys.stdout.buffer, (found, time.process_time() - began_s))
-
-
-def _send(stream: IO[bytes], value: Any) -> None:
-    """Write a training, or its result, behind the number of its bytes."""
-    from hetctl.methods.balance.managers import state_of
-    from hetctl.runtime.frameworks.packed_state import to_bytes
-
-    data = to_bytes(state_of(value))
-    stream.write(len(data).to_bytes(LENGTH_BYTES, "big"))
-    stream.write(data)
-    stream.flush()
-
-
-def _receive(stream: IO[bytes]) -> Any:
-    """Wait for what `_send` has written; EOFError if the other process has ended."""
-    from hetctl.methods.balance.managers import made_of
-    from hetctl.runtime.frameworks.packed_state import from_bytes
-
-    return made_of(from_bytes(_whole(stream, int.from_bytes(_whole(stream, LENGTH_BYTES), "big"))))
-
-
-def _whole(stream: IO[bytes], count: int) -> bytes:
-    data = stream.read(count)
-    if len(data) < count:
-        raise EOFError("the other process has ended")
-    return data
+            pickle.dump((found, time.process_time() - began_s), sys.stdout.buffer)
+            sys.stdout.buffer.flush()
 
 
 def _yield_to_all() -> None:

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,10 @@ from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.worker.background_training import BackgroundTraining
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import NodeLoad
-from hetctl.runtime.worker.member_trainer import Reporter
 from hetctl.runtime.worker.messages import TrainingSpec
 from hetctl.runtime.worker.step_clock import StepTimer
 from hetctl.storage.atomic_io import make_private_folder
+from hetctl.storage.event_files import EventWriter
 
 WARM_UP = 2
 """First steps whose times do not count: they compile, allocate and tune."""
@@ -54,55 +54,23 @@ StepReport = tuple[int, float, float, float]
 """Step, its seconds, the share of available cores, and that of memory in use."""
 
 
-@dataclass(frozen=True)
-class Balance:
-    """Balancing of a group as it is at its start.
-
-    Parameters
-    ----------
-    workers : tuple of str
-        Node and GPU of each rank, as in `RankShare`.
-    sizes : tuple of int
-        First batch sizes by rank.
-    unlike : bool
-        True if the ranks have GPUs of several types.
-    seed : int
-        Seed of the manager's predictor.
-    """
-
-    settings: BalanceSettings
-    workers: tuple[str, ...]
-    sizes: tuple[int, ...]
-    unlike: bool = False
-    seed: int = 0
-
-    @property
-    def managed(self) -> bool:
-        """True if a manager sets the sizes from the first step."""
-        return self.settings.mode == ON or self.unlike
-
-
 class Balancer:
     """One rank's side of the balancing; a `StepBalancer`.
 
     Parameters
     ----------
-    leader : BalanceLeader or None
-        Manager of the group's sizes, on rank 0 alone.
     timer : StepTimer
         Timer of this rank's steps.
+    total : int
+        Samples of a step of the whole group.
     """
 
-    def __init__(
-        self, group: Group, balance: Balance, timer: StepTimer, leader: BalanceLeader | None
-    ) -> None:
-        self._group = group
-        self._timer = timer
+    def __init__(self, group: Group, timer: StepTimer, total: int) -> None:
+        self._group, self._timer = group, timer
         self._load = NodeLoad()
         self._step = 0
-        self.leader = leader
         # Every rank begins with the same sizes, and takes over those of rank 0 before the first step.
-        self.sizes = (sum(balance.sizes) // group.size,) * group.size
+        self.sizes = (total // group.size,) * group.size
 
     @property
     def batch_size(self) -> int:
@@ -110,35 +78,29 @@ class Balancer:
         return self.sizes[self._group.rank]
 
     def shares(self) -> tuple[RankShare, ...]:
-        """Return the parts of the ranks in the last iteration that all have reported."""
-        return () if self.leader is None else self.leader.shares()
+        """Return the parts of the ranks in the last iteration that all have reported, on rank 0."""
+        return ()
 
     def state(self) -> Arrays:
-        """Return the manager's state for a checkpoint; empty if there is none."""
-        return {} if self.leader is None else self.leader.state()
+        """Return the manager's state for a checkpoint, on rank 0; empty if there is none."""
+        return {}
 
     def restore(self, state: Arrays) -> None:
-        """Have the manager continue with a state."""
-        if self.leader is not None:
-            self.leader.restore(state)
+        """Have the manager continue with a state, if it suits the group; it is rank 0's that counts."""
 
-    def before_step(self, wish: int, left: int) -> int:
+    def before_step(self, wish: int, left: int) -> int:  # noqa: ARG002
         """Exchange times and sizes, and start the time of the step; return rank 0's wish."""
-        reports = self._reports()
-        answer = None
-        if self.leader is None:
-            self._group.report(reports)
-        else:
-            answer = wish, self.leader.next_sizes(reports)
-        decision, sizes = self._group.broadcast(answer)
+        decision, sizes = self._group.broadcast(self._answer(wish, self._reports()))
         if decision:
             return int(decision)
         self.sizes = tuple(sizes)
         self._step += 1
-        if self.leader is not None:
-            self.leader.begin(self._step, is_full=left >= sum(self.sizes))
         self._timer.begin(self._step)
         return GO_ON
+
+    def _answer(self, wish: int, reports: Sequence[StepReport]) -> Any:  # noqa: ARG002
+        """Send the times to rank 0, which returns a wish and the sizes of the next step."""
+        self._group.report(reports)
 
     def _reports(self) -> list[StepReport]:
         taken = self._timer.taken()
@@ -149,76 +111,75 @@ class Balancer:
 
 
 def balancer_of(
-    spec: TrainingSpec,
-    workers: tuple[str, ...],
-    group: Group,
-    timer: StepTimer,
-    events: Reporter,
-    log: Path,
-    stack: ExitStack,
+    spec: TrainingSpec, group: Group, timer: StepTimer, events: EventWriter, log: Path, stack: ExitStack
 ) -> Balancer:
-    """Return the balancer of a group of several ranks.
-
-    Parameters
-    ----------
-    workers : tuple of str
-        Node and GPU of each rank.
-    stack : ExitStack
-        Stack that ends what it starts.
-    """
+    """Return the balancer of a group of several ranks; the stack ends what it starts."""
     (member,) = spec.ensemble.members
     given = spec.allocation.batch_sizes
     sizes = given or parts_of(member.chunk(group.size), (1,) * group.size)
-    balance = Balance(spec.balance, workers, sizes, unlike=bool(given), seed=member.seed)
-    leader = None
-    if group.rank == 0:
-        recorder = BalanceRecorder(events, log)
-        leader = BalanceLeader(group, balance, recorder, stack.enter_context(closing(BackgroundTraining())))
-    return Balancer(group, balance, timer, leader)
+    if group.rank != 0:
+        return Balancer(group, timer, sum(sizes))
+    start = ManagerStart(spec.balance, spec.worker_names, sizes, member.seed)
+    background = stack.enter_context(closing(BackgroundTraining()))
+    return LeadingBalancer(group, timer, start, events, BalanceLog(log), background, types_differ=bool(given))
 
 
-class BalanceLeader:
-    """Sizes of a group's batches, decided on rank 0 from the reports of all ranks.
+class LeadingBalancer(Balancer):
+    """The balancing on rank 0, which decides on the sizes from the reports of all ranks.
 
     Parameters
     ----------
+    start : ManagerStart
+        Settings, workers and first sizes.
     background : BackgroundTraining
         Process that trains the networks of the manager's predictor, if it has any.
+    types_differ : bool
+        True if the ranks have GPUs of several types.
     """
 
     def __init__(
-        self, group: Group, balance: Balance, recorder: BalanceRecorder, background: BackgroundTraining
+        self,
+        group: Group,
+        timer: StepTimer,
+        start: ManagerStart,
+        events: EventWriter,
+        log: BalanceLog,
+        background: BackgroundTraining,
+        *,
+        types_differ: bool = False,
     ) -> None:
-        self._group = group
-        self._balance = balance
-        self._recorder = recorder
+        super().__init__(group, timer, sum(start.batches))
+        self._start, self._events, self._log = start, events, log
         self._background = background
-        self._waits = balance.settings.manager in BLOCKING
-        self._takes_late = balance.settings.manager in TAKES_LATE
+        self._types_differ = types_differ
         self._drift = DriftDetector(group.size)
         self._manager: BatchSizeManager | None = None
         self._iterations = 0
         self._warned = 0
-        self._sizes = balance.sizes
+        self._next_sizes = start.batches
+        self._sizes_told_at = -SIZES_EVERY_S
         self._begun: dict[int, tuple[int, ...]] = {}
         self._seen: dict[int, dict[int, StepReport]] = {}
         self._ranks: tuple[RankShare, ...] = ()
 
-    def next_sizes(self, own: Sequence[StepReport]) -> tuple[int, ...]:
-        """Return the sizes of the next step; `own` are the reports of rank 0 itself."""
-        if self._manager is None and self._balance.managed:
-            self._start("several types of GPU" if self._balance.unlike else "balance: on")
-        self._add(0, own)
-        for rank, reports in self._group.reports(self._waits):
-            self._add(rank, reports)
+    def before_step(self, wish: int, left: int) -> int:
+        """Exchange times and sizes, and note the beginning of a step whose time is to count."""
+        decision = super().before_step(wish, left)
+        if decision == GO_ON and self._step > WARM_UP and left >= sum(self.sizes):
+            self._begun[self._step] = self.sizes
+        return decision
+
+    def _answer(self, wish: int, reports: Sequence[StepReport]) -> Any:
+        settings = self._start.settings
+        if self._manager is None and (settings.mode == ON or self._types_differ):
+            self._begin("several types of GPU" if self._types_differ else "balance: on")
+        for rank, those in [(0, reports), *self._group.reports(settings.manager in BLOCKING)]:
+            for report in those:
+                if report[0] in self._begun:
+                    self._seen.setdefault(report[0], {})[rank] = report
         for step in sorted(step for step, seen in self._seen.items() if len(seen) == self._group.size):
             self._finish(step)
-        return self._sizes
-
-    def begin(self, step: int, *, is_full: bool) -> None:
-        """Note the beginning of a step; times of the smaller last chunk of an epoch say less."""
-        if is_full and step > WARM_UP:
-            self._begun[step] = self._sizes
+        return wish, self._next_sizes
 
     def shares(self) -> tuple[RankShare, ...]:
         """Return the parts of the ranks in the last iteration that all have reported."""
@@ -229,12 +190,11 @@ class BalanceLeader:
         if self._manager is None:
             return {}
         # A state whose iterations are not in the log could not be repeated from it.
-        self._recorder.flush()
-        balance = self._balance
+        self._log.flush()
         return pack(
             {
-                "settings": encode(balance.settings),
-                "workers": balance.workers,
+                "settings": encode(self._start.settings),
+                "workers": self._start.workers,
                 "iterations": self._iterations,
                 "manager": state_of(self._manager),
             }
@@ -245,27 +205,20 @@ class BalanceLeader:
 
         A state that another version of hetctl has written is not used either.
         """
-        balance = self._balance
+        start = self._start
         try:
             given = unpack(state)
             manager, iterations = made_of(given["manager"]), int(given["iterations"])
-            same = (decode(BalanceSettings, given["settings"]), given["workers"]) == (
-                balance.settings,
-                balance.workers,
-            )
-            new = manager_of(balance.settings, self._sizes, (), balance.seed)
-            fits = same and is_alike(manager, new) and sum(manager.batches) == sum(self._sizes)
+            settings = decode(BalanceSettings, given["settings"])
+            same = (settings, given["workers"]) == (start.settings, start.workers)
+            new = manager_of(start.settings, start.batches, (), start.seed)
+            fits = same and is_alike(manager, new) and sum(manager.batches) == sum(start.batches)
         except UNREADABLE:
             return
         if fits:
-            self._manager, self._sizes, self._iterations = manager, manager.batches, iterations
+            self._manager, self._iterations = manager, iterations
             self._warned = len(manager.warnings)
             self._begin_manager(manager)
-
-    def _add(self, rank: int, reports: Sequence[StepReport]) -> None:
-        for report in reports:
-            if report[0] in self._begun:
-                self._seen.setdefault(report[0], {})[rank] = report
 
     def _finish(self, step: int) -> None:
         """Learn from an iteration that all ranks have reported."""
@@ -276,29 +229,26 @@ class BalanceLeader:
         observations = [Observation(size, *reports[rank][1:]) for rank, size in enumerate(sizes)]
         self._ranks = tuple(
             RankShare(worker, seen.batch, seen.seconds)
-            for worker, seen in zip(self._balance.workers, observations, strict=True)
+            for worker, seen in zip(self._start.workers, observations, strict=True)
         )
         if self._manager is not None:
-            if sizes == self._manager.batches or self._takes_late:
+            if sizes == self._manager.batches or self._start.settings.manager in TAKES_LATE:
                 self._update(self._manager, observations)
         elif self._drift.observe([seen.seconds for seen in observations]):
-            self._start(_drift_reason(self._ranks))
+            self._begin(_drift_reason(self._ranks))
 
     def _update(self, manager: BatchSizeManager, observations: Sequence[Observation]) -> None:
         adopted = None if manager.learner is None else self._learn(manager.learner)
         new = manager.update(observations)
+        self._log.add(logged(time.time(), self._iterations, observations, new, adopted))
         self._iterations += 1
-        self._recorder.log(logged(time.time(), observations, new, adopted))
-        if new != self._sizes:
-            self._sizes = new
-            self._recorder.changed(
-                [
-                    RankShare(rank.worker, size, rank.step_s)
-                    for rank, size in zip(self._ranks, new, strict=True)
-                ]
-            )
+        is_changed, self._next_sizes = new != self._next_sizes, new
+        if is_changed and time.monotonic() >= self._sizes_told_at + SIZES_EVERY_S:
+            self._sizes_told_at = time.monotonic()
+            ranks = [replace(rank, batch=size) for rank, size in zip(self._ranks, new, strict=True)]
+            self._events.write("batch_sizes", ranks=encode(ranks))
         for worker, message in manager.warnings[self._warned :]:
-            self._recorder.straggler(self._ranks[worker], message)
+            self._events.write("straggler", rank=encode(self._ranks[worker]), message=message)
         self._warned = len(manager.warnings)
 
     def _learn(self, learner: Learner) -> Values | None:
@@ -310,21 +260,19 @@ class BalanceLeader:
             self._background.offer(learner.training)
         return found
 
-    def _start(self, reason: str) -> None:
-        balance = self._balance
-        self._manager = manager_of(balance.settings, self._sizes, (), balance.seed)
-        self._recorder.started(reason, self._ranks)
+    def _begin(self, reason: str) -> None:
+        start = self._start
+        self._manager = manager_of(start.settings, start.batches, (), start.seed)
+        self._events.write("balance_started", reason=reason, ranks=encode(self._ranks))
         self._begin_manager(self._manager)
 
     def _begin_manager(self, manager: BatchSizeManager) -> None:
         """Start the process for the manager's networks, if it has any, and log its start."""
-        balance = self._balance
+        self._next_sizes = manager.batches
         if manager.learner is not None:
             # Here, and not with the first training: mostly no step has begun, and none is delayed.
             self._background.start()
-        self._recorder.log(
-            ManagerStart(balance.settings, balance.workers, self._sizes, balance.seed, self._iterations)
-        )
+        self._log.add(replace(self._start, batches=manager.batches, continued=self._iterations))
 
 
 def _drift_reason(ranks: Sequence[RankShare]) -> str:
@@ -355,73 +303,45 @@ def interval(size_bytes: int, whole_bytes: int = WHOLE_BYTES) -> int:
     return 1 if beyond < 0 else 16 << min(beyond, 10)
 
 
-class BalanceRecorder:
-    """Record of a group's balancing, on rank 0, as events and in a log.
+class BalanceLog:
+    """Log of what a manager was given, for the replay; training goes on if the disk is full.
 
     Parameters
     ----------
-    log : Path
-        File for the replay.
     whole_bytes : int
-        Its size from which on iterations are left out.
+        Size of the file from which on iterations are left out.
     """
 
-    def __init__(self, events: Reporter, log: Path, whole_bytes: int = WHOLE_BYTES) -> None:
-        self._events = events
-        self._log = log
+    def __init__(self, path: Path, whole_bytes: int = WHOLE_BYTES) -> None:
+        self._path = path
         self._whole_bytes = whole_bytes
-        self._size_bytes = log.stat().st_size if log.exists() else 0
-        self._left_out = 0
+        self._size_bytes = path.stat().st_size if path.exists() else 0
         self._lines: list[str] = []
         self._is_whole = False
         self._next_lines = 0.0
-        self._next_sizes = 0.0
 
-    def started(self, reason: str, ranks: Sequence[RankShare]) -> None:
-        """Write a ``balance_started`` event."""
-        self._events.write("balance_started", reason=reason, ranks=encode(tuple(ranks)))
-
-    def log(self, record: ManagerStart | LoggedIteration) -> None:
+    def add(self, record: ManagerStart | LoggedIteration) -> None:
         """Add a record, if the log is not too long; the file gets it within about `LINES_EVERY_S`."""
-        if isinstance(record, ManagerStart):
-            self._add(record)
-        elif (every := interval(self._size_bytes, self._whole_bytes)) > self._left_out + 1:
-            self._left_out += 1
-        else:
-            # Without the iterations that were left out nothing is repeated, so weights are of no use.
-            adopted = record.adopted if every == 1 else ""
-            self._add(replace(record, left_out=self._left_out, adopted=adopted))
+        every = interval(self._size_bytes, self._whole_bytes)
+        if isinstance(record, ManagerStart) or record.number % every == 0:
+            self._lines.append(line_of(record))
+            self._size_bytes += len(self._lines[-1])
         if time.monotonic() >= self._next_lines:
             self.flush()
 
-    def _add(self, record: ManagerStart | LoggedIteration) -> None:
-        self._left_out = 0
-        self._lines.append(line_of(record))
-        self._size_bytes += len(self._lines[-1])
-
     def flush(self) -> None:
-        """Append the records since the last call; training goes on if the disk is full."""
+        """Append the records since the last call."""
         self._next_lines = time.monotonic() + LINES_EVERY_S
         lines, self._lines = self._lines, []
         try:
-            make_private_folder(self._log.parent)
-            with self._log.open("ab") as file:
+            make_private_folder(self._path.parent)
+            with self._path.open("ab") as file:
                 if not self._is_whole:
-                    file.truncate(_whole_lines(self._log))
+                    file.truncate(_whole_lines(self._path))
                     self._is_whole = True
                 file.write("".join(lines).encode())
         except OSError as error:
-            log_line(f"{len(lines)} records of {self._log.name} are lost: {error}")
-
-    def changed(self, ranks: Sequence[RankShare]) -> None:
-        """Write a ``batch_sizes`` event, if the last one is `SIZES_EVERY_S` old."""
-        if time.monotonic() >= self._next_sizes:
-            self._next_sizes = time.monotonic() + SIZES_EVERY_S
-            self._events.write("batch_sizes", ranks=encode(tuple(ranks)))
-
-    def straggler(self, rank: RankShare, message: str) -> None:
-        """Write a ``straggler`` event."""
-        self._events.write("straggler", rank=encode(rank), message=message)
+            log_line(f"{len(lines)} records of {self._path.name} are lost: {error}")
 
 
 def _whole_lines(path: Path) -> int:

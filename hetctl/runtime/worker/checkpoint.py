@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Concatenate, ParamSpec, TypeVar
 
 from hetctl.model.errors import is_transient
 from hetctl.model.serialization import encode, parse
@@ -34,16 +35,19 @@ from hetctl.storage.patience import AT_ONCE, Patience
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+P = ParamSpec("P")
+T = TypeVar("T")
+
 KEPT = 2
 UNFINISHED = (".npz", ".tmp")
 """Endings of the files of a checkpoint that are there before its manifest."""
 PART = "{}.part-{:03d}.npz"
 """Name of the file of a stage, from the checkpoint's name and the number of the part."""
-SHARDS = "{}.shards"
-"""Name of the folder of a divided network, from the checkpoint's name."""
-OTHER_SHARDS = "{}.again.shards"
-"""Name of that folder if there is one of an earlier checkpoint of the same state."""
-SHARDS_PART = "{}.shards-part"
+SHARDS = "shards"
+"""Ending of the folder of a divided network."""
+SHARDS_NAMES = f"{{}}.{SHARDS}", f"{{}}.again.{SHARDS}"
+"""Names of that folder, from the checkpoint's name: a state that is saved again takes the other one."""
+SHARDS_PART = f"{{}}.{SHARDS}-part"
 """Name of that folder while ranks write into it."""
 PARENT = "parent.json"
 """Name of the file that says how many epochs of a trial's checkpoint are those of its parent."""
@@ -122,10 +126,6 @@ class ArrayFile:
     sha256: str
     names: tuple[str, ...] = ()
 
-    def has(self, needs: Callable[[str], bool]) -> bool:
-        """Return true if it may have arrays that are needed."""
-        return not self.names or any(map(needs, self.names))
-
 
 @dataclass(frozen=True)
 class Manifest:
@@ -189,6 +189,18 @@ class Inherited:
     epochs: int
 
 
+def _patient(
+    method: Callable[Concatenate[CheckpointFolder, P], T],
+) -> Callable[Concatenate[CheckpointFolder, P], T]:
+    """Repeat a method while the file system does not answer, as the folder's patience says."""
+
+    @wraps(method)
+    def repeated(folder: CheckpointFolder, /, *arguments: P.args, **options: P.kwargs) -> T:
+        return folder._patience.call(method, folder, *arguments, **options)
+
+    return repeated
+
+
 class CheckpointFolder:
     """Checkpoints of a member; only rank 0 of its group writes them.
 
@@ -203,6 +215,7 @@ class CheckpointFolder:
         self._patience = patience
         self._invalid: set[str] = set()
 
+    @_patient
     def save(
         self,
         arrays: Arrays,
@@ -228,11 +241,6 @@ class CheckpointFolder:
         OSError
             If the disk is full, or does not answer; the earlier checkpoints stay intact.
         """
-        return self._patience.call(lambda: self._save(arrays, state, since, shards))
-
-    def _save(
-        self, arrays: Arrays, state: TrainingState, since: int | None, shards: Sequence[ArrayFile]
-    ) -> Manifest:
         make_private_folder(self.path)
         file = self._write_arrays(f"{_name_of(state)}.npz", arrays, state)
         total = file.bytes + sum(shard.bytes for shard in shards)
@@ -240,6 +248,7 @@ class CheckpointFolder:
         self._finish(manifest, since)
         return manifest
 
+    @_patient
     def save_part(self, arrays: Arrays, state: TrainingState, part: int) -> ArrayFile:
         """Write the arrays of a stage of a pipeline; they count once `join_parts` has been called.
 
@@ -253,19 +262,17 @@ class CheckpointFolder:
         OSError
             If the disk is full, or does not answer.
         """
+        make_private_folder(self.path)
+        file = self._write_arrays(PART.format(_name_of(state), part), arrays, state)
+        return replace(file, names=tuple(arrays))
 
-        def write() -> ArrayFile:
-            make_private_folder(self.path)
-            return self._write_arrays(PART.format(_name_of(state), part), arrays, state)
-
-        return replace(self._patience.call(write), names=tuple(arrays))
-
+    @_patient
     def join_parts(self, parts: Sequence[ArrayFile], state: TrainingState) -> Manifest:
         """Write the manifest of a checkpoint whose parts are on the disk; delete all but the last two."""
         file = f"{_name_of(state)}.json"
         digest = hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
         manifest = Manifest(file, sum(part.bytes for part in parts), digest, state, tuple(parts))
-        self._patience.call(lambda: self._finish(manifest, None))
+        self._finish(manifest, None)
         return manifest
 
     def _write_arrays(self, name: str, arrays: Arrays, state: TrainingState) -> ArrayFile:
@@ -289,12 +296,10 @@ class CheckpointFolder:
 
     def _finish(self, manifest: Manifest, since: int | None) -> None:
         """Write the manifest of a checkpoint whose files are on the disk, and delete old checkpoints."""
-        name = _name_of(manifest.state)
         # Again, since arrays take long to write.
         self._patience.before()
-        write_json(self.path / f"{name}.json", encode(manifest))
-        self._drop_old(name, since)
-        self._drop_others(name, manifest)
+        write_json(self.path / f"{_name_of(manifest.state)}.json", encode(manifest))
+        self._drop_old(manifest, since)
 
     def new_shards(self, state: TrainingState) -> Path:
         """Return the folder in which a checkpoint's files in the format of PyTorch are written."""
@@ -303,7 +308,7 @@ class CheckpointFolder:
     def free_shards(self, state: TrainingState) -> Path:
         """Return the name of that folder when all are there; an earlier checkpoint does not have it."""
         name, named = _name_of(state), self._named(state)
-        path = self.path / next(n for n in (SHARDS.format(name), OTHER_SHARDS.format(name)) if n not in named)
+        path = self.path / next(n for n in (each.format(name) for each in SHARDS_NAMES) if n not in named)
         # It may be that of a process that was killed before it wrote its manifest.
         shutil.rmtree(path, ignore_errors=True)
         return path
@@ -315,6 +320,7 @@ class CheckpointFolder:
         except (FileNotFoundError, ValueError):
             return set()
 
+    @_patient
     def load(
         self,
         fits: Callable[[TrainingState], bool] = lambda _: True,
@@ -329,9 +335,6 @@ class CheckpointFolder:
         needs : callable
             Function that returns true for the names of arrays to read.
         """
-        return self._patience.call(lambda: self._load(fits, needs))
-
-    def _load(self, fits: Callable[[TrainingState], bool], needs: Callable[[str], bool]) -> Loaded:
         invalid: list[str] = []
         for path in self._manifests():
             try:
@@ -348,6 +351,7 @@ class CheckpointFolder:
                 return Loaded(arrays, manifest.state, tuple(invalid), shards)
         return Loaded(None, TrainingState(), tuple(invalid))
 
+    @_patient
     def newest_state(self, fits: Callable[[TrainingState], bool] = lambda _: True) -> TrainingState:
         """Return the state of the newest checkpoint without its arrays; a fresh state if there is none.
 
@@ -361,9 +365,6 @@ class CheckpointFolder:
         OSError
             If the disk does not answer.
         """
-        return self._patience.call(lambda: self._newest_state(fits))
-
-    def _newest_state(self, fits: Callable[[TrainingState], bool]) -> TrainingState:
         for path in self._manifests():
             with suppress(FileNotFoundError, ValueError):
                 manifest = _manifest_in(path)
@@ -435,34 +436,36 @@ class CheckpointFolder:
         except FileNotFoundError:
             return []
 
-    def _drop_old(self, new: str, since: int | None) -> None:
-        """Delete checkpoints, but not the one just written, whatever damaged ones are named after it."""
-        manifests = self._manifests()
-        valid = [path for path in manifests if path.stem not in self._invalid]
-        kept = {new, *(path.stem for path in valid[:KEPT])}
-        old = (path for path in manifests if path.stem not in kept and path.stem < max(kept))
-        for manifest in (path for path in old if since is None or visit_in(path.stem) < since):
-            # The manifest first: an archive without one counts as nonexistent
-            # if the process is killed in between. Of members that hop, ranks of other nodes delete, too.
-            manifest.unlink(missing_ok=True)
-            for name in self._entries(f"{manifest.stem}.*npz"):
-                (self.path / name).unlink(missing_ok=True)
-        # Those of processes that were killed, too.
-        for name in self._entries(SHARDS.format("epoch-*") + "*"):
-            if not (self.path / f"{name.split('.')[0]}.json").exists():
-                shutil.rmtree(self.path / name, ignore_errors=True)
+    def _drop_old(self, manifest: Manifest, since: int | None) -> None:
+        """Delete what a new checkpoint replaces, and older ones; no damaged one that is named after it."""
+        new = _name_of(manifest.state)
+        names = [path.stem for path in self._manifests()]
+        kept = {new, *[name for name in names if name not in self._invalid][:KEPT]}
+        old = {
+            name
+            for name in names
+            if name not in kept and name < max(kept) and (since is None or visit_in(name) < since)
+        }
+        # The manifests first: an archive without one counts as nonexistent if the process is killed.
+        # Of members that hop, ranks of other nodes delete, too.
+        for name in old:
+            (self.path / f"{name}.json").unlink(missing_ok=True)
+        own = _names_in(manifest) | {f"{new}.json"}
+        for entry in self._entries("epoch-*"):
+            name, _, ending = entry.partition(".")
+            # Shards of processes that were killed, too.
+            is_left = SHARDS in ending and name not in names
+            if name in old or is_left or (name == new and entry not in own):
+                self._remove(entry)
         if since is None:
             self.drop_unfinished()
 
-    def _drop_others(self, name: str, manifest: Manifest) -> None:
-        """Delete the files of an earlier checkpoint of the same state."""
-        own = _names_in(manifest) | {f"{name}.json"}
-        for other in self._entries(f"{name}.*"):
-            path = self.path / other
-            if other not in own and path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            elif other not in own:
-                path.unlink(missing_ok=True)
+    def _remove(self, entry: str) -> None:
+        path = self.path / entry
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
     def drop_unfinished(self) -> None:
         """Delete what killed processes have left of checkpoints before those that are kept.
@@ -529,28 +532,19 @@ def _copy_durably(source: str, target: str) -> None:
 def _read_files(
     folder: Path, manifest: Manifest, needs: Callable[[str], bool]
 ) -> dict[str, npt.NDArray[Any]]:
-    found: dict[str, npt.NDArray[Any]] = {}
-    for part in manifest.arrays:
-        if part.has(needs):
-            found.update(_read_arrays(folder / part.file, part, needs))
-    for shard in manifest.shards:
-        if shard.has(needs):
-            with (folder / shard.file).open("rb") as stream:
-                _check(stream, shard)
-    return found
-
-
-def _check(stream: BinaryIO, file: ArrayFile) -> None:
-    if _digest(stream) != file.sha256:
-        raise ValueError(f"{file.file} does not have the checksum of its manifest")
-
-
-def _read_arrays(file: Path, part: ArrayFile, needs: Callable[[str], bool]) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays that are needed; ValueError if a file that may have some is damaged."""
     import numpy as np
 
-    with file.open("rb") as stream:
-        _check(stream, part)
-        stream.seek(0)
-        # A pickle could run any program as this user.
-        with np.load(stream, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in filter(needs, arrays.files)}
+    found: dict[str, npt.NDArray[Any]] = {}
+    for file in manifest.files:
+        if file.names and not any(map(needs, file.names)):
+            continue
+        with (folder / file.file).open("rb") as stream:
+            if _digest(stream) != file.sha256:
+                raise ValueError(f"{file.file} does not have the checksum of its manifest")
+            if file not in manifest.shards:
+                stream.seek(0)
+                # A pickle could run any program as this user.
+                with np.load(stream, allow_pickle=False) as arrays:
+                    found |= {name: arrays[name] for name in filter(needs, arrays.files)}
+    return found

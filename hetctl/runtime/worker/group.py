@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +27,15 @@ PEER_FAILURE_CHECK_S = 1.0
 
 class LostPeerError(HetctlError):
     """Loss of another rank of the group, which caused this rank's error."""
+
+
+@contextmanager
+def _losing_peers() -> Iterator[None]:
+    """Raise LostPeerError for a connection that has ended."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise LostPeerError(f"lost another rank of the group: {error}") from None
 
 
 class Group:
@@ -140,32 +150,26 @@ class ProcessGroup(Group):
 
     def broadcast(self, value: Any) -> Any:
         """Send or receive rank 0's value; LostPeerError if another rank has ended."""
-        try:
+        with _losing_peers():
             if self.rank != 0:
                 return self._connections[0].receive()
             for connection in self._connections:
                 connection.send(value)
-        except ConnectionError as error:
-            raise LostPeerError(f"lost another rank of the group: {error}") from None
         return value
 
     def report(self, value: Any) -> None:
         """Send rank 0 a value; LostPeerError if it has ended."""
-        try:
+        with _losing_peers():
             self._connections[0].send(value)
-        except ConnectionError as error:
-            raise LostPeerError(f"lost another rank of the group: {error}") from None
 
     def reports(self, wait: bool = False) -> Iterator[tuple[int, Any]]:
         """Yield the values that have arrived on rank 0; LostPeerError if another rank has ended."""
-        try:
+        with _losing_peers():
             for rank, connection in enumerate(self._connections, 1):
                 if wait:
                     yield rank, connection.receive()
                 for value in connection.arrived():
                     yield rank, value
-        except ConnectionError as error:
-            raise LostPeerError(f"lost another rank of the group: {error}") from None
 
     def on_peer_loss(self, call: Callable[[], None]) -> None:
         """Have a function called, in a thread of its own, when another rank has ended."""
@@ -176,10 +180,9 @@ class ProcessGroup(Group):
         limit = time.monotonic() + patience_s
         while time.monotonic() < limit:
             try:
-                for connection in self._connections:
-                    for _ in connection.arrived():
-                        pass
-            except ConnectionError:
+                for _ in self.reports():
+                    pass
+            except LostPeerError:
                 return True
             time.sleep(0.02)
         return False
@@ -189,7 +192,7 @@ class ProcessGroup(Group):
         if self._watch:
             # From here on others may end in order.
             self._watch.end()
-        try:
+        with _losing_peers():
             if self.rank != 0:
                 # A barrier: the first rank that shuts Horovod down would end all others.
                 self._connections[0].send(None)
@@ -199,8 +202,6 @@ class ProcessGroup(Group):
                     pass
             if self.rank == 0:
                 self.broadcast(None)
-        except ConnectionError as error:
-            raise LostPeerError(f"lost another rank of the group: {error}") from None
         self._backend.shutdown()
         for connection in self._connections:
             connection.close()

@@ -9,7 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -26,15 +26,9 @@ from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded, M
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.random_state import set_random_state
+from hetctl.storage.event_files import EventWriter
 
 Note = Callable[[int, int, Any], None]
-
-
-class Reporter(Protocol):
-    """Writer of events; ranks other than 0 report nothing."""
-
-    def write(self, kind: str, **data: Any) -> None:
-        """Append one event."""
 
 
 class SaveClock:
@@ -162,7 +156,7 @@ class MemberTrainer(ABC):
     validation: Loader
     checkpoints: CheckpointFolder
     group: Group
-    events: Reporter
+    events: EventWriter
     stop: StopSignal
     gpus: int
     expected_epoch_s: float

@@ -91,6 +91,11 @@ class TrainingSpec:
     grace_s: float = 0.0
     lease: LeaseMark | None = None
 
+    @property
+    def worker_names(self) -> tuple[str, ...]:
+        """Node and GPU of each rank."""
+        return tuple(f"{part.node}:{gpu}" for part in self.allocation.placement for gpu in part.gpus)
+
 
 @dataclass(frozen=True)
 class TaskMessage:

@@ -8,13 +8,13 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import OFF
-from hetctl.runtime.data.batches import Batches, StepBalancer, held_out_batches
+from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import ArrayLoader, Samples
 from hetctl.runtime.data.partitioned_data import PartitionLoader
@@ -30,7 +30,6 @@ from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import (
     MemberTrainer,
-    Reporter,
     StopSignal,
     load_together,
     refuse_early_end,
@@ -40,7 +39,11 @@ from hetctl.runtime.worker.random_state import RANKS, gathered_states, random_st
 from hetctl.runtime.worker.reporting import has_saved, reporter
 from hetctl.runtime.worker.step_clock import EpochClock
 from hetctl.runtime.worker.tensorboard import Figures, TensorBoardWriter, figures_of_ranks
+from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import tensorboard_file
+
+if TYPE_CHECKING:
+    from hetctl.runtime.worker.balancing import Balancer
 
 BALANCE = "balance/"
 """Prefix of the names of the state of the manager of batch sizes among a checkpoint's arrays."""
@@ -50,33 +53,20 @@ SCORES = "scores/"
 """Prefix of the sums from which a member that hops computes the metrics of an unfinished evaluation."""
 
 
-class TrainingBalancer(StepBalancer, Protocol):
-    """Balancer of a group's batch sizes whose state is a part of the member's checkpoints."""
-
-    def shares(self) -> tuple[RankShare, ...]:
-        """Return the parts of the ranks in a recent iteration, on rank 0."""
-
-    def state(self) -> Arrays:
-        """Return the state for a checkpoint, on rank 0; empty if there is none."""
-
-    def restore(self, state: Arrays) -> None:
-        """Continue with a state, if it suits the group; it is rank 0's that counts."""
-
-
 @dataclass
 class Trainer(MemberTrainer):
     """A member's training in one round, as in `MemberTrainer`.
 
     Parameters
     ----------
-    balancer : TrainingBalancer or None
+    balancer : Balancer or None
         Balancer of the group's batch sizes; None: they are constant.
     accesses : SampleAccesses or None
         Accesses of the samples of partitioned data; None: each sample is accessed once in an epoch.
     """
 
     network: TrainableNetwork
-    balancer: TrainingBalancer | None = None
+    balancer: Balancer | None = None
     accesses: SampleAccesses | None = None
 
     def _restore_arrays(self, arrays: Arrays) -> None:
@@ -279,7 +269,7 @@ def _run(
     if isinstance(built.training, PartitionLoader):
         accesses = built.training.accesses
         built.training.on_landed = partial(
-            _report_migration, events, worker_names(spec), built.training.sample
+            _report_migration, events, spec.worker_names, built.training.sample
         )
     trainer = TRAINERS[member.shard](
         member=member,
@@ -330,8 +320,8 @@ def run_shown(
 
 
 def _balancer(
-    spec: TrainingSpec, task: TaskMessage, built: BuiltMember, events: Reporter, stack: ExitStack
-) -> TrainingBalancer | None:
+    spec: TrainingSpec, task: TaskMessage, built: BuiltMember, events: EventWriter, stack: ExitStack
+) -> Balancer | None:
     """Return the balancer of a group of several ranks, unless balancing is off."""
     timer, group = built.network.timer, built.group
     if group.size == 1 or timer is None or spec.balance.mode == OFF:
@@ -339,16 +329,11 @@ def _balancer(
     # Only trainings that balance import the managers of batch sizes.
     from hetctl.runtime.worker.balancing import balancer_of
 
-    return balancer_of(spec, worker_names(spec), group, timer, events, task.balance_log, stack)
-
-
-def worker_names(spec: TrainingSpec) -> tuple[str, ...]:
-    """Return node and GPU of each rank."""
-    return tuple(f"{place.node}:{gpu}" for place in spec.allocation.placement for gpu in place.gpus)
+    return balancer_of(spec, group, timer, events, task.balance_log, stack)
 
 
 def _report_migration(
-    events: Reporter, workers: tuple[str, ...], sample: Samples, transfer: Transfer
+    events: EventWriter, workers: tuple[str, ...], sample: Samples, transfer: Transfer
 ) -> None:
     events.write(
         "migration",

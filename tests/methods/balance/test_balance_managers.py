@@ -134,7 +134,7 @@ def test_equal_batches_have_the_total_and_fit_their_caps(caps, total):
 
 @pytest.mark.parametrize(
     "values",
-    [{"batch": 0}, {"seconds": 0.0}, {"seconds": float("nan")}, {"memory": float("nan")}, {"memory": -0.1}],
+    [{"batch": 0}, {"seconds": 0.0}, {"seconds": float("nan")}, {"cpu": float("nan")}, {"memory": -0.1}],
 )
 def test_observations_that_cannot_be_are_refused(values):
     with pytest.raises(BadInputError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,9 +14,7 @@ import psutil
 import pytest
 from workbench import wait_for
 
-from hetctl.methods.balance.managers import state_of
 from hetctl.methods.balance.predictors.learner import narx
-from hetctl.runtime.frameworks.packed_state import to_bytes
 from hetctl.runtime.worker.background_training import BackgroundTraining
 from hetctl.storage.processes import Process
 
@@ -129,13 +128,11 @@ def test_after_its_process_was_killed_nothing_is_trained(background, processes, 
 
 
 PARENT = """
-import psutil, sys, time
-from hetctl.methods.balance.managers import made_of
-from hetctl.runtime.frameworks.packed_state import from_bytes
+import pickle, psutil, sys, time
 from hetctl.runtime.worker.background_training import BackgroundTraining
 background = BackgroundTraining(1e9)
 background.start()
-training = made_of(from_bytes(sys.stdin.buffer.read()))
+training = pickle.load(sys.stdin.buffer)
 background.offer(training)
 while background.result() is None:
     time.sleep(0.01)
@@ -154,7 +151,7 @@ def test_the_process_ends_with_its_parent(when, tmp_path):
     with (tmp_path / "errors").open("wb") as errors:
         parent = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors)
     with parent:
-        parent.stdin.write(to_bytes(state_of(waiting())))
+        pickle.dump(waiting(), parent.stdin)
         parent.stdin.close()
         child = Process.of(int(parent.stdout.readline()))
         if when == "ended":

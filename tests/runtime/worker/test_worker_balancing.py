@@ -22,7 +22,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.training_settings import AUTO, FRAMEWORKS, ON, BalanceSettings
 from hetctl.runtime.frameworks.packed_state import pack, unpack
 from hetctl.runtime.worker.background_training import DUTY, BackgroundTraining
-from hetctl.runtime.worker.balancing import WARM_UP, Balance, BalanceLeader, Balancer
+from hetctl.runtime.worker.balancing import WARM_UP, Balancer, LeadingBalancer
 from hetctl.runtime.worker.group import Group
 
 CHUNK = 64
@@ -45,26 +45,24 @@ class Timer:
 
 
 class Records:
-    """All that a leader records."""
+    """Events and log of a leader."""
 
     def __init__(self):
-        self.reasons, self.segments, self.iterations = [], [], []
-        self.sizes, self.stragglers = [], []
+        self.segments, self.iterations = [], []
+        self.events = {"balance_started": [], "batch_sizes": [], "straggler": []}
 
-    def started(self, reason, _ranks):
-        self.reasons.append(reason)
+    def write(self, kind, **data):
+        self.events[kind].append(data)
 
-    def log(self, record):
+    def add(self, record):
         (self.segments if isinstance(record, ManagerStart) else self.iterations).append(record)
 
     def flush(self):
         pass
 
-    def changed(self, ranks):
-        self.sizes.append(tuple(rank.batch for rank in ranks))
-
-    def straggler(self, rank, message):
-        self.stragglers.append((rank, message))
+    @property
+    def reasons(self):
+        return [event["reason"] for event in self.events["balance_started"]]
 
 
 def run(
@@ -77,7 +75,7 @@ def run(
     sizes=None,
     state=(),
     left=10**9,
-    unlike=False,
+    types_differ=False,
     ends=lambda _: False,
     duty=DUTY,
 ):
@@ -86,22 +84,21 @@ def run(
     Return the sizes of each step by rank, records, and leader.
     """
     size = len(speeds)
-    balance = Balance(
-        BalanceSettings(mode, manager, predictor),
-        tuple(f"node:{rank}" for rank in range(size)),
-        sizes or (CHUNK // size,) * size,
-        unlike=unlike,
-    )
+    sizes = sizes or (CHUNK // size,) * size
+    workers = tuple(f"node:{rank}" for rank in range(size))
+    start = ManagerStart(BalanceSettings(mode, manager, predictor), workers, sizes, 0)
     records, seen = Records(), [[] for _ in speeds]
-    ranks = groups_of_threads(size)
+    ranks, timers = groups_of_threads(size), [Timer(own) for own in speeds]
     background = BackgroundTraining(duty)
-    leader = BalanceLeader(ranks[0], balance, records, background)
+    leader = LeadingBalancer(
+        ranks[0], timers[0], start, records, records, background, types_differ=types_differ
+    )
     leader.restore(dict(state))
     average = threading.Barrier(size)
 
     def train(rank):
-        timer = Timer(speeds[rank])
-        balancer = timer.balancer = Balancer(ranks[rank], balance, timer, leader if rank == 0 else None)
+        balancer = Balancer(ranks[rank], timers[rank], sum(sizes)) if rank else leader
+        timers[rank].balancer = balancer
         for step in range(steps + 1):
             if balancer.before_step(rank == 0 and (step == steps or ends(records)), left):
                 break
@@ -132,7 +129,9 @@ def test_ranks_agree_on_sizes_that_fit_their_speeds(manager):
     # 48 and 16 samples take the same time.
     assert sizes[-1] == pytest.approx((48, 16), abs=2)
     assert records.reasons == ["balance: on"]
-    assert records.sizes[-1] == sizes[-1]
+    assert all(
+        sum(rank["batch"] for rank in event["ranks"]) == CHUNK for event in records.events["batch_sizes"]
+    )
 
 
 class Gpus:
@@ -193,8 +192,8 @@ def test_auto_mode_switches_on_when_a_rank_slows_down():
     assert reason.startswith("node:1 takes 0.096 s for its 32 samples, node:0 0.032 s")
 
 
-def test_unlike_gpus_are_managed_from_the_first_step():
-    sizes, records, _ = run([speed(0.001), speed(0.003)], 5, mode=AUTO, sizes=(48, 16), unlike=True)
+def test_gpus_of_two_types_are_managed_from_the_first_step():
+    sizes, records, _ = run([speed(0.001), speed(0.003)], 5, mode=AUTO, sizes=(48, 16), types_differ=True)
     assert sizes[0] == (48, 16)
     assert records.reasons == ["several types of GPU"]
 
@@ -240,7 +239,7 @@ class ProgramOfAnother:
         return Path.touch, (Path(os.environ["RUN_BY_PICKLE"]),)
 
 
-UNLIKE = {
+UNREADABLE = {
     "nothing": lambda: {},
     "no structure": lambda: {"structure": np.frombuffer(b"[", np.uint8)},
     "deep structure": lambda: {"structure": np.frombuffer(b"[" * 10**5, np.uint8)},
@@ -255,10 +254,10 @@ UNLIKE = {
 }
 
 
-@pytest.mark.parametrize("name", UNLIKE)
+@pytest.mark.parametrize("name", UNREADABLE)
 def test_a_state_that_cannot_be_read_begins_anew(name, tmp_path, monkeypatch):
     monkeypatch.setenv("RUN_BY_PICKLE", str(tmp_path / "touched"))
-    again, records, _ = run([speed(0.001), speed(0.003)], 2, state=UNLIKE[name]())
+    again, records, _ = run([speed(0.001), speed(0.003)], 2, state=UNREADABLE[name]())
     assert again[0] == (32, 32)
     assert records.reasons == ["balance: on"]
     assert not (tmp_path / "touched").exists()
@@ -278,9 +277,9 @@ def test_the_first_steps_and_smaller_chunks_do_not_count():
 
 def test_a_rank_that_cannot_give_more_is_reported_as_a_straggler():
     _, records, _ = run([speed(0.001), speed(1.0)], 120, manager="gpu")
-    ((rank, message), *_) = records.stragglers
-    assert (rank.worker, rank.step_s > rank.batch) == ("node:1", True)
-    assert "is the slowest" in message
+    event = records.events["straggler"][0]
+    assert (event["rank"]["worker"], event["rank"]["step_s"] > event["rank"]["batch"]) == ("node:1", True)
+    assert "is the slowest" in event["message"]
 
 
 def test_a_rank_without_a_timed_step_stops_no_other():
@@ -290,13 +289,10 @@ def test_a_rank_without_a_timed_step_stops_no_other():
         def taken(self):
             return []
 
-    balance = Balance(BalanceSettings(ON, "cpu", "memoryless"), ("a:0", "b:0"), (32, 32))
+    start = ManagerStart(BalanceSettings(ON, "cpu", "memoryless"), ("a:0", "b:0"), (32, 32), 0)
     ranks, records = groups_of_threads(2), Records()
-    leader = BalanceLeader(ranks[0], balance, records, BackgroundTraining())
-    balancers = [
-        Balancer(rank, balance, Silent(None), leader if number == 0 else None)
-        for number, rank in enumerate(ranks)
-    ]
+    leader = LeadingBalancer(ranks[0], Silent(None), start, records, records, BackgroundTraining())
+    balancers = leader, Balancer(ranks[1], Silent(None), CHUNK)
     other = threading.Thread(target=lambda: [balancers[1].before_step(False, CHUNK) for _ in range(5)])
     other.start()
     for _ in range(5):

@@ -7,8 +7,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.model.errors import BadInputError
-
 Values = NDArray[np.float64]
 
 
@@ -28,12 +26,6 @@ class Predictor(Protocol):
         cpu, memory : array
             Present values c^k and m^k, in any unit common to all workers; all equal if they are not
             measured.
-
-        Raises
-        ------
-        BadInputError
-            If an array's shape is wrong, a speed is not above 0 or a value is not finite; the observation
-            is then ignored.
         """
 
     def predict(self) -> Values:
@@ -62,25 +54,6 @@ class ObservedRange:
         return np.fmin(np.fmax(values, self.lowest), self.highest)
 
 
-def check(workers: int, speed: Values, cpu: Values, memory: Values) -> None:
-    """Raise an error for observations of the wrong shape, not finite, or with a speed that is not above 0.
-
-    Raises
-    ------
-    BadInputError
-        See `Predictor.observe`.
-    """
-    for name, values in (("speed", speed), ("cpu", cpu), ("memory", memory)):
-        if values.shape != (workers,):
-            raise BadInputError(f"{name} has the shape {values.shape}, not one value for {workers} workers")
-        wrong = np.flatnonzero(~np.isfinite(values))
-        if wrong.size:
-            raise BadInputError(f"{name} {values[wrong[0]]} of worker {wrong[0]} is not a finite number")
-    if speed.min() <= 0:
-        worker = int(speed.argmin())
-        raise BadInputError(f"speed {speed[worker]:g} of worker {worker} is not above zero")
-
-
 ALPHA = 0.2
 """Weight of the latest observation (LB-BSP, Table 3)."""
 
@@ -91,9 +64,8 @@ class Memoryless:
     def __init__(self, workers: int) -> None:
         self._speed = np.ones(workers)
 
-    def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
+    def observe(self, speed: Values, _cpu: Values, _memory: Values) -> None:
         """Store the last speed."""
-        check(len(self._speed), speed, cpu, memory)
         self._speed = speed.copy()
 
     def predict(self) -> Values:
@@ -108,9 +80,8 @@ class Ema:
         self._average = np.ones(workers)
         self._started = False
 
-    def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
+    def observe(self, speed: Values, _cpu: Values, _memory: Values) -> None:
         """Update the average with the last speed."""
-        check(len(self._average), speed, cpu, memory)
         weight = ALPHA if self._started else 1.0
         self._average += weight * (speed - self._average)
         self._started = True

@@ -12,15 +12,12 @@ from hetctl.methods.balance.predictors.network_training import (
     MEMORY,
     REMEMBERED,
     SPEED,
+    FeedForward,
     Lag,
     Models,
-    SmallNetwork,
     SpeedHistory,
     Training,
     features,
-    joined,
-    outer,
-    split,
 )
 from hetctl.model.errors import BadInputError
 
@@ -79,7 +76,7 @@ class Learner:
         self,
         workers: int,
         seed: int,
-        network: SmallNetwork,
+        network: FeedForward,
         lags: tuple[Lag, ...],
         effort: Effort,
     ) -> None:
@@ -198,38 +195,6 @@ LAGS: tuple[Lag, ...] = (
     *((MEMORY, lag) for lag in range(LOOK_BACK + 1)),
 )
 """v^{k-1} .. v^{k-d_v}, c^k .. c^{k-d_c} and m^k .. m^{k-d_m}."""
-
-
-@dataclass(frozen=True)
-class FeedForward:
-    """Network with one hidden layer of hyperbolic tangents and a linear output."""
-
-    features: int
-    hidden: int
-
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes of the weights and bias of the hidden layer, and of those of the output."""
-        return (self.features, self.hidden), (1, self.hidden), (self.hidden, 1), (1, 1)
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights."""
-        return (self.features + 2) * self.hidden + 1
-
-    def outputs(self, weights: Values, inputs: Values) -> Values:
-        """Return the outputs, shape (workers, samples)."""
-        into, bias, out, out_bias = split(weights, self.shapes)
-        outputs: Values = (np.tanh(inputs @ into + bias) @ out + out_bias)[..., 0]
-        return outputs
-
-    def jacobian(self, weights: Values, inputs: Values) -> tuple[Values, Values]:
-        """Return the outputs and their derivatives by the weights."""
-        into, bias, out, out_bias = split(weights, self.shapes)
-        hidden = np.tanh(inputs @ into + bias)
-        slope = (1 - hidden**2) * out.transpose(0, 2, 1)
-        derivatives = joined(outer(inputs, slope), slope, hidden, np.ones((*hidden.shape[:2], 1)))
-        return (hidden @ out + out_bias)[..., 0], derivatives
 
 
 def narx(workers: int, seed: int) -> Learner:

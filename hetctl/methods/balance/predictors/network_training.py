@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,23 +40,6 @@ Lag = tuple[int, int]
 """A series, and the lag in observations."""
 
 
-class SmallNetwork(Protocol):
-    """A function with weights and a single output.
-
-    Weights have the shape (workers, parameters), inputs (workers, samples, features).
-    """
-
-    @property
-    def parameters(self) -> int:
-        """Number of weights."""
-
-    def outputs(self, weights: Values, inputs: Values) -> Values:
-        """Return the outputs, shape (workers, samples)."""
-
-    def jacobian(self, weights: Values, inputs: Values) -> tuple[Values, Values]:
-        """Return the outputs and their derivatives by the weights, shape (workers, samples, parameters)."""
-
-
 def split(weights: Values, shapes: Sequence[tuple[int, ...]]) -> list[Values]:
     """Split weights of shape (workers, parameters) into arrays of shapes (workers, *shape)."""
     parts, end = [], 0
@@ -75,6 +57,41 @@ def joined(*parts: Values) -> Values:
 def outer(left: Values, right: Values) -> Values:
     """Return the outer product of `left` and `right` over their last axes."""
     return left[..., :, None] * right[..., None, :]
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """Network with one hidden layer of hyperbolic tangents and a linear output.
+
+    Weights have the shape (workers, parameters), inputs (workers, samples, features).
+    """
+
+    features: int
+    hidden: int
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of the weights and bias of the hidden layer, and of those of the output."""
+        return (self.features, self.hidden), (1, self.hidden), (self.hidden, 1), (1, 1)
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights."""
+        return (self.features + 2) * self.hidden + 1
+
+    def outputs(self, weights: Values, inputs: Values) -> Values:
+        """Return the outputs, shape (workers, samples)."""
+        into, bias, out, out_bias = split(weights, self.shapes)
+        outputs: Values = (np.tanh(inputs @ into + bias) @ out + out_bias)[..., 0]
+        return outputs
+
+    def jacobian(self, weights: Values, inputs: Values) -> tuple[Values, Values]:
+        """Return the outputs and their derivatives by the weights, shape (workers, samples, parameters)."""
+        into, bias, out, out_bias = split(weights, self.shapes)
+        hidden = np.tanh(inputs @ into + bias)
+        slope = (1 - hidden**2) * out.transpose(0, 2, 1)
+        derivatives = joined(outer(inputs, slope), slope, hidden, np.ones((*hidden.shape[:2], 1)))
+        return (hidden @ out + out_bias)[..., 0], derivatives
 
 
 class Fitting:
@@ -97,7 +114,7 @@ class Fitting:
         Their mean squared held-out error.
     """
 
-    def __init__(self, network: SmallNetwork, weights: Values, inputs: Values, targets: Values) -> None:
+    def __init__(self, network: FeedForward, weights: Values, inputs: Values, targets: Values) -> None:
         self._network = network
         self._inputs, self._targets = inputs, targets
         self._held_out = np.arange(targets.shape[1]) % HELD_OUT == HELD_OUT - 1
@@ -238,7 +255,7 @@ class Training:
         Seed of the sample.
     """
 
-    network: SmallNetwork
+    network: FeedForward
     lags: tuple[Lag, ...]
     workers: Indices
     models: Models

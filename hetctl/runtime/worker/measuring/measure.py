@@ -33,14 +33,18 @@ from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
 from hetctl.runtime.worker.member_trainer import StopSignal, check_metrics
 from hetctl.runtime.worker.messages import Assignment
 from hetctl.runtime.worker.reporting import reporter
-from hetctl.runtime.worker.scripts.command_environment import CommandSettings
 from hetctl.runtime.worker.scripts.command_process import (
     CommandProcess,
     WrongReportError,
     parse_report,
     shown,
 )
-from hetctl.runtime.worker.scripts.command_run import CommandRun, command_environment
+from hetctl.runtime.worker.scripts.command_run import (
+    PROFILE_VARIABLE,
+    CommandRun,
+    command_environment,
+    own_variables,
+)
 from hetctl.runtime.worker.step_clock import SteadyClock
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.profile_request import Measurements, ProfileTarget, read_measurements
@@ -305,14 +309,14 @@ def _run(
     make_private_folder(scratch.parent)
     make_private_folder(scratch)
     deadline = time.time() + measurements.command_s
-    settings = CommandSettings(folder.name, 0, 0, str(scratch), deadline, profiled=True)
+    own = own_variables(member, folder.name, 0, 0, str(scratch), deadline) | {PROFILE_VARIABLE: "1"}
     words, project = member.command_line(str(scratch)), Path(measurements.ensemble.folder)
     with ExitStack() as stack:
-        environment = command_environment(group, context, member, settings, stack)
+        environment = command_environment(group, context.binding, own, stack)
         process = stack.enter_context(closing(CommandProcess(words, project, environment, GRACE_S)))
         times = ReportTimes(process.private_bytes)
         stop = StopSignal(times.sample_memory, deadline)
-        CommandRun(group, process, stop, times, context).watch()
+        CommandRun(group, process, stop, times.read, context).watch()
     if group.rank == 0:
         shutil.rmtree(scratch, ignore_errors=True)
     return times
@@ -335,20 +339,20 @@ class ReportTimes:
     _wrong: str = ""
     _next_sample: float = 0.0
 
-    def take(self, line: bytes) -> None:
-        """Note the time of a report; checkpoints are of no use here, and metrics are not judged."""
+    def read(self, line: bytes) -> str | None:
+        """Note the time of a report; return a reason to stop once the rate is known, or None.
+
+        Before, the end of an epoch with its evaluation must be seen. Checkpoints and metrics are not judged.
+        """
         self._lines += 1
         try:
             report = parse_report(line)
         except WrongReportError as error:
             self._wrong = self._wrong or f"{error}: {shown(line)}"
-            return
+            return None
         if report.epoch is not None:
             samples = report.samples or 0.0
             self.marks.append(Mark(time.time(), report.epoch, samples, report.finished, report.seconds))
-
-    def reason_to_stop(self) -> str | None:
-        """Return a reason once the rate is known, and the end of an epoch with its evaluation was seen."""
         return "its rate is known" if is_measured(self.marks) else None
 
     def sample_memory(self) -> None:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +61,13 @@ class CommandProcess:
         answers, self._answers = os.pipe()
         stop, self._stop = os.pipe()
         errors, errors_end = os.pipe()
+        end_with_rank = die_with_parent(signal.SIGKILL)
+
+        def prepare() -> None:
+            end_with_rank()
+            # A command that has no handler is not ended by the signal, which it may not know.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
         theirs = {PROGRESS_VARIABLE: progress, ANSWER_VARIABLE: answers, STOP_VARIABLE: stop}
         try:
             self._process = subprocess.Popen(
@@ -71,7 +78,7 @@ class CommandProcess:
                 stderr=errors_end,
                 pass_fds=tuple(theirs.values()),
                 start_new_session=True,
-                preexec_fn=_prepared(),
+                preexec_fn=prepare,
             )
         except OSError as error:
             for descriptor in (self._reports, self._answers, self._stop, errors):
@@ -87,7 +94,7 @@ class CommandProcess:
         os.set_blocking(self._answers, False)
         self._guard = _guard_of(self._process.pid)
         self._errors = _ErrorTail(errors)
-        self._lines = ReportLines()
+        self._rest = b""
         self._open = True
         self._stopped_at: float | None = None
         self._to_send = list(COMMAND_SIGNALS)
@@ -118,7 +125,8 @@ class CommandProcess:
                 data = os.read(self._reports, PIPE_BYTES)
                 self._open = bool(data)
                 # The end of the last line may be missing.
-                yield from self._lines.add(data or b"\n")
+                lines, self._rest = whole_lines(self._rest + (data or b"\n"))
+                yield from lines
 
     def answer(self, lines: int) -> None:
         """Tell it that so many lines of its reports are judged."""
@@ -126,7 +134,7 @@ class CommandProcess:
             os.write(self._answers, b"." * lines)
 
     def stop(self) -> None:
-        """Tell it to write a checkpoint and exit; `press` follows this up."""
+        """Tell it to write a checkpoint and exit; `escalate` follows this up."""
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
             os.close(self._stop)
@@ -134,7 +142,7 @@ class CommandProcess:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGUSR1)
 
-    def press(self) -> None:
+    def escalate(self) -> None:
         """Send SIGTERM and then SIGKILL to all of it, if it was told to stop long enough ago."""
         if self._stopped_at is None:
             return
@@ -171,22 +179,11 @@ class CommandProcess:
         """Return the end of its standard error, once it has ended; empty if it wrote none."""
         self._signal(signal.SIGKILL)
         self._errors.join()
-        return self._errors.kept
+        return self._errors.kept.decode(errors="replace")
 
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
-
-
-def _prepared() -> Callable[[], None]:
-    end_with_rank = die_with_parent(signal.SIGKILL)
-
-    def prepare() -> None:
-        end_with_rank()
-        # A command that has no handler is not ended by the signal, which it may not know.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-
-    return prepare
 
 
 def _guard_of(group: int) -> subprocess.Popen[bytes]:
@@ -205,13 +202,13 @@ class _ErrorTail:
 
     def __init__(self, source: int) -> None:
         self._source, self._log = source, os.dup(2)
-        self._kept = b""
+        self.kept = b""
         self._thread = threading.Thread(target=self._copy, name="errors", daemon=True)
         self._thread.start()
 
     def _copy(self) -> None:
         while data := os.read(self._source, 2**16):
-            self._kept = (self._kept + data)[-KEPT_BYTES:]
+            self.kept = (self.kept + data)[-KEPT_BYTES:]
             # A full disk must not block the command.
             with suppress(OSError):
                 os.write(self._log, data)
@@ -221,10 +218,6 @@ class _ErrorTail:
     def join(self) -> None:
         """Wait for the end of the errors; a process that has left the group may hold them open."""
         self._thread.join(timeout=1.0)
-
-    @property
-    def kept(self) -> str:
-        return self._kept.decode(errors="replace")
 
 
 @dataclass(frozen=True)
@@ -292,18 +285,12 @@ def shown(line: bytes) -> str:
     return "".join(char if char.isprintable() else "?" for char in text[:SHOWN])
 
 
-class ReportLines:
-    """Whole lines among the bytes that arrive."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def add(self, data: bytes) -> Iterator[bytes]:
-        """Yield the lines that are complete now; one that is too long is yielded in pieces."""
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        if len(self._rest) > LONGEST_LINE:
-            whole, self._rest = [*whole, self._rest], b""
-        yield from (line for line in whole if line.strip())
+def whole_lines(data: bytes) -> tuple[list[bytes], bytes]:
+    """Return the lines that are complete, and the rest; a rest that is too long counts as a line."""
+    *whole, rest = data.split(b"\n")
+    if len(rest) > LONGEST_LINE:
+        whole, rest = [*whole, rest], b""
+    return [line for line in whole if line.strip()], rest
 
 
 def _positive(value: dict[str, Any], key: str) -> float | None:

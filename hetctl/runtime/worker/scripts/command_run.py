@@ -1,4 +1,7 @@
-"""A member's command in execution on the ranks of a group: its environment, and its watch until it ends."""
+"""A member's command in execution on the ranks of a group: its environment, and its watch until it ends.
+
+Its variables are those that torchrun and Horovod set, and hetctl's own.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +11,38 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, BadInputError
-from hetctl.model.serialization import decode, encode
+from hetctl.model.training_settings import RESUME_VARIABLE
+from hetctl.runtime.agent.binding import VISIBLE_DEVICES, Binding
 from hetctl.runtime.agent.rank_memory import oom_kills
 from hetctl.runtime.horovod_rendezvous import horovod_rendezvous
 from hetctl.runtime.transport import LOCALHOST
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import Group, LostPeerError, ProcessGroup, all_gather
-from hetctl.runtime.worker.member_trainer import Reporter, StopSignal
+from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.reporting import FULL_MEMORY, OUT_OF_MEMORY_ERRORS
-from hetctl.runtime.worker.scripts.command_environment import (
-    PLACE_VARIABLES,
-    CommandSettings,
-    RankDevice,
-    Rendezvous,
-    horovod_scopes,
-    own_variables,
-    rank_variables,
-    search_path,
-    visible_devices,
-)
 from hetctl.runtime.worker.scripts.command_process import CLOSED_POLL_S, CommandProcess
+from hetctl.storage.event_files import EventWriter
+
+USUAL_DEVICES = "CUDA_VISIBLE_DEVICES"
+PLACE_VARIABLES = frozenset(
+    {
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+        *("GLOO_SOCKET_IFNAME", "HOROVOD_RANK", "HOROVOD_SIZE"),
+        *VISIBLE_DEVICES,
+    }
+)
+"""Variables that tell a rank its place and its GPU."""
+PROFILE_VARIABLE = "HETCTL_PROFILE"
+"""Variable that is set if a command runs for its rate alone."""
 
 POLL_S = 0.25
 """Longest wait in seconds for a report: a poll takes time from the command, which has the same cores."""
@@ -59,41 +67,40 @@ ENDED, FAILED, OVER, STOP = "ended", "failed", "over", "stop"
 """Messages between ranks: the command has ended well, or not; all are to end, or to stop. With a reason."""
 
 
+class RankDevice(NamedTuple):
+    """Node of a rank, and the index of its GPU among those that its agent sees; None for a slot."""
+
+    node: str
+    device: int | None
+
+
 def command_environment(
-    group: Group, context: WorkerContext, member: Member, settings: CommandSettings, keep: ExitStack
+    group: Group, binding: Binding, own: Mapping[str, str], keep: ExitStack
 ) -> dict[str, str]:
     """Return the environment of a member's command on this rank; all ranks of the group call it.
 
     Parameters
     ----------
+    own : mapping of str to str
+        Variables of the member, and hetctl's own.
     keep : ExitStack
         Stack that ends what serves the command.
     """
-    binding = context.binding
-    own_place = encode(RankDevice(binding.node, binding.device))
-    devices = [decode(RankDevice, place) for place in all_gather(group, own_place)]
-    rendezvous = _rendezvous(group, devices, keep)
+    devices = [RankDevice(*place) for place in all_gather(group, [binding.node, binding.device])]
+    host, interface, of_horovod = LOCALHOST, None, dict[str, str]()
+    if isinstance(group, ProcessGroup):
+        host, interface = group.host, group.interface
+        # Horovod's ranks connect over IPv4 only.
+        if group.rank == 0 and ":" not in host:
+            of_horovod = keep.enter_context(horovod_rendezvous(horovod_scopes(devices), host))
+    port, of_horovod = group.broadcast([_free_port(), of_horovod])
     return {
         **os.environ,
         **search_path(os.environ, sys.executable),
         **visible_devices(group.rank, devices, os.environ),
-        **rank_variables(group.rank, devices, rendezvous),
-        **member.environment,
-        **own_variables(member, settings),
+        **rank_variables(group.rank, devices, host, port, interface, of_horovod),
+        **own,
     }
-
-
-def _rendezvous(group: Group, devices: Sequence[RankDevice], keep: ExitStack) -> Rendezvous:
-    if not isinstance(group, ProcessGroup):
-        return Rendezvous(LOCALHOST, _free_port(), None)
-    found = None
-    if group.rank == 0:
-        # Horovod's ranks connect over IPv4 only.
-        serves = ":" not in group.host
-        scopes = horovod_scopes(devices)
-        found = _free_port(), keep.enter_context(horovod_rendezvous(scopes, group.host)) if serves else {}
-    port, of_horovod = group.broadcast(found)
-    return Rendezvous(group.host, port, group.interface, of_horovod)
 
 
 def _free_port() -> int:
@@ -102,14 +109,142 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-class ReportReader(Protocol):
-    """Reader of what a command reports, on rank 0."""
+def own_variables(
+    member: Member,
+    run: str,
+    round_index: int,
+    epochs: int,
+    checkpoints: str,
+    deadline: float,
+    resume_from: str | None = None,
+) -> dict[str, str]:
+    """Return hetctl's own variables of a command.
 
-    def take(self, line: bytes) -> None:
-        """Judge a line of the command."""
+    Parameters
+    ----------
+    run : str
+        Name of the run, or of the profiling job.
+    epochs : int
+        Number of epochs that it has reported in the run.
+    checkpoints : str
+        Folder for its checkpoints.
+    deadline : float
+        Time in seconds since the epoch at which it is told to stop at the latest.
+    resume_from : str or None
+        Newest checkpoint that it has named; None: there is none.
+    """
+    resume = {RESUME_VARIABLE: resume_from} if resume_from else {}
+    return {
+        **member.environment,
+        "HETCTL_RUN": run,
+        "HETCTL_ROUND": str(round_index),
+        "HETCTL_MEMBER": member.name,
+        "HETCTL_SEED": str(member.seed),
+        "HETCTL_BATCH_SIZE": str(member.batch_size),
+        "HETCTL_EPOCH": str(epochs),
+        "HETCTL_LAST_EPOCH": str(member.stop.max_epochs),
+        "HETCTL_CHECKPOINT_DIR": checkpoints,
+        "HETCTL_DEADLINE": str(deadline),
+        **resume,
+    }
 
-    def reason_to_stop(self) -> str | None:
-        """Return why the command has done all that is wanted of it; None if it has not."""
+
+def search_path(inherited: Mapping[str, str], python: str) -> dict[str, str]:
+    """Return the folders of programs, of which that of the site's Python is the last.
+
+    ``python`` is found that way where no environment is active and the system has only a ``python3``.
+
+    Parameters
+    ----------
+    python : str
+        Path of the interpreter.
+    """
+    folders = [inherited.get("PATH") or os.defpath, str(Path(python).parent)]
+    return {"PATH": os.pathsep.join(folders)}
+
+
+def rank_variables(
+    rank: int,
+    devices: Sequence[RankDevice],
+    host: str,
+    port: int,
+    interface: str | None,
+    of_horovod: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the variables that give a rank its place among the others.
+
+    Parameters
+    ----------
+    devices : sequence of RankDevice
+        Those of all ranks, by rank.
+    host, port
+        Address at which rank 0 waits for the others.
+    interface : str or None
+        Interface to that address.
+    of_horovod : mapping of str to str
+        Variables with which Horovod's ranks find the server on rank 0's node; empty: they cannot connect.
+    """
+    sizes = Counter(device.node for device in devices)
+    nodes, node = list(sizes), devices[rank].node
+    local_rank = sum(device.node == node for device in devices[:rank])
+    # Of nodes with unlike numbers of ranks, only some have one of this local rank.
+    across = [other for other in nodes if sizes[other] > local_rank]
+    places = {
+        "RANK": rank,
+        "SIZE": len(devices),
+        "LOCAL_RANK": local_rank,
+        "LOCAL_SIZE": sizes[node],
+        "CROSS_RANK": across.index(node),
+        "CROSS_SIZE": len(across),
+    }
+    own = {
+        "RANK": rank,
+        "WORLD_SIZE": len(devices),
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": sizes[node],
+        "GROUP_RANK": nodes.index(node),
+        "MASTER_ADDR": host,
+        "MASTER_PORT": port,
+    }
+    found: dict[str, object] = own | {f"HOROVOD_{name}": value for name, value in places.items()}
+    if of_horovod:
+        meeting = {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo", "HOROVOD_HOSTNAME": node}
+        found |= meeting | dict(of_horovod)
+    if interface:
+        found["GLOO_SOCKET_IFNAME"] = interface
+    if interface and of_horovod:
+        found["HOROVOD_GLOO_IFACE"] = interface
+    return {name: str(value) for name, value in found.items()}
+
+
+def horovod_scopes(devices: Sequence[RankDevice]) -> dict[str, int]:
+    """Return the number of ranks in each scope in which Horovod's ranks meet.
+
+    Parameters
+    ----------
+    devices : sequence of RankDevice
+        Those of all ranks, by rank.
+    """
+    sizes = Counter(device.node for device in devices)
+    across = {
+        f"cross_{local_rank}": sum(size > local_rank for size in sizes.values())
+        for local_rank in range(max(sizes.values()))
+    }
+    return {"global": len(devices), **{f"local_{node}": size for node, size in sizes.items()}, **across}
+
+
+def visible_devices(rank: int, devices: Sequence[RankDevice], inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable by which a command sees the GPUs of its group on its node, and no others.
+
+    The GPU of local rank n is the nth: ``cuda:LOCAL_RANK`` is right, as it is under torchrun.
+    """
+    node = devices[rank].node
+    indices = [device.device for device in devices if device.node == node and device.device is not None]
+    if not indices:
+        return {}
+    name = next((name for name in sorted(VISIBLE_DEVICES) if inherited.get(name)), USUAL_DEVICES)
+    seen = inherited[name].split(",") if inherited.get(name) else None
+    return {name: ",".join(seen[index] if seen else str(index) for index in indices)}
 
 
 @dataclass
@@ -118,6 +253,9 @@ class CommandRun:
 
     Parameters
     ----------
+    read : callable
+        Function that judges a line of the command, on rank 0; it returns why the command has done all that is
+        wanted of it, or None.
     ended : set of int
         Ranks whose commands have ended; of rank 0 alone.
     memory_kills : int
@@ -127,7 +265,7 @@ class CommandRun:
     group: Group
     process: CommandProcess
     stop: StopSignal
-    reports: ReportReader
+    read: Callable[[bytes], str | None]
     context: WorkerContext
     ended: set[int] = field(default_factory=set)
     memory_kills: int = field(default_factory=oom_kills)
@@ -152,14 +290,14 @@ class CommandRun:
             self._stop_if_requested()
             # After the stop: a script that looks for one right after its report must see it.
             self.process.answer(lines)
-            self.process.press()
+            self.process.escalate()
             code = self.process.ended()
             if code is not None and self.group.rank not in self.ended:
                 self._end(code)
         if self.group.rank == 0:
             self.group.broadcast([OVER, ""])
 
-    def report_end(self, events: Reporter) -> None:
+    def report_end(self, events: EventWriter) -> None:
         """Write the last event of the member in this round."""
         if self.converged:
             events.write("converged", reason=self.converged)
@@ -178,8 +316,8 @@ class CommandRun:
         """Read the lines that have come; return their number."""
         lines = list(self.process.reports(wait_s))
         for line in lines if self.group.rank == 0 else ():
-            self.reports.take(line)
-            self.converged = self.converged or self.reports.reason_to_stop()
+            reason = self.read(line)
+            self.converged = self.converged or reason
         return len(lines)
 
     def _exchange(self) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from hetctl.model.ensemble import Member
 from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.perf.step_times import Mark, add_mark, epoch_pace
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend
 from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
-from hetctl.runtime.worker.member_trainer import Note, Reporter, check_metrics
+from hetctl.runtime.worker.member_trainer import Note, check_metrics
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import reporter
-from hetctl.runtime.worker.scripts.command_environment import CommandSettings
 from hetctl.runtime.worker.scripts.command_process import (
     CommandProcess,
     ScriptReport,
@@ -25,32 +23,16 @@ from hetctl.runtime.worker.scripts.command_process import (
     parse_report,
     shown,
 )
-from hetctl.runtime.worker.scripts.command_run import CommandRun, command_environment
+from hetctl.runtime.worker.scripts.command_run import CommandRun, command_environment, own_variables
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
 from hetctl.runtime.worker.training import stop_signal_of
 from hetctl.storage.atomic_io import make_private_folder
-from hetctl.storage.event_files import read_events
+from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import tensorboard_file
 from hetctl.storage.patience import PATIENT
 
 NAMED = "checkpoint_named"
 """Kind of the event of a checkpoint that the command has named."""
-
-
-@dataclass(frozen=True)
-class CommandHistory:
-    """Reports of a member's command in this run.
-
-    Parameters
-    ----------
-    epochs : dict of int to EpochResult
-        Epochs by number.
-    checkpoint : str or None
-        Newest checkpoint that it has named and that exists; None if there is none.
-    """
-
-    epochs: dict[int, EpochResult] = field(default_factory=dict)
-    checkpoint: str | None = None
 
 
 def run_command(assignment: Assignment, context: WorkerContext) -> None:
@@ -61,35 +43,35 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     group = context.join(rank_info, spec.network, spec.timeouts, CollectiveBackend())
     patience = context.patience
     events = reporter(assignment.task, group, context.send_written, patience)
-    history = CommandHistory()
+    history, checkpoint = dict[int, EpochResult](), None
     if group.rank == 0:
-        history = patience.call(lambda: history_of(assignment.task))
-    done, resume_from = group.broadcast([len(history.epochs), history.checkpoint])
-    patience.call(lambda: make_private_folder(Path(spec.checkpoints)))
-    settings = CommandSettings(spec.run, spec.round, done, spec.checkpoints, spec.deadline, resume_from)
-    events.write("started", epochs=max(history.epochs, default=0), part_samples=0)
-    reports = EpochReports(spec, member, events, history.epochs)
+        history, checkpoint = patience.call(reported, assignment.task)
+    done, resume_from = group.broadcast([len(history), checkpoint])
+    patience.call(make_private_folder, Path(spec.checkpoints))
+    own = own_variables(member, spec.run, spec.round, done, spec.checkpoints, spec.deadline, resume_from)
+    events.write("started", epochs=max(history, default=0), part_samples=0)
+    reports = EpochReports(spec, events, history)
     if reason := group.broadcast(reports.reason_to_stop()):
         group.barrier_and_close()
         events.write("converged", reason=reason)
         return
     words, folder = member.command_line(spec.checkpoints), Path(spec.ensemble.folder)
     with ExitStack() as stack:
-        environment = command_environment(group, context, member, settings, stack)
+        environment = command_environment(group, context.binding, own, stack)
         process = stack.enter_context(closing(CommandProcess(words, folder, environment, spec.grace_s)))
         if group.rank == 0:
             samples = spec.ensemble.samples_per_epoch or 0
             busy = busy_share(context.binding.device, process.cpu_seconds)
             reports.note = stack.enter_context(live_metrics_to(context.send_metrics, samples, busy))
         stop = stop_signal_of(context, spec, assignment)
-        run = CommandRun(group, process, stop, reports, context)
+        run = CommandRun(group, process, stop, reports.read, context)
         run.watch()
     group.barrier_and_close()
     run.report_end(events)
 
 
-def history_of(task: TaskMessage) -> CommandHistory:
-    """Return the reports in the event file of a task."""
+def reported(task: TaskMessage) -> tuple[dict[int, EpochResult], str | None]:
+    """Return the epochs that a command has reported in this run, and its newest checkpoint that exists."""
     events = list(read_events(task.events / f"{task.name}.jsonl"))
     epochs = [event.record for event in events if event.kind == "epoch"]
     named = [str(event.data["path"]) for event in reversed(events) if event.kind == NAMED]
@@ -97,7 +79,7 @@ def history_of(task: TaskMessage) -> CommandHistory:
     checkpoint = next((path for path in named if Path(path).exists()), None)
     if named and checkpoint is None:
         print("none of the checkpoints that the command has named exists any more", flush=True)
-    return CommandHistory({epoch.epoch: epoch for epoch in reversed(epochs)}, checkpoint)
+    return {epoch.epoch: epoch for epoch in reversed(epochs)}, checkpoint
 
 
 @dataclass
@@ -113,12 +95,12 @@ class EpochReports:
     """
 
     spec: TrainingSpec
-    member: Member
-    events: Reporter
+    events: EventWriter
     history: dict[int, EpochResult]
     note: Note = lambda *_: None
 
     def __post_init__(self) -> None:
+        (self.member,) = self.spec.ensemble.members
         self._tensorboard: TensorBoardWriter | None = None
         self._marks: list[Mark] = []
         self._began_at = time.time()
@@ -129,8 +111,10 @@ class EpochReports:
         epochs = (self.history[number] for number in sorted(self.history))
         return self.member.stop.reason_to_stop(tuple(e.metrics[self.member.stop.metric] for e in epochs))
 
-    def take(self, line: bytes) -> None:
-        """Write the events of a report; of wrong lines only the first has an event.
+    def read(self, line: bytes) -> str | None:
+        """Write the events of a report; return the reason to stop after it, or None.
+
+        Of wrong lines only the first has an event.
 
         Raises
         ------
@@ -142,12 +126,13 @@ class EpochReports:
             checkpoint = self._existing(report.checkpoint)
         except WrongReportError as error:
             self._ignore(line, str(error))
-            return
+            return None
         if report.epoch is not None:
             self._note(report, report.epoch, time.time())
         # After the epoch: without this event the next start trains it again, and counts it once.
         if checkpoint is not None:
             self.events.write(NAMED, path=str(checkpoint), epoch=report.epoch)
+        return self.reason_to_stop()
 
     def _existing(self, checkpoint: str | None) -> Path | None:
         path = None if checkpoint is None else Path(self.spec.ensemble.folder, checkpoint)

@@ -8,7 +8,6 @@ from replays.speed_predictors import PREDICTORS
 
 from hetctl.methods.balance.predictors import learner, network_training
 from hetctl.methods.balance.predictors.learner import Learner
-from hetctl.model.errors import BadInputError
 
 pytestmark = pytest.mark.parametrize("name", PREDICTORS)
 WORKERS = 3
@@ -87,28 +86,3 @@ def test_changing_inputs_or_results_does_not_change_a_predictor(name):
     speeds[:] = 7.0
     predictor.predict()[:] = 9.0
     assert predictor.predict() == pytest.approx([3.0, 4.0, 5.0])
-
-
-@pytest.mark.parametrize(
-    ("which", "value", "rule"),
-    [
-        (0, 0.0, "speed 0 of worker 1 is not above zero"),
-        (0, np.inf, "speed inf of worker 1 is not a finite number"),
-        (1, np.nan, "cpu nan of worker 1"),
-        (2, np.inf, "memory inf of worker 1"),
-    ],
-)
-def test_a_wrong_observation_is_refused_whole(name, which, value, rule):
-    predictor = made(name)
-    observation = np.array([[3.0, 4.0, 5.0], [1.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
-    predictor.observe(*observation)
-    wrong = 2 * observation
-    wrong[which, 1] = value
-    with pytest.raises(BadInputError, match=rule):
-        predictor.observe(*wrong)
-    assert predictor.predict() == pytest.approx([3.0, 4.0, 5.0])
-
-
-def test_one_value_per_worker(name):
-    with pytest.raises(BadInputError, match=r"speed has the shape \(2,\), not one value for 3 workers"):
-        made(name).observe(np.ones(2), np.ones(2), np.ones(2))

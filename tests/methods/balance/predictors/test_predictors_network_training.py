@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 from replays.lstm import Lstm
 from replays.rnn import SimpleRnn
 
-from hetctl.methods.balance.predictors.learner import FeedForward
-from hetctl.methods.balance.predictors.network_training import MOST_STEPS, PATIENCE, Fitting, split
+from hetctl.methods.balance.predictors.network_training import (
+    MOST_STEPS,
+    PATIENCE,
+    FeedForward,
+    Fitting,
+    split,
+)
 
 FEATURES = 3
 NETWORKS = {"narx": FeedForward(FEATURES, 4), "rnn": SimpleRnn(4), "lstm": Lstm(3)}

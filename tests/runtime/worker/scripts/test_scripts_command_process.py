@@ -14,11 +14,11 @@ from hetctl import script
 from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, STOP_VARIABLE
 from hetctl.runtime.worker.scripts.command_process import (
     LONGEST_LINE,
-    ReportLines,
     ScriptReport,
     WrongReportError,
     parse_report,
     shown,
+    whole_lines,
 )
 
 ALONE = """
@@ -178,11 +178,9 @@ def test_other_lines_are_refused_by_their_rule(line, rule):
 
 
 def test_lines_are_put_together_and_never_grow_without_end():
-    lines = ReportLines()
-    assert list(lines.add(b"on")) == []
-    assert list(lines.add(b"e\n\ntwo\nthr")) == [b"one", b"two"]
-    assert list(lines.add(b"x" * LONGEST_LINE)) == [b"thr" + b"x" * LONGEST_LINE]
-    assert list(lines.add(b"four\n")) == [b"four"]
+    assert whole_lines(b"on") == ([], b"on")
+    assert whole_lines(b"one\n\ntwo\nthr") == ([b"one", b"two"], b"thr")
+    assert whole_lines(b"x" * (LONGEST_LINE + 1)) == ([b"x" * (LONGEST_LINE + 1)], b"")
 
 
 def test_a_terminal_obeys_nothing_that_is_shown():

@@ -10,7 +10,7 @@ import pytest
 from hetctl.model.ensemble import COMMAND, Ensemble, Functions, Member
 from hetctl.model.plan import DATA_PARALLEL, Allocation, Placement
 from hetctl.runtime.worker.messages import RUN_COMMAND, TaskMessage, TrainingSpec
-from hetctl.runtime.worker.scripts.command_training import EpochReports, history_of
+from hetctl.runtime.worker.scripts.command_training import EpochReports, reported
 from hetctl.storage.event_files import EventWriter, read_events
 
 MEMBER = Member("a", command=("train",))
@@ -27,11 +27,11 @@ def task(tmp_path):
 
 @pytest.fixture
 def reports(task):
-    return EpochReports(task.training, MEMBER, EventWriter(task.events, task.name, 0), {})
+    return EpochReports(task.training, EventWriter(task.events, task.name, 0), {})
 
 
 def told(reports, **line):
-    reports.take(json.dumps(line).encode())
+    reports.read(json.dumps(line).encode())
 
 
 def events_of(task, kind):
@@ -42,13 +42,13 @@ def test_the_next_start_finds_the_newest_checkpoint_that_exists(task, reports, t
     for epoch in (1, 2, 3):
         (tmp_path / f"{epoch}.pt").touch()
         told(reports, epoch=epoch, val_loss=1.0, checkpoint=f"{epoch}.pt")
-    assert history_of(task).checkpoint == str(tmp_path / "3.pt")
-    assert sorted(history_of(task).epochs) == [1, 2, 3]
+    assert reported(task)[1] == str(tmp_path / "3.pt")
+    assert sorted(reported(task)[0]) == [1, 2, 3]
     (tmp_path / "3.pt").unlink()
-    assert history_of(task).checkpoint == str(tmp_path / "2.pt")
+    assert reported(task)[1] == str(tmp_path / "2.pt")
     for epoch in (1, 2):
         (tmp_path / f"{epoch}.pt").unlink()
-    assert history_of(task).checkpoint is None
+    assert reported(task)[1] is None
 
 
 def test_a_checkpoint_may_be_named_alone_but_must_exist(task, reports, tmp_path):
