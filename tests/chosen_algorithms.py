@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 
 from tiny_networks import ENSEMBLES, functions_of
 
@@ -18,7 +19,7 @@ def of_members(_rank, framework, wishes, path):
     with ExitStack() as keep:
         context = WorkerContext(Binding("localhost", 0, None, (0,)), keep)
         for wish in wishes:
-            context.chain(ensemble, Member("m", {}, deterministic=wish))
+            context.chain(replace(ensemble, members=(Member("m", {}, deterministic=wish),)))
             found.append(IS_DETERMINISTIC[framework]())
     path.write_text(json.dumps(found))
 

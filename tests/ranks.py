@@ -11,15 +11,16 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from workbench import wait_for
 
 from hetctl.model.serialization import decode
-from hetctl.runtime.agent.binding import THREAD_VARIABLES
+from hetctl.runtime.agent.binding import THREAD_VARIABLES, Binding
 from hetctl.runtime.transport import Address
+from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import write_address
 
@@ -64,6 +65,17 @@ def rank_info_in(folder: Path | str, rank: int, size: int):
         return RankInfo(0, size, "key"), lambda address: write_address(master, address)
     wait_for(master.exists)
     return RankInfo(rank, size, "key", decode(Address, json.loads(master.read_text()))), None
+
+
+def rank_in(folder: Path | str, rank: int, size: int, keep: ExitStack):
+    """Return a rank's place in a group, and its context."""
+    rank_info, publish_address = rank_info_in(folder, rank, size)
+
+    def send(master=None, **_):
+        if master is not None:
+            publish_address(master)
+
+    return rank_info, WorkerContext(Binding("localhost", 0, None, (0,)), keep, send)
 
 
 @contextmanager

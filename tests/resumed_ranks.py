@@ -13,11 +13,9 @@ import ranks
 from tiny_networks import ENSEMBLES
 
 from hetctl.model.ensemble import Ensemble
-from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.member_trainer import StopSignal
 from hetctl.runtime.worker.training import Trainer
 
@@ -59,9 +57,8 @@ def train_part(number, folder, framework, functions, member, gpus, batches, kill
 
     ensemble = Ensemble("t", framework, functions, (member,), str(ENSEMBLES))
     with ExitStack() as stack:
-        rank_info, publish_address = ranks.rank_info_in(folder, number, gpus)
-        context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, publish_address=publish_address)
-        rank = context.build(ensemble, member, rank_info, Sharing(), InputShare(), stack)
+        rank_info, context = ranks.rank_in(folder, number, gpus, stack)
+        rank = context.build(ensemble, rank_info, Sharing(), InputShare(), stack)
         trainer = Trainer(
             member, rank.network, rank.training, rank.validation, CheckpointFolder(folder / "checkpoints"),
             rank.group, EventList(), StepLimit(batches), gpus, 1.0, time.time(),

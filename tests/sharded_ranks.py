@@ -16,12 +16,10 @@ from resumed_ranks import TO_THE_END, EventList, StepLimit
 from tiny_networks import ENSEMBLES
 
 from hetctl.model.ensemble import Ensemble, Functions
-from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.context import WorkerContext
-from hetctl.runtime.worker.training import TRAINERS
+from hetctl.runtime.worker.training import ShardedTrainer, Trainer
 
 MODULE = "sharded_torch"
 FULL = 20_000
@@ -46,9 +44,8 @@ def train_rank(number, folder, member, gpus, train_fn, stop, kill, full):
     """Train; write what this rank sees, or be killed after so many steps."""
     ensemble = Ensemble("t", "pytorch", functions(train_fn), (member,), str(ENSEMBLES))
     with ExitStack() as stack:
-        rank_info, publish_address = ranks.rank_info_in(folder, number, gpus)
-        context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, publish_address=publish_address)
-        rank = context.build(ensemble, member, rank_info, Sharing(), InputShare(), stack)
+        rank_info, context = ranks.rank_in(folder, number, gpus, stack)
+        rank = context.build(ensemble, rank_info, Sharing(), InputShare(), stack)
         events, done = EventList(), []
 
         def note(*_):
@@ -58,7 +55,7 @@ def train_rank(number, folder, member, gpus, train_fn, stop, kill, full):
             if len(done) == full:
                 resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, resource.RLIM_INFINITY))
 
-        TRAINERS[member.shard](
+        (ShardedTrainer if member.shard else Trainer)(
             member=member, network=rank.network, training=rank.training, validation=rank.validation,
             checkpoints=CheckpointFolder(folder / "checkpoints"), group=rank.group, events=events,
             stop=StepLimit(stop), gpus=gpus, expected_epoch_s=1.0, launched_at=time.time(), note=note,

@@ -11,7 +11,6 @@ import numpy as np
 import ranks
 
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
-from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import ArrayLoader
@@ -20,7 +19,6 @@ from hetctl.runtime.data.sampler import Stream
 from hetctl.runtime.data.sources import ArraySource
 from hetctl.runtime.frameworks import load_framework
 from hetctl.runtime.frameworks.packed_state import unpack
-from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.user_functions import load_functions
 
 ENSEMBLES = Path(__file__).parent / "ensembles"
@@ -77,9 +75,8 @@ def train_rank(number, framework, gpus, batch, config, folder, samples, train_fn
     member = Member("m", config, batch, seed, StopRule(), global_batch_size=chunk)
     ensemble = Ensemble("t", framework, functions_of(framework, train_fn), (member,), str(ENSEMBLES))
     stack = ExitStack()
-    rank_info, publish_address = ranks.rank_info_in(folder, number, gpus)
-    context = WorkerContext(Binding("localhost", 0, None, (0,)), stack, publish_address=publish_address)
-    rank = context.build(ensemble, member, rank_info, Sharing(), InputShare(), stack)
+    rank_info, context = ranks.rank_in(folder, number, gpus, stack)
+    rank = context.build(ensemble, rank_info, Sharing(), InputShare(), stack)
     (x, y), _ = load_functions(ensemble).input_fn(None)
     stream = Stream(
         samples,

@@ -25,7 +25,7 @@ from hetctl.model.serialization import encode
 from hetctl.model.training_progress import EpochResult
 from hetctl.runtime.worker.group import Group, join_group
 from hetctl.runtime.worker.messages import TaskMessage
-from hetctl.runtime.worker.reporting import report_failure, reporter
+from hetctl.runtime.worker.reporting import report_failure
 from hetctl.storage.event_files import read_events
 from hetctl.storage.paths import Home
 from hetctl.storage.profile_request import read_measurements
@@ -299,12 +299,14 @@ def on_leader(pretend):
     def work(assignment, context):
         task = assignment.task
         context.group = Group()
-        context.group = join_group(assignment.rank_info, NoBackend(), context.publish_address)
+        context.group = join_group(
+            assignment.rank_info, NoBackend(), lambda address: context.send(master=address)
+        )
 
         def stop_requested():
             return context.stop_reason(assignment.rank_info.key)
 
-        events = reporter(task, context.group, context.send_written)
+        events = context.reporter(task)
         if context.group.rank == 0 and (code := pretend(task, events, stop_requested)):
             os._exit(code)
         context.group.barrier_and_close()

@@ -24,10 +24,10 @@ from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.job_logs import private_log
 from hetctl.runtime.transport import Address, Connection, connect
 from hetctl.runtime.worker.messages import TRAIN, TaskMessage, TrainingSpec
-from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.worker import output_to
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import AgentFiles
+from hetctl.storage.patience import PATIENT
 
 PATIENCE_S = 60.0
 SILENT = Timeouts(hang_s=3600.0, silence_s=3600.0)
@@ -111,7 +111,7 @@ def _writer(task: TaskMessage, allocation: Allocation, agents: dict[str, Connect
     (place,) = allocation.placement
     say = partial(_say, agents[place.node], place.gpus[0])
     say({"ready": True})
-    return writer_of(task, lambda length: say({"written": length}))
+    return EventWriter(task.events, task.name, task.round, lambda length: say({"written": length}), PATIENT)
 
 
 def _say(agent: Connection, gpu: int, message: Any) -> None:

@@ -16,7 +16,7 @@ from workbench import ProjectFolder, wait_for
 
 from hetctl.runtime.data.node_exchange import NodeStream
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.random_state import RANKS as RANKS_GENERATORS
+from hetctl.runtime.worker.member_trainer import RANKS as RANKS_GENERATORS
 from hetctl.storage.paths import member_folder
 from hetctl.storage.progress_fold import events_in
 

@@ -21,7 +21,6 @@ from hetctl.runtime.stages.p2p_transport import P2PTransport, receive
 from hetctl.runtime.worker.context import DATA_SEED, WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, all_gather
 from hetctl.runtime.worker.messages import Assignment
-from hetctl.runtime.worker.reporting import reporter
 from hetctl.storage.profile_request import read_measurements
 
 SIZES = (2**16, 2**18, 2**20, 2**22, 2**24, 2**26)
@@ -48,7 +47,7 @@ def measure_links(assignment: Assignment, context: WorkerContext) -> None:
     transport = P2PTransport(group, rank_info, nodes, site.network, site.timeouts, {}, memory)
     points = tuple(measured_points(transport, memory, copy_s, context.heartbeat))
     result = LinkPoint(kind, nodes, time.time(), points)
-    reporter(assignment.task, group, context.send_written).write("links", **encode(result))
+    context.reporter(assignment.task).write("links", **encode(result))
     group.barrier_and_close()
     transport.close()
 

@@ -28,8 +28,7 @@ from hetctl.runtime.worker.checkpoint import (
     TrainingState,
 )
 from hetctl.runtime.worker.group import all_gather
-from hetctl.runtime.worker.member_trainer import MemberTrainer, load_together
-from hetctl.runtime.worker.random_state import random_state
+from hetctl.runtime.worker.member_trainer import MemberTrainer, load_together, random_state
 from hetctl.runtime.worker.step_clock import EpochClock
 from hetctl.runtime.worker.tensorboard import figures_of_stages
 
@@ -52,14 +51,11 @@ class PipelineTrainer(MemberTrainer):
     ----------
     stage : StageWorker
         Part of this rank.
-    saver : PartSaver
-        Writer of this rank's part of checkpoints.
     worker_names : tuple of str
         Node and GPU of each rank.
     """
 
     stage: StageWorker = field(kw_only=True)
-    saver: PartSaver = field(kw_only=True)
     worker_names: tuple[str, ...] = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -73,9 +69,6 @@ class PipelineTrainer(MemberTrainer):
         self._write_s = 0.0
         # From the decision to save a wave until its weights with those of all virtual workers are there.
         self._awaits_wave = False
-
-    def _new_saver(self) -> PartSaver:
-        return self.saver
 
     def _load(self) -> Loaded:
         """Return this stage's arrays of the newest checkpoint that all stages can read."""
@@ -190,7 +183,7 @@ class PipelineTrainer(MemberTrainer):
 
     def _is_save_due(self) -> bool:
         """Return true if rank 0 wants a checkpoint at the end of this wave."""
-        if self.saver.is_busy or self._awaits_wave:
+        if self._saver.is_busy or self._awaits_wave:
             return False
         pause_s = max(LEAST_SAVE_S, self._write_s / SAVE_SHARE)
         often = self.member.checkpoint == EVERY_EPOCH and time.monotonic() - self._saved_at >= pause_s
@@ -220,13 +213,13 @@ class PipelineTrainer(MemberTrainer):
             self._write_s = seconds
             self._report_checkpoint(manifest, seconds)
 
-        self.saver.save(arrays, state, report)
+        self._saver.save(arrays, state, report)
 
     def _save(self, report: OnSaved) -> None:
         self._saved_at = time.monotonic()
         self.state = replace(self.state, random_state=random_state())
         arrays = {name: tensor.copy() for name, tensor in self.stage.network.save().items()}
-        self.saver.save(arrays, self.state, report)
+        self._saver.save(arrays, self.state, report)
 
 
 class PartSaver(Saver):

@@ -20,16 +20,14 @@ from hetctl.runtime.stages.p2p_transport import P2PTransport, TensorMessage, rec
 from hetctl.runtime.stages.parameter_server import TO_SERVER, WaveServer
 from hetctl.runtime.stages.pipeline_trainer import PART, PartSaver, PipelineTrainer
 from hetctl.runtime.stages.stage_worker import StageWorker
-from hetctl.runtime.worker.checkpoint import CheckpointFolder
 from hetctl.runtime.worker.context import WholeData, WorkerContext
-from hetctl.runtime.worker.group import RankInfo
+from hetctl.runtime.worker.group import CollectiveBackend, RankInfo
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
-from hetctl.runtime.worker.reporting import has_saved, reporter
 from hetctl.runtime.worker.training import (
     restarted_at_of,
     run_shown,
     sharing_of,
-    stop_signal_of,
+    trainer_fields,
 )
 from hetctl.storage.atomic_io import make_private_folder
 
@@ -45,9 +43,8 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
     layout = spec.allocation.pipeline
     assert layout is not None
     (member,) = spec.ensemble.members
-    group, chain, memory = context.join_pipeline(
-        spec.ensemble, member, rank_info, spec.network, spec.timeouts
-    )
+    framework, chain = context.chain(spec.ensemble)
+    group = context.join(rank_info, spec.network, spec.timeouts, CollectiveBackend())
     _check_layers(member.name, layout.layers, chain)
     worker, stage = layout.place_of(group.rank)
     with ExitStack() as stack:
@@ -60,7 +57,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             spec.network,
             spec.timeouts,
             {**dict.fromkeys(TO_SERVER, to_server), PART: parts},
-            memory,
+            framework.tensor_memory(),
         )
         training, validation = _loaders(spec, layout, context, stack, transport, worker, stage)
         context.prepare(member)
@@ -71,27 +68,12 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
         served = [layer for layer, rank in enumerate(layout.servers) if rank == group.rank]
         server = WaveServer(transport, to_server, served, [stages[0].rank for stages in layout.workers])
         recorder = WaveRecorder(assignment.task.wave_log(group.rank), spec.round)
-        checkpoints = CheckpointFolder(Path(spec.checkpoints), context.patience)
-        events = reporter(assignment.task, group, context.send_written, context.patience)
+        fields = trainer_fields(assignment, context, network, training, validation, restarted_at)
         # A checkpoint has the servers' weights of a wave, of which the first virtual worker's copy is enough.
         part = stage if worker == 0 else None
-        saver = PartSaver(checkpoints, transport, parts, part, len(layout.workers[0]))
+        saver = PartSaver(fields["checkpoints"], transport, parts, part, len(layout.workers[0]))
         trainer = PipelineTrainer(
-            member=member,
-            network=network,
-            training=training,
-            validation=validation,
-            checkpoints=checkpoints,
-            group=group,
-            events=events,
-            stop=stop_signal_of(context, spec, assignment),
-            gpus=spec.allocation.gpus,
-            expected_epoch_s=training.samples / spec.allocation.rate,
-            launched_at=assignment.launched_at,
-            gpu_type=spec.gpu_type,
-            restarted_at=restarted_at,
-            heartbeat=context.heartbeat,
-            has_saved=lambda: has_saved(assignment.task, context.patience),
+            **fields,
             stage=StageWorker(network, layout, transport, recorder.write, context.heartbeat),
             saver=saver,
             worker_names=spec.worker_names,

@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 from hetctl.model.ensemble import Ensemble, Member
-from hetctl.model.hops import StateSaved, VisitEnd
 from hetctl.model.site import ANY_INTERFACES, HEARTBEAT_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
-from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.data.input_pipeline import OpenLoader, Sharing, open_pipeline, open_validation
 from hetctl.runtime.data.loaders import Loader, Samples
@@ -21,8 +19,7 @@ from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.data.sampler import streams_of
 from hetctl.runtime.data.sources import as_sources
 from hetctl.runtime.frameworks import Framework, TrainableNetwork, load_framework
-from hetctl.runtime.frameworks.stage_network import Chain, TensorMemory
-from hetctl.runtime.transport import Address
+from hetctl.runtime.frameworks.stage_network import Chain
 from hetctl.runtime.worker.group import (
     CollectiveBackend,
     Group,
@@ -33,6 +30,10 @@ from hetctl.runtime.worker.user_functions import UserFunctions, load_functions
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.lease import LeaseMark
 from hetctl.storage.patience import Patience
+
+if TYPE_CHECKING:
+    from hetctl.runtime.worker.hop_resources import HopResources
+    from hetctl.runtime.worker.messages import TaskMessage
 
 DATA_SEED = 0
 """Seed while ``input_fn`` runs: its random choices are the same for every member, rank and job."""
@@ -75,6 +76,13 @@ class WholeData:
         )
 
 
+class SilentWriter:
+    """Writer of ranks other than 0, which report nothing."""
+
+    def write(self, kind: str, **data: Any) -> None:
+        """Discard an event."""
+
+
 @dataclass(frozen=True)
 class SavingFailure:
     """Error that kept a state from being written into a checkpoint.
@@ -89,24 +97,6 @@ class SavingFailure:
     events: EventWriter
 
 
-class KeptResources(Protocol):
-    """Resources that a rank keeps for the next tasks of one kind, such as networks and unsaved states."""
-
-    @property
-    def has_networks(self) -> bool:
-        """True if networks are kept."""
-
-    @property
-    def has_unsaved(self) -> bool:
-        """True if a state is still to be written into a checkpoint."""
-
-    def release_networks(self) -> None:
-        """Release all networks: a task of another kind needs the memory."""
-
-    def finish_saving(self) -> SavingFailure | None:
-        """Wait until all states are in checkpoints; return the first failure."""
-
-
 class WorkerContext:
     """State of a rank that trains one member after another, all of one ensemble.
 
@@ -116,20 +106,10 @@ class WorkerContext:
         GPU and cores of the rank.
     keep : ExitStack
         Stack that releases the node's resources.
+    send : callable
+        Function that sends the driver values by the name of the message, also in other threads.
     stop_reason : callable
         Function that returns why the group with a key has to stop; None if it continues.
-    publish_address : callable
-        Function called with the address at which this rank, if it leads, waits for the others of its group.
-    send_heartbeat : callable
-        Function called every few seconds while there is progress.
-    send_metrics : callable
-        Function called with the live metrics of the member in training.
-    send_written : callable
-        Function called with the length of the task's event file, in bytes, after each event.
-    send_visited : callable
-        Function called with the end of each visit, as soon as its state is in the store.
-    send_saved : callable
-        Function called, in another thread, with each state of a visit that is in a checkpoint.
     on_unsaved : callable
         Function called, in another thread, after a state could not be written.
 
@@ -137,7 +117,7 @@ class WorkerContext:
     ----------
     lease : LeaseMark or None
         Lease under which the present task writes; None: it needs none.
-    kept : KeptResources or None
+    kept : HopResources or None
         Resources that last from one task of their kind to the next; None as long as no task needs any.
     """
 
@@ -145,31 +125,18 @@ class WorkerContext:
         self,
         binding: Binding,
         keep: ExitStack,
+        send: Callable[..., None] = lambda **_: None,
         stop_reason: Callable[[str], str | None] = lambda _: None,
-        publish_address: Callable[[Address], None] = lambda _: None,
-        send_heartbeat: Callable[[], None] = lambda: None,
-        send_metrics: Callable[[LiveMetrics], None] = lambda _: None,
-        send_written: Callable[[int], None] = lambda _: None,
-        send_visited: Callable[[VisitEnd], None] = lambda _: None,
-        send_saved: Callable[[StateSaved], None] = lambda _: None,
         on_unsaved: Callable[[], None] = lambda: None,
     ) -> None:
         self.group: Group = Group()
-        self.binding = binding
-        self.keep = keep
-        self.publish_address = publish_address
-        self._send_heartbeat = send_heartbeat
-        self.send_metrics = send_metrics
-        self.send_written = send_written
-        self.send_visited = send_visited
-        self.send_saved = send_saved
-        self.on_unsaved = on_unsaved
-        self.stop_reason = stop_reason
+        self.binding, self.keep = binding, keep
+        self.send, self.stop_reason, self.on_unsaved = send, stop_reason, on_unsaved
         self._next_heartbeat = 0.0
         self._code: tuple[Framework, UserFunctions] | None = None
         self._data: WholeData | PartitionedData | None = None
         self.lease: LeaseMark | None = None
-        self.kept: KeptResources | None = None
+        self.kept: HopResources | None = None
 
     @property
     def has_data(self) -> bool:
@@ -178,14 +145,27 @@ class WorkerContext:
 
     def load_data(self, ensemble: Ensemble, sharing: Sharing) -> WholeData | PartitionedData:
         """Return the samples of all members of the ensemble that this node can read; load them at first."""
-        self._data = self._data or self._load_data(ensemble, sharing)
+        if self._data is None:
+            _, functions = self.load_code(ensemble)
+            if ensemble.partitions and ensemble.reads_partitions:
+                self._data = load_partitions(ensemble.partitions, ensemble.data, functions.input_fn)
+            else:
+                training, validation = as_sources(functions.input_fn(ensemble.data))
+                self._data = WholeData(
+                    len(training),
+                    open_pipeline(training, sharing, self.keep, heartbeat=self.heartbeat),
+                    len(validation),
+                    open_validation(validation, sharing, self.keep, self.heartbeat),
+                )
+            # Objects that stay need not be scanned each time that garbage of a member is collected.
+            gc.collect()
+            gc.freeze()
         self.heartbeat()
         return self._data
 
     def build(
         self,
         ensemble: Ensemble,
-        member: Member,
         rank_info: RankInfo,
         sharing: Sharing,
         share: InputShare,
@@ -195,7 +175,7 @@ class WorkerContext:
         *,
         partial: bool = False,
     ) -> BuiltMember:
-        """Load the samples, join the group, and build the network.
+        """Load the samples, join the group, and build the network of the ensemble's only member.
 
         Parameters
         ----------
@@ -208,6 +188,7 @@ class WorkerContext:
         partial : bool
             Train on the partitions that the group's nodes have, even if others are missing.
         """
+        (member,) = ensemble.members
         self._release_kept()
         data = self.load_data(ensemble, sharing)
         self.join(rank_info, interfaces, timeouts)
@@ -216,35 +197,17 @@ class WorkerContext:
         training, validation = self._open(
             data, member, rank_info, share, stack, interfaces, timeouts, partial=partial
         )
-        framework, functions = self._loaded_code()
+        framework, functions = self._loaded_code
         network = framework.build(member, functions, self.group, training.sample)
         self.heartbeat()
         return BuiltMember(self.group, framework, network, training, validation)
 
-    def open_alone(self, ensemble: Ensemble, member: Member, sharing: Sharing, stack: ExitStack) -> Loader:
+    def open_alone(self, ensemble: Ensemble, sharing: Sharing, stack: ExitStack) -> Loader:
         """Load the samples; return a loader of training samples, of the partitions that this node has."""
         data = self.load_data(ensemble, sharing)
+        (member,) = ensemble.members
         training, _ = self._open(data, member, RankInfo(0, 1), InputShare(), stack, partial=True)
         return training
-
-    def join_pipeline(
-        self,
-        ensemble: Ensemble,
-        member: Member,
-        rank_info: RankInfo,
-        network: NetworkInterfaces,
-        timeouts: Timeouts,
-    ) -> tuple[Group, Chain, TensorMemory]:
-        """Join the ranks of a member's pipeline; return them, its layers, and the memory of passed tensors.
-
-        None of the layers is built. Only ranks of first stages need samples, which they open with
-        `load_data`.
-        """
-        self._release_kept()
-        framework, functions = self._code or self.load_code(ensemble)
-        group = self.join(rank_info, network, timeouts, CollectiveBackend())
-        self.prepare(member)
-        return group, framework.chain(member, functions), framework.tensor_memory()
 
     def _release_kept(self) -> None:
         """Release the networks that are kept for other tasks."""
@@ -268,22 +231,23 @@ class WorkerContext:
         """
         # An error while the group forms must not be blamed on the ranks of the last one.
         self.group = Group()
-        backend = backend or self._loaded_code()[0]
-        self.group = join_group(rank_info, backend, self.publish_address, interfaces, timeouts)
+        backend = backend or self._loaded_code[0]
+        self.group = join_group(
+            rank_info, backend, lambda address: self.send(master=address), interfaces, timeouts
+        )
         self.heartbeat()
         return self.group
 
     def build_network(self, member: Member, sample: Samples) -> TrainableNetwork:
         """Return a fresh network of a member for the present group, as its seed determines it."""
-        framework, functions = self._loaded_code()
+        framework, functions = self._loaded_code
         # Names and global generators would be left from other networks.
-        framework.clear()
-        self.prepare(member)
+        self.start_layer(member)
         network = framework.build(member, functions, self.group, sample)
         self.heartbeat()
         return network
 
-    def chain(self, ensemble: Ensemble, member: Member) -> tuple[Framework, Chain]:
+    def chain(self, ensemble: Ensemble) -> tuple[Framework, Chain]:
         """Return the framework, and a member's network as a chain of layers; no samples are loaded.
 
         Raises
@@ -291,8 +255,10 @@ class WorkerContext:
         BadInputError
             If the network is not a chain.
         """
+        self._release_kept()
         framework, functions = self._code or self.load_code(ensemble)
         self.group = Group()
+        (member,) = ensemble.members
         self.prepare(member)
         chain = framework.chain(member, functions)
         self.heartbeat()
@@ -300,17 +266,17 @@ class WorkerContext:
 
     def start_layer(self, member: Member) -> None:
         """Release the last layer, and seed all generators for the next one of a member."""
-        self._loaded_code()[0].clear()
+        self._loaded_code[0].clear()
         self.prepare(member)
 
     def prepare(self, member: Member) -> None:
         """Choose the device and limit threads, and choose algorithms and seed all generators for a member."""
         place = self.binding.cores, self.binding.device
-        self._loaded_code()[0].prepare(*place, member.seed, deterministic=member.deterministic)
+        self._loaded_code[0].prepare(*place, member.seed, deterministic=member.deterministic)
 
     def prepare_data(self) -> None:
         """Seed all generators for ``input_fn``."""
-        self._loaded_code()[0].prepare(self.binding.cores, self.binding.device, DATA_SEED)
+        self._loaded_code[0].prepare(self.binding.cores, self.binding.device, DATA_SEED)
 
     @property
     def patience(self) -> Patience:
@@ -320,21 +286,25 @@ class WorkerContext:
         """
         return Patience(meanwhile=self.heartbeat, before=self.lease.check if self.lease else lambda: None)
 
-    @property
-    def has_unsaved(self) -> bool:
-        """True if a state of an earlier task is still to be written into a checkpoint."""
-        return self.kept is not None and self.kept.has_unsaved
+    def writer(self, task: TaskMessage) -> EventWriter:
+        """Return the writer of a task's events; the driver learns the length of the file after each."""
 
-    def finish_saving(self) -> SavingFailure | None:
-        """Wait until the states of all tasks are in checkpoints; return the first failure."""
-        return None if self.kept is None else self.kept.finish_saving()
+        def announce(length: int) -> None:
+            with suppress(ConnectionError):
+                self.send(written=length)
+
+        return EventWriter(task.events, task.name, task.round, announce, self.patience)
+
+    def reporter(self, task: TaskMessage) -> Any:
+        """Return the writer on rank 0 of the group, and one that discards events on the other ranks."""
+        return self.writer(task) if self.group.rank == 0 else SilentWriter()
 
     def heartbeat(self) -> None:
         """Send a heartbeat if the last one was sent `HEARTBEAT_EVERY_S` ago or earlier."""
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_EVERY_S
-            self._send_heartbeat()
+            self.send()
 
     def clear(self) -> None:
         """Release the resources of the last member, unless networks are kept for later tasks."""
@@ -375,27 +345,7 @@ class WorkerContext:
         self._code = framework, load_functions(ensemble)
         return self._code
 
+    @property
     def _loaded_code(self) -> tuple[Framework, UserFunctions]:
         assert self._code is not None
         return self._code
-
-    def _load_data(self, ensemble: Ensemble, sharing: Sharing) -> WholeData | PartitionedData:
-        _, functions = self.load_code(ensemble)
-        data = self._read_data(ensemble, functions, sharing)
-        # Objects that stay need not be scanned each time that garbage of a member is collected.
-        gc.collect()
-        gc.freeze()
-        return data
-
-    def _read_data(
-        self, ensemble: Ensemble, functions: UserFunctions, sharing: Sharing
-    ) -> WholeData | PartitionedData:
-        if ensemble.partitions and ensemble.reads_partitions:
-            return load_partitions(ensemble.partitions, ensemble.data, functions.input_fn)
-        training, validation = as_sources(functions.input_fn(ensemble.data))
-        return WholeData(
-            len(training),
-            open_pipeline(training, sharing, self.keep, heartbeat=self.heartbeat),
-            len(validation),
-            open_validation(validation, sharing, self.keep, self.heartbeat),
-        )

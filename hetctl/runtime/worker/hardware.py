@@ -5,7 +5,6 @@ Live metrics are sent every few seconds by a thread of its own, without delay of
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import platform
@@ -14,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,15 +110,12 @@ class NodeLoad:
         now = time.monotonic()
         # A sample reads files of /proc, which takes longer than the rest of a step's accounting.
         if now - self._sampled_at[0] >= SAMPLE_EVERY_S:
-            self._sample(now, time.process_time())
+            sampled_at, own_before = self._sampled_at
+            self._sampled_at = now, time.process_time()
+            own_share = (self._sampled_at[1] - own_before) / (now - sampled_at) / self._cores
+            self._available = min(1.0, max(0.0, 1.0 - psutil.cpu_percent(None) / 100 + own_share))
+            self._used = float(psutil.virtual_memory().percent) / 100
         return self._available, peak_of_last_steps() / self._gpu_bytes if self._gpu_bytes else self._used
-
-    def _sample(self, now: float, own: float) -> None:
-        sampled_at, own_before = self._sampled_at
-        own_share = (own - own_before) / (now - sampled_at) / self._cores
-        self._available = min(1.0, max(0.0, 1.0 - psutil.cpu_percent(None) / 100 + own_share))
-        self._used = float(psutil.virtual_memory().percent) / 100
-        self._sampled_at = now, own
 
 
 def _processor() -> str:
@@ -131,12 +127,12 @@ def _processor() -> str:
 
 EVERY_S = 2.0
 
-Send = Callable[[LiveMetrics], None]
+Send = Callable[..., None]
 Busy = Callable[[], float | None]
 """Function that returns the used share (0 to 1) of a process's device since its last call; None: unknown."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def live_metrics_to(
     send: Send,
     samples: int,
@@ -149,7 +145,7 @@ def live_metrics_to(
     Parameters
     ----------
     send : callable
-        Function that sends live metrics; a closed connection is ignored here.
+        Function that sends `metrics` to the driver; a closed connection is ignored here.
     samples : int
         Samples of an epoch; 0: not known.
     shares : callable
@@ -157,70 +153,54 @@ def live_metrics_to(
     every_s : float
         Seconds between two reports.
     """
-    sender = _Sender(send, samples, busy, shares, every_s)
     over = threading.Event()
-    thread = threading.Thread(target=sender.run, args=(over,), name="live-metrics", daemon=True)
+    seen: tuple[int, int, Any] | None = None
+
+    def note(epoch: int, position: int, loss: Any) -> None:
+        nonlocal seen
+        # One assignment of one tuple: the other thread never sees half of an update.
+        seen = (epoch, position, loss)
+
+    def send_repeatedly() -> None:
+        last_at, last = time.time(), (0, 0)
+        while not over.wait(every_s):
+            if seen is None:
+                continue
+            (epoch, position, loss), now = seen, time.time()
+            # Without the samples of an epoch, those of its end are not known.
+            if last[0] and (samples or epoch == last[0]):
+                done = (epoch - last[0]) * samples + position - last[1]
+                rate = max(0.0, done / (now - last_at))
+                # Reading the loss waits for the GPU: in this thread, and not in that of training.
+                metrics = LiveMetrics(
+                    *(now, epoch, position, samples, rate, _number(loss), busy()), ranks=shares()
+                )
+                with suppress(ConnectionError):
+                    send(metrics=metrics)
+            last_at, last = now, (epoch, position)
+
+    thread = threading.Thread(target=send_repeatedly, name="live-metrics", daemon=True)
     thread.start()
     try:
-        yield sender.note
+        yield note
     finally:
         over.set()
         thread.join()
 
 
-class _Sender:
-    def __init__(
-        self,
-        send: Send,
-        samples: int,
-        busy: Busy,
-        shares: Callable[[], tuple[RankShare, ...]],
-        every_s: float,
-    ) -> None:
-        self._send = send
-        self._samples = samples
-        self._busy = busy
-        self._shares = shares
-        self._every_s = every_s
-        self._seen: tuple[int, int, Any] | None = None
-
-    def note(self, epoch: int, position: int, loss: Any) -> None:
-        # One assignment of one tuple: the other thread never sees half of an update.
-        self._seen = (epoch, position, loss)
-
-    def run(self, over: threading.Event) -> None:
-        last_at, last = time.time(), (0, 0)
-        while not over.wait(self._every_s):
-            if self._seen is None:
-                continue
-            (epoch, position, loss), now = self._seen, time.time()
-            # Without the samples of an epoch, those of its end are not known.
-            if last[0] and (self._samples or epoch == last[0]):
-                done = (epoch - last[0]) * self._samples + position - last[1]
-                rate = max(0.0, done / (now - last_at))
-                # Reading the loss waits for the GPU: in this thread, and not in that of training.
-                metrics = LiveMetrics(
-                    *(now, epoch, position, self._samples, rate, _number(loss), self._busy()),
-                    ranks=self._shares(),
-                )
-                with contextlib.suppress(ConnectionError):
-                    self._send(metrics)
-            last_at, last = now, (epoch, position)
-
-
 def busy_share(device: int | None, cpu_seconds: Callable[[], float] = time.process_time) -> Busy:
-    """Return a function for the used share of a rank's GPU, or of its cores if it has none.
+    """Return a function for the share of a rank's GPU, or cores, that was used since its last call.
 
     Parameters
     ----------
+    device : int or None
+        Index of the GPU among those that this process sees; None: the rank has only cores.
     cpu_seconds : callable
         Function that returns the CPU time that training has used, in seconds.
     """
-    return cores_used(cpu_seconds) if device is None else gpu_used(device)
-
-
-def cores_used(cpu_seconds: Callable[[], float] = time.process_time) -> Busy:
-    """Return a function that gives the share of the rank's cores that was used since the last call."""
+    if device is not None:
+        gpu = next(iter(visible_gpus(gpus_of_node(), os.environ)[device:]), None)
+        return lambda: None if gpu is None else utilization(gpu)
     last = [time.monotonic(), cpu_seconds()]
 
     def share() -> float:
@@ -233,21 +213,7 @@ def cores_used(cpu_seconds: Callable[[], float] = time.process_time) -> Busy:
     return share
 
 
-def gpu_used(device: int) -> Busy:
-    """Return a function that returns the recent share of time in which a GPU was in use.
-
-    Parameters
-    ----------
-    device : int
-        Index of the GPU among those that this process sees.
-    """
-    gpu = next(iter(visible_gpus(gpus_of_node(), os.environ)[device:]), None)
-    return lambda: None if gpu is None else utilization(gpu)
-
-
 def _number(loss: Any) -> float | None:
-    if loss is None:
-        return None
     try:
         value = float(loss)
     except (TypeError, ValueError):

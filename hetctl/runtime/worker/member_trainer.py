@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
@@ -25,10 +27,45 @@ from hetctl.runtime.worker.async_checkpoint import OnSaved, Saver
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded, Manifest, TrainingState
 from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.hardware import peak_memory
-from hetctl.runtime.worker.random_state import set_random_state
 from hetctl.storage.event_files import EventWriter
 
 Note = Callable[[int, int, Any], None]
+
+BALANCE = "balance/"
+"""Prefix of the names of the state of the manager of batch sizes among a checkpoint's arrays."""
+ACCESSES = "visits/"
+"""Prefix of the names of the state of `SampleAccesses`, as checkpoints have it."""
+SCORES = "scores/"
+"""Prefix of the sums from which a member that hops computes the metrics of an unfinished evaluation."""
+RANKS = "generators_of_rank/"
+"""Prefix of the names of the states of other ranks' generators, each a JSON text; the rank follows."""
+
+
+def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """Return the network's own arrays of a checkpoint, not those of managers, accesses, scores or ranks."""
+    return {
+        name: array
+        for name, array in arrays.items()
+        if not name.startswith((BALANCE, ACCESSES, SCORES, RANKS))
+    }
+
+
+def random_state() -> Any:
+    """Return the states of the generators as plain values."""
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    numpy_state = [kind, [int(key) for key in keys], position, has_gauss, gauss]
+    version, internal, gauss_next = random.getstate()
+    return {"numpy": numpy_state, "python": [version, list(internal), gauss_next]}
+
+
+def set_random_state(state: Any) -> None:
+    """Set the generators to states that `random_state` returned; None leaves them as they are."""
+    if state is None:
+        return
+    kind, keys, position, has_gauss, gauss = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+    version, internal, gauss_next = state["python"]
+    random.setstate((version, tuple(internal), gauss_next))
 
 
 class SaveClock:
@@ -148,6 +185,8 @@ class MemberTrainer(ABC):
         Function called with each finished epoch; on rank 0 alone, and not in the trainer's thread.
     has_saved : callable
         Function that returns true if an earlier task of the member has reported a checkpoint.
+    saver : Saver or None
+        Writer of checkpoints; None: one in a thread, of the whole network.
     """
 
     member: Member
@@ -167,16 +206,14 @@ class MemberTrainer(ABC):
     note: Note = lambda *_: None
     show: Callable[[EpochResult], None] = lambda _: None
     has_saved: Callable[[], bool] = lambda: False
+    saver: Saver | None = None
     state: TrainingState = field(default_factory=TrainingState)
 
     def __post_init__(self) -> None:
-        self._saver = self._new_saver()
+        self._saver = self.saver or Saver(self.checkpoints)
         self._clock = SaveClock(self.member.checkpoint)
         self._unsaved = False
         self._trained_at: float | None = None
-
-    def _new_saver(self) -> Saver:
-        return Saver(self.checkpoints)
 
     @abstractmethod
     def _train_epoch(self) -> bool:
@@ -245,7 +282,7 @@ class MemberTrainer(ABC):
         if self.checkpoints.is_of_parent(loaded.state):
             # A mutant's learning rate is its own, not the parent's as scaled for the parent's GPUs.
             self.state = replace(loaded.state, gpus=1)
-            self._adopt_arrays(loaded.arrays)
+            self.network.adopt(own_arrays(loaded.arrays))
         else:
             self._restore_arrays(loaded.arrays)
         self._restore_generators(loaded.arrays)
@@ -255,10 +292,6 @@ class MemberTrainer(ABC):
 
     def _restore_arrays(self, arrays: Arrays) -> None:
         self.network.restore(arrays)
-
-    def _adopt_arrays(self, arrays: Arrays) -> None:
-        """Begin with the state of another member."""
-        self.network.adopt(arrays)
 
     def _restore_generators(self, arrays: Arrays) -> None:  # noqa: ARG002
         """Set NumPy's and Python's generators; those of the framework are restored with the network."""

@@ -5,58 +5,21 @@ from __future__ import annotations
 import contextlib
 import sys
 import traceback
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from hetctl.model.errors import DISK_FULL_ERRORS, SERVER_ERRORS, HetctlError
 from hetctl.model.events import EXIT_CODES, ExitReason
 from hetctl.model.training_settings import FRAMEWORKS
-from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import peak_memory
 from hetctl.runtime.worker.messages import TaskMessage
 from hetctl.storage.event_files import EventWriter, read_events
-from hetctl.storage.patience import PATIENT, Patience
+from hetctl.storage.patience import Patience
 
 OUT_OF_MEMORY_ERRORS = frozenset(
     {"MemoryError", *(name for entry in FRAMEWORKS.values() for name in entry.out_of_memory)}
 )
 """Classes of Python and NumPy, and of frameworks; by name, since only one framework is ever loaded."""
 FULL_MEMORY = tuple(message for entry in FRAMEWORKS.values() for message in entry.full_memory)
-
-
-class _Silent:
-    """Event writer of ranks other than 0, which discards events."""
-
-    def write(self, kind: str, **data: Any) -> None:
-        """Do nothing: ranks other than 0 report nothing."""
-
-
-def writer_of(
-    task: TaskMessage, send_written: Callable[[int], None], patience: Patience = PATIENT
-) -> EventWriter:
-    """Return the event writer of a task.
-
-    Parameters
-    ----------
-    send_written : callable
-        Function called with the file's length in bytes after each event; a closed connection is ignored.
-    """
-
-    def announce(length: int) -> None:
-        with contextlib.suppress(ConnectionError):
-            send_written(length)
-
-    if task.training and task.training.lease:
-        patience = replace(patience, before=task.training.lease.check)
-    return EventWriter(task.events, task.name, task.round, announce, patience)
-
-
-def reporter(
-    task: TaskMessage, group: Group, send_written: Callable[[int], None], patience: Patience = PATIENT
-) -> Any:
-    """Return rank 0's event writer, as in `writer_of`, and one that discards events for the other ranks."""
-    return writer_of(task, send_written, patience) if group.rank == 0 else _Silent()
 
 
 def has_saved(task: TaskMessage, patience: Patience) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
@@ -10,33 +11,39 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import OFF
 from hetctl.runtime.data.batches import Batches, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
-from hetctl.runtime.data.loaders import ArrayLoader, Samples
+from hetctl.runtime.data.loaders import ArrayLoader, Loader, Samples
 from hetctl.runtime.data.partitioned_data import PartitionLoader
 from hetctl.runtime.data.round_inputs import InputShare
 from hetctl.runtime.data.sample_accesses import SampleAccesses, Transfer, most_accessed
 from hetctl.runtime.data.sampler import Order, epoch_order
 from hetctl.runtime.data.sharing.node_folder import folder_of
 from hetctl.runtime.frameworks import TrainableNetwork
+from hetctl.runtime.frameworks.stage_network import StageNetwork
 from hetctl.runtime.worker.async_checkpoint import OnSaved, ShardSaver
 from hetctl.runtime.worker.checkpoint import Arrays, CheckpointFolder, Loaded
 from hetctl.runtime.worker.context import BuiltMember, WorkerContext
-from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import (
+    ACCESSES,
+    BALANCE,
+    RANKS,
     MemberTrainer,
     StopSignal,
     load_together,
+    own_arrays,
+    random_state,
     refuse_early_end,
+    set_random_state,
 )
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
-from hetctl.runtime.worker.random_state import RANKS, gathered_states, random_state, restore_own
-from hetctl.runtime.worker.reporting import has_saved, reporter
+from hetctl.runtime.worker.reporting import has_saved
 from hetctl.runtime.worker.step_clock import EpochClock
 from hetctl.runtime.worker.tensorboard import Figures, TensorBoardWriter, figures_of_ranks
 from hetctl.storage.event_files import EventWriter
@@ -44,13 +51,6 @@ from hetctl.storage.paths import tensorboard_file
 
 if TYPE_CHECKING:
     from hetctl.runtime.worker.balancing import Balancer
-
-BALANCE = "balance/"
-"""Prefix of the names of the state of the manager of batch sizes among a checkpoint's arrays."""
-ACCESSES = "visits/"
-"""Prefix of the names of the state of `SampleAccesses`, as checkpoints have it."""
-SCORES = "scores/"
-"""Prefix of the sums from which a member that hops computes the metrics of an unfinished evaluation."""
 
 
 @dataclass
@@ -92,12 +92,14 @@ class Trainer(MemberTrainer):
         elif not accesses and self.accesses is not None:
             self.accesses.begin_after(epoch_order(self.training.samples, *order)[:done])
 
-    def _adopt_arrays(self, arrays: Arrays) -> None:
-        self.network.adopt(own_arrays(arrays))
-
     def _restore_generators(self, arrays: Arrays) -> None:
         super()._restore_generators(arrays)
-        restore_own(self.network, self.group.rank, arrays)
+        # Those of other numbers of ranks stay as rank 0's.
+        text = arrays.get(f"{RANKS}{self.group.rank}")
+        if text is not None:
+            of_process, of_framework = json.loads(text.tobytes())
+            set_random_state(of_process)
+            self.network.set_generators(of_framework)
 
     def _train_epoch(self) -> bool:
         """Train the rest of the epoch; return false if told to stop before its end."""
@@ -149,10 +151,6 @@ class Trainer(MemberTrainer):
         """Train to the epoch's end, a stop, or a checkpoint that is due; return true if one is due."""
         began = time.perf_counter()
         loss = self.network.train(batches)
-        self._account_part(batches, loss, time.perf_counter() - began)
-        return batches.paused
-
-    def _account_part(self, batches: Batches, loss: float, seconds: float) -> None:
         done = batches.position - batches.start
         self.state = replace(
             self.state,
@@ -160,8 +158,9 @@ class Trainer(MemberTrainer):
             part_order=batches.order or (),
             # The mean of no losses is no number.
             part_loss=self.state.part_loss + (loss * done if done else 0.0),
-            part_s=self.state.part_s + seconds,
+            part_s=self.state.part_s + time.perf_counter() - began,
         )
+        return batches.paused
 
     def _evaluate(self, number: int) -> dict[str, float]:
         """Return the ``val_*`` metrics after an epoch, equal on every rank."""
@@ -172,7 +171,7 @@ class Trainer(MemberTrainer):
 
     def _save(self, report: OnSaved) -> None:
         self.state = replace(self.state, random_state=random_state())
-        of_ranks = gathered_states(self.network, self.group)
+        of_ranks = self._states_of_others()
         if self.group.rank != 0 and not self.member.shard:
             # All ranks have the same weights: of GPUs, each would copy them to the node's memory.
             return
@@ -183,42 +182,37 @@ class Trainer(MemberTrainer):
             arrays.update({f"{ACCESSES}{name}": array for name, array in self.accesses.save().items()})
         self._saver.save(arrays, self.state, report)
 
+    def _states_of_others(self) -> dict[str, npt.NDArray[Any]]:
+        """Return, on rank 0, the states of the other ranks' generators; all ranks of the group call it."""
+        if self.group.size == 1:
+            return {}
+        states = self.network.gather([random_state(), self.network.generators()])
+        others = enumerate(states[1:], 1) if self.group.rank == 0 else ()
+        return {
+            f"{RANKS}{rank}": np.frombuffer(json.dumps(state).encode(), np.uint8) for rank, state in others
+        }
+
 
 @dataclass
 class ShardedTrainer(Trainer):
     """The training, as in `Trainer`, of a member that is divided among its ranks."""
 
-    def _new_saver(self) -> ShardSaver:
-        return ShardSaver(self.checkpoints, self.network, self.group)
+    def __post_init__(self) -> None:
+        self.saver = ShardSaver(self.checkpoints, self.network, self.group)
+        super().__post_init__()
 
     def _load(self) -> Loaded:
         """Return the newest checkpoint of which all ranks together have checked all parts."""
-        loaded = load_together(self.checkpoints, self.group, checked_by(self.group))
+
+        def needs(name: str) -> bool:
+            """Return true for arrays, and for the shards that this rank checks, of more ranks or fewer."""
+            kind, _, number = name.partition("/")
+            return kind != "shards" or int(number) % self.group.size == self.group.rank
+
+        loaded = load_together(self.checkpoints, self.group, needs)
         if loaded.arrays is not None:
             self.network.open_shards(self.checkpoints.path / loaded.shards)
         return loaded
-
-
-def checked_by(group: Group) -> Callable[[str], bool]:
-    """Return a function that is true for the names of arrays, and of the shards that this rank checks.
-
-    There may be more shards than ranks, or fewer.
-    """
-
-    def needs(name: str) -> bool:
-        kind, _, number = name.partition("/")
-        return kind != "shards" or int(number) % group.size == group.rank
-
-    return needs
-
-
-def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return the network's own arrays of a checkpoint, not those of managers, accesses, scores or ranks."""
-    return {
-        name: array
-        for name, array in arrays.items()
-        if not name.startswith((BALANCE, ACCESSES, SCORES, RANKS))
-    }
 
 
 def under(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
@@ -226,24 +220,62 @@ def under(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
-TRAINERS: dict[bool, Callable[..., Trainer]] = {False: Trainer, True: ShardedTrainer}
-"""Trainers of members, by whether these are divided among their ranks."""
-
-
 def train(assignment: Assignment, context: WorkerContext) -> None:
     """Train a member as its round specifies: until it has converged, or is told to stop."""
     restarted_at = restarted_at_of(assignment, context)
     spec, rank_info = assignment.task.training, assignment.rank_info
     assert spec is not None
-    (member,) = spec.ensemble.members
     share = spec.shares[rank_info.rank]
     sharing = sharing_of(spec, share, context.binding.node)
     with ExitStack() as stack:
-        built = context.build(
-            *(spec.ensemble, member, rank_info, sharing, share, stack, spec.network, spec.timeouts)
+        built = context.build(spec.ensemble, rank_info, sharing, share, stack, spec.network, spec.timeouts)
+        fields = trainer_fields(
+            assignment, context, built.network, built.training, built.validation, restarted_at
         )
-        _run(spec, assignment, built, context, restarted_at, stack)
+        events = fields["events"]
+        balancer = _balancer(spec, assignment.task, built, events, stack)
+        accesses = None
+        if isinstance(built.training, PartitionLoader):
+            accesses = built.training.accesses
+            built.training.on_landed = partial(
+                _report_migration, events, spec.worker_names, built.training.sample
+            )
+        made = ShardedTrainer if fields["member"].shard else Trainer
+        trainer = made(**fields, balancer=balancer, accesses=accesses)
+        shares = tuple if balancer is None else balancer.shares
+        run_shown(trainer, context, lambda _: figures_of_ranks(shares()), shares)
     built.group.barrier_and_close()
+
+
+def trainer_fields(
+    assignment: Assignment,
+    context: WorkerContext,
+    network: TrainableNetwork | StageNetwork,
+    training: Loader,
+    validation: Loader,
+    restarted_at: float | None,
+) -> dict[str, Any]:
+    """Return what every `MemberTrainer` is made of, for the rank of an assignment."""
+    task, spec = assignment.task, assignment.task.training
+    assert spec is not None
+    (member,) = spec.ensemble.members
+    return {
+        "member": member,
+        "network": network,
+        "training": training,
+        "validation": validation,
+        "checkpoints": CheckpointFolder(Path(spec.checkpoints), context.patience),
+        "group": context.group,
+        "events": context.reporter(task),
+        "stop": stop_signal_of(context, spec, assignment),
+        "gpus": spec.allocation.gpus,
+        "expected_epoch_s": training.samples / spec.allocation.rate,
+        "launched_at": assignment.launched_at,
+        "gpu_type": spec.gpu_type,
+        "restarted_at": restarted_at,
+        "heartbeat": context.heartbeat,
+        "has_saved": lambda: has_saved(task, context.patience),
+    }
 
 
 def restarted_at_of(assignment: Assignment, context: WorkerContext) -> float | None:
@@ -251,47 +283,6 @@ def restarted_at_of(assignment: Assignment, context: WorkerContext) -> float | N
     if assignment.own_step:
         return assignment.launched_at
     return time.time() if context.has_data else None
-
-
-def _run(
-    spec: TrainingSpec,
-    assignment: Assignment,
-    built: BuiltMember,
-    context: WorkerContext,
-    restarted_at: float | None,
-    stack: ExitStack,
-) -> None:
-    (member,) = spec.ensemble.members
-    checkpoints = CheckpointFolder(Path(spec.checkpoints), context.patience)
-    events = reporter(assignment.task, built.group, context.send_written, context.patience)
-    balancer = _balancer(spec, assignment.task, built, events, stack)
-    accesses = None
-    if isinstance(built.training, PartitionLoader):
-        accesses = built.training.accesses
-        built.training.on_landed = partial(
-            _report_migration, events, spec.worker_names, built.training.sample
-        )
-    trainer = TRAINERS[member.shard](
-        member=member,
-        network=built.network,
-        training=built.training,
-        validation=built.validation,
-        checkpoints=checkpoints,
-        group=built.group,
-        events=events,
-        stop=stop_signal_of(context, spec, assignment),
-        gpus=spec.allocation.gpus,
-        expected_epoch_s=built.training.samples / spec.allocation.rate,
-        launched_at=assignment.launched_at,
-        gpu_type=spec.gpu_type,
-        restarted_at=restarted_at,
-        heartbeat=context.heartbeat,
-        has_saved=lambda: has_saved(assignment.task, context.patience),
-        balancer=balancer,
-        accesses=accesses,
-    )
-    shares = tuple if balancer is None else balancer.shares
-    run_shown(trainer, context, lambda _: figures_of_ranks(shares()), shares)
 
 
 def run_shown(
@@ -315,7 +306,7 @@ def run_shown(
     path, samples = tensorboard_file(trainer.checkpoints.path), trainer.training.samples
     trainer.show = TensorBoardWriter(path, samples, figures).show
     busy = busy_share(context.binding.device)
-    with live_metrics_to(context.send_metrics, samples, busy, shares) as trainer.note:
+    with live_metrics_to(context.send, samples, busy, shares) as trainer.note:
         trainer.run()
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
@@ -199,7 +200,7 @@ def _not_metrics(problem: str) -> BadInputError:
     )
 
 
-class KeptState(MutableMapping[str, Any]):
+class KeptState(UserDict[str, Any]):
     """State of a ``train_fn`` by name, which checkpoints contain beside the network's own.
 
     Values are plain values and arrays, or objects with ``state_dict()`` and ``load_state_dict()``. The saved
@@ -207,51 +208,32 @@ class KeptState(MutableMapping[str, Any]):
     """
 
     def __init__(self) -> None:
-        self._entries: dict[str, Any] = {}
+        super().__init__()
         self._waiting: dict[str, Any] = {}
-
-    def __getitem__(self, name: str) -> Any:
-        """Return a value or an object; KeyError if there is none."""
-        return self._entries[name]
 
     def __setitem__(self, name: str, value: Any) -> None:
         """Put in a value, or an object, which takes over the state that waits for it."""
         if name in self._waiting:
-            self._load(name, value)
-        self._entries[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        """Delete a value or an object; KeyError if there is none."""
-        del self._entries[name]
-
-    def __iter__(self) -> Iterator[str]:
-        """Yield the names."""
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        """Return the number of names."""
-        return len(self._entries)
+            if not _is_object(value):
+                raise BadInputError(
+                    f"context.state[{name!r}] is {type(value).__name__}, but the checkpoint has the state of "
+                    "an object with state_dict() there",
+                    "put in an object of the same class, or start a new run with `hetctl submit --new`",
+                )
+            value.load_state_dict(self._waiting.pop(name))
+        super().__setitem__(name, value)
 
     def save(self) -> dict[str, Any]:
         """Return the state of all objects, and all values."""
-        objects = {name: entry.state_dict() for name, entry in self._entries.items() if _is_object(entry)}
-        values = {name: entry for name, entry in self._entries.items() if not _is_object(entry)}
+        objects = {name: entry.state_dict() for name, entry in self.items() if _is_object(entry)}
+        values = {name: entry for name, entry in self.items() if not _is_object(entry)}
         return {"objects": {**self._waiting, **objects}, "values": values}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Replace all values, and the state of objects that are there; others are to be put in again."""
-        present = {name: entry for name, entry in self._entries.items() if name in saved["objects"]}
-        self._entries, self._waiting = dict(saved["values"]), dict(saved["objects"])
+        present = {name: entry for name, entry in self.items() if name in saved["objects"]}
+        self.data, self._waiting = dict(saved["values"]), dict(saved["objects"])
         self.update(present)
-
-    def _load(self, name: str, value: Any) -> None:
-        if not _is_object(value):
-            raise BadInputError(
-                f"context.state[{name!r}] is {type(value).__name__}, but the checkpoint has the state of an "
-                "object with state_dict() there",
-                "put in an object of the same class, or start a new run with `hetctl submit --new`",
-            )
-        value.load_state_dict(self._waiting.pop(name))
 
 
 @dataclass

@@ -29,18 +29,20 @@ from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.runtime.worker.hardware import live_metrics_to
 from hetctl.runtime.worker.hop_resources import HopResources, UnsavedState, open_hops
 from hetctl.runtime.worker.member_trainer import (
+    SCORES,
     Note,
     StopSignal,
     check_finite,
     check_metrics,
     lost_checkpoints,
+    own_arrays,
+    random_state,
     refuse_early_end,
+    set_random_state,
 )
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
-from hetctl.runtime.worker.random_state import random_state, set_random_state
-from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
-from hetctl.runtime.worker.training import SCORES, own_arrays, under
+from hetctl.runtime.worker.training import under
 from hetctl.storage.paths import tensorboard_file
 
 POLL_S = 0.001
@@ -87,7 +89,7 @@ def _hand_over(
     assert spec.visit is not None
     # Mapped before the driver may have it deleted.
     arrays, state = state_file.read(resources.store, spec.visit.new_state)
-    context.send_visited(end)
+    context.send(visited=end)
     folder = CheckpointFolder(Path(spec.checkpoints), context.patience)
 
     def on_saved(manifest: Manifest, seconds: float) -> None:
@@ -107,9 +109,9 @@ def _hand_over(
             TensorBoardWriter(tensorboard_file(folder.path), samples).show(end.result)
         # The driver may have ended: the next one finds the checkpoint.
         with suppress(ConnectionError):
-            context.send_saved(saved)
+            context.send(saved=saved)
 
-    events = writer_of(assignment.task, context.send_written, context.patience)
+    events = context.writer(assignment.task)
     # No driver returns to a checkpoint before the one that it knew when it started this visit.
     since = spec.visit.checkpoint
     resources.saver.save(UnsavedState(folder, arrays, state, since, on_saved, events), context.heartbeat)
@@ -273,7 +275,7 @@ class Visitor:
     def _live_metrics(self, samples: int) -> AbstractContextManager[Note]:
         if self._group.rank != 0:
             return nullcontext(lambda *_: None)
-        return live_metrics_to(self._context.send_metrics, samples, self._resources.busy)
+        return live_metrics_to(self._context.send, samples, self._resources.busy)
 
     def _evaluate(
         self, network: TrainableNetwork, state: TrainingState, loaders: tuple[ArrayLoader, ArrayLoader]

@@ -13,7 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from typing import Any, BinaryIO
 
 from hetctl.model.events import EXIT_CODES, LOST_PEER
@@ -43,7 +43,7 @@ from hetctl.runtime.worker.messages import (
     Assignment,
     StopMessage,
 )
-from hetctl.runtime.worker.reporting import failure_reason, report_failure, writer_of
+from hetctl.runtime.worker.reporting import failure_reason, report_failure
 from hetctl.runtime.worker.scripts.command_training import run_command
 from hetctl.runtime.worker.training import train
 from hetctl.runtime.worker.visiting import visit
@@ -91,19 +91,16 @@ def serve(binding: Binding, channel: socket.socket) -> int:
         context = WorkerContext(
             binding,
             keep,
-            stops.reason,
-            publish_address=lambda address: connection.send({"master": encode(address)}),
-            send_heartbeat=lambda: connection.send({}),
-            send_metrics=lambda metrics: connection.send({"metrics": encode(metrics)}),
-            send_written=lambda length: connection.send({"written": length}),
-            send_visited=lambda end: connection.send({"visited": encode(end)}),
-            send_saved=lambda saved: connection.send({"saved": encode(saved)}),
+            send=lambda **message: connection.send(encode(message)),
+            stop_reason=stops.reason,
             on_unsaved=inbox.end,
         )
-        stops.end_idle(lambda: context.has_unsaved, inbox.end)
+        stops.end_idle(lambda: context.kept is not None and context.kept.has_unsaved, inbox.end)
         connection.send({"ready": True})
         for assignment in inbox.assignments():
-            with inbox.at_work, _sigterm_handling(assignment, stops):
+            stopped = assignment.task.kind in STOPPED_BY_SIGTERM
+            key = assignment.rank_info.key
+            with inbox.at_work, stops.stopping_at_sigterm(key) if stopped else nullcontext():
                 code = work(assignment, context)
             if code:
                 return code
@@ -113,19 +110,9 @@ def serve(binding: Binding, channel: socket.socket) -> int:
             # The driver plans the next round meanwhile.
             # Releasing the last member takes TensorFlow 10 to 13 ms of CPU time.
             context.clear()
-        return _finish(context)
-
-
-def _finish(context: WorkerContext) -> int:
-    """Write the states of visits that are not in checkpoints yet; return the exit code."""
-    failure = context.finish_saving()
-    return 0 if failure is None else report_failure(failure.error, failure.events)
-
-
-def _sigterm_handling(assignment: Assignment, stops: Stops) -> AbstractContextManager[None]:
-    if assignment.task.kind in STOPPED_BY_SIGTERM:
-        return stops.stopping_at_sigterm(assignment.rank_info.key)
-    return nullcontext()
+        # States of visits that are not in checkpoints yet.
+        failure = context.kept.finish_saving() if context.kept else None
+        return 0 if failure is None else report_failure(failure.error, failure.events)
 
 
 class Inbox:
@@ -151,9 +138,8 @@ class Inbox:
         threading.Thread(target=self._listen, name="inbox", daemon=True).start()
 
     def assignments(self) -> Iterator[Assignment]:
-        """Yield assignments until the driver has ended or releases the rank, or `end` is called."""
-        while (assignment := self._queue.get()) is not None:
-            yield assignment
+        """Return the assignments until the driver has ended or releases the rank, or `end` is called."""
+        return iter(self._queue.get, None)
 
     def end(self) -> None:
         """End the assignments after those that have arrived."""
@@ -263,7 +249,7 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
                     file=sys.stderr,
                 )
                 return LOST_PEER
-            return report_failure(error, writer_of(assignment.task, context.send_written, context.patience))
+            return report_failure(error, context.writer(assignment.task))
         finally:
             # At the end of a job the rank is killed as soon as the driver knows that its task is done.
             context.remove_temporary_files()

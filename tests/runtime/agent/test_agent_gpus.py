@@ -356,9 +356,9 @@ def test_a_measurement_names_the_gpu_of_its_process(node, monkeypatch):
 
 def test_live_metrics_have_the_use_of_its_process_gpu(node, monkeypatch):
     node(FakeNvml(a100(1, busy=10), a100(2, busy=90)))
-    assert [hardware.gpu_used(device)() for device in (0, 1, 2)] == [0.1, 0.9, None]
+    assert [hardware.busy_share(device)() for device in (0, 1, 2)] == [0.1, 0.9, None]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    assert hardware.gpu_used(0)() == 0.9
+    assert hardware.busy_share(0)() == 0.9
 
 
 def test_the_real_package_has_the_names_of_its_substitute():

@@ -48,22 +48,20 @@ PYTHON = """\
 #!{python}
 import json, os, sys, time
 from pathlib import Path
-from hetctl.model.serialization import decode
 from hetctl.runtime import transport
 from hetctl.runtime.agent.__main__ import main
 from hetctl.runtime.worker import worker
-from hetctl.model.hops import StateSaved, VisitEnd
 from hetctl.runtime.worker.messages import TRAIN
 
 def work(assignment, context):
     folder = Path(assignment.task.folder)
     reports = json.loads((folder / "reports.json").read_text())
-    context.send_visited(decode(VisitEnd, reports["visited"]))
+    context.send(visited=reports["visited"])
     (folder / "at_work").touch()
     while not (folder / "enough").exists():
         context.heartbeat()
         time.sleep(0.05)
-    context.send_saved(decode(StateSaved, reports["saved"]))
+    context.send(saved=reports["saved"])
 
 def elsewhere(name):
     raise ConnectionRefusedError(f"no {{name}} on this machine")

@@ -50,7 +50,6 @@ from hetctl.runtime.agent.__main__ import main
 from hetctl.runtime.worker.messages import TRAIN
 from hetctl.runtime.worker.group import Group, join_group
 from hetctl.runtime.worker import worker
-from hetctl.runtime.worker.reporting import reporter
 
 class NoBackend:
     needs = "nothing"
@@ -63,7 +62,8 @@ def work(assignment, context):
     if how.get("shares"): Path(f"/dev/shm/torch_{os.getpid()}_1_0").touch()
     if how.get("early") and assignment.rank_info.rank == 0: os.kill(os.getpid(), how["early"])
     context.group = Group()
-    context.group = join_group(assignment.rank_info, NoBackend(), context.publish_address)
+    publish = lambda address: context.send(master=address)
+    context.group = join_group(assignment.rank_info, NoBackend(), publish)
     ranks = context.group
     me = {"pid": os.getpid(), "rank": ranks.rank, "size": ranks.size, "device": context.binding.device}
     me |= {"gpu": context.binding.gpu, "visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
@@ -72,7 +72,7 @@ def work(assignment, context):
         file.write(json.dumps(me) + "\\n")
     print("at work on", assignment.task.name, flush=True)
     for kind in how.get("tell", ()):
-        reporter(assignment.task, ranks, context.send_written).write(kind)
+        context.reporter(assignment.task).write(kind)
     if how.get("rank", 0) == ranks.rank:
         if how.get("raise"): raise ValueError("no such layer")
         if how.get("signal"): os.kill(os.getpid(), how["signal"])

@@ -83,9 +83,16 @@ def wait_for(condition):
     return found
 
 
+def sender():
+    sent = []
+    return sent, lambda metrics: sent.append(metrics)
+
+
 def test_live_metrics_have_position_and_rate_since_the_last():
     sent = []
-    with hardware.live_metrics_to(sent.append, 100, lambda: 0.25, every_s=EVERY_S) as note:
+    with hardware.live_metrics_to(
+        lambda metrics: sent.append(metrics), 100, lambda: 0.25, every_s=EVERY_S
+    ) as note:
         note(3, 90, None)
         wait_for(lambda: sent)
         note(4, 10, 0.125)  # 20 samples later, in the next epoch
@@ -99,10 +106,12 @@ def test_live_metrics_have_position_and_rate_since_the_last():
     assert len(sent) == number
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, "much", object()])
+@pytest.mark.parametrize("loss", [None, math.nan, math.inf, "much", object()])
 def test_a_loss_that_is_no_number_is_left_out(loss):
     sent = []
-    with hardware.live_metrics_to(sent.append, 100, lambda: None, every_s=EVERY_S) as note:
+    with hardware.live_metrics_to(
+        lambda metrics: sent.append(metrics), 100, lambda: None, every_s=EVERY_S
+    ) as note:
         note(1, 10, loss)
         assert wait_for(lambda: sent)[0].loss is None
 
@@ -110,8 +119,8 @@ def test_a_loss_that_is_no_number_is_left_out(loss):
 def test_live_metrics_that_cannot_be_sent_do_not_end_training():
     tried = []
 
-    def refuse(value):
-        tried.append(value)
+    def refuse(metrics):
+        tried.append(metrics)
         raise ConnectionResetError
 
     with hardware.live_metrics_to(refuse, 100, lambda: None, every_s=EVERY_S) as note:
@@ -120,7 +129,7 @@ def test_live_metrics_that_cannot_be_sent_do_not_end_training():
 
 
 def test_the_share_of_the_cores_that_is_used_is_measured():
-    busy = hardware.cores_used()
+    busy = hardware.busy_share(None)
     end = time.process_time() + 0.1
     while time.process_time() < end:
         pass
@@ -130,7 +139,7 @@ def test_the_share_of_the_cores_that_is_used_is_measured():
 def test_the_use_of_a_gpu_is_unknown_without_a_gpu(monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         monkeypatch.setenv(name, "")
-    assert hardware.gpu_used(0)() is None
+    assert hardware.busy_share(0)() is None
 
 
 def test_only_recent_and_complete_live_metrics_are_read(tmp_path):

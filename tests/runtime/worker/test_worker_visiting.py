@@ -367,7 +367,11 @@ def here(tmp_path, path, monkeypatch):
     tasks = Visits(tmp_path, ensemble_of("pytorch", path))
     reports = []
     with contextlib.ExitStack() as keep:
-        context = WorkerContext(Binding("n1", 0, None, (0,)), keep, send_visited=reports.append)
+
+        def send(visited=None, **_):
+            reports.extend([visited] if visited else [])
+
+        context = WorkerContext(Binding("n1", 0, None, (0,)), keep, send)
 
         def perform(member, one):
             visit(tasks.assignment(member, one), context)
@@ -406,7 +410,7 @@ def test_members_change_between_modes_at_the_end_of_an_epoch(here):
     train(DROPPING, here.tasks)
     for one in hops(DROPPING, ORDERS["adam"][:2]):
         report = here(DROPPING, replace(one, epoch=one.epoch + 2))
-    here.context.finish_saving()
+    here.context.kept.finish_saving()
     assert report.result.epoch == 2
     trained = train(DROPPING, here.tasks, epochs=3)
     assert [epoch.epoch for epoch in trained.state.epochs] == [1, 2, 3]
@@ -424,7 +428,7 @@ def test_the_middle_of_an_epoch_in_parallel_is_refused(here):
 def test_the_middle_of_an_epoch_of_hops_is_refused(here, visits):
     for one, _ in zip(hops(DROPPING, ORDERS["adam"][:2]), range(visits), strict=False):
         here(DROPPING, one)
-    here.context.finish_saving()
+    here.context.kept.finish_saving()
     with pytest.raises(BadInputError, match="middle of epoch 1 of hops") as caught:
         train(DROPPING, here.tasks)
     assert "--mode hopper" in caught.value.hint
@@ -434,7 +438,7 @@ def test_a_member_continues_from_its_checkpoint_alike(here):
     visits = tuple(hops(DROPPING, ORDERS["adam"][:2]))
     for one in visits[:6]:
         here(DROPPING, one)
-    here.context.finish_saving()
+    here.context.kept.finish_saving()
     anew = here(DROPPING, replace(visits[6], number=20, state=None))
     kept = here(DROPPING, visits[6])
     store = open_hops(here.context, "r", here.tasks.ensemble).store
@@ -456,7 +460,7 @@ def test_a_full_disk_ends_the_next_visit(here, monkeypatch):
 
     monkeypatch.setattr(CheckpointFolder, "save", full)
     here(DROPPING, visit_to(0, 1, 0, False))
-    failure = here.context.finish_saving()
+    failure = here.context.kept.finish_saving()
     assert failure.error.errno == errno.ENOSPC
     with pytest.raises(OSError, match="No space left"):
         here(DROPPING, visit_to(1, 1, 1, False, "adam-0"))
@@ -501,7 +505,7 @@ def test_metrics_are_means_over_all_samples(here):
     """Of partitions of unequal sizes."""
     reports = [here(DROPPING, one) for one in hops(DROPPING, ORDERS["adam"][:2])]
     network = here.context.build_network(DROPPING, (np.zeros((1, 8, 8, 1), "f4"), np.zeros(1, int)))
-    here.context.finish_saving()
+    here.context.kept.finish_saving()
     network.restore(CheckpointFolder(here.tasks.checkpoints(DROPPING)).load().arrays)
     opened = open_hops(here.context, "r", here.tasks.ensemble).partitions
     every = [opened.open(number)[1] for number in range(len(PARTS))]

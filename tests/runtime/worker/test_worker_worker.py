@@ -15,7 +15,6 @@ from hetctl.runtime.agent.binding import Binding
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError, RankInfo
 from hetctl.runtime.worker.messages import MEASURE, Assignment, StopMessage, TaskMessage
-from hetctl.runtime.worker.reporting import writer_of
 from hetctl.runtime.worker.worker import WORK, Stops, work
 from hetctl.storage.event_files import read_folder
 
@@ -38,9 +37,13 @@ def test_a_rank_that_lost_a_peer_reports_no_failure(
         raise error
 
     told: list[int] = []
+
+    def send(written: int) -> None:
+        told.append(written)
+
     monkeypatch.setitem(WORK, MEASURE, fail)
     with ExitStack() as keep:
-        context = WorkerContext(Binding("n1", 0, None, (0,)), keep, send_written=told.append)
+        context = WorkerContext(Binding("n1", 0, None, (0,)), keep, send)
         assert work(_assignment(tmp_path), context) == code
     assert [event.kind for event in read_folder(tmp_path / "events")] == events
     assert told == [path.stat().st_size for path in (tmp_path / "events").iterdir()]
@@ -48,11 +51,12 @@ def test_a_rank_that_lost_a_peer_reports_no_failure(
 
 
 def test_an_event_is_on_disk_even_if_not_announced(tmp_path: Path) -> None:
-    def refuse(_length: int) -> None:
+    def refuse(**_message: object) -> None:
         raise ConnectionResetError
 
     task = _assignment(tmp_path).task
-    writer_of(task, refuse).write("told")
+    with ExitStack() as keep:
+        WorkerContext(Binding("n1", 0, None, (0,)), keep, refuse).writer(task).write("told")
     assert [event.kind for event in read_folder(task.events)] == ["told"]
 
 

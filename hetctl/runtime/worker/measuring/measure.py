@@ -32,7 +32,6 @@ from hetctl.runtime.worker.group import CollectiveBackend, Group
 from hetctl.runtime.worker.hardware import gpu_and_driver, peak_memory
 from hetctl.runtime.worker.member_trainer import StopSignal, check_metrics
 from hetctl.runtime.worker.messages import Assignment
-from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.scripts.command_process import (
     CommandProcess,
     WrongReportError,
@@ -62,7 +61,7 @@ def measure(assignment: Assignment, context: WorkerContext) -> None:
     point = next(point for point in measurements.points if point.source == assignment.task.name)
     with ExitStack() as stack:
         result, built = _measure_point(measurements, point, assignment, context, stack)
-    reporter(assignment.task, built.group, context.send_written).write("point", **encode(result))
+    context.reporter(assignment.task).write("point", **encode(result))
     built.group.barrier_and_close()
 
 
@@ -81,7 +80,7 @@ def _measure_point(
     context.load_data(ensemble, sharing)
     began = time.perf_counter()
     built = context.build(
-        *(ensemble, member, assignment.rank_info, sharing, InputShare(), stack),
+        *(ensemble, assignment.rank_info, sharing, InputShare(), stack),
         *(site.network, site.timeouts),
         partial=True,
     )
@@ -293,7 +292,7 @@ def measure_command(assignment: Assignment, context: WorkerContext) -> None:
     group.barrier_and_close()
     if group.rank == 0:
         result = _point(measurements, point, times, times.pace(began), assignment.task.gpu_type)
-        reporter(assignment.task, group, context.send_written).write("point", **encode(result))
+        context.reporter(assignment.task).write("point", **encode(result))
 
 
 def _run(

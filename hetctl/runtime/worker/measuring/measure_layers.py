@@ -26,7 +26,6 @@ from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.hardware import gpu_and_driver
 from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 from hetctl.runtime.worker.messages import Assignment
-from hetctl.runtime.worker.reporting import writer_of
 from hetctl.storage.profile_request import read_measurements
 
 WARM_UPS = 2
@@ -50,12 +49,12 @@ def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
     member = measurements.ensemble.member(measurements.target(assignment.task.name).member)
     site = measurements.site
     # Before the samples are loaded, which may take long.
-    framework, chain = context.chain(measurements.ensemble.of(member), member)
+    framework, chain = context.chain(measurements.ensemble.of(member))
     gauge = framework.memory_gauge(context.binding.device)
     context_bytes = gauge.context_bytes()
     sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
     with ExitStack() as stack:
-        training = context.open_alone(measurements.ensemble.of(member), member, sharing, stack)
+        training = context.open_alone(measurements.ensemble.of(member), sharing, stack)
         batch, sample, samples = first_batch(training), training.sample, training.samples
     gpu_type, driver = gpu_and_driver()
     memory = framework.tensor_memory()
@@ -73,7 +72,7 @@ def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
         context_bytes=context_bytes,
         layers=layers,
     )
-    writer_of(assignment.task, context.send_written).write("layers", **encode(result))
+    context.writer(assignment.task).write("layers", **encode(result))
 
 
 def first_batch(loader: Loader) -> Samples:

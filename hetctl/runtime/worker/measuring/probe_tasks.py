@@ -31,7 +31,10 @@ def report_node(assignment: Assignment, context: WorkerContext) -> None:
     folder = Path(assignment.task.folder)
     site = read_order(folder).site
     context.group = join_group(
-        assignment.rank_info, CollectiveBackend(), context.publish_address, timeouts=site.timeouts
+        assignment.rank_info,
+        CollectiveBackend(),
+        lambda address: context.send(master=address),
+        timeouts=site.timeouts,
     )
     binding = context.binding
     visible = os.environ.get(site.visible_devices) if site.device == GPU else None

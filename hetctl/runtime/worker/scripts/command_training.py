@@ -15,7 +15,6 @@ from hetctl.runtime.worker.group import CollectiveBackend
 from hetctl.runtime.worker.hardware import busy_share, live_metrics_to
 from hetctl.runtime.worker.member_trainer import Note, check_metrics
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
-from hetctl.runtime.worker.reporting import reporter
 from hetctl.runtime.worker.scripts.command_process import (
     CommandProcess,
     ScriptReport,
@@ -42,7 +41,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
     (member,) = spec.ensemble.members
     group = context.join(rank_info, spec.network, spec.timeouts, CollectiveBackend())
     patience = context.patience
-    events = reporter(assignment.task, group, context.send_written, patience)
+    events = context.reporter(assignment.task)
     history, checkpoint = dict[int, EpochResult](), None
     if group.rank == 0:
         history, checkpoint = patience.call(reported, assignment.task)
@@ -62,7 +61,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
         if group.rank == 0:
             samples = spec.ensemble.samples_per_epoch or 0
             busy = busy_share(context.binding.device, process.cpu_seconds)
-            reports.note = stack.enter_context(live_metrics_to(context.send_metrics, samples, busy))
+            reports.note = stack.enter_context(live_metrics_to(context.send, samples, busy))
         stop = stop_signal_of(context, spec, assignment)
         run = CommandRun(group, process, stop, reports.read, context)
         run.watch()

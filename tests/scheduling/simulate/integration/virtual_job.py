@@ -29,7 +29,6 @@ from hetctl.runtime.driver.agent_pool import KILLED
 from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.rank_group import RankGroup
 from hetctl.runtime.worker.messages import TaskMessage
-from hetctl.runtime.worker.reporting import writer_of
 from hetctl.scheduling.commands import Command, ScheduleTick
 from hetctl.scheduling.events import SchedulingEvent
 from hetctl.scheduling.planners.base import Decision, Planner, Request
@@ -258,7 +257,8 @@ class VirtualPool:
         """Train until now; return the lost nodes of a group that is over, None of any other."""
         name, now = group.task.name, time.time()
         profile, done = self.profiles[name], self.trained[name]
-        events = writer_of(group.task, partial(self._note_written, name))
+        task = group.task
+        events = EventWriter(task.events, task.name, task.round, partial(self._note_written, name))
         assert profile.samples is not None
         assert profile.samples_per_epoch is not None
         if now >= group.ready and not group.began:

@@ -14,7 +14,7 @@ from tiny_networks import MODULES, functions_of
 from hetctl.model.ensemble import Member, StopRule
 from hetctl.model.training_settings import STEPS, CheckpointInterval
 from hetctl.runtime.worker.checkpoint import CheckpointFolder
-from hetctl.runtime.worker.random_state import RANKS
+from hetctl.runtime.worker.member_trainer import RANKS
 
 pytestmark = pytest.mark.training
 MEMBER = Member(
