@@ -231,6 +231,7 @@ MAY_UNPICKLE = {
     "cluster/batch/submitit_executor.py": "submitit, which pickles nothing for it",
     "runtime/data/preprocessors.py": OWN_PROCESSES,
     "runtime/worker/measuring/measure_preprocessing.py": OWN_PROCESSES,
+    "runtime/worker/background_training.py": OWN_PROCESSES,
     "runtime/data/node_exchange.py": "mpi4py for arrays alone",
     "runtime/driver/probe.py": "mpi4py for the number of ranks alone",
     "runtime/frameworks/torch_shards.py": "the metadata of PyTorch's checkpoints, of a list of classes alone",

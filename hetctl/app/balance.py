@@ -9,7 +9,7 @@ from pathlib import Path
 from hetctl.inputs.input_errors import refusal, suggestion
 from hetctl.inputs.worker_table import WorkerPoints, read_workers
 from hetctl.methods.balance.manager import equal_batches
-from hetctl.methods.balance.managers import manager_of
+from hetctl.methods.balance.managers import make_manager
 from hetctl.methods.balance.observation_log import (
     equal_batches_s,
     iteration_s,
@@ -72,7 +72,7 @@ class BalanceRequest:
         caps = [worker.max_batch for worker in workers]
         predictor = self.predictor or USUAL_PREDICTOR
         settings = BalanceSettings(ON, self.algorithm, predictor)
-        manager = manager_of(settings, equal_batches(self.batch, caps), caps, self.seed)
+        manager = make_manager(settings, equal_batches(self.batch, caps), caps, self.seed)
         iterations = tuple(iterate(manager, conditions, self.iterations, self.jitter, self.seed))
         found = phases(iterations, conditions)
         result = BalanceSimulation(

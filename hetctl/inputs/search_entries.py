@@ -83,10 +83,10 @@ def trials_of(model: EnsembleModel) -> Trials | None:
     if model.search is None:
         return None
     # Imported here since most ensembles have no search.
-    from hetctl.methods.automl.search_run import likely_configs, parts_of_search
+    from hetctl.methods.automl.search_run import likely_configs, search_parts
 
     spec = _spec(model.search, model.seed)
-    method, source = parts_of_search(spec)
+    method, source = search_parts(spec)
     if method.slots > MOST_MEMBERS:
         raise BadInputError(f"must have at most {MOST_MEMBERS:,} trials, has {method.slots:,}")
     configs = likely_configs(spec, method, source)

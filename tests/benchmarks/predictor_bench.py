@@ -27,8 +27,9 @@ from replays.speed_predictors import PREDICTORS
 
 from hetctl.methods.balance.manager import Observation
 from hetctl.methods.balance.managers import CpuManager
-from hetctl.methods.balance.predictors.base import Predictor, Values
+from hetctl.methods.balance.predictors import Predictor
 from hetctl.methods.balance.predictors.learner import Learner
+from hetctl.methods.balance.step_time import Values
 
 ALONE = {"m4.2xlarge": (17, 100.0), "c5.2xlarge": (10, 125.0), "r4.2xlarge": (2, 100.0)} | {
     "m4.4xlarge": (2, 200.0),

@@ -8,10 +8,10 @@ from functools import partial
 import pytest
 from workbench import ProjectFolder
 
-from hetctl.methods.balance import predictors
 from hetctl.methods.balance.manager import Observation
-from hetctl.methods.balance.managers import manager_of
-from hetctl.methods.balance.observation_log import ManagerStart, line_of, logged
+from hetctl.methods.balance.managers import make_manager
+from hetctl.methods.balance.observation_log import ManagerStart, json_line, logged
+from hetctl.methods.balance.predictors import learner
 from hetctl.model.training_settings import MANAGERS, ON, PREDICTORS, BalanceSettings
 
 WORKERS = """\
@@ -165,18 +165,18 @@ def test_wrong_files_are_refused_by_file_line_and_rule(folder, name, text, said)
 
 
 def test_the_names_on_the_command_line_are_those_that_there_are():
-    assert all(manager_of(BalanceSettings(ON, name, "memoryless"), (2, 2)) for name in MANAGERS)
-    assert set(PREDICTORS) == set(predictors.PREDICTORS)
+    assert all(make_manager(BalanceSettings(ON, name, "memoryless"), (2, 2)) for name in MANAGERS)
+    assert set(PREDICTORS) == set(learner.PREDICTORS)
 
 
 def log_of_a_run(folder):
     settings, batches = BalanceSettings(ON, "curve"), (32, 32)
-    manager = manager_of(settings, batches)
+    manager = make_manager(settings, batches)
     records = [ManagerStart(settings, ("a:0", "[b]:0"), batches, 0)]
     for number in range(30):
         seen = [Observation(own, s * own) for own, s in zip(manager.batches, (0.01, 0.03), strict=True)]
         records.append(logged(float(number), number, seen, manager.update(seen)))
-    (folder.path / "m.jsonl").write_text("".join(map(line_of, records)))
+    (folder.path / "m.jsonl").write_text("".join(map(json_line, records)))
     return records
 
 
@@ -195,7 +195,7 @@ def test_a_real_runs_log_is_repeated(folder):
 def test_a_log_with_another_answer_has_exit_code_1(folder):
     records = log_of_a_run(folder)
     records[5] = replace(records[5], answer=(1, 63))
-    (folder.path / "m.jsonl").write_text("".join(map(line_of, records)))
+    (folder.path / "m.jsonl").write_text("".join(map(json_line, records)))
     done = folder.here("simulate", "--replay", "m.jsonl")
     assert done.code == 1
     assert "iteration 4: the log has [1, 63]" in done.stdout

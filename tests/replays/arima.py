@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hetctl.methods.balance.predictors.base import ObservedRange, Values
+from hetctl.methods.balance.predictors import ObservedRange
+from hetctl.methods.balance.step_time import Values
 
 INVERTIBLE = 0.99
 """Largest magnitude of the moving-average coefficient; below 1, the influence of past errors decays."""

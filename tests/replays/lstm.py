@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 from replays.rnn import EFFORT, LAGS
 
-from hetctl.methods.balance.predictors.base import Values
 from hetctl.methods.balance.predictors.learner import Learner
 from hetctl.methods.balance.predictors.network_training import joined, outer, split
+from hetctl.methods.balance.step_time import Values
 
 HIDDEN = 3
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hetctl.methods.balance.predictors.base import Values
 from hetctl.methods.balance.predictors.learner import Effort, Learner
 from hetctl.methods.balance.predictors.network_training import SPEED, Lag, joined, outer, split
+from hetctl.methods.balance.step_time import Values
 
 HIDDEN = 4
 LAGS: tuple[Lag, ...] = ((SPEED, 1), (SPEED, 0))

@@ -20,10 +20,10 @@ from hetctl.methods.automl.optuna_study import (
     PRUNED,
     RUNNING,
     StudyTrial,
-    importance_of,
+    key_importance,
     update_study,
 )
-from hetctl.methods.automl.search_run import space_of, study_space_of
+from hetctl.methods.automl.search_run import search_space, study_space
 from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
 from hetctl.model.event_records import TrialRequested
@@ -57,8 +57,8 @@ def explained(status: RunStatus, ensemble: Ensemble, folder: RunFolder) -> Searc
     found = trials_of(status, ensemble, events_in(folder))
     sign = -1.0 if found.mode == "max" else 1.0
     losses = [(trial.config, sign * (trial.best or 0.0)) for trial in found.measured]
-    varied = {key: of for key, of in space_of(ensemble.search).items() if key in found.varied_keys}
-    return replace(found, importance=importance_of(losses, varied))
+    varied = {key: of for key, of in search_space(ensemble.search).items() if key in found.varied_keys}
+    return replace(found, importance=key_importance(losses, varied))
 
 
 def trials_of(status: RunStatus, ensemble: Ensemble, events: Sequence[Event]) -> SearchStatus:
@@ -145,7 +145,7 @@ def export_study(project: Project, run: str | None, path: Path) -> RunStatus:
     ]
     unfinished = path if path.exists() else path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        update_study(f"sqlite:///{unfinished}", status.run, found.mode, study_space_of(search), trials)
+        update_study(f"sqlite:///{unfinished}", status.run, found.mode, study_space(search), trials)
         unfinished.rename(path)
     finally:
         if unfinished != path:

@@ -52,7 +52,7 @@ class OptunaSource:
         """Draw and report some trials: options are used, and packages imported, not before the first ones."""
         study = self.new_study()
         for loss in TRIED_LOSSES:
-            trial = study.ask({name: distribution_of(each) for name, each in self.space.items()})
+            trial = study.ask({name: optuna_distribution(each) for name, each in self.space.items()})
             study.tell(trial, loss)
 
     @property
@@ -69,53 +69,48 @@ class OptunaSource:
         return _study_of(sampler=_optuna_part(SAMPLERS, self.sampler, self.options, self.seed))
 
     def follow(self, history: TrialHistory) -> Callable[[int], Config]:
-        """Return a function that draws configurations from a study of the history."""
-        return _Study(self, history).config
+        """Return a function that draws configurations, from a study that follows the history.
 
-
-class _Study:
-    """An Optuna study that is kept up to date with the history."""
-
-    def __init__(self, source: OptunaSource, history: TrialHistory) -> None:
-        self._study = source.new_study()
-        self._distributions = {name: distribution_of(p) for name, p in source.space.items()}
-        self._history, self._seen = history, 0
-        self._drawn = dict[int, Any]()
-        self._catch_up()
-
-    def config(self, number: int) -> Config:
-        """Return the configuration drawn for a new trial."""
-        self._catch_up()
-        return self._draw(number)
-
-    def _draw(self, number: int) -> Config:
-        self._drawn[number] = self._study.ask(self._distributions)
-        return dict(self._drawn[number].params)
-
-    def _catch_up(self) -> None:
-        for event in self._history.events[self._seen :]:
-            if isinstance(event, Report):
-                self._tell(event)
-            elif event.parent is None and event.number not in self._drawn:
-                self._draw_again(event)
-        self._seen = len(self._history.events)
-
-    def _tell(self, report: Report) -> None:
+        Raises
+        ------
+        BadInputError
+            If Optuna now draws other configurations than those of the history.
+        """
         from optuna.trial import TrialState
 
-        if report.trial in self._drawn:
-            state = TrialState.FAIL if report.loss is None else TrialState.COMPLETE
-            # A trial is reported again after more epochs, but Optuna takes a single result of it.
-            self._study.tell(self._drawn[report.trial], report.loss, state, skip_if_finished=True)
+        study, drawn, seen = self.new_study(), dict[int, Any](), 0
+        distributions = {name: optuna_distribution(each) for name, each in self.space.items()}
 
-    def _draw_again(self, trial: Trial) -> None:
-        config = self._draw(trial.number)
-        # The history has the values that were trained: another draw would make Optuna learn from wrong ones.
-        if config != trial.config:
-            raise BadInputError(
-                f"the saved trial {trial.number} has {dict(trial.config)}, but Optuna now draws {config}",
-                hint="continue with the version of Optuna with which the search began",
-            )
+        def draw(number: int) -> Config:
+            drawn[number] = study.ask(distributions)
+            return dict(drawn[number].params)
+
+        def check_draw(trial: Trial) -> None:
+            # The history has what was trained: another draw would make Optuna learn from wrong values.
+            if (config := draw(trial.number)) != trial.config:
+                raise BadInputError(
+                    f"the saved trial {trial.number} has {dict(trial.config)}, but Optuna now draws {config}",
+                    hint="continue with the version of Optuna with which the search began",
+                )
+
+        def catch_up() -> None:
+            nonlocal seen
+            for event in history.events[seen:]:
+                if isinstance(event, Report):
+                    if event.trial in drawn:
+                        state = TrialState.FAIL if event.loss is None else TrialState.COMPLETE
+                        # A trial reports again after more epochs, but Optuna takes a single result of it.
+                        study.tell(drawn[event.trial], event.loss, state, skip_if_finished=True)
+                elif event.parent is None and event.number not in drawn:
+                    check_draw(event)
+            seen = len(history.events)
+
+        def config(number: int) -> Config:
+            catch_up()
+            return draw(number)
+
+        catch_up()
+        return config
 
 
 def _study_of(**parts: Any) -> Any:
@@ -136,7 +131,7 @@ def _count(parameter: Parameter) -> int:
     return int(parameter.high) - int(parameter.low) + 1
 
 
-def distribution_of(parameter: Parameter) -> Any:
+def optuna_distribution(parameter: Parameter) -> Any:
     """Return a parameter as a distribution of Optuna."""
     from optuna import distributions
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-from hetctl.methods.automl.optuna_search import distribution_of, optuna_for
+from hetctl.methods.automl.optuna_search import optuna_distribution, optuna_for
 from hetctl.methods.automl.trials import Categorical, Config, Space
 
 COMPLETE, PRUNED, FAIL, RUNNING = "COMPLETE", "PRUNED", "FAIL", "RUNNING"
@@ -68,7 +68,7 @@ def update_study(storage: str, name: str, mode: str, space: Space, trials: Seque
     try:
         study = _study_in(database, name, optuna.study.StudyDirection[f"{mode}imize".upper()])
         known = database.get_all_trials(study, deepcopy=False)
-        spaces = {key: distribution_of(parameter) for key, parameter in space.items()}
+        spaces = {key: optuna_distribution(parameter) for key, parameter in space.items()}
         for before, trial in zip_longest(known, trials):
             if before is None:
                 database.create_new_trial(study, _as_optuna(trial, spaces))
@@ -120,7 +120,7 @@ LEAST_TRIALS = 8
 """Least number of trials from which importance is computed."""
 
 
-def importance_of(trials: Sequence[Measured], space: Space) -> dict[str, float]:
+def key_importance(trials: Sequence[Measured], space: Space) -> dict[str, float]:
     """Return the importance of each key, the largest first; they sum to 1.
 
     They are those of PED-ANOVA (Watanabe et al., 2023), as Optuna computes them: how far the values of each
@@ -165,4 +165,4 @@ def _distributions_of(space: Space, configs: Sequence[Config]) -> dict[str, Any]
         else one
         for key, one in space.items()
     }
-    return {key: distribution_of(one) for key, one in wide.items()}
+    return {key: optuna_distribution(one) for key, one in wide.items()}

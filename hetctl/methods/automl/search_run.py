@@ -25,15 +25,15 @@ from hetctl.model.searches import REPORT, TRIAL, SearchSpec
 from hetctl.model.serialization import decode, encode
 
 
-def space_of(search: SearchSpec) -> dict[str, Parameter]:
+def search_space(search: SearchSpec) -> dict[str, Parameter]:
     """Return the space of a search."""
     return {key: _parameter(how) for key, how in search.space.items()}
 
 
-def study_space_of(search: SearchSpec) -> dict[str, Parameter]:
+def study_space(search: SearchSpec) -> dict[str, Parameter]:
     """Return the space of a search with the range of each key whose listed values its method changes."""
     changed = search.settings.get("mutate", {})
-    return {key: _range_of(one) if key in changed else one for key, one in space_of(search).items()}
+    return {key: _range_of(one) if key in changed else one for key, one in search_space(search).items()}
 
 
 def _range_of(parameter: Parameter) -> NumberRange:
@@ -52,7 +52,7 @@ def _parameter(how: Mapping[str, Any]) -> Parameter:
     return NumberRange(low, high, log=kind == "log_uniform", whole=kind == "integer")
 
 
-def parts_of_search(search: SearchSpec) -> tuple[Method, TrialSource]:
+def search_parts(search: SearchSpec) -> tuple[Method, TrialSource]:
     """Return the method and the source of a search.
 
     Raises
@@ -72,13 +72,13 @@ def likely_configs(search: SearchSpec, method: Method, source: TrialSource) -> l
     Plans and profiles go by them, so that they count with the shapes of trials that are yet to come.
     """
     certain = source if isinstance(source, GridSource | RandomSource) else None
-    draws = RandomSource(space_of(search), search.seed)
+    draws = RandomSource(search_space(search), search.seed)
     of = [certain if certain and number < method.trials else draws for number in range(method.slots)]
     return [source_of_one.config(number) for number, source_of_one in enumerate(of)]
 
 
 def _source(search: SearchSpec) -> TrialSource:
-    space = space_of(search)
+    space = search_space(search)
     if search.sampler is not None:
         return OptunaSource(space, search.sampler.name, search.seed, search.sampler.options)
     if search.method != "grid":
@@ -153,7 +153,7 @@ class SearchRun:
     def __init__(
         self, search: SearchSpec, parallel: int, events: Iterable[tuple[str, Mapping[str, Any]]] = ()
     ) -> None:
-        method, source = parts_of_search(search)
+        method, source = search_parts(search)
         self._search = search
         self._procedure = Procedure(method, source, _history(events))
         # Hyperband and PBT wait at barriers: what they ask for does not depend on the order of reports.

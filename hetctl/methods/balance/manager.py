@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hetctl.methods.balance.predictors.learner import Learner
-from hetctl.methods.balance.step_time import check_room, limits_of
+from hetctl.methods.balance.step_time import cap_limits, check_room
 from hetctl.model.errors import BadInputError, InfeasibleError
 
 FULL_MEMORY = 0.95
@@ -65,7 +65,7 @@ class BatchSizeManager(ABC):
     """Manager that splits a constant total batch over the workers, anew after each iteration.
 
     The sum of the batches never changes, each is at least 1, and none exceeds its cap. A manager has no
-    clock and no file, so its `state_of` is sufficient to continue in the next job.
+    clock and no file, so its `dump_state` is sufficient to continue in the next job.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ class BatchSizeManager(ABC):
                 f"first batches {list(batches)} with caps {list(caps)}: each worker needs one of each, "
                 "at least 1"
             )
-        self._limits = limits_of(caps or [None] * len(batches))
+        self._limits = cap_limits(caps or [None] * len(batches))
         if (np.array(batches) > self._limits).any():
             raise InfeasibleError(f"first batches {list(batches)} are above their caps {list(caps)}")
         self.batches = tuple(batches)
@@ -131,7 +131,7 @@ def equal_batches(total: int, caps: Sequence[int | None]) -> tuple[int, ...]:
     InfeasibleError
         If the sum of the caps is below `total`.
     """
-    limits = limits_of(caps)
+    limits = cap_limits(caps)
     check_room(total, limits)
     shares = np.zeros(len(caps), dtype=int)
     while left := total - int(shares.sum()):

@@ -19,9 +19,15 @@ from hetctl.methods.balance.manager import (
     BatchSizeManager,
     Observation,
 )
-from hetctl.methods.balance.predictors import PREDICTORS, base, learner, network_training
-from hetctl.methods.balance.predictors.base import Predictor
-from hetctl.methods.balance.predictors.learner import Learner
+from hetctl.methods.balance.predictors import (
+    Ema,
+    Memoryless,
+    ObservedRange,
+    Predictor,
+    learner,
+    network_training,
+)
+from hetctl.methods.balance.predictors.learner import PREDICTORS, Learner
 from hetctl.methods.balance.step_time import Lines, Values, whole_batches
 from hetctl.model.plan import Allocation
 from hetctl.model.training_settings import BalanceSettings
@@ -206,10 +212,10 @@ _MANAGERS: Mapping[str, Callable[[Sequence[int], Caps, str, int], BatchSizeManag
 }
 
 
-def manager_of(
+def make_manager(
     settings: BalanceSettings, batches: Sequence[int], caps: Caps = (), seed: int = 0
 ) -> BatchSizeManager:
-    """Return a new manager; its `state_of` is sufficient to continue elsewhere.
+    """Return a new manager; its `dump_state` is sufficient to continue elsewhere.
 
     Parameters
     ----------
@@ -237,9 +243,9 @@ CLASSES: dict[str, type] = {
         curve_manager.StepTimeHistory,
         curve_manager.Noise,
         curve_manager.ChangeDetector,
-        base.Memoryless,
-        base.Ema,
-        base.ObservedRange,
+        Memoryless,
+        Ema,
+        ObservedRange,
         learner.Learner,
         learner.Effort,
         network_training.SpeedHistory,
@@ -251,22 +257,25 @@ CLASSES: dict[str, type] = {
 """Classes of which managers, and trainings of their networks, consist."""
 
 
-def state_of(value: Any) -> Any:
+def dump_state(value: Any) -> Any:
     """Return a manager or a training as mappings, lists and tuples of arrays and plain values."""
     kind = type(value)
     if CLASSES.get(kind.__name__) is kind:
-        return {"class": kind.__name__, "state": {name: state_of(part) for name, part in vars(value).items()}}
+        return {
+            "class": kind.__name__,
+            "state": {name: dump_state(part) for name, part in vars(value).items()},
+        }
     if isinstance(value, np.random.Generator):
         return {"generator": value.bit_generator.state}
     if isinstance(value, np.ndarray):
         # Parts are changed in place, also while a checkpoint is being written.
         return value.copy()
     if isinstance(value, list):
-        return [state_of(part) for part in value]
-    return tuple(map(state_of, value)) if isinstance(value, tuple) else value
+        return [dump_state(part) for part in value]
+    return tuple(map(dump_state, value)) if isinstance(value, tuple) else value
 
 
-def made_of(state: Any) -> Any:
+def load_state(state: Any) -> Any:
     """Return what a state is of.
 
     Raises
@@ -279,20 +288,20 @@ def made_of(state: Any) -> Any:
             if name not in CLASSES:
                 raise ValueError(f"no class {name!r} has a state")
             made: Any = object.__new__(CLASSES[name])
-            made.__dict__.update({name: made_of(part) for name, part in parts.items()})
+            made.__dict__.update({name: load_state(part) for name, part in parts.items()})
             return made
         case {"generator": numbers}:
             generator = np.random.default_rng()
             generator.bit_generator.state = numbers
             return generator
         case list():
-            return [made_of(part) for part in state]
+            return [load_state(part) for part in state]
         case tuple():
-            return tuple(map(made_of, state))
+            return tuple(map(load_state, state))
     return state
 
 
-def is_alike(one: Any, other: Any) -> bool:
+def same_structure(one: Any, other: Any) -> bool:
     """Return true if one has the parts of the other, with arrays of the same shapes; None is like any."""
     if other is None:
         return True
@@ -302,5 +311,6 @@ def is_alike(one: Any, other: Any) -> bool:
         return type(one) is type(other)
     parts = vars(other)
     return type(one) is type(other) and (
-        vars(one).keys() == parts.keys() and all(is_alike(getattr(one, name), parts[name]) for name in parts)
+        vars(one).keys() == parts.keys()
+        and all(same_structure(getattr(one, name), parts[name]) for name in parts)
     )

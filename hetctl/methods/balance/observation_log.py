@@ -21,7 +21,7 @@ from hetctl.methods.balance.curve_manager import (
     fit_lines,
 )
 from hetctl.methods.balance.manager import BatchSizeManager, Observation, equal_batches
-from hetctl.methods.balance.managers import manager_of
+from hetctl.methods.balance.managers import make_manager
 from hetctl.methods.balance.step_time import Values, fluid_time
 from hetctl.model.errors import BadInputError
 from hetctl.model.run_status import BalanceHistory, BalancePoint
@@ -133,7 +133,7 @@ def logged(
     )
 
 
-def line_of(record: ManagerStart | LoggedIteration) -> str:
+def json_line(record: ManagerStart | LoggedIteration) -> str:
     """Return a line of the log; numbers are written such that reading gives the same."""
     return json.dumps(encode(record), separators=(",", ":")) + "\n"
 
@@ -212,7 +212,7 @@ def _repeated(segments: Sequence[ManagerStart], history: Sequence[LoggedIteratio
     """Return the manager as it was after some iterations of the log."""
     # The manager of a continued segment began in an earlier one.
     first = next(segment for segment in reversed(segments) if not segment.continued)
-    manager = manager_of(first.settings, first.batches, (), first.seed)
+    manager = make_manager(first.settings, first.batches, (), first.seed)
     for iteration in history:
         _answer(manager, iteration)
     return manager

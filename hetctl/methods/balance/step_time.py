@@ -196,7 +196,7 @@ def balance_time(curves: Sequence[TimeCurve], total: int) -> float:
     InfeasibleError
         If the sum of the caps is below `total`.
     """
-    caps = limits_of([curve.cap for curve in curves])
+    caps = cap_limits([curve.cap for curve in curves])
     check_room(total, caps)
     return fluid_time(_Curves(curves), total, caps)
 
@@ -209,12 +209,12 @@ def balanced(curves: Sequence[TimeCurve], total: int) -> tuple[int, ...]:
     BadInputError, InfeasibleError
         See `balance_time`.
     """
-    caps = limits_of([curve.cap for curve in curves])
+    caps = cap_limits([curve.cap for curve in curves])
     check_room(total, caps)
     return tuple(whole_batches(_Curves(curves), total, caps).tolist())
 
 
-def limits_of(caps: Sequence[int | None]) -> NDArray[np.float64]:
+def cap_limits(caps: Sequence[int | None]) -> NDArray[np.float64]:
     """Return the caps as floats, infinite for None."""
     return np.array([math.inf if cap is None else cap for cap in caps], dtype=float)
 

@@ -27,8 +27,8 @@ from hetctl.runtime.worker.user_functions import (
     TrainingContext,
     UserFunctions,
     WholeEvaluation,
-    loss_of,
     takes_context,
+    training_loss,
 )
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class TrainableNetwork(StatefulNetwork):
         if self._context is not None:
             self._context.begin(batches.epoch)
             arguments.append(self._context)
-        loss = self._agreed(loss_of(self._train_fn(*arguments)), batches)
+        loss = self._agreed(training_loss(self._train_fn(*arguments)), batches)
         if self._context is not None and batches.ends_epoch:
             self._context.end_epoch()
         return loss

@@ -30,7 +30,7 @@ from hetctl.runtime.worker.checkpoint import (
 from hetctl.runtime.worker.group import all_gather
 from hetctl.runtime.worker.member_trainer import MemberTrainer, load_together, random_state
 from hetctl.runtime.worker.step_clock import EpochClock
-from hetctl.runtime.worker.tensorboard import figures_of_stages
+from hetctl.runtime.worker.tensorboard import stage_figures
 
 LEAST_SAVE_S, SAVE_SHARE = 2.0, 0.05
 """Least seconds between two checkpoints within an epoch, and largest share of the time of writing them."""
@@ -116,14 +116,12 @@ class PipelineTrainer(MemberTrainer):
         self._began_at = began = time.perf_counter()
         with closing(self._feed(part)) as feed:
             trained = self.stage.train(part, feed if self.stage.is_first else None, hooks)
-        ended = time.perf_counter()
+        seconds = time.perf_counter() - began
         self._parts, self._waves = self._parts + 1, self._waves + trained.waves
-        self._account(part, trained, ended - began)
-        last_s = None if self._trained_at is None or part.position else ended - self._trained_at
-        self._trained_at = ended
+        self._account(part, trained, seconds)
         if self.state.part_samples < part.samples:
             return False
-        self._finish_epoch(number, clock.rate, last_s)
+        self._finish_epoch(number, clock.rate, is_whole=not part.position)
         return True
 
     def _feed(self, part: EpochPart) -> Generator[Batch, None, None]:
@@ -165,7 +163,7 @@ class PipelineTrainer(MemberTrainer):
 
     def figures_of(self, epoch: int) -> Mapping[str, float]:
         """Return what TensorBoard shows of the stages in one of the last two epochs."""
-        return figures_of_stages(dict(self._reported)[epoch])
+        return stage_figures(dict(self._reported)[epoch])
 
     def _evaluate(self, number: int) -> dict[str, float]:
         feed = None

@@ -24,9 +24,9 @@ from hetctl.runtime.worker.context import WholeData, WorkerContext
 from hetctl.runtime.worker.group import CollectiveBackend, RankInfo
 from hetctl.runtime.worker.messages import Assignment, TrainingSpec
 from hetctl.runtime.worker.training import (
-    restarted_at_of,
+    restart_time,
     run_shown,
-    sharing_of,
+    sample_sharing,
     trainer_fields,
 )
 from hetctl.storage.atomic_io import make_private_folder
@@ -37,7 +37,7 @@ SAMPLE = "sample"
 
 def train_stage(assignment: Assignment, context: WorkerContext) -> None:
     """Train the layers of this rank as its round specifies: until convergence, or until told to stop."""
-    restarted_at = restarted_at_of(assignment, context)
+    restarted_at = restart_time(assignment, context)
     spec, rank_info = assignment.task.training, assignment.rank_info
     assert spec is not None
     layout = spec.allocation.pipeline
@@ -119,7 +119,7 @@ def _loaders(
         nothing = Loader(message.fields["samples"], (x, y))
         return nothing, nothing
     (member,) = spec.ensemble.members
-    sharing = sharing_of(spec, spec.shares[transport.rank], context.binding.node)
+    sharing = sample_sharing(spec, spec.shares[transport.rank], context.binding.node)
     data = context.load_data(spec.ensemble, sharing)
     assert isinstance(data, WholeData)
     rank_info = RankInfo(worker, len(layout.workers))

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from hetctl.runtime.job_logs import log_line
 
 if TYPE_CHECKING:
-    from hetctl.methods.balance.predictors.base import Values
     from hetctl.methods.balance.predictors.network_training import Training
+    from hetctl.methods.balance.step_time import Values
 
 DUTY = 0.01
 """Largest share of one core's time that trainings take."""

@@ -17,10 +17,10 @@ import numpy.typing as npt
 
 from hetctl.methods.balance.drift import DriftDetector
 from hetctl.methods.balance.manager import BatchSizeManager, Observation
-from hetctl.methods.balance.managers import is_alike, made_of, manager_of, state_of
-from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, line_of, logged
-from hetctl.methods.balance.predictors.base import Values
+from hetctl.methods.balance.managers import dump_state, load_state, make_manager, same_structure
+from hetctl.methods.balance.observation_log import LoggedIteration, ManagerStart, json_line, logged
 from hetctl.methods.balance.predictors.learner import Learner
+from hetctl.methods.balance.step_time import Values
 from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import ON, BalanceSettings
@@ -110,7 +110,7 @@ class Balancer:
         return [(step, seconds, cpu, memory) for step, seconds in taken]
 
 
-def balancer_of(
+def make_balancer(
     spec: TrainingSpec, group: Group, timer: StepTimer, events: EventWriter, log: Path, stack: ExitStack
 ) -> Balancer:
     """Return the balancer of a group of several ranks; the stack ends what it starts."""
@@ -196,7 +196,7 @@ class LeadingBalancer(Balancer):
                 "settings": encode(self._start.settings),
                 "workers": self._start.workers,
                 "iterations": self._iterations,
-                "manager": state_of(self._manager),
+                "manager": dump_state(self._manager),
             }
         )
 
@@ -208,11 +208,11 @@ class LeadingBalancer(Balancer):
         start = self._start
         try:
             given = unpack(state)
-            manager, iterations = made_of(given["manager"]), int(given["iterations"])
+            manager, iterations = load_state(given["manager"]), int(given["iterations"])
             settings = decode(BalanceSettings, given["settings"])
             same = (settings, given["workers"]) == (start.settings, start.workers)
-            new = manager_of(start.settings, start.batches, (), start.seed)
-            fits = same and is_alike(manager, new) and sum(manager.batches) == sum(start.batches)
+            new = make_manager(start.settings, start.batches, (), start.seed)
+            fits = same and same_structure(manager, new) and sum(manager.batches) == sum(start.batches)
         except UNREADABLE:
             return
         if fits:
@@ -262,7 +262,7 @@ class LeadingBalancer(Balancer):
 
     def _begin(self, reason: str) -> None:
         start = self._start
-        self._manager = manager_of(start.settings, start.batches, (), start.seed)
+        self._manager = make_manager(start.settings, start.batches, (), start.seed)
         self._events.write("balance_started", reason=reason, ranks=encode(self._ranks))
         self._begin_manager(self._manager)
 
@@ -324,7 +324,7 @@ class BalanceLog:
         """Add a record, if the log is not too long; the file gets it within about `LINES_EVERY_S`."""
         every = interval(self._size_bytes, self._whole_bytes)
         if isinstance(record, ManagerStart) or record.number % every == 0:
-            self._lines.append(line_of(record))
+            self._lines.append(json_line(record))
             self._size_bytes += len(self._lines[-1])
         if time.monotonic() >= self._next_lines:
             self.flush()

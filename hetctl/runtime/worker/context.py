@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.site import ANY_INTERFACES, HEARTBEAT_EVERY_S, USUAL_TIMEOUTS, NetworkInterfaces, Timeouts
@@ -32,7 +32,6 @@ from hetctl.storage.lease import LeaseMark
 from hetctl.storage.patience import Patience
 
 if TYPE_CHECKING:
-    from hetctl.runtime.worker.hop_resources import HopResources
     from hetctl.runtime.worker.messages import TaskMessage
 
 DATA_SEED = 0
@@ -97,6 +96,24 @@ class SavingFailure:
     events: EventWriter
 
 
+class KeptResources(Protocol):
+    """Resources that a rank keeps for the next tasks of one kind, such as networks and unsaved states."""
+
+    @property
+    def has_networks(self) -> bool:
+        """True if networks are kept."""
+
+    @property
+    def has_unsaved(self) -> bool:
+        """True if a state is still to be written into a checkpoint."""
+
+    def release_networks(self) -> None:
+        """Release all networks: a task of another kind needs the memory."""
+
+    def finish_saving(self) -> SavingFailure | None:
+        """Wait until all states are in checkpoints; return the first failure."""
+
+
 class WorkerContext:
     """State of a rank that trains one member after another, all of one ensemble.
 
@@ -117,7 +134,7 @@ class WorkerContext:
     ----------
     lease : LeaseMark or None
         Lease under which the present task writes; None: it needs none.
-    kept : HopResources or None
+    kept : KeptResources or None
         Resources that last from one task of their kind to the next; None as long as no task needs any.
     """
 
@@ -136,7 +153,7 @@ class WorkerContext:
         self._code: tuple[Framework, UserFunctions] | None = None
         self._data: WholeData | PartitionedData | None = None
         self.lease: LeaseMark | None = None
-        self.kept: HopResources | None = None
+        self.kept: KeptResources | None = None
 
     @property
     def has_data(self) -> bool:

@@ -326,9 +326,12 @@ class MemberTrainer(ABC):
             peak_memory_bytes=peak_memory(),
         )
 
-    def _finish_epoch(self, number: int, rate: float | None, last_s: float | None) -> None:
-        """Evaluate, save and report the epoch; `last_s` are its seconds including all overheads."""
+    def _finish_epoch(self, number: int, rate: float | None, *, is_whole: bool) -> None:
+        """Evaluate, save and report the epoch, which this task has trained as a whole or in part."""
         began = time.perf_counter()
+        # Since the end of the training of the last epoch, all overheads included.
+        last_s = began - self._trained_at if self._trained_at is not None and is_whole else None
+        self._trained_at = began
         metrics = self._evaluate(number)
         evaluate_s = time.perf_counter() - began
         result = EpochResult(

@@ -33,21 +33,17 @@ def report_failure(error: Exception, events: EventWriter) -> int:
     reason = failure_reason(error)
     # A full disk may be the reason, and have no room for the log either.
     with contextlib.suppress(OSError):
-        _print(error)
+        # The user's input, not the code, is the cause of our own errors: their message says all.
+        if isinstance(error, HetctlError):
+            print(_summary(error), file=sys.stderr)
+        else:
+            traceback.print_exception(error)
     if reason is ExitReason.DISK_ERROR:
         # It has been waited for already.
         events.patience = replace(events.patience, limit_s=0.0)
     with contextlib.suppress(OSError):
         events.write("failed", error=_summary(error), reason=reason.value, peak_memory_bytes=peak_memory())
     return EXIT_CODES[reason]
-
-
-def _print(error: Exception) -> None:
-    # The user's input, not the code, is the cause of our own errors: the message says all there is to know.
-    if isinstance(error, HetctlError):
-        print(_summary(error), file=sys.stderr)
-    else:
-        traceback.print_exception(error)
 
 
 def failure_reason(error: BaseException) -> ExitReason:

@@ -56,18 +56,16 @@ class SteadyClock:
         self._run_steps += 1
         if self._clock() - self._run_began >= RUN_S:
             wait_for_device(loss)
-            self._end_run(self._clock() - self._run_began)
+            seconds = self._clock() - self._run_began
+            self._runs.append(seconds / self._run_steps)
+            self._timed_s += seconds
+            self.done = is_known(self._runs, self._timed_s)
+            self._run_steps = 0
+            self._run_began = self._clock()
 
     def result(self) -> StepTimes:
         """Return the times of steps; at least one after the first must have been recorded."""
         return step_times(self._runs)
-
-    def _end_run(self, seconds: float) -> None:
-        self._runs.append(seconds / self._run_steps)
-        self._timed_s += seconds
-        self.done = is_known(self._runs, self._timed_s)
-        self._run_steps = 0
-        self._run_began = self._clock()
 
 
 class StepTimer(Protocol):

@@ -26,13 +26,13 @@ Figures = Callable[[int], Mapping[str, float]]
 """Function that returns further scalars of an epoch by their tags."""
 
 
-def figures_of_ranks(ranks: Sequence[RankShare]) -> Mapping[str, float]:
+def rank_figures(ranks: Sequence[RankShare]) -> Mapping[str, float]:
     """Return the batches and step times of the ranks of a balanced group."""
     sizes = {f"batch/{rank.worker}": float(rank.batch) for rank in ranks}
     return sizes | {f"step_s/{rank.worker}": rank.step_s for rank in ranks}
 
 
-def figures_of_stages(stages: Sequence[StageReport]) -> Mapping[str, float]:
+def stage_figures(stages: Sequence[StageReport]) -> Mapping[str, float]:
     """Return the shares of time of a pipeline's stages, and their bytes between nodes."""
     use = pipeline_use(stages)
     sent = use.between_nodes

@@ -9,14 +9,14 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from hetctl.model.training_progress import RankShare
 from hetctl.model.training_settings import OFF
-from hetctl.runtime.data.batches import Batches, held_out_batches
+from hetctl.runtime.data.batches import Batches, StepBalancer, held_out_batches
 from hetctl.runtime.data.input_pipeline import Sharing
 from hetctl.runtime.data.loaders import ArrayLoader, Loader, Samples
 from hetctl.runtime.data.partitioned_data import PartitionLoader
@@ -45,12 +45,22 @@ from hetctl.runtime.worker.member_trainer import (
 from hetctl.runtime.worker.messages import Assignment, TaskMessage, TrainingSpec
 from hetctl.runtime.worker.reporting import has_saved
 from hetctl.runtime.worker.step_clock import EpochClock
-from hetctl.runtime.worker.tensorboard import Figures, TensorBoardWriter, figures_of_ranks
+from hetctl.runtime.worker.tensorboard import Figures, TensorBoardWriter, rank_figures
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import tensorboard_file
 
-if TYPE_CHECKING:
-    from hetctl.runtime.worker.balancing import Balancer
+
+class TrainingBalancer(StepBalancer, Protocol):
+    """Balancer of a group's batch sizes whose state is a part of the member's checkpoints."""
+
+    def shares(self) -> tuple[RankShare, ...]:
+        """Return the parts of the ranks in a recent iteration, on rank 0."""
+
+    def state(self) -> Arrays:
+        """Return the state for a checkpoint, on rank 0; empty if there is none."""
+
+    def restore(self, state: Arrays) -> None:
+        """Continue with a state, if it suits the group; it is rank 0's that counts."""
 
 
 @dataclass
@@ -59,14 +69,14 @@ class Trainer(MemberTrainer):
 
     Parameters
     ----------
-    balancer : Balancer or None
+    balancer : TrainingBalancer or None
         Balancer of the group's batch sizes; None: they are constant.
     accesses : SampleAccesses or None
         Accesses of the samples of partitioned data; None: each sample is accessed once in an epoch.
     """
 
     network: TrainableNetwork
-    balancer: Balancer | None = None
+    balancer: TrainingBalancer | None = None
     accesses: SampleAccesses | None = None
 
     def _restore_arrays(self, arrays: Arrays) -> None:
@@ -127,13 +137,10 @@ class Trainer(MemberTrainer):
             while self._train_part(batches):
                 self._begin_save(self._report_checkpoint)
                 batches.resume()
-        ended = time.perf_counter()
-        last_s = ended - self._trained_at if self._trained_at is not None and is_whole else None
-        self._trained_at = ended
         if not batches.complete:
             refuse_early_end(self.group, self.stop, batches.position, self.training.samples, "an epoch")
             return False
-        self._finish_epoch(number, clock.rate, last_s)
+        self._finish_epoch(number, clock.rate, is_whole=is_whole)
         if self.accesses is not None:
             fewest, most = self.accesses.extremes
             self.events.write(
@@ -222,11 +229,11 @@ def under(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
 
 def train(assignment: Assignment, context: WorkerContext) -> None:
     """Train a member as its round specifies: until it has converged, or is told to stop."""
-    restarted_at = restarted_at_of(assignment, context)
+    restarted_at = restart_time(assignment, context)
     spec, rank_info = assignment.task.training, assignment.rank_info
     assert spec is not None
     share = spec.shares[rank_info.rank]
-    sharing = sharing_of(spec, share, context.binding.node)
+    sharing = sample_sharing(spec, share, context.binding.node)
     with ExitStack() as stack:
         built = context.build(spec.ensemble, rank_info, sharing, share, stack, spec.network, spec.timeouts)
         fields = trainer_fields(
@@ -243,7 +250,7 @@ def train(assignment: Assignment, context: WorkerContext) -> None:
         made = ShardedTrainer if fields["member"].shard else Trainer
         trainer = made(**fields, balancer=balancer, accesses=accesses)
         shares = tuple if balancer is None else balancer.shares
-        run_shown(trainer, context, lambda _: figures_of_ranks(shares()), shares)
+        run_shown(trainer, context, lambda _: rank_figures(shares()), shares)
     built.group.barrier_and_close()
 
 
@@ -267,7 +274,7 @@ def trainer_fields(
         "checkpoints": CheckpointFolder(Path(spec.checkpoints), context.patience),
         "group": context.group,
         "events": context.reporter(task),
-        "stop": stop_signal_of(context, spec, assignment),
+        "stop": make_stop_signal(context, spec, assignment),
         "gpus": spec.allocation.gpus,
         "expected_epoch_s": training.samples / spec.allocation.rate,
         "launched_at": assignment.launched_at,
@@ -278,7 +285,7 @@ def trainer_fields(
     }
 
 
-def restarted_at_of(assignment: Assignment, context: WorkerContext) -> float | None:
+def restart_time(assignment: Assignment, context: WorkerContext) -> float | None:
     """Return the time from which a restart counts; None for the first start of ranks that stay."""
     if assignment.own_step:
         return assignment.launched_at
@@ -312,15 +319,15 @@ def run_shown(
 
 def _balancer(
     spec: TrainingSpec, task: TaskMessage, built: BuiltMember, events: EventWriter, stack: ExitStack
-) -> Balancer | None:
+) -> TrainingBalancer | None:
     """Return the balancer of a group of several ranks, unless balancing is off."""
     timer, group = built.network.timer, built.group
     if group.size == 1 or timer is None or spec.balance.mode == OFF:
         return None
     # Only trainings that balance import the managers of batch sizes.
-    from hetctl.runtime.worker.balancing import balancer_of
+    from hetctl.runtime.worker.balancing import make_balancer
 
-    return balancer_of(spec, group, timer, events, task.balance_log, stack)
+    return make_balancer(spec, group, timer, events, task.balance_log, stack)
 
 
 def _report_migration(
@@ -335,13 +342,13 @@ def _report_migration(
     )
 
 
-def sharing_of(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
+def sample_sharing(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
     """Return how this process shares samples; later members may need more preprocessors than this one."""
     most = max(1, share.preprocessors or 0, spec.preprocessors)
     return Sharing(spec.sharing, folder_of(spec.run_key, node), most, spec.timeouts)
 
 
-def stop_signal_of(context: WorkerContext, spec: TrainingSpec, assignment: Assignment) -> StopSignal:
+def make_stop_signal(context: WorkerContext, spec: TrainingSpec, assignment: Assignment) -> StopSignal:
     """Return the signal to stop of a member's group."""
     started_up_s = time.time() - assignment.launched_at
     max_uninterrupted_s = (

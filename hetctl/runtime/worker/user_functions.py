@@ -48,15 +48,10 @@ def load_functions(ensemble: Ensemble) -> UserFunctions:
     if ensemble.folder not in sys.path:
         sys.path.insert(0, ensemble.folder)
     named = ensemble.functions
-    train_fn = _load(named.train_fn) if named.train_fn else None
+    train_fn, evaluate_fn = (_load(name) if name else None for name in (named.train_fn, named.evaluate_fn))
     if train_fn is not None:
         takes_context(train_fn)
-    return UserFunctions(
-        input_fn=_load(named.input_fn),
-        model_fn=_load(named.model_fn),
-        train_fn=train_fn,
-        evaluate_fn=_load(named.evaluate_fn) if named.evaluate_fn else None,
-    )
+    return UserFunctions(_load(named.input_fn), _load(named.model_fn), train_fn, evaluate_fn)
 
 
 def takes_context(train_fn: Callable[..., Any]) -> bool:
@@ -83,7 +78,7 @@ def takes_context(train_fn: Callable[..., Any]) -> bool:
     raise BadInputError(f"train_fn {name} takes {count} arguments", f"define it as {name}{TRAIN_PARAMETERS}")
 
 
-def loss_of(result: Any) -> float:
+def training_loss(result: Any) -> float:
     """Return the mean training loss in the result of a ``train_fn``.
 
     Raises

@@ -148,20 +148,18 @@ class Inbox:
     def _listen(self) -> None:
         try:
             while True:
-                self._take(self._connection.receive())
+                message = self._connection.receive()
+                if "stop" in message:
+                    self._stops.add(decode(StopMessage, message["stop"]))
+                elif "shutdown" in message:
+                    self.end()
+                else:
+                    self._queue.put(decode(Assignment, message["task"]))
         except ConnectionError:
             if not self.at_work.acquire(blocking=False):
                 # sys.exit() would end this thread alone, and the main thread may be stuck in native code.
                 os._exit(ORPHANED)
             self.end()
-
-    def _take(self, message: Any) -> None:
-        if "stop" in message:
-            self._stops.add(decode(StopMessage, message["stop"]))
-        elif "shutdown" in message:
-            self.end()
-        else:
-            self._queue.put(decode(Assignment, message["task"]))
 
 
 class Stops:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from hetctl.methods.automl.optuna_study import COMPLETE, FAIL, PRUNED, RUNNING, StudyTrial, update_study
-from hetctl.methods.automl.search_run import study_space_of
+from hetctl.methods.automl.search_run import study_space
 from hetctl.methods.automl.trials import Categorical, NumberRange
 from hetctl.model.searches import SearchSpec
 
@@ -59,5 +59,5 @@ def test_values_between_those_that_pbt_changes_fit_the_space():
         *("pbt", ("a", "b"), {"width": {"choice": [16, 32]}, "kind": {"choice": ["x", "y"]}}, 4),
         settings={"trials": 2, "mutate": {"width": {"multiply": [0.8, 1.2]}}},
     )
-    space = study_space_of(search)
+    space = study_space(search)
     assert space == {"width": NumberRange(16, 32, whole=True), "kind": Categorical(("x", "y"))}

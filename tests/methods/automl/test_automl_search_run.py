@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hetctl.methods.automl.search_run import SearchRun, UsedResources, likely_configs, parts_of_search
+from hetctl.methods.automl.search_run import SearchRun, UsedResources, likely_configs, search_parts
 from hetctl.methods.automl.trials import Trial
 from hetctl.model.errors import BadInputError
 from hetctl.model.searches import REPORT, TRIAL, NamedPart, SearchBudget, SearchSpec
@@ -24,7 +24,7 @@ NOTHING = UsedResources(0.0, 0.0)
 
 def search(method: str, epochs: int, space: Any = None, **more: Any) -> SearchSpec:
     spec = SearchSpec(method, (), SPACE if space is None else space, epochs, **more)
-    made, _ = parts_of_search(spec)
+    made, _ = search_parts(spec)
     return replace(spec, members=tuple(f"t{number}" for number in range(made.slots)))
 
 
@@ -76,7 +76,7 @@ def test_a_search_restarted_at_each_event_is_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", SEARCHES)
 def test_plans_have_a_config_and_epochs_for_each_trial(name: str) -> None:
     spec = SEARCHES[name]
-    method, source = parts_of_search(spec)
+    method, source = search_parts(spec)
     configs, epochs = likely_configs(spec, method, source), method.likely_epochs()
     assert len(configs) == len(epochs) == len(spec.members)
     assert all(1 <= count <= spec.epochs for count in epochs)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hetctl.methods.balance import managers
 from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.manager import Observation, equal_batches
-from hetctl.methods.balance.managers import CpuManager, GpuManager, is_alike, made_of, state_of
-from hetctl.methods.balance.predictors import PREDICTORS
+from hetctl.methods.balance.managers import CpuManager, GpuManager, dump_state, load_state, same_structure
+from hetctl.methods.balance.predictors.learner import PREDICTORS
 from hetctl.model.errors import BadInputError, InfeasibleError
 from hetctl.model.training_settings import MANAGERS, ON, BalanceSettings
 
@@ -18,8 +18,8 @@ SECONDS = st.floats(1e-4, 1e4)
 MEMORY = st.floats(0, 1)
 
 
-def manager_of(name, batches, caps=()):
-    return managers.manager_of(BalanceSettings(ON, name, "memoryless"), batches, caps)
+def make_manager(name, batches, caps=()):
+    return managers.make_manager(BalanceSettings(ON, name, "memoryless"), batches, caps)
 
 
 @st.composite
@@ -34,7 +34,7 @@ def workers(draw):
 @given(workers(), st.data())
 def test_the_total_is_kept_and_caps_are_respected(name, batches_and_caps, data):
     batches, caps = batches_and_caps
-    manager = manager_of(name, batches, caps)
+    manager = make_manager(name, batches, caps)
     assert manager.batches == batches
     for _ in range(12):
         states = [(data.draw(SECONDS), data.draw(MEMORY)) for _ in batches]
@@ -53,7 +53,7 @@ def test_the_total_is_kept_and_caps_are_respected(name, batches_and_caps, data):
 
 @pytest.mark.parametrize("name", MANAGERS)
 def test_equal_workers_keep_equal_batches(name):
-    manager = manager_of(name, (32, 32, 32))
+    manager = make_manager(name, (32, 32, 32))
     for _ in range(50):
         manager.update([Observation(batch, batch / 100) for batch in manager.batches])
     assert manager.batches == (32, 32, 32)
@@ -80,8 +80,8 @@ def test_a_manager_continues_from_its_state_in_the_next_job(manager):
     for _ in range(130):
         manager.update(observed(manager, draw))
     # A training that waits goes on as well.
-    other = made_of(state_of(manager))
-    assert is_alike(other, manager)
+    other = load_state(dump_state(manager))
+    assert same_structure(other, manager)
     for _ in range(30):
         seen = observed(manager, draw)
         assert other.batches == manager.batches
@@ -93,7 +93,7 @@ def test_a_manager_continues_from_its_state_in_the_next_job(manager):
 
 @pytest.mark.parametrize("name", MANAGERS)
 def test_one_worker_takes_all(name):
-    manager = manager_of(name, (7,))
+    manager = make_manager(name, (7,))
     assert manager.update([Observation(7, 1.0)]) == (7,)
     assert manager.warnings == ()
 
@@ -102,13 +102,13 @@ def test_one_worker_takes_all(name):
 @pytest.mark.parametrize(("batches", "caps"), [((), ()), ((0, 8), ()), ((8, 8), (9,))])
 def test_batches_and_caps_that_do_not_go_together_are_refused(name, batches, caps):
     with pytest.raises(BadInputError):
-        manager_of(name, batches, caps)
+        make_manager(name, batches, caps)
 
 
 @pytest.mark.parametrize("name", MANAGERS)
 def test_first_batches_above_their_caps_are_infeasible(name):
     with pytest.raises(InfeasibleError, match="above their caps"):
-        manager_of(name, (8, 8), (9, 7))
+        make_manager(name, (8, 8), (9, 7))
 
 
 def test_equal_batches_are_equal():

@@ -6,7 +6,7 @@ from hetctl.methods.balance.managers import GpuManager
 from hetctl.methods.balance.step_time import TimeCurve, balance_time
 
 
-def seen(manager, *seconds, memory=None):
+def seen(manager, seconds, memory=None):
     memory = memory or [0.0] * len(seconds)
     return manager.update(
         [
@@ -16,86 +16,49 @@ def seen(manager, *seconds, memory=None):
     )
 
 
-def test_nothing_moves_before_the_window_is_full():
-    manager = GpuManager((32, 32))
-    for _ in range(4):
-        assert seen(manager, 1.0, 2.0) == (32, 32)
-    assert seen(manager, 1.0, 2.0) == (37, 27)
-    assert seen(manager, 1.0, 2.0) == (42, 22)
+FULL, FREE = 0.99, 0.5
+SLOWER = (1.0, 2.0)
+CASES = {
+    "a window that is not full": ((32, 32), (), [(4, SLOWER)], (32, 32)),
+    "a full window": ((32, 32), (), [(5, SLOWER)], (37, 27)),
+    "a window that stays full": ((32, 32), (), [(6, SLOWER)], (42, 22)),
+    "a reversed iteration": ((32, 32), (), [(4, SLOWER), (1, (2.0, 1.0))], (32, 32)),
+    "the fastest and the slowest": ((32, 32, 32), (), [(5, (1.5, 1.0, 2.0))], (32, 37, 27)),
+    "a tie before": ((32, 32), (), [(1, (1.0, 1.0)), (5, SLOWER)], (37, 27)),
+    "full memories before": ((32, 32), (), [(1, SLOWER, (FULL, FREE)), (4, SLOWER)], (37, 27)),
+    "a full leader": ((32, 32, 32), (), [(5, (1.0, 1.5, 2.0), (0.96, 0.95, FREE))], (32, 37, 27)),
+    "a leader at its cap": ((32, 32, 32), (36, None, None), [(5, (1.0, 1.5, 2.0))], (32, 37, 27)),
+    "all memories full": ((32, 32), (), [(9, SLOWER, (FULL, FULL))], (32, 32)),
+    "large batches": ((128, 128), (), [(5, SLOWER)], (148, 108)),
+    "large batches that oscillate": ((128, 128), (), [(5, SLOWER), (5, (2.0, 1.0))], (143, 113)),
+    "small batches that tie": ((4, 4), (), [(1, (1.0, 1.0))], (4, 4)),
+    "a small share of a large batch": ((240, 16), (), [(1, SLOWER)], (240, 16)),
+}
 
 
-def test_a_reversed_iteration_in_the_window_stops_a_transfer():
-    manager = GpuManager((32, 32))
-    for _ in range(4):
-        seen(manager, 1.0, 2.0)
-    seen(manager, 2.0, 1.0)
-    assert manager.batches == (32, 32)
-
-
-def test_only_the_fastest_and_the_slowest_change():
-    manager = GpuManager((32, 32, 32))
-    for _ in range(5):
-        seen(manager, 1.5, 1.0, 2.0)
-    assert manager.batches == (32, 37, 27)
-
-
-def test_after_a_tie_steps_are_still_coarse():
-    manager = GpuManager((32, 32))
-    assert seen(manager, 1.0, 1.0) == (32, 32)
-    for _ in range(5):
-        seen(manager, 1.0, 2.0)
-    assert manager.batches == (37, 27)
-
-
-def test_small_batches_that_tie_are_no_stragglers():
-    manager = GpuManager((4, 4))
-    assert seen(manager, 1.0, 1.0) == (4, 4)
-    assert manager.warnings == ()
-
-
-def test_after_full_memories_steps_are_still_coarse():
-    manager = GpuManager((32, 32))
-    seen(manager, 1.0, 2.0, memory=[0.99, 0.5])
-    for _ in range(4):
-        seen(manager, 1.0, 2.0)
-    assert manager.batches == (37, 27)
+@pytest.mark.parametrize(("batches", "caps", "iterations", "moved"), CASES.values(), ids=CASES)
+def test_samples_move_from_the_straggler_to_the_leader(batches, caps, iterations, moved):
+    manager = GpuManager(batches, caps)
+    for count, *observed in iterations:
+        for _ in range(count):
+            seen(manager, *observed)
+    assert (manager.batches, manager.warnings) == (moved, ())
 
 
 def test_after_an_oscillation_steps_are_fine():
     manager = GpuManager((32, 32))
     for _ in range(5):
-        seen(manager, 1.0, 2.0)
+        seen(manager, (1.0, 2.0))
     for _ in range(19):
-        assert seen(manager, 2.0, 1.0) == (37, 27)
-    assert seen(manager, 2.0, 1.0) == (36, 28)
-    assert seen(manager, 2.0, 1.0) == (35, 29)
-
-
-def test_a_worker_with_full_memory_does_not_lead():
-    manager = GpuManager((32, 32, 32))
-    for _ in range(5):
-        seen(manager, 1.0, 1.5, 2.0, memory=[0.96, 0.95, 0.5])
-    assert manager.batches == (32, 37, 27)
-
-
-def test_a_worker_at_its_cap_does_not_lead():
-    manager = GpuManager((32, 32, 32), (36, None, None))
-    for _ in range(5):
-        seen(manager, 1.0, 1.5, 2.0)
-    assert manager.batches == (32, 37, 27)
-
-
-def test_no_samples_move_if_all_memories_are_full():
-    manager = GpuManager((32, 32))
-    for _ in range(9):
-        seen(manager, 1.0, 2.0, memory=[0.99, 0.99])
-    assert manager.batches == (32, 32)
+        assert seen(manager, (2.0, 1.0)) == (37, 27)
+    assert seen(manager, (2.0, 1.0)) == (36, 28)
+    assert seen(manager, (2.0, 1.0)) == (35, 29)
 
 
 def test_a_straggler_that_cannot_shrink_is_warned_of_once():
     manager = GpuManager((11, 11))
     for _ in range(9):
-        seen(manager, 1.0, 9.0)
+        seen(manager, (1.0, 9.0))
     assert manager.batches == (21, 1)
     ((worker, what),) = manager.warnings
     assert worker == 1
@@ -124,7 +87,7 @@ def test_a_drop_of_bandwidth_is_adapted_to():
 
 
 def slow(manager, *per_sample):
-    return seen(manager, *(s * batch for s, batch in zip(per_sample, manager.batches, strict=True)))
+    return seen(manager, [s * batch for s, batch in zip(per_sample, manager.batches, strict=True)])
 
 
 def test_a_slowdown_after_the_balance_makes_steps_coarse_again():
@@ -158,20 +121,3 @@ def test_coarse_steps_after_a_slowdown_respect_caps():
         slow(manager, 4.0, 1.0)
         assert manager.batches[1] <= 69
     assert manager.batches == (59, 69)
-
-
-def test_large_batches_begin_with_a_step_in_proportion():
-    manager = GpuManager((128, 128))
-    for _ in range(5):
-        seen(manager, 1.0, 2.0)
-    assert manager.batches == (148, 108)
-    seen(manager, 2.0, 1.0)
-    for _ in range(4):
-        seen(manager, 2.0, 1.0)
-    assert manager.batches[0] == 143
-
-
-def test_a_small_share_of_a_large_batch_is_no_straggler_yet():
-    manager = GpuManager((240, 16))
-    seen(manager, 1.0, 2.0)
-    assert manager.warnings == ()

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from hetctl.methods.balance.manager import Observation
-from hetctl.methods.balance.managers import made_of, manager_of, state_of
+from hetctl.methods.balance.managers import dump_state, load_state, make_manager
 from hetctl.methods.balance.observation_log import (
     POINTS,
     ManagerStart,
     balance_history,
     counted,
-    line_of,
+    json_line,
     logged,
     records_in,
     replay,
@@ -54,7 +54,7 @@ def segment(settings, batches=BATCHES, continued=0):
 
 
 def read_back(records):
-    return list(records_in([line_of(record) for record in records]))
+    return list(records_in([json_line(record) for record in records]))
 
 
 @pytest.fixture
@@ -82,12 +82,12 @@ def train_late(manager, first, last):
 def test_weights_from_the_background_are_repeated():
     """Also when the job is killed while a training waits, whose result comes at another iteration then."""
     settings = BalanceSettings(ON, "cpu", "narx")
-    manager = manager_of(settings, (320,) * 3, (), 3)
+    manager = make_manager(settings, (320,) * 3, (), 3)
     records = [segment(settings, manager.batches), *train_late(manager, 0, 82)]
     assert manager.learner.training is not None
-    state = state_of(manager)
+    state = dump_state(manager)
     records += train_late(manager, 82, 100)  # lost with the job
-    manager = made_of(state)
+    manager = load_state(state)
     records += [segment(settings, manager.batches, 82), *train_late(manager, 82, 142)]
     iterations = [record for record in records if not isinstance(record, ManagerStart)]
     assert sum(bool(one.adopted) for one in iterations) > 5
@@ -109,7 +109,7 @@ def test_weights_from_the_background_are_repeated():
 )
 def test_weights_that_nothing_waits_for_are_refused(name, adopted, message):
     settings = BalanceSettings(ON, name, "narx")
-    records = [segment(settings), *train(manager_of(settings, BATCHES, (), 3), 0, 3)]
+    records = [segment(settings), *train(make_manager(settings, BATCHES, (), 3), 0, 3)]
     records[2] = replace(records[2], adopted=adopted)
     with pytest.raises(BadInputError, match=message):
         replay(read_back(records))
@@ -118,11 +118,11 @@ def test_weights_that_nothing_waits_for_are_refused(name, adopted, message):
 @pytest.mark.parametrize("name", MANAGERS)
 def test_a_killed_and_continued_run_repeats_exactly(name):
     settings = BalanceSettings(ON, name, "narx")
-    manager = manager_of(settings, BATCHES, (), 3)
+    manager = make_manager(settings, BATCHES, (), 3)
     records = [segment(settings), *train(manager, 0, 130)]
-    state = state_of(manager)
+    state = dump_state(manager)
     records += train(manager, 130, 150)  # lost with the job
-    manager = made_of(state)
+    manager = load_state(state)
     records += [segment(settings, manager.batches, 130), *train(manager, 130, 190, at=200)]
     assert read_back(records) == records
     found = replay(read_back(records))
@@ -134,9 +134,9 @@ def test_a_killed_and_continued_run_repeats_exactly(name):
 def test_a_log_is_repeated_up_to_what_it_left_out():
     """A job that goes on from before the gap, and a new manager, are repeated again."""
     settings = BalanceSettings(ON, "curve")
-    manager = manager_of(settings, BATCHES, (), 3)
+    manager = make_manager(settings, BATCHES, (), 3)
     first = train(manager, 0, 20)
-    state = state_of(manager)
+    state = dump_state(manager)
     rest = train(manager, 20, 60)
     thin = [rest[15], rest[31]]
     records = [segment(settings), *first, *thin]
@@ -145,18 +145,18 @@ def test_a_log_is_repeated_up_to_what_it_left_out():
     beyond = [*records, segment(settings, manager.batches, 60), *train(manager, 60, 70)]
     found = replay(read_back(beyond))
     assert (found.difference, found.repeated, len(found.iterations)) == (None, 20, 32)
-    manager = made_of(state)
+    manager = load_state(state)
     before = [*records, segment(settings, manager.batches, 20), *train(manager, 20, 30)]
     found = replay(read_back(before))
     assert (found.difference, found.repeated, len(found.iterations)) == (None, 30, 30)
-    other = train(manager_of(settings, BATCHES, (), 3), 0, 9)
+    other = train(make_manager(settings, BATCHES, (), 3), 0, 9)
     found = replay(read_back([*records, segment(settings), *other]))
     assert (found.difference, found.repeated, len(found.iterations)) == (None, 29, 31)
 
 
 def test_a_changed_answer_is_found():
     settings = BalanceSettings(ON, "curve")
-    records = [segment(settings), *train(manager_of(settings, BATCHES, (), 3), 0, 20)]
+    records = [segment(settings), *train(make_manager(settings, BATCHES, (), 3), 0, 20)]
     records[8] = replace(records[8], answer=(1, 1, 94))
     difference = replay(records).difference
     assert (difference.iteration, difference.logged) == (7, (1, 1, 94))
@@ -167,11 +167,11 @@ def test_a_new_manager_keeps_the_iterations_of_the_one_before():
     """As when a member goes on with other GPUs."""
     settings = BalanceSettings(ON, "curve")
     other = (48, 48)
-    manager = manager_of(settings, other, (), 3)
+    manager = make_manager(settings, other, (), 3)
     seen = [Observation(batch, 0.01 * batch) for batch in other]
     records = [
         segment(settings),
-        *train(manager_of(settings, BATCHES, (), 3), 0, 10),
+        *train(make_manager(settings, BATCHES, (), 3), 0, 10),
         ManagerStart(settings, ("a:0", "d:0"), other, 3),
         *(logged(100.0, number, seen, manager.update(seen)) for number in range(5)),
         ManagerStart(settings, ("a:0", "d:0"), other, 3, 2),
@@ -182,8 +182,8 @@ def test_a_new_manager_keeps_the_iterations_of_the_one_before():
 
 def test_a_torn_last_line_is_ignored():
     settings = BalanceSettings(ON, "curve")
-    records = [segment(settings), *train(manager_of(settings, BATCHES, (), 3), 0, 3)]
-    lines = [line_of(record) for record in records]
+    records = [segment(settings), *train(make_manager(settings, BATCHES, (), 3), 0, 3)]
+    lines = [json_line(record) for record in records]
     assert list(records_in([*lines[:-1], lines[-1][:-9]])) == records[:-1]
 
 
@@ -203,11 +203,11 @@ def test_a_line_that_is_no_record_is_named(lines, message):
 def test_a_log_begins_with_the_start_of_a_manager():
     settings = BalanceSettings(ON, "curve")
     with pytest.raises(BadInputError, match="must begin with the start of a manager"):
-        replay(train(manager_of(settings, BATCHES, (), 3), 0, 3))
+        replay(train(make_manager(settings, BATCHES, (), 3), 0, 3))
 
 
 def trained(count):
-    manager = manager_of(BalanceSettings(ON, "curve"), (32, 32, 32))
+    manager = make_manager(BalanceSettings(ON, "curve"), (32, 32, 32))
     for number in range(count):
         pairs = zip(manager.batches, STRAIGHT_S, strict=True)
         seen = [Observation(batch, 0.005 + s * batch) for batch, s in pairs]

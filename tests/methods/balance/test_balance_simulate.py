@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 from hetctl.methods.balance.curve_manager import CurveManager
 from hetctl.methods.balance.manager import Observation, equal_batches
 from hetctl.methods.balance.managers import CpuManager, GpuManager
-from hetctl.methods.balance.predictors import PREDICTORS, learner
+from hetctl.methods.balance.predictors import learner
+from hetctl.methods.balance.predictors.learner import PREDICTORS
 from hetctl.methods.balance.simulate import Conditions, iterate, phases
 from hetctl.methods.balance.step_time import TimeCurve
 

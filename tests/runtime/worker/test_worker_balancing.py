@@ -15,8 +15,8 @@ import pytest
 from thread_groups import groups_of_threads
 
 from hetctl.methods.balance.drift import LASTING, WINDOW
-from hetctl.methods.balance.managers import manager_of, state_of
-from hetctl.methods.balance.observation_log import ManagerStart, line_of, records_in, replay
+from hetctl.methods.balance.managers import dump_state, make_manager
+from hetctl.methods.balance.observation_log import ManagerStart, json_line, records_in, replay
 from hetctl.methods.balance.predictors import learner
 from hetctl.model.serialization import encode
 from hetctl.model.training_settings import AUTO, FRAMEWORKS, ON, BalanceSettings
@@ -226,7 +226,7 @@ def test_a_state_of_another_group_is_not_used(change):
 
 def with_manager(**changed):
     """Return a state with a manager of which some parts are changed."""
-    manager = state_of(manager_of(SETTINGS, (32, 32)))
+    manager = dump_state(make_manager(SETTINGS, (32, 32)))
     manager["state"].update(changed)
     workers = ("node:0", "node:1")
     return {"settings": encode(SETTINGS), "workers": workers, "iterations": 9, "manager": manager}
@@ -311,7 +311,7 @@ def test_a_log_over_two_jobs_repeats_to_the_same_sizes(manager):
     _, first, leader = run(speeds, 40, manager=manager)
     _, second, _ = run(speeds, 40, manager=manager, state=leader.state())
     log = [*first.segments, *first.iterations, *second.segments, *second.iterations]
-    found = replay(records_in([line_of(record) for record in log]))
+    found = replay(records_in([json_line(record) for record in log]))
     assert (len(found.segments), found.difference) == (2, None)
     assert found.iterations == (*first.iterations, *second.iterations)
 
@@ -335,6 +335,6 @@ def test_a_log_of_networks_in_the_background_is_repeated(monkeypatch):
     _, second, _ = run(speeds, 10**5, **narx, state=leader.state(), ends=adoptions(2))
     assert second.segments[0].continued == len(first.iterations)
     log = [*first.segments, *first.iterations, *second.segments, *second.iterations]
-    found = replay(records_in([line_of(record) for record in log]))
+    found = replay(records_in([json_line(record) for record in log]))
     assert (len(found.segments), found.difference) == (2, None)
     assert found.iterations == (*first.iterations, *second.iterations)

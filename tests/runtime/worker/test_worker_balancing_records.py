@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hetctl.methods.balance.manager import Observation
-from hetctl.methods.balance.managers import manager_of
+from hetctl.methods.balance.managers import make_manager
 from hetctl.methods.balance.observation_log import ManagerStart, logged, records_in, replay
 from hetctl.model.training_settings import ON, BalanceSettings
 from hetctl.runtime.worker.balancing import BalanceLog, interval
@@ -36,13 +36,13 @@ def replayed(log):
 
 
 def test_a_short_log_has_all_iterations(log):
-    train(log, manager_of(SETTINGS, BATCHES, (), 3), 0, 100, whole_bytes=10**6)
+    train(log, make_manager(SETTINGS, BATCHES, (), 3), 0, 100, whole_bytes=10**6)
     found = replayed(log)
     assert (found.repeated, len(found.iterations), found.difference) == (100, 100, None)
 
 
 def test_a_long_log_is_thinner_and_its_beginning_is_repeated(log):
-    manager = manager_of(SETTINGS, BATCHES, (), 3)
+    manager = make_manager(SETTINGS, BATCHES, (), 3)
     train(log, manager, 0, 5000)
     found = replayed(log)
     assert log.stat().st_size < 2 * WHOLE_BYTES

@@ -10,7 +10,7 @@ import pytest
 from pipelined_run import STAGES
 
 from hetctl.model.training_progress import EpochResult, RankShare
-from hetctl.runtime.worker.tensorboard import TensorBoardWriter, figures_of_ranks, figures_of_stages
+from hetctl.runtime.worker.tensorboard import TensorBoardWriter, rank_figures, stage_figures
 from hetctl.storage.paths import tensorboard_file
 
 # TensorBoard reads event files by itself, too, without TensorFlow, whose import takes 4 s.
@@ -55,7 +55,7 @@ def test_ranks_of_a_balanced_group_have_their_batches_and_times(tmp_path):
     pytest.importorskip("tensorboard")
     path = tensorboard_file(tmp_path / "m")
     ranks = (RankShare("n1:0", 48, 0.25), RankShare("n2:0", 16, 0.5))
-    TensorBoardWriter(path, 200, lambda _: figures_of_ranks(ranks)).show(result(1))
+    TensorBoardWriter(path, 200, lambda _: rank_figures(ranks)).show(result(1))
     tags = read(path.parent)
     assert (tags["batch/n1:0"], tags["batch/n2:0"]) == ([[1, 48.0]], [[1, 16.0]])
     assert tags["step_s/n2:0"] == [[1, 0.5]]
@@ -64,7 +64,7 @@ def test_ranks_of_a_balanced_group_have_their_batches_and_times(tmp_path):
 def test_a_pipeline_has_its_shares_and_bytes_between_nodes(tmp_path):
     pytest.importorskip("tensorboard")
     path = tensorboard_file(tmp_path / "m")
-    first = figures_of_stages(STAGES)
+    first = stage_figures(STAGES)
     TensorBoardWriter(path, 200, {1: first, 2: first | {"pipeline/idle": 0.5}}.__getitem__).show(result(2))
     tags = {tag: points for tag, points in read(path.parent).items() if tag.startswith("pipeline/")}
     assert tags == {

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from hetctl.methods.balance.predictors.base import Ema, ObservedRange, Values
+from hetctl.methods.balance.predictors import Ema, Memoryless, ObservedRange, Predictor
 from hetctl.methods.balance.predictors.network_training import (
     CPU,
     MEMORY,
@@ -19,6 +20,7 @@ from hetctl.methods.balance.predictors.network_training import (
     Training,
     features,
 )
+from hetctl.methods.balance.step_time import Values
 from hetctl.model.errors import BadInputError
 
 PREDICTS_FROM = 500
@@ -201,3 +203,10 @@ def narx(workers: int, seed: int) -> Learner:
     """Return a predictor by Equation 4."""
     network = FeedForward(len(LAGS), HIDDEN)
     return Learner(workers, seed, network, LAGS, EFFORT)
+
+
+PREDICTORS: dict[str, Callable[[int, int], Predictor]] = {
+    "memoryless": lambda workers, _: Memoryless(workers),
+    "narx": narx,
+}
+"""Constructors of predictors by name, with the number of workers and a seed as arguments."""

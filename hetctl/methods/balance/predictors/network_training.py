@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hetctl.methods.balance.predictors.base import Values
+from hetctl.methods.balance.step_time import Values
 
 MOST_STEPS, PATIENCE = 20, 3
 """Most training steps, and most consecutive steps without a lower held-out error."""

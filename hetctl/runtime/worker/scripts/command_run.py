@@ -365,7 +365,7 @@ class CommandRun:
             self._tell(FAILED)
             is_out_of_memory = code == -signal.SIGKILL and oom_kills() > self.memory_kills
             errors, environment = self.process.last_errors(), self.process.environment
-            raise failure_of(code, errors, environment, is_out_of_memory=is_out_of_memory)
+            raise command_failure(code, errors, environment, is_out_of_memory=is_out_of_memory)
         if self.process.stopping:
             print(f"the command has ended after it was told to stop ({_described(code)})", flush=True)
         self.ended.add(self.group.rank)
@@ -381,7 +381,7 @@ class CommandRun:
             self._ask()
 
 
-def failure_of(
+def command_failure(
     code: int, errors: str, environment: Mapping[str, str], *, is_out_of_memory: bool = False
 ) -> BadInputError:
     """Return the error of a command that has failed, with full memory or a full disk as its cause.

@@ -24,7 +24,7 @@ from hetctl.runtime.worker.scripts.command_process import (
 )
 from hetctl.runtime.worker.scripts.command_run import CommandRun, command_environment, own_variables
 from hetctl.runtime.worker.tensorboard import TensorBoardWriter
-from hetctl.runtime.worker.training import stop_signal_of
+from hetctl.runtime.worker.training import make_stop_signal
 from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.event_files import EventWriter, read_events
 from hetctl.storage.paths import tensorboard_file
@@ -62,7 +62,7 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
             samples = spec.ensemble.samples_per_epoch or 0
             busy = busy_share(context.binding.device, process.cpu_seconds)
             reports.note = stack.enter_context(live_metrics_to(context.send, samples, busy))
-        stop = stop_signal_of(context, spec, assignment)
+        stop = make_stop_signal(context, spec, assignment)
         run = CommandRun(group, process, stop, reports.read, context)
         run.watch()
     group.barrier_and_close()

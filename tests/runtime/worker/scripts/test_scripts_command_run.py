@@ -11,7 +11,7 @@ from hetctl.model.events import ExitReason
 from hetctl.runtime.worker.reporting import failure_reason
 from hetctl.runtime.worker.scripts.command_run import (
     RankDevice,
-    failure_of,
+    command_failure,
     horovod_scopes,
     rank_variables,
     search_path,
@@ -33,7 +33,7 @@ from hetctl.runtime.worker.scripts.command_run import (
     ],
 )
 def test_the_reason_of_a_failed_command_is_found(code, errors, killed_for_memory, reason):
-    assert failure_reason(failure_of(code, errors, {}, is_out_of_memory=killed_for_memory)) is reason
+    assert failure_reason(command_failure(code, errors, {}, is_out_of_memory=killed_for_memory)) is reason
 
 
 TRACEBACK = """\
@@ -48,9 +48,9 @@ step 1
 
 
 def test_the_cause_of_a_traceback_is_its_error():
-    error = failure_of(1, TRACEBACK, {})
+    error = command_failure(1, TRACEBACK, {})
     assert error.message == "the command has ended with exit code 1: RuntimeError: NCCL is not there"
-    assert failure_of(1, "no 'x'\n    full_key: m.x\n", {}).message.endswith(": no 'x' / full_key: m.x")
+    assert command_failure(1, "no 'x'\n    full_key: m.x\n", {}).message.endswith(": no 'x' / full_key: m.x")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_the_cause_of_a_traceback_is_its_error():
 )
 def test_a_failure_at_its_place_names_the_variables(errors, is_told):
     told = {"RANK": "0", "CUDA_VISIBLE_DEVICES": "3", "HOME": "/home/a", "API_KEY": "secret"}
-    hint = failure_of(1, errors, told).hint
+    hint = command_failure(1, errors, told).hint
     assert ("CUDA_VISIBLE_DEVICES=3 RANK=0;" in hint) is is_told
     assert "secret" not in hint
 

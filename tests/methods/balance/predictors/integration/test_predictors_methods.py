@@ -6,11 +6,9 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from hetctl.methods.balance.managers import made_of, state_of
-from hetctl.methods.balance.predictors import learner
-from hetctl.methods.balance.predictors.base import Ema, Memoryless
+from hetctl.methods.balance.managers import dump_state, load_state
+from hetctl.methods.balance.predictors import Ema, Memoryless, learner
 from hetctl.methods.balance.predictors.learner import EFFORT, LAGS, TRAINS_EVERY, Learner, narx
-from hetctl.methods.balance.predictors.network_training import CPU, REMEMBERED, SpeedHistory
 from hetctl.model.errors import BadInputError
 
 
@@ -64,10 +62,6 @@ def rmse(predictor, speeds, cpu, first):
 def test_narx_predicts_changes_from_cpu_better_than_the_average():
     speeds, cpu = shared(220)
     assert rmse(narx(2, 0), speeds, cpu, 130) < 0.3 * rmse(Ema(2), speeds, cpu, 130)
-
-
-def test_networks_predict_from_iteration_500():
-    assert learner.PREDICTS_FROM == 500
 
 
 @pytest.mark.usefixtures("soon")
@@ -137,7 +131,7 @@ def test_a_waiting_training_does_not_change():
 @pytest.mark.usefixtures("soon")
 def test_a_training_elsewhere_ends_with_the_same_weights():
     predictor, _ = waiting(60, 3 * EFFORT.workers)
-    assert (made_of(state_of(predictor.training)).fitted() == predictor.training.fitted()).all()
+    assert (load_state(dump_state(predictor.training)).fitted() == predictor.training.fitted()).all()
 
 
 @pytest.mark.usefixtures("soon")
@@ -176,22 +170,3 @@ def test_the_moving_average_stands_in_for_a_network_that_errs():
 
 def test_narx_uses_cpu_of_the_next_iteration_and_two_before():
     assert LAGS == ((0, 0), (0, 1), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2))
-
-
-def test_old_observations_are_dropped_from_the_history():
-    history = SpeedHistory(2)
-    for number in range(2 * REMEMBERED + 5):
-        history.append(np.ones(2), np.array([number, -number]), np.zeros(2))
-    assert history.kept[0, CPU].tolist() == list(range(REMEMBERED, 2 * REMEMBERED + 5))
-    assert history.kept[1, CPU, -1] == -(2 * REMEMBERED + 4)
-    assert history.seen == 2 * REMEMBERED + 5
-
-
-def test_usual_speed_is_a_worker_s_own_and_usual_cpu_that_of_all():
-    history = SpeedHistory(2)
-    for logarithm, cpu in ((1.0, 0.2), (3.0, 0.4)):
-        history.append(np.array([logarithm, 10 + logarithm]), np.array([cpu, 3 * cpu]), np.zeros(2))
-    centres, spreads = history.usual()
-    assert centres == pytest.approx(np.array([[2.0, 0.6, 0.0], [12.0, 0.6, 0.0]]))
-    assert spreads[0] == pytest.approx([1.0, np.std([0.2, 0.4, 0.6, 1.2]), 1.0])
-    assert (spreads[0] == spreads[1]).all()

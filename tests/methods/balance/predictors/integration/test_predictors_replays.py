@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import predictor_bench
 
-from hetctl.methods.balance.predictors.base import Values
+from hetctl.methods.balance.step_time import Values
 
 
 class Told:
