@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -78,7 +79,7 @@ def _profiles(
     """Return the profiles; without `has_types` only the type of GPU that was measured last counts."""
     points = RatePoints(catalog.points(ensemble.name, site), ensemble)
     found = (
-        _profile(member, own if has_types else _of_last_type(own), trained[member.name])
+        _profile(member, own, trained[member.name], has_types=has_types)
         for member in ensemble.members
         if (own := points.of(member.name))
     )
@@ -226,50 +227,34 @@ def _newer(epochs: Iterable[EpochResult], points: Iterable[ProfilePoint]) -> lis
     ]
 
 
-def _profile(member: Member, points: list[ProfilePoint], trained: Iterable[EpochResult]) -> MemberProfile:
+def _profile(
+    member: Member, points: Sequence[ProfilePoint], trained: Iterable[EpochResult], *, has_types: bool
+) -> MemberProfile:
+    """Return the profile of a member by its points, one for each type and number of GPUs."""
     last = max(points, key=lambda point: point.measured_at)
-    by_type = {gpu_type: _newest(points, gpu_type) for gpu_type in _types(points)}
-    newest = by_type[last.machine.gpu_type]
-    used = list(newest.values())
-    rates_by_type = {
-        gpu_type: {gpus: here[gpus].rate for gpus in sorted(here)} for gpu_type, here in by_type.items()
-    }
+    used = [point for point in points if point.machine.gpu_type == last.machine.gpu_type]
+    points = points if has_types else used
+    rates: dict[str, dict[int, float]] = {}
+    for point in points:
+        rates.setdefault(point.machine.gpu_type, {})[point.gpus] = point.rate
+    saves = [point.save_s for point in used if point.save_s is not None]
     newer = _newer(trained, points)
     return MemberProfile(
         member=member.name,
-        rates={gpus: newest[gpus].rate for gpus in sorted(newest)},
+        rates=rates[last.machine.gpu_type],
         samples=next((p.samples for p in used if p.samples is not None), None),
         samples_per_epoch=last.samples_per_epoch,
-        startup_s=_mean(p.startup_s for p in used),
-        evaluate_s=_mean(p.evaluate_s for p in used),
-        checkpoint_s=_mean(p.checkpoint_s for p in used if p.gpus == min(newest)),
-        epoch_s=_mean(p.epoch_s for p in used),
-        save_s=_mean(saves) if (saves := [p.save_s for p in used if p.save_s is not None]) else None,
+        startup_s=statistics.fmean(p.startup_s for p in used),
+        evaluate_s=statistics.fmean(p.evaluate_s for p in used),
+        checkpoint_s=used[0].checkpoint_s,
+        epoch_s=statistics.fmean(p.epoch_s for p in used),
+        save_s=statistics.fmean(saves) if saves else None,
         peak_memory_bytes=max(p.peak_memory_bytes for p in used),
         gpu_type=last.machine.gpu_type,
-        rates_by_type=rates_by_type if len(rates_by_type) > 1 else {},
+        rates_by_type=rates if len(rates) > 1 else {},
         seen_rates=seen_rates(newer, member.batch_size),
         seen_overhead_s=seen_overhead_s(newer, member.batch_size),
     )
-
-
-def _types(points: Iterable[ProfilePoint]) -> Iterable[str]:
-    return dict.fromkeys(point.machine.gpu_type for point in points)
-
-
-def _of_last_type(points: list[ProfilePoint]) -> list[ProfilePoint]:
-    last = max(points, key=lambda point: point.measured_at)
-    return [point for point in points if point.machine.gpu_type == last.machine.gpu_type]
-
-
-def _newest(points: Iterable[ProfilePoint], gpu_type: str) -> dict[int, ProfilePoint]:
-    here = [point for point in points if point.machine.gpu_type == gpu_type]
-    return {point.gpus: point for point in sorted(here, key=lambda point: point.measured_at)}
-
-
-def _mean(values: Iterable[float]) -> float:
-    found = list(values)
-    return sum(found) / len(found)
 
 
 class RatePoints:
@@ -298,7 +283,7 @@ class RatePoints:
                 self._of_alike[digests[named.name]].append(point)
 
     def of(self, member: str) -> list[ProfilePoint]:
-        """Return the newest points that hold for a member, by type and number of GPUs."""
+        """Return the newest points that hold for a member, in the order of types and numbers of GPUs."""
         shape, measured = self._shapes[member], self._measured[member].name
         own = [*self._of_shape.get(shape, ()), *self._of_member.get(measured, ())]
         newest: dict[tuple[str, int], ProfilePoint] = {}

@@ -19,7 +19,6 @@ from hetctl.cluster.batch.command import USUAL_COMMANDS, CommandRunner
 from hetctl.model.errors import BatchSystemError, is_transient
 from hetctl.model.job import JobState, JobStatus
 from hetctl.model.serialization import encode
-from hetctl.model.site import Site
 from hetctl.storage.atomic_io import make_private_folder, read_json, write_json
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import HostBoot, Process
@@ -121,9 +120,29 @@ class LocalBatch:
         """Start the script's supervisor in a new session, with its output in the log beside the script."""
         if not request.script.is_file():
             raise BatchSystemError(f"cannot start {request.script}: there is no such file")
+        make_private_folder(self._folder)
+        _make_lock_folder()
         log = request.script.with_suffix(".log")
-        options = [f"--wall={request.wall_s}", *_slots(request.site, request.gpus), *_after(request.after)]
-        self._start(request.name, request.script, options, log)
+        command = [
+            *(sys.executable, "-m", "hetctl.cluster.batch.supervisor", str(self._folder), request.name),
+            *(str(request.script), f"--wall={request.wall_s}", f"--gpus={request.gpus}"),
+            *(f"--of={request.site.gpus}", f"--device={request.site.device}"),
+            *([f"--after={request.after}"] if request.after else []),
+        ]
+        try:
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            with os.fdopen(descriptor, "ab") as output:
+                supervisor = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=output,
+                    # Ctrl-C and the loss of the terminal do not reach a session of its own (setsid(2)).
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise BatchSystemError(f"cannot start {request.script}: {error}") from None
+        self._wait_for_claim(request.name, supervisor, log)
         return request.name
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
@@ -141,32 +160,6 @@ class LocalBatch:
             # The numbers of processes are valid on one machine, between two boots.
             if claimed and claimed.machine == HostBoot.this():
                 _end(claimed)
-
-    def _start(self, job: str, script: Path, options: Sequence[str], log: Path) -> None:
-        make_private_folder(self._folder)
-        _make_lock_folder()
-        command = [
-            sys.executable,
-            "-m",
-            "hetctl.cluster.batch.supervisor",
-            str(self._folder),
-            job,
-            str(script),
-        ]
-        try:
-            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            with os.fdopen(descriptor, "ab") as output:
-                supervisor = subprocess.Popen(
-                    [*command, *options],
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    # Ctrl-C and the loss of the terminal do not reach a session of its own (setsid(2)).
-                    start_new_session=True,
-                )
-        except OSError as error:
-            raise BatchSystemError(f"cannot start {script}: {error}") from None
-        self._wait_for_claim(job, supervisor, log)
 
     def _wait_for_claim(self, job: str, supervisor: subprocess.Popen[bytes], log: Path) -> None:
         """Return when the job can be found, whichever supervisor has claimed it."""
@@ -187,14 +180,6 @@ class LocalBatch:
             if is_transient(error):
                 return False
             raise
-
-
-def _slots(site: Site, gpus: int) -> list[str]:
-    return [f"--gpus={gpus}", f"--of={site.gpus}", f"--device={site.device}"]
-
-
-def _after(job: str | None) -> list[str]:
-    return [f"--after={job}"] if job else []
 
 
 def _make_lock_folder() -> None:

@@ -260,8 +260,8 @@ def _alike(letters: tuple[str, ...]) -> bool:
 class LsfBatch:
     """LSF, used through its commands."""
 
-    def __init__(self, folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
-        self._folder, self._commands = folder, commands
+    def __init__(self, _folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
+        self._commands = commands
 
     def submit(self, request: JobRequest) -> str:
         """Run bsub."""

@@ -238,8 +238,8 @@ def _named(names: Sequence[str]) -> str:
 class SlurmBatch:
     """Slurm, used through its commands."""
 
-    def __init__(self, folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
-        self._folder, self._commands = folder, commands
+    def __init__(self, _folder: Path, commands: CommandRunner = USUAL_COMMANDS) -> None:
+        self._commands = commands
 
     def submit(self, request: JobRequest) -> str:
         """Run sbatch."""

@@ -58,7 +58,7 @@ def measure(assignment: Assignment, context: WorkerContext) -> None:
     """Measure one point; write the result to its event file."""
     folder = Path(assignment.task.folder)
     measurements = read_measurements(folder)
-    point = next(point for point in measurements.points if point.source == assignment.task.name)
+    point = measurements.target(assignment.task.name)
     with ExitStack() as stack:
         result, built = _measure_point(measurements, point, assignment, context, stack)
     context.reporter(assignment.task).write("point", **encode(result))
