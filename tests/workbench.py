@@ -238,7 +238,10 @@ def alive(text: str) -> list[int]:
 
 
 def kill_all(text: str) -> None:
-    """Kill the processes that have a text on their command line, with their groups, until there are none."""
+    """Kill the processes that have a text on their command line, until there are none.
+
+    With their groups, but for the group of this process: a test may itself have the text on its command line.
+    """
     killed = set()
 
     def none_left():
@@ -246,7 +249,8 @@ def kill_all(text: str) -> None:
         killed.update(pids)
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(os.getpgid(pid), signal.SIGKILL)
+                is_own = os.getpgid(pid) == os.getpgrp()
+                (os.kill if is_own else os.killpg)(pid if is_own else os.getpgid(pid), signal.SIGKILL)
         # A process that ends gives up its command line before its locks.
         return not pids and not any(map(has_locks, killed))
 

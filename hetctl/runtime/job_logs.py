@@ -41,8 +41,11 @@ def append(log: Path, text: str) -> None:
         file.write(text.encode())
 
 
-def end_of(log: Path, start: int) -> str:
-    """Return the end of what was written to a log after offset `start`; the log may not exist yet."""
+def end_of(log: Path, start: int) -> str | None:
+    """Return the end of what was written to a log after offset `start`; None while the disk does not answer.
+
+    The log may not exist yet.
+    """
     try:
         with log.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
@@ -50,6 +53,10 @@ def end_of(log: Path, start: int) -> str:
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
+    except OSError as error:
+        if not is_transient(error):
+            raise
+        return None
 
 
 def length_of(log: Path) -> int:

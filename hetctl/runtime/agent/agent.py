@@ -208,7 +208,7 @@ class Agent:
         if self._staging and self._staging.bytes_read > self._bytes_staged:
             self._bytes_staged = self._staging.bytes_read
             for gpu in self._to_start or ():
-                self._driver.send({FROM: gpu, "message": {}})
+                self._driver.send({FROM: {}, "gpu": gpu})
 
     def _watch_memory(self) -> None:
         """End the rank that uses the memory of others; at most one at a time, until its memory is free."""
@@ -224,7 +224,7 @@ class Agent:
         for message in self._driver.arrived():
             self._heard_at = time.monotonic()
             if START in message:
-                self._start(message[START], message["framework"])
+                self._start(message["gpu"], message[START])
             elif SHUTDOWN in message:
                 self._released = True
             elif SIGNAL in message:
@@ -234,7 +234,7 @@ class Agent:
             elif self._store and FORGET in message:
                 self._store.forget(message[FORGET])
             elif TO in message:
-                self._pass_on(message[TO], message["message"])
+                self._pass_on(message["gpu"], message[TO])
 
     def _start_staged(self) -> None:
         """Report the staged partitions, and fork the ranks that waited for them."""
@@ -281,7 +281,7 @@ class Agent:
     def _signal(self, gpu: int, number: int) -> None:
         if self._to_start and gpu in self._to_start:
             del self._to_start[gpu]
-            self._driver.send({ENDED: gpu, "exit_code": 128 + number, OVERUSE: None})
+            self._driver.send({ENDED: 128 + number, "gpu": gpu, OVERUSE: None})
         elif pid := self._pids.get(gpu):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.Signals(number))
@@ -296,7 +296,7 @@ class Agent:
         """Forward the messages of a rank; one that closes its connection is about to end."""
         try:
             for message in rank.arrived():
-                self._driver.send({FROM: gpu, "message": message})
+                self._driver.send({FROM: message, "gpu": gpu})
         except ConnectionResetError:
             self._forget(gpu, rank)
 
@@ -324,7 +324,7 @@ class Agent:
             self._forget(event.gpu, rank)
         overuse = self._overuse.pop(event.gpu, None)
         exit_code = self._final_exit_code(event.exit_code, overuse)
-        self._driver.send({ENDED: event.gpu, "exit_code": exit_code, OVERUSE: encode(overuse)})
+        self._driver.send({ENDED: exit_code, "gpu": event.gpu, OVERUSE: encode(overuse)})
 
     def _final_exit_code(self, exit_code: int, overuse: Overuse | None) -> int:
         """Return the exit code, replaced if the kernel or this agent killed the rank for lack of memory."""

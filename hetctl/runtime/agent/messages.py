@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from hetctl.model.site import USUAL_TIMEOUTS
 
 START = "start"
-"""Key with the number of a GPU on which to fork a rank, from the template of ``framework``."""
+"""Key with the framework, or None, from whose template a rank is forked on ``gpu``."""
 SIGNAL = "signal"
 """Key with the number of a signal for the rank on ``gpu``."""
 TO, FROM = "to", "from"
-"""Keys with the number of a GPU: ``message`` is for the rank on it, or from it."""
+"""Keys with a message for the rank on ``gpu``, or from it."""
 SHUTDOWN = "shutdown"
 """Key of the driver's last message: the agent is not needed any more."""
 REJECTED = "rejected"
 """Key with the reason for which the driver cannot use the agent."""
 ENDED = "ended"
-"""Key with the number of a GPU whose rank has ended with ``exit_code``, and with `OVERUSE` if that is why."""
+"""Key with the exit code of the rank on ``gpu``, which has ended, with `OVERUSE` if that is why."""
 STAGED = "staged"
 """Key with the `StagedPartitions` of the node: its ranks are forked from now on."""
 STATES = "states"
@@ -133,6 +133,8 @@ class StagedPartitions:
 
     Parameters
     ----------
+    node : str
+        Name of the node.
     copied, kept : tuple of int
         Numbers of the partitions that were copied, and of those that were there already.
     bytes : int
@@ -143,6 +145,7 @@ class StagedPartitions:
         Reason for each partition that is missing now.
     """
 
+    node: str
     copied: tuple[int, ...] = ()
     kept: tuple[int, ...] = ()
     bytes: int = 0

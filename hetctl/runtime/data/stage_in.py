@@ -76,7 +76,8 @@ def stage(node: str, order: StageOrder, on_bytes: Callable[[int], None]) -> Stag
             copied.append(number)
             size_bytes += partition.bytes
             log_line(f"partition {number} was copied to {target}, {partition.bytes} bytes")
-    return StagedPartitions(tuple(copied), tuple(kept), size_bytes, time.monotonic() - began, tuple(errors))
+    seconds = time.monotonic() - began
+    return StagedPartitions(node, tuple(copied), tuple(kept), size_bytes, seconds, tuple(errors))
 
 
 def unstage(order: StageOrder) -> None:
@@ -140,7 +141,7 @@ class Staging:
     def __init__(self, node: str, order: StageOrder) -> None:
         self.bytes_read = 0
         self._order = order
-        self._result = StagedPartitions()
+        self._result = StagedPartitions(node)
         self._stopped = threading.Event()
         self._woken, self._wake = os.pipe()
         self._thread = threading.Thread(target=self._run, args=(node,), name="stage-in", daemon=True)

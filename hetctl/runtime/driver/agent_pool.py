@@ -40,11 +40,9 @@ from hetctl.runtime.agent.messages import (
     OVERUSE,
     REJECTED,
     SHUTDOWN,
-    SIGNAL,
     STAGED,
     START,
     STATES,
-    TO,
     AgentAssignment,
     AgentFacts,
     Overuse,
@@ -143,8 +141,11 @@ class AgentStep:
     signalled: signal.Signals | None = None
 
     @property
-    def output(self) -> str:
-        """Output since the launch, of a step of all nodes; empty for a member's, whose log has it."""
+    def output(self) -> str | None:
+        """Output since the launch, of a step of all nodes; empty for a member's, whose log has it.
+
+        None while the disk does not answer.
+        """
         return "" if self.member else end_of(self.log, self.log_start)
 
     def expects(self, node: str) -> bool:
@@ -218,6 +219,7 @@ class AgentPool:
         self._timeouts = site.timeouts
         self._shutdown_s = shutdown_s
         self._steps = StepPool()
+        self._ended: dict[str, int] = {}
         self._running: dict[str, AgentStep] = {}
         self._selector = selectors.DefaultSelector()
         self.identity = None if LAUNCHERS[site.launcher].starts_here else _new_identity(site)
@@ -286,7 +288,7 @@ class AgentPool:
             Framework of its code; None if it loads none.
         """
         if agent := self._agent_of(step, gpu):
-            self._send(agent, {START: gpu[1], "framework": framework})
+            self._send(agent, {START: framework, "gpu": gpu[1]})
         elif step in self._running:
             self._running[step].to_start[gpu] = framework
 
@@ -295,15 +297,10 @@ class AgentPool:
         agent = self._agent_of(step, gpu)
         return agent is not None and not agent.closed and self._running[step].released_at is None
 
-    def send(self, step: str, gpu: NodeGpu, message: Any) -> None:
-        """Send a message to a rank; the loss of its agent is reported as an event."""
+    def send(self, step: str, gpu: NodeGpu, key: str, value: Any) -> None:
+        """Send a message for a rank, or a signal to it; the loss of its agent is reported as an event."""
         if agent := self._agent_of(step, gpu):
-            self._send(agent, {TO: gpu[1], "message": message})
-
-    def signal(self, step: str, gpu: NodeGpu, number: signal.Signals) -> None:
-        """Send a signal to a rank."""
-        if agent := self._agent_of(step, gpu):
-            self._send(agent, {SIGNAL: int(number), "gpu": gpu[1]})
+            self._send(agent, {key: value, "gpu": gpu[1]})
 
     def fetch(self, node: str, name: str, source: str) -> None:
         """Have a node's agent copy a state from another node; if one of them is lost, report a failure."""
@@ -330,14 +327,18 @@ class AgentPool:
         """
         self._touch()
         self._read()
-        for ended in self._steps.reap():
+        self._ended.update(self._steps.reap())
+        for name, exit_code in list(self._ended.items()):
             # Messages that agents sent before they ended come first.
             self._read()
-            step = self._running.pop(ended.name)
-            for agent in step.agents.values():
+            # Its log says why it has ended: it counts as running until that can be read.
+            if (output := self._running[name].output) is None:
+                continue
+            del self._ended[name]
+            for agent in self._running.pop(name).agents.values():
                 self._close(agent)
                 self._stores.pop(agent.node, None)
-            self._ranks.on_loss(ended.name, ended.exit_code, output=step.output)
+            self._ranks.on_loss(name, exit_code, output=output)
         # After ended steps: an agent that ended with its step, which is
         # started again, must not cost the node.
         self._watch_steps(time.monotonic())
@@ -413,13 +414,13 @@ class AgentPool:
 
     def _pass_on(self, agent: AgentLink, message: Any) -> None:
         if FROM in message:
-            self._ranks.on_message((agent.held.node, message[FROM]), message["message"])
+            self._ranks.on_message((agent.held.node, message["gpu"]), message[FROM])
         elif ENDED in message:
-            gpu = agent.held.node, message[ENDED]
+            gpu = agent.held.node, message["gpu"]
             overuse = message[OVERUSE] and decode(Overuse, message[OVERUSE])
-            self._ranks.on_end(gpu, message["exit_code"], overuse, agent.node)
+            self._ranks.on_end(gpu, message[ENDED], overuse, agent.node)
         elif STAGED in message:
-            self._ranks.on_staged(agent.node, decode(StagedPartitions, message[STAGED]))
+            self._ranks.staged.append(decode(StagedPartitions, message[STAGED]))
         elif STATES in message:
             self._stores[agent.node] = message[STATES]
             self._ranks.report(StoreOpened(agent.node, frozenset(message["partitions"])))
@@ -524,7 +525,7 @@ class AgentPool:
             *(site.timeouts.silence_s, self._stages.get(node), self.store, site.timeouts.lease_s),
         )
         own = [gpu for gpu in step.to_start if gpu[0] == held.node]
-        orders = [{START: gpu[1], "framework": step.to_start.pop(gpu)} for gpu in own]
+        orders = [{START: step.to_start.pop(gpu), "gpu": gpu[1]} for gpu in own]
         self._send(agent, encode(assignment), *orders)
 
     def _continue_without(self, name: str, step: AgentStep, node: str, reason: str) -> None:
@@ -557,7 +558,7 @@ class AgentPool:
                 del step.sets[planned]
                 if agent := step.agents.pop(planned, None):
                     self._close(agent)
-                self._ranks.on_loss(name, KILLED, planned, step.output, node)
+                self._ranks.on_loss(name, KILLED, planned, step.output or "", node)
 
 
 def _new_identity(site: Site) -> JobIdentity:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hetctl.cluster.launchers import LAUNCHERS
-from hetctl.model.errors import is_transient
+from hetctl.model.errors import HetctlError, is_transient
 from hetctl.model.events import DRIVER, ExitReason
 from hetctl.model.job import GAVE_WAY
 from hetctl.model.run import RunSpec
@@ -24,7 +24,7 @@ from hetctl.runtime.driver.job_nodes import nodes_of_this_job
 from hetctl.runtime.driver.rank_group import RankGroup
 from hetctl.runtime.driver.rank_pool import RankPool
 from hetctl.runtime.driver.rounds import Exchanges, Rounds
-from hetctl.runtime.driver.run_members import RunMembers, SearchTrials
+from hetctl.runtime.driver.run_members import RunMembers
 from hetctl.runtime.job_logs import disk_error_reason, log_line
 from hetctl.scheduling.commands import EndJob, EndRound, ScheduleTick, Start, Stop
 from hetctl.scheduling.events import (
@@ -48,6 +48,9 @@ from hetctl.storage.paths import JobFiles, RunFolder
 from hetctl.storage.patience import PATIENCE_S, PATIENT
 from hetctl.storage.run_files import read_planner_state, read_spec, write_live_metrics
 from hetctl.storage.task_fold import TaskReport
+
+if TYPE_CHECKING:
+    from hetctl.runtime.driver.trial_queue import TrialQueue
 
 SIGNAL_DELAY_S = 0.5
 RATES_EVERY_S = 2.0
@@ -127,7 +130,6 @@ class Driver:
         self._planner = planner_named(self._spec.planner)
         nodes = nodes_of_this_job(self._spec.site, self._spec.gpus)
         self._scheduler = JobScheduler()
-        self._returned: list[str] = []
         self._rank_pool = RankPool(
             *(self._spec.site, nodes, self._files.agents, self._spec.ensemble.preloaded),
             stages=stage_orders(self._spec.ensemble.partitions, [node.name for node in nodes]),
@@ -141,7 +143,7 @@ class Driver:
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
         self._members = RunMembers(
             *(folder, self._spec, self._rank_pool.gpus, self._rank_pool.take_written),
-            *(self._trials(), self._note_disk_error),
+            *(self._open_search(), self._note_disk_error),
         )
         self._began_at = self._members.began_at
         first_round = self._members.next_round
@@ -158,7 +160,19 @@ class Driver:
             *(folder, self._spec, job, deadline, self._opened.max_uninterrupted_s),
             *(self._rank_pool, self._exchanges, self._queue, self._note_disk_error, self._lease.mark),
         )
-        self._later = modes_of(self._context())
+        self._later = modes_of(
+            JobContext(
+                folder=folder,
+                spec=self._spec,
+                planner=self._planner,
+                options=options_from(self._spec.options),
+                rank_pool=self._rank_pool,
+                members=self._members,
+                rounds=self._rounds,
+                events=self._queue,
+                on_failure=self._note_disk_error,
+            )
+        )
         self._executors: dict[type, Callable[[Any], None]] = {
             Start: self._start,
             Stop: self._stop,
@@ -175,21 +189,7 @@ class Driver:
         self._ended_by: str | None = None
         self._unclosed: list[RankGroup] = []
 
-    def _context(self) -> JobContext:
-        """Return the interface of this job to its modes."""
-        return JobContext(
-            folder=self._folder,
-            spec=self._spec,
-            planner=self._planner,
-            options=options_from(self._spec.options),
-            rank_pool=self._rank_pool,
-            members=self._members,
-            rounds=self._rounds,
-            events=self._queue,
-            on_failure=self._note_disk_error,
-        )
-
-    def _trials(self) -> SearchTrials | None:
+    def _open_search(self) -> TrialQueue | None:
         """Return the trials of the run's search; None if it has none."""
         if self._spec.ensemble.search is None:
             return None
@@ -271,8 +271,11 @@ class Driver:
     def _schedule(self) -> None:
         if self._trouble is not None:
             self._look_at_disk()
-        if self._scheduler.ending or self._has_answered():
-            self._execute_schedule()
+        if self._scheduler.ending or (self._has_answered() and not self._members.is_preparing):
+            try:
+                self._execute(self._scheduler.schedule(self._now_s()))
+            except OSError as error:
+                self._note_disk_error(error)
         if self._ended_by is None:
             # Messages end the wait: a sleep of 50 ms cost each rank that was
             # done 25 ms on average, this 0.5 to 2 ms.
@@ -296,12 +299,6 @@ class Driver:
             self._trouble = None
         return not was_new
 
-    def _execute_schedule(self) -> None:
-        try:
-            self._execute(self._scheduler.schedule(self._now_s()))
-        except OSError as error:
-            self._note_disk_error(error)
-
     def _process_ends(self) -> None:
         """Process ended tasks first, then the end of the job: a task may get the signal before the driver."""
         ended = self._rank_pool.reap()
@@ -323,7 +320,19 @@ class Driver:
             self._close_task(task)
         self._report_lost_nodes()
         self._record_returns()
-        self._send_all(mode.arrivals(some_ended=bool(ended)) for mode in self._modes)
+        if not self._members.is_preparing:
+            self._admit_trials(some_ended=bool(ended))
+
+    def _admit_trials(self, *, some_ended: bool) -> None:
+        try:
+            self._send_all(mode.arrivals(some_ended=some_ended) for mode in self._modes)
+        except HetctlError as error:
+            self._end_for(error)
+
+    def _end_for(self, error: HetctlError) -> None:
+        """End the job in order since one of its files, such as a trial's, cannot be used."""
+        log_line(f"the job ends: {error.message} ({error.hint})")
+        self.end(error.message)
 
     def _watch_for_the_end(self) -> None:
         """Report the end of the job; its script receives the batch system's signals and writes a file."""
@@ -356,9 +365,9 @@ class Driver:
 
     def _record_returns(self) -> None:
         """Record the nodes that are used again, after the ends of the tasks that were lost with them."""
-        for node in dict.fromkeys((*self._rank_pool.take_returned(), *self._returned)):
+        returned, self._rank_pool.returned = self._rank_pool.returned, []
+        for node in dict.fromkeys(returned):
             self._events.write("node_joined", job=self._job, node=node)
-        self._returned = []
 
     def _close_task(self, task: RankGroup) -> None:
         """Report the end of a task to the scheduling, and nodes that failed with it."""
@@ -389,20 +398,13 @@ class Driver:
         nodes = task.lost_nodes or failed_nodes(task.output, placed)
         self._events.write("node_failed", job=self._job, member=task.name, nodes=list(nodes))
         # A group on several nodes may end after one of them has returned.
-        self._returned += [node.name for node in self._rank_pool.nodes if node.name in task.lost_nodes]
+        back = (node.name for node in self._rank_pool.nodes if node.name in task.lost_nodes)
+        self._rank_pool.returned += back
 
     def _report_staged(self) -> None:
-        for node, staged in self._rank_pool.take_staged():
-            self._events.write(
-                "partitions_staged",
-                job=self._job,
-                node=node,
-                copied=list(staged.copied),
-                kept=list(staged.kept),
-                bytes=staged.bytes,
-                duration_s=staged.duration_s,
-                errors=list(staged.errors),
-            )
+        staged, self._rank_pool.staged = self._rank_pool.staged, []
+        for of_node in staged:
+            self._events.write("partitions_staged", job=self._job, **encode(of_node))
 
     def _report_rates(self) -> None:
         if self._planner.paradigm != "elastic" or time.monotonic() < self._next_rates:
@@ -457,8 +459,13 @@ class Driver:
             self._ended_by = command.reason
             return
         opened = self._scheduler.reopened(self._now_s())
-        self._begin_phase()
-        self._send(opened)
+        try:
+            self._begin_phase()
+        except HetctlError as error:
+            self._end_for(error)
+            self._ended_by = self._end_reason
+        else:
+            self._send(opened)
 
 
 def _reason_to_leave(files: JobFiles, deadline: float) -> str:

@@ -6,62 +6,45 @@ import os
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hetctl.cluster.launchers import LaunchSpec
-from hetctl.model.errors import is_transient
-from hetctl.runtime.job_logs import end_of, private_log
+from hetctl.runtime.job_logs import private_log
 
 
-@dataclass(frozen=True)
-class RunningStep:
-    """A step whose end has not been seen yet."""
-
-    name: str
-    process: subprocess.Popen[bytes]
-    log: Path
-    log_start: int
-
-
-@dataclass(frozen=True)
-class EndedStep:
-    """A step with its exit code (128 + n if signal n ended it) and the end of its output."""
+class EndedStep(NamedTuple):
+    """A step with its exit code, 128 + n if signal n ended it."""
 
     name: str
     exit_code: int
-    output: str
 
 
 class StepPool:
     """The running steps of one batch job."""
 
     def __init__(self) -> None:
-        self._running: list[RunningStep] = []
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def launch(self, step: LaunchSpec, log: Path) -> None:
         """Start a step and append its output to `log`."""
-        environment = {**os.environ, **step.environment}
         with private_log(log) as output:
-            start = output.seek(0, os.SEEK_END)
             # srun(1) reads its standard input and passes it on to its tasks (--input).
-            process = subprocess.Popen(
-                step.argv, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            self._running[step.name] = subprocess.Popen(
+                step.argv,
+                env={**os.environ, **step.environment},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
             )
-        self._running.append(RunningStep(step.name, process, log, start))
 
     def reap(self) -> list[EndedStep]:
         """Return the steps that have ended since the last call."""
-        ended: list[EndedStep] = []
-        for step in [step for step in self._running if step.process.poll() is not None]:
-            try:
-                output = end_of(step.log, step.log_start)
-            except OSError as error:
-                if not is_transient(error):
-                    raise
-                continue  # Its log says why it has ended: it counts as running until that can be read.
-            self._running.remove(step)
-            ended.append(EndedStep(step.name, _exit_code(step.process.returncode), output))
+        codes = ((name, process.poll()) for name, process in self._running.items())
+        found = ((name, code) for name, code in codes if code is not None)
+        ended = [EndedStep(name, code if code >= 0 else 128 - code) for name, code in found]
+        for step in ended:
+            del self._running[step.name]
         return ended
 
     def end(self, patience_s: float) -> list[EndedStep]:
@@ -72,16 +55,11 @@ class StepPool:
             while self._running and time.monotonic() < limit:
                 ended += self.reap()
                 time.sleep(0.01)
-            for step in self._running:
-                step.process.send_signal(number)
+            for process in self._running.values():
+                process.send_signal(number)
         return ended
 
     def signal(self, number: signal.Signals, name: str) -> None:
         """Send a signal to the step of that name, if it still runs."""
-        for step in self._running:
-            if step.name == name:
-                step.process.send_signal(number)
-
-
-def _exit_code(code: int) -> int:
-    return code if code >= 0 else 128 - code
+        if process := self._running.get(name):
+            process.send_signal(number)

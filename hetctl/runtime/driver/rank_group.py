@@ -14,13 +14,13 @@ from hetctl.cluster.launchers.agents import NodeGpu
 from hetctl.model.ensemble import TrainingCode
 from hetctl.model.events import LOST_PEER, ExitReason
 from hetctl.model.plan import Placement
-from hetctl.model.serialization import decode
+from hetctl.model.serialization import decode, encode
 from hetctl.model.training_progress import LiveMetrics
 from hetctl.runtime.agent.messages import Overuse
 from hetctl.runtime.driver.classify_exit import DESCRIPTIONS, with_peak
 from hetctl.runtime.job_logs import append, end_of
 from hetctl.runtime.transport import Address
-from hetctl.runtime.worker.messages import TaskMessage
+from hetctl.runtime.worker.messages import StopMessage, TaskMessage
 
 
 @dataclass
@@ -181,14 +181,25 @@ class RankGroup:
         self.ending = self.ending or time.monotonic()
         self.done |= set(range(len(self.slots))) - self.assigned
 
-    def complete(self) -> None:
-        """Read its output; if its ranks wrote none, that of the launchers is appended to its log."""
+    @property
+    def stop_message(self) -> dict[str, Any]:
+        """Message that tells a rank to stop."""
+        return {"stop": encode(StopMessage(self.key, self.stop or ""))}
+
+    def complete(self) -> bool:
+        """Read its output; if its ranks wrote none, that of the launchers is appended to its log.
+
+        Return false while the disk does not answer: the log says why the group has ended.
+        """
         output = end_of(self.task.log, self.log_start)
+        if output is None:
+            return False
         if self.output and not output:
             # On a full disk the job ends in order.
             with suppress(OSError):
                 append(self.task.log, self.output)
         self.output += output
+        return True
 
     def description(self, reason: ExitReason) -> str:
         """Return a description of the reason for its end."""
@@ -196,17 +207,12 @@ class RankGroup:
             return _described(self.overuse)
         if reason in DESCRIPTIONS:
             return DESCRIPTIONS[reason]
-        if self.exit_code > 128:
-            return f"killed by {_signal_name(self.exit_code - 128)}"
-        return f"exit code {self.exit_code}"
+        if self.exit_code <= 128:
+            return f"exit code {self.exit_code}"
+        number = self.exit_code - 128
+        known = number in signal.Signals.__members__.values()
+        return f"killed by {signal.Signals(number).name if known else f'signal {number}'}"
 
 
 def _described(overuse: Overuse) -> str:
     return with_peak(DESCRIPTIONS[ExitReason.OUT_OF_MEMORY], overuse.peak, overuse.share)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

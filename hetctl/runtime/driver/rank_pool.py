@@ -17,13 +17,12 @@ from typing import Any
 
 from hetctl.cluster.launchers.agents import NodeGpu, gpus_of, sets_by_step
 from hetctl.model.ensemble import TrainingCode
-from hetctl.model.errors import is_transient
 from hetctl.model.hops import RankEnded, StateSaved, StoreLost, VisitEnd, worker_named
 from hetctl.model.plan import Placement
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import MEMBERS, Node, Site
 from hetctl.model.training_progress import LiveMetrics
-from hetctl.runtime.agent.messages import Overuse, StagedPartitions, StageOrder
+from hetctl.runtime.agent.messages import SIGNAL, TO, Overuse, StagedPartitions, StageOrder
 from hetctl.runtime.driver.agent_pool import KILLED, NO_STAGES, SHUTDOWN_S, AgentPool
 from hetctl.runtime.driver.rank_group import RankGroup, RankSlot
 from hetctl.runtime.job_logs import length_of
@@ -31,7 +30,6 @@ from hetctl.runtime.worker.group import RankInfo
 from hetctl.runtime.worker.messages import (
     RANK_SIGNALS,
     Assignment,
-    StopMessage,
     TaskMessage,
 )
 from hetctl.scheduling.pool import Pool
@@ -56,6 +54,10 @@ class RankPool:
         Agents of the job, through which its ranks are reached.
     reports : list
         Events about visits and states (`hetctl.model.hops`), in the order of their arrival.
+    staged : list of StagedPartitions
+        What nodes have staged; the reader empties it, as the other lists.
+    returned : list of str
+        Nodes that were lost and are used again.
 
     Parameters
     ----------
@@ -89,8 +91,8 @@ class RankPool:
         self._running: dict[str, RankGroup] = {}
         self._killed: dict[NodeGpu, float] = {}
         self._written: dict[str, int] = {}
-        self._staged: list[tuple[str, StagedPartitions]] = []
-        self._returned: list[str] = []
+        self.staged: list[StagedPartitions] = []
+        self.returned: list[str] = []
         self._next_watch = 0.0
         self._is_urgent = False
 
@@ -170,18 +172,11 @@ class RankPool:
                 self._watch(running)
         if due:
             self._next_watch = time.monotonic() + WATCH_EVERY_S
-        ended: list[RankGroup] = []
-        for running in [running for running in self._running.values() if self._has_ended(running)]:
-            try:
-                running.complete()
-            except OSError as error:
-                if not is_transient(error):
-                    raise
-                continue  # Its log says why it has ended: it counts as running until that can be read.
-            del self._running[running.name]
-            for slot in running.slots:
+        ended = [group for group in self._running.values() if self._has_ended(group) and group.complete()]
+        for group in ended:
+            del self._running[group.name]
+            for slot in group.slots:
                 slot.group = None
-            ended.append(running)
         return ended
 
     def wait(self, seconds: float) -> None:
@@ -205,7 +200,8 @@ class RankPool:
         if running.stop is None:
             running.stop = reason
             for rank in running.assigned:
-                self._send_stop(running, running.slots[rank])
+                slot = running.slots[rank]
+                self.agents.send(slot.step, slot.gpu, TO, running.stop_message)
 
     def live_metrics(self) -> dict[str, LiveMetrics]:
         """Return the last metrics of the groups that have sent any, by the names of their tasks."""
@@ -219,16 +215,6 @@ class RankPool:
         """Return the lengths, in bytes, of members' event files that have grown since the last call."""
         written, self._written = self._written, {}
         return written
-
-    def take_staged(self) -> list[tuple[str, StagedPartitions]]:
-        """Return what nodes have staged since the last call, with their names."""
-        staged, self._staged = self._staged, []
-        return staged
-
-    def take_returned(self) -> list[str]:
-        """Return the nodes that were lost and have returned since the last call."""
-        returned, self._returned = self._returned, []
-        return returned
 
     def signalled(self) -> tuple[str, ...]:
         """Return the names of the tasks of groups in which a rank has received SIGTERM."""
@@ -277,10 +263,6 @@ class RankPool:
         else:
             self._record_lost_rank(gpu, exit_code)
 
-    def on_staged(self, node: str, staged: StagedPartitions) -> None:
-        """Record the end of the stage-in of a node."""
-        self._staged.append((node, staged))
-
     def report(self, event: Any) -> None:
         """Keep an event about states for the scheduling of hops."""
         self._is_urgent = True
@@ -288,7 +270,7 @@ class RankPool:
 
     def on_return(self, node: str) -> None:
         """Record the return of a lost node."""
-        self._returned.append(node)
+        self.returned.append(node)
         self.reports.append(StoreLost(node))
 
     def on_loss(
@@ -317,7 +299,7 @@ class RankPool:
             self._start_rank(slot)
         elif code and slot.code and slot.code != code:
             slot = self._slots[gpu] = RankSlot(gpu, step, awaits_end=True)
-            self.agents.send(step, gpu, {"shutdown": True})
+            self.agents.send(step, gpu, TO, {"shutdown": True})
         slot.code = code or slot.code
         return slot
 
@@ -354,13 +336,9 @@ class RankPool:
             rank_info = RankInfo(rank, len(running.slots), running.key, master, identity)
             running.assigned.add(rank)
             assignment = encode(Assignment(running.task, rank_info, running.started_at, bool(running.steps)))
-            self.agents.send(slot.step, slot.gpu, {"task": assignment})
+            self.agents.send(slot.step, slot.gpu, TO, {"task": assignment})
             if running.stop is not None:
-                self._send_stop(running, slot)
-
-    def _send_stop(self, running: RankGroup, slot: RankSlot) -> None:
-        stop = StopMessage(running.key, running.stop or "")
-        self.agents.send(slot.step, slot.gpu, {"stop": encode(stop)})
+                self.agents.send(slot.step, slot.gpu, TO, running.stop_message)
 
     def _watch(self, running: RankGroup) -> None:
         """Kill a group that hangs, and the rest of one that has failed: these can write no checkpoint.
@@ -385,7 +363,7 @@ class RankPool:
 
     def _signal(self, running: RankGroup, number: signal.Signals) -> None:
         for slot in running.working:
-            self.agents.signal(slot.step, slot.gpu, number)
+            self.agents.send(slot.step, slot.gpu, SIGNAL, int(number))
 
     def _has_ended(self, running: RankGroup) -> bool:
         """Return true if a group and its own steps have ended: only then are its GPUs free."""

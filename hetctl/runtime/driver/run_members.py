@@ -5,13 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import is_transient
-from hetctl.model.profile import MemberProfile
-from hetctl.model.run import LOCKSTEP, RunSpec, Usage
-from hetctl.model.training_progress import Progress
+from hetctl.model.run import LOCKSTEP, RunSpec
 from hetctl.model.workload import Workload
 from hetctl.perf.workloads import Workloads
 from hetctl.scheduling.job_scheduler import ObservedMembers, RunningTask
@@ -20,27 +18,8 @@ from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.run_state import RunState
 
-
-class SearchTrials(Protocol):
-    """Trials of a run's search, such as `hetctl.runtime.driver.trial_queue.TrialQueue`."""
-
-    def __contains__(self, name: object) -> bool:
-        """Return true for the name of a trial that has been asked for."""
-
-    def member(self, name: str) -> Member:
-        """Return a trial as it is to be trained now."""
-
-    def profile(self, name: str, profiles: Mapping[str, MemberProfile]) -> MemberProfile:
-        """Return the profile of a trial by those of the configs that were planned."""
-
-    def planned_like(self, name: str) -> str:
-        """Return the member whose plan suits a member: another trial's, if its config was not planned."""
-
-    def advance(self, progress: Mapping[str, Progress], used: Usage, run_s: float) -> bool:
-        """Report the trials that are done, and ask for the next; return true if there are new events."""
-
-    def take_written(self) -> Mapping[str, int]:
-        """Return the lengths of event files that it has written to since the last call."""
+if TYPE_CHECKING:
+    from hetctl.runtime.driver.trial_queue import TrialQueue
 
 
 class RunMembers:
@@ -56,7 +35,7 @@ class RunMembers:
         Number of GPUs of the job.
     take_written : callable
         Function that returns the lengths of event files announced since its last call (`EventLog.fresh`).
-    trials : SearchTrials or None
+    trials : TrialQueue or None
         Trials of the run's search; None if it has none.
     on_failure : callable
         Function called with the error if the disk does not answer.
@@ -68,7 +47,7 @@ class RunMembers:
         spec: RunSpec,
         gpus: int,
         take_written: Callable[[], Mapping[str, int]],
-        trials: SearchTrials | None = None,
+        trials: TrialQueue | None = None,
         on_failure: Callable[[OSError], None] = lambda _: None,
     ) -> None:
         self._on_failure, self._budget = on_failure, spec.budget
@@ -96,6 +75,16 @@ class RunMembers:
     def next_round(self) -> int:
         """Index of the run's next round, as of the last reading of events."""
         return self._state.usage.next_round
+
+    @property
+    def is_preparing(self) -> bool:
+        """True while files of trials are copied: no member may be started meanwhile."""
+        return self._trials is not None and self._trials.is_preparing
+
+    def finish_preparing(self) -> None:
+        """Wait until no files of trials are copied."""
+        if self._trials:
+            self._trials.finish_preparing()
 
     def keep(self) -> None:
         """Save a snapshot from which later readers of the run's files start; OSError if the disk is full."""
@@ -125,10 +114,6 @@ class RunMembers:
     def planned_like(self, name: str) -> str:
         """Return the member whose plan suits this one: itself, unless it is a trial of another config."""
         return self._trials.planned_like(name) if self._trials else name
-
-    def rates(self, name: str) -> Mapping[int, float]:
-        """Return the member's expected rates in samples/s, by number of GPUs."""
-        return self._workloads.left[name].rates
 
     def peak_memory(self, name: str) -> int:
         """Return the member's peak of memory in its profile, in bytes; 0 if it is unknown."""
@@ -173,7 +158,9 @@ class RunMembers:
     def read(self) -> None:
         """Read new events from the disk; OSError leaves the state as it was."""
         progress = self._state.progress
-        changed = self._state.refresh(self._take_written())
+        # Trials may have got the epochs of their parents meanwhile.
+        inherited = self._trials.take_written() if self._trials else {}
+        changed = self._state.refresh({**self._take_written(), **inherited})
         # Requests and reports of the search are read back, so that all goes by what is on the disk.
         while self._trials and self._trials.advance(
             progress, self._state.usage.used(time.time()), self._run_s
@@ -190,8 +177,7 @@ class RunMembers:
         return 0.0 if self._state.usage.began_at is None else time.time() - self._state.usage.began_at
 
     def _member(self, name: str) -> Member:
-        is_trial = self._trials is not None and name in self._trials
-        return self._trials.member(name) if self._trials and is_trial else self._members[name]
+        return self._trials.member(name) if self._trials and name in self._trials else self._members[name]
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import replace
 
 from hetctl.methods.automl.search_run import SearchRun, UsedResources
-from hetctl.methods.automl.trials import Trial
+from hetctl.methods.automl.trials import Parent, Trial
 from hetctl.model.ensemble import Member
 from hetctl.model.events import DRIVER
 from hetctl.model.profile import MemberProfile, rate_config, shape_digest
@@ -58,8 +61,10 @@ class TrialQueue:
         events = [e for e in read_events(folder.events_of(DRIVER)) if e.kind in OF_SEARCHES]
         self._search = SearchRun(search, parallel, [(event.kind, event.data) for event in events])
         self._is_over = any(event.kind == SEARCH_ENDED for event in events)
+        self._copies: deque[tuple[Future[None], Trial, Parent]] = deque()
         for trial in self._search.waiting:
-            PATIENT.call(self._inherit, trial)
+            self._inherit(trial)
+        self.finish_preparing()
 
     def member(self, name: str) -> Member:
         """Return a trial as it is to be trained now: with its config, up to the epochs asked for."""
@@ -139,7 +144,7 @@ class TrialQueue:
         for request in self._search.requests(resources):
             events.write(TRIAL, **request)
             is_new = True
-            PATIENT.call(self._inherit, self._search.trials[request["number"]])
+            self._inherit(self._search.trials[request["number"]])
         if reason := self._search.reason_to_end(resources):
             events.write(SEARCH_ENDED, reason=reason)
             self._is_over = is_new = True
@@ -159,25 +164,60 @@ class TrialQueue:
             return None
         return -values[-1] if objective.mode == "max" else values[-1]
 
-    def _inherit(self, trial: Trial) -> None:
-        """Give a trial the checkpoint and the epochs of its parent, unless it has begun.
+    @property
+    def is_preparing(self) -> bool:
+        """True while a trial gets the files of its parent; after that it has the parent's epochs, too."""
+        while self._copies and self._copies[0][0].done():
+            copied, trial, parent = self._copies.popleft()
+            try:
+                copied.result()
+                PATIENT.call(self._inherit_epochs, trial, parent)
+            except OSError as error:
+                self._is_over = True
+                self._on_failure(error)
+        return bool(self._copies)
 
-        The parent is not trained between the report and this: nothing starts before the request returns.
+    def finish_preparing(self) -> None:
+        """Wait until no files are copied."""
+        while self.is_preparing:
+            self._copies[0][0].exception()
+
+    def _inherit(self, trial: Trial) -> None:
+        """Give a trial the checkpoint of its parent, unless it has begun, in a thread: it may take minutes.
+
+        The parent is not trained between the report and the end of this: nothing starts meanwhile.
         """
         if trial.parent is None:
             return
-        name = self._search.member_of(trial)
-        parent = self._search.member_of(self._search.trials[trial.parent.trial])
+        name, parent = self._search.member_of(trial), self._parent_of(trial.parent)
         own, origin = (CheckpointFolder(checkpoint_folder(self._spec, each)) for each in (name, parent))
-        own.inherit(origin)
+        copied: Future[None] = Future()
+
+        def copy() -> None:
+            try:
+                PATIENT.call(own.inherit, origin)
+            except OSError as error:
+                copied.set_exception(error)
+            else:
+                copied.set_result(None)
+
+        self._copies.append((copied, trial, trial.parent))
+        # The driver must be able to end while it copies.
+        threading.Thread(target=copy, name="inherit", daemon=True).start()
+
+    def _inherit_epochs(self, trial: Trial, parent: Parent) -> None:
+        name = self._search.member_of(trial)
         done = {e.record.epoch for e in read_events(self._folder.events_of(name)) if e.kind == "epoch"}
         events = EventWriter(self._folder.events, name, 0, lambda length: self._announce(name, length))
-        for event in read_events(self._folder.events_of(parent)):
+        for event in read_events(self._folder.events_of(self._parent_of(parent))):
             epoch = event.record.epoch if event.kind == "epoch" else math.inf
             # After a restart the parent may have trained on.
-            if epoch <= trial.parent.epochs and epoch not in done:
+            if epoch <= parent.epochs and epoch not in done:
                 done.add(epoch)
                 events.write("epoch", **event.data)
+
+    def _parent_of(self, parent: Parent) -> str:
+        return self._search.member_of(self._search.trials[parent.trial])
 
     def _announce(self, name: str, length: int) -> None:
         self._written[name] = length

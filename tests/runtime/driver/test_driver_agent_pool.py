@@ -280,7 +280,7 @@ def test_a_node_that_stood_still_comes_back_with_nothing(job):
     assert (ended.lost_nodes, job.names()) == (("n1",), ["n2"])
     job.signal("n1", signal.SIGCONT)
     assert job.wait_for(StoreOpened) == [StoreOpened("n1", {0, 1})]
-    assert (job.names(), job.rank_pool.take_returned(), job.states("n1")) == (["n1", "n2"], ["n1"], [])
+    assert (job.names(), job.rank_pool.returned, job.states("n1")) == (["n1", "n2"], ["n1"], [])
     assert not rank.alive
     job.works_on("n1")
 
@@ -295,7 +295,7 @@ def test_a_node_whose_agent_is_killed_is_used_at_once(job, victim):
     (ended,) = wait_for(job.rank_pool.reap)
     assert ended.lost_nodes == ("n1",)
     assert job.wait_for(StoreOpened) == [StoreOpened("n1", {0, 1})]
-    assert (job.names(), job.rank_pool.take_returned(), job.states("n1")) == (["n1", "n2"], ["n1"], [])
+    assert (job.names(), job.rank_pool.returned, job.states("n1")) == (["n1", "n2"], ["n1"], [])
     assert not rank.alive
     job.works_on("n1")
 

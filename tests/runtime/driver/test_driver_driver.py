@@ -15,9 +15,12 @@ import pytest
 from driven_job import Job
 from workbench import wait_for
 
+from hetctl.model.errors import BadInputError
 from hetctl.model.events import DRIVER
 from hetctl.model.run import Budget
 from hetctl.model.site import MEMBERS, Queue, Site
+from hetctl.runtime.driver.driver import Driver
+from hetctl.runtime.driver.job_modes import JobMode
 from hetctl.storage.run_files import write_spec
 
 
@@ -246,3 +249,19 @@ def test_steps_are_private_and_leave_their_output_in_their_logs(tmp_path):
     files = [path for path in job.run.path.rglob("*") if not path.is_symlink()]
     assert files
     assert not [path for path in files if path.stat().st_mode & 0o077]
+
+
+class DamagedMode(JobMode):
+    """Mode of a later phase that reads a damaged file as it begins."""
+
+    def scheduler(self):
+        raise BadInputError("parent.json is damaged", "write it anew")
+
+
+def test_a_damaged_file_of_a_later_phase_ends_the_job(tmp_path, capfd):
+    job = Job(tmp_path, {})
+    driver = Driver(job.run, 0, time.time() + 600)
+    driver._later.append(DamagedMode(None))
+    assert driver.run() == "parent.json is damaged"
+    assert "the job ends: parent.json is damaged (write it anew)" in capfd.readouterr().out
+    assert job.reason == "parent.json is damaged"

@@ -267,8 +267,8 @@ def test_ranks_wait_for_parts_and_their_agent_does_not(start, tmp_path, slow_par
                 job.rank_pool.wait(left)
             assert job.did("one") == []
     assert [step.exit_code for step in job.end_of("one")] == [0]
-    ((node, staged),) = job.rank_pool.take_staged()
-    assert (node, staged.copied, staged.bytes, staged.errors) == ("localhost", (0,), len(PART), ())
+    (staged,) = job.rank_pool.staged
+    assert (staged.node, staged.copied, staged.bytes, staged.errors) == ("localhost", (0,), len(PART), ())
     assert (tmp_path / "disk" / "0.npz").read_bytes() == PART
 
 
@@ -646,7 +646,7 @@ def test_a_launcher_that_chooses_nodes_may_use_another_node(start, tmp_path, mon
     wait_for(lambda: job.rank_pool.reap() == [] and _has_word(agent))
     assignment = decode(AgentAssignment, agent.receive(PATIENCE_S))
     assert (assignment.node, assignment.gpus) == ("n2", (2, 3))
-    assert agent.receive(PATIENCE_S) == {"start": 2, "framework": None}
+    assert agent.receive(PATIENCE_S) == {"start": None, "gpu": 2}
 
 
 def _has_word(connection) -> bool:

@@ -88,7 +88,7 @@ def test_the_pace_of_others_is_not_a_members_rate(tmp_path, sharing, rate):
     trainer.write("epoch", **encode(epoch), evaluate_s=0.1)
     driver.write("task_ended", member="a", exit_code=0, reason="told", description="told")
     assert samples_left(members) == {"a": 200}
-    assert members.rates("a")[1] == rate
+    assert members.left()["a"].rates[1] == rate
 
 
 def members_in(folder, *names, sharing="none"):

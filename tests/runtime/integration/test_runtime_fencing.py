@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -156,3 +158,18 @@ def test_lost_and_repeated_epochs_are_told(two_jobs, number):
     assert any(
         "is trained after epoch 6" in found for found in problems([*two_jobs, *again], epochs={"a": 6})
     )
+
+
+KILLER = """
+import subprocess, sys
+from workbench import kill_all
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", sys.argv[1]])
+kill_all(sys.argv[1])
+"""
+"""Kills a process of its own group; the text is on its own command line, too."""
+
+
+def test_a_clean_up_spares_the_group_of_the_tests(tmp_path):
+    command = [sys.executable, "-c", KILLER, str(tmp_path / "text")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run(command, start_new_session=True, env=environment, check=False).returncode == 0

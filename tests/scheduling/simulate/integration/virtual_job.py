@@ -24,7 +24,6 @@ from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import Cluster, Node, Queue, Site
 from hetctl.model.training_progress import EpochResult, LiveMetrics
-from hetctl.runtime.agent.messages import StagedPartitions
 from hetctl.runtime.driver.agent_pool import KILLED
 from hetctl.runtime.driver.driver import Driver
 from hetctl.runtime.driver.rank_group import RankGroup
@@ -163,6 +162,8 @@ class VirtualPool:
     lockstep: bool = False
     groups: list[Group] = field(default_factory=list)
     written: dict[str, int] = field(default_factory=dict)
+    staged: list = field(default_factory=list)
+    returned: list[str] = field(default_factory=list)
 
     @property
     def gpus(self) -> int:
@@ -197,12 +198,6 @@ class VirtualPool:
     def take_written(self) -> dict[str, int]:
         written, self.written = self.written, {}
         return written
-
-    def take_staged(self) -> list[tuple[str, StagedPartitions]]:
-        return []
-
-    def take_returned(self) -> list[str]:
-        return []
 
     def signalled(self) -> tuple[str, ...]:
         return ()
