@@ -79,16 +79,16 @@ class _Free:
         Return None if it would need more nodes than on an empty cluster.
         """
         count, left, found = bisect_left(self._sums, gpus), gpus, list[tuple[int, int]]()
-        rest = self.numbers.copy() if count else self.numbers
-        while len(found) < count and rest:
-            size = max(rest)
-            used = min(rest.pop(size), count - len(found))
+        sizes = sorted(self.numbers)
+        while len(found) < count and sizes:
+            size = sizes.pop()
+            used = min(self.numbers[size], count - len(found))
             if self.numbers[size] > used:
-                rest[size] = self.numbers[size] - used
+                sizes.append(size)
             found += [(size, size)] * used
             left -= size * used
-        fitting = [size for size in rest if size >= left]
-        return [*found, (min(fitting), left)] if fitting and len(found) == count else None
+        fit = bisect_left(sizes, left)
+        return [*found, (sizes[fit], left)] if fit < len(sizes) and len(found) == count else None
 
     def take(self, size: int, gpus: int, nodes: int = 1) -> None:
         """Take GPUs on each of `nodes` nodes that have `size` free."""
