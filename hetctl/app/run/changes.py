@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, NamedTuple
 
 from hetctl.inputs.quantities import format_duration
-from hetctl.model.ensemble import Ensemble, Member
+from hetctl.model.ensemble import Ensemble
 from hetctl.model.errors import BadInputError
+from hetctl.model.profile import some_of
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
-from hetctl.model.site import Site
 from hetctl.scheduling.planners.base import Options, options_from
 
 MOST_NAMED, MOST_LINES, LONGEST = 3, 20, 60
@@ -32,14 +33,7 @@ class ChangeRule(NamedTuple):
     reason: str
 
 
-def _may(reason: str) -> ChangeRule:
-    return ChangeRule(True, reason)
-
-
-def _kept(reason: str) -> ChangeRule:
-    return ChangeRule(False, reason)
-
-
+_may, _kept = partial(ChangeRule, True), partial(ChangeRule, False)
 RUN: Mapping[str, ChangeRule] = {
     "planner": _kept("a run keeps its planner, which goes by what it has learned in earlier rounds"),
     "sharing": _kept("a run keeps how its members share samples"),
@@ -174,12 +168,19 @@ class Difference(NamedTuple):
 
 def differences(spec: RunSpec, now: RunSpec) -> list[Difference]:
     """Return the differences of a run from the present options, site file and ensemble file."""
-    planned = (_values(options_from(each.options)) for each in (spec, now))
-    given = [*_compared(RUN, _options(spec), _options(now)), *_compared(PLANNER, *planned)]
+    options = ({**vars(each), **vars(each.budget), TIME: each.wall_s} for each in (spec, now))
+    planned = (vars(options_from(each.options)) for each in (spec, now))
+    given = [*_compared(RUN, *options), *_compared(PLANNER, *planned)]
+    if spec.site.name == now.site.name:
+        found = _compared(SITE, vars(spec.site), vars(now.site))
+        sites = [one._replace(what=SITE_WORDS.get(one.what, one.what)) for one in found]
+    else:
+        # Of another site only the name is compared.
+        sites = [Difference("site", now.site.name, spec.site.name, SITE["name"], given=True)]
     return [
         *(one._replace(given=True) for one in given),
-        *_of_sites(spec.site, now.site),
-        *_compared(ENSEMBLE, _values(spec.ensemble), _values(now.ensemble)),
+        *sites,
+        *_compared(ENSEMBLE, vars(spec.ensemble), vars(now.ensemble)),
         *_of_members(spec.ensemble, now.ensemble),
         *_of_modules(spec.modules, now.modules),
     ]
@@ -211,13 +212,17 @@ def refuse_edited_modules(found: Iterable[Difference], run: str, imported: Set[s
     names = [one.what for one in found if one.rule is MODULES and one.what in imported]
     if names:
         raise BadInputError(
-            f"modules were edited since run {run} was submitted, which trains with a copy: {_named(names)}",
+            f"modules were edited since run {run} was submitted, which trains with a copy:"
+            f" {some_of(names, MOST_NAMED)}",
             "go on with those by `hetctl submit --modules kept`, or with the edited ones by"
             " `--modules edited`, or start another run with `hetctl submit --new`",
         )
 
 
 UNDO = {True: "leave the options out", False: "undo the edits"}
+SITE_WORDS = {"queue": "the site's queue"}
+"""Keys of site files whose names mean something else among a run's options."""
+THERE = {True: "there", False: "not there"}
 
 
 def _refusal(what: str, one: Difference, run: str) -> str:
@@ -229,58 +234,30 @@ def _refusal(what: str, one: Difference, run: str) -> str:
     return f"{what} differs from what run {run} was submitted with ({_contrast(one)}): {one.rule.reason}"
 
 
-def _options(spec: RunSpec) -> dict[str, Any]:
-    return {**_values(spec), **_values(spec.budget), TIME: spec.wall_s}
-
-
-def _values(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in fields(value)}
-
-
 def _compared(
     rules: Mapping[str, ChangeRule], was: Mapping[str, Any], now: Mapping[str, Any]
 ) -> list[Difference]:
     return [Difference(key, now[key], was[key], rule) for key, rule in rules.items() if was[key] != now[key]]
 
 
-def _of_sites(was: Site, now: Site) -> list[Difference]:
-    """Compare two descriptions of one site; of another site only the name is compared."""
-    if was.name != now.name:
-        return [Difference("site", now.name, was.name, SITE["name"], given=True)]
-    found = _compared(SITE, _values(was), _values(now))
-    return [one._replace(what=SITE_WORDS.get(one.what, one.what)) for one in found]
-
-
-SITE_WORDS = {"queue": "the site's queue"}
-"""Keys of site files whose names mean something else among a run's options."""
-
-
 def _of_members(was: Ensemble, now: Ensemble) -> Iterator[Difference]:
     """Compare members by name; their order does not matter."""
     before, after = ({member.name: member for member in each.members} for each in (was, now))
-    for name in [*before, *(name for name in after if name not in before)]:
+    for name in before | after:
         if name in before and name in after:
-            yield from _of_one(before[name], after[name])
+            old, new = before[name], after[name]
+            own = _compared(MEMBER, vars(old), vars(new)) + _compared(STOP, vars(old.stop), vars(new.stop))
+            yield from (one._replace(what=f"{one.what} of {MANY}", member=name) for one in own)
         else:
-            now_there, there_before = (THERE[name in each] for each in (after, before))
-            yield Difference(f"member {MANY}", now_there, there_before, MEMBERS, name)
-
-
-THERE = {True: "there", False: "not there"}
+            yield Difference(f"member {MANY}", THERE[name in after], THERE[name in before], MEMBERS, name)
 
 
 def _of_modules(was: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Difference]:
-    for name in sorted({*was, *now}):
-        if name in was and name in now and was[name] != now[name]:
+    for name in sorted(was.keys() ^ now.keys()):
+        yield Difference(name, THERE[name in now], THERE[name in was], MODULES)
+    for name in sorted(was.keys() & now.keys()):
+        if was[name] != now[name]:
             yield Difference(name, EDITED, "as submitted", MODULES)
-        elif name not in was or name not in now:
-            yield Difference(name, THERE[name in now], THERE[name in was], MODULES)
-
-
-def _of_one(was: Member, now: Member) -> Iterator[Difference]:
-    own = _compared(MEMBER, _values(was), _values(now))
-    for one in [*own, *_compared(STOP, _values(was.stop), _values(now.stop))]:
-        yield one._replace(what=f"{one.what} of {MANY}", member=was.name)
 
 
 def _grouped(found: Iterable[Difference]) -> Iterator[tuple[str, Difference]]:
@@ -289,12 +266,7 @@ def _grouped(found: Iterable[Difference]) -> Iterator[tuple[str, Difference]]:
     for one in found:
         groups[json.dumps([one.what, encode(one.now), encode(one.was)], default=str)].append(one)
     for ones in groups.values():
-        yield ones[0].what.replace(MANY, _named([one.member for one in ones])), ones[0]
-
-
-def _named(members: Sequence[str]) -> str:
-    more = f" and {len(members) - MOST_NAMED} more" if len(members) > MOST_NAMED else ""
-    return ", ".join(members[:MOST_NAMED]) + more
+        yield ones[0].what.replace(MANY, some_of([one.member for one in ones], MOST_NAMED)), ones[0]
 
 
 def _contrast(one: Difference) -> str:
@@ -304,10 +276,10 @@ def _contrast(one: Difference) -> str:
         return f"{_format_value(now)}, was {_format_value(was)}"
     # A key with the value None differs from a key that is not there.
     keys = [key for key in {**was, **now} if (key in was, was.get(key)) != (key in now, now.get(key))]
-    return "; ".join(f"{key}: {_of(now, key)}, was {_of(was, key)}" for key in keys)
+    return "; ".join(f"{key}: {_text_of(now, key)}, was {_text_of(was, key)}" for key in keys)
 
 
-def _of(values: Mapping[str, Any], key: str) -> str:
+def _text_of(values: Mapping[str, Any], key: str) -> str:
     return _format_value(values[key]) if key in values else THERE[False]
 
 

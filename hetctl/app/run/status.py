@@ -21,7 +21,6 @@ from hetctl.model.hops import HopStatus, worker_named
 from hetctl.model.interpreter import frozen_afterwards
 from hetctl.model.job import ENDED, STALLED, STOPPED, UNDER_WAY, Job, JobState, RunReason, run_after
 from hetctl.model.plan import HOPPER
-from hetctl.model.run import RunSpec
 from hetctl.model.run_status import RunStatus, foremost
 from hetctl.model.searches import SearchStatus
 from hetctl.storage.patience import PATIENT
@@ -49,16 +48,7 @@ def compared_status(project: Project, run: str | None) -> RunStatus:
     It has the histories of balanced batches, the staleness of pipelines, the visits of members that hop and,
     if the run has finished, simulations of it for comparison.
     """
-    watch = RunWatch(project, run)
-    status = watch.with_visits(watch.compared(watch.poll()))
-    folder = project.home.run(status.run)
-    status = replace(status, balances=balance_histories(folder))
-    if not status.pipelines:
-        return status
-    # Imported here since most runs have no pipelines.
-    from hetctl.app.run.wave_checks import wave_checks
-
-    return replace(status, wave_checks=wave_checks(folder))
+    return RunWatch(project, run).compared()
 
 
 def search_in(project: Project, status: RunStatus) -> SearchStatus | None:
@@ -106,7 +96,7 @@ class RunWatch:
         record, jobs = self._stored()
         view = self._view_of(record)
         view.refresh()
-        news = (jobs, len(view.facts.jobs))
+        news = (jobs, len(view.state.facts.jobs))
         asking = (
             time.monotonic() - self._asked_at
             >= BATCH_SYSTEMS[record.spec.site.batch_system].least_query_interval_s
@@ -114,54 +104,51 @@ class RunWatch:
         # The batch system is asked every few seconds only, or when the files have news of jobs.
         if asking or news != self._seen:
             self._seen, self._asked_at = news, time.monotonic()
-            self._answer = self._ask(record, jobs, view.facts.jobs)
+            self._answer = self._ask(record, jobs, view.state.facts.jobs)
         status = _status(record, *self._answer, view, most)
         if self._stages:
             status = replace(status, pipelines=pipeline_statuses(self._stages.refresh(), status.history))
-        return replace(status, hops=self._hops(status, record.spec, view)) if self._visits else status
+        return replace(status, hops=self._hops(status, record, view)) if self._visits else status
 
-    def with_visits(self, status: RunStatus) -> RunStatus:
-        """Return a status with all visits of members that hop, if they do."""
-        if self._visits is None or status.hops is None:
-            return status
-        spans = hop_spans(self._visits.refresh().visits, self._start(self._stored()[0]))
-        return replace(status, hops=replace(status.hops, spans=spans))
+    def compared(self) -> RunStatus:
+        """Return the present status, with what only reports have."""
+        from hetctl.app.run.baseline import comparison_of
+        from hetctl.app.run.wave_checks import wave_checks
 
-    def _hops(self, status: RunStatus, spec: RunSpec, view: RunView) -> HopStatus:
+        status = self.poll()
+        record, _ = self._stored()
+        view, spec = self._view_of(record), record.spec
+        if self._visits and status.hops:
+            spans = hop_spans(self._visits.refresh().visits, _start(record, view))
+            status = replace(status, hops=replace(status.hops, spans=spans))
+        # The simulations do not include hops, would give members one GPU that do not fit one, and all jobs
+        # the size of the last one.
+        sizes = {(job.nodes, job.wall_s) for job in status.jobs}
+        if HOPPER not in spec.phases and not spec.pipelines and len(sizes) <= 1:
+            first = [view.state.facts.first_step] if view.state.facts.first_step else []
+            status = replace(status, comparison=comparison_of(spec, view.state.progress, first))
+        return replace(
+            status,
+            balances=balance_histories(view.folder),
+            wave_checks=wave_checks(view.folder) if status.pipelines else (),
+        )
+
+    def _hops(self, status: RunStatus, record: RunRecord, view: RunView) -> HopStatus:
         assert self._visits is not None
-        assert spec.ensemble.partitions is not None
+        assert record.spec.ensemble.partitions is not None
         # Each event is read once, unless visits were undone that the run's state has only counted.
-        totals = view.hops.totals if view.hops.is_exact else totals_of(self._visits.refresh().visits)
+        hops = view.state.hops
+        totals = hops.totals if hops.is_exact else totals_of(self._visits.refresh().visits)
         open_tasks = [task for task in status.tasks if task.end_s is None and task.gpus]
         return hop_status(
             totals,
-            view.hops.plans,
-            spec.ensemble.partitions.count,
-            self._start(self._stored()[0]),
+            hops.plans,
+            record.spec.ensemble.partitions.count,
+            _start(record, view),
             members=[member.member for member in status.members],
-            ended=[name for name, progress in view.progress.items() if not progress.active],
+            ended=[name for name, progress in view.state.progress.items() if not progress.active],
             at={task.member: worker_named(task.node, task.gpus) for task in open_tasks},
         )
-
-    def _start(self, record: RunRecord) -> float:
-        """Return the time from which seconds of a status count, in seconds since the epoch."""
-        began_at = self._view_of(record).facts.began_at
-        return record.created_at if began_at is None else began_at
-
-    def compared(self, status: RunStatus) -> RunStatus:
-        """Return a status with simulations of the run for comparison, if it has finished."""
-        from hetctl.app.run.baseline import comparison_of
-
-        record, _ = self._stored()
-        if HOPPER in record.spec.phases or record.spec.pipelines:
-            # The simulations do not include hops, and would give members one GPU that do not fit one.
-            return status
-        if len({(job.nodes, job.wall_s) for job in status.jobs}) > 1:
-            # They would give all jobs the size of the last one.
-            return status
-        view = self._view_of(record)
-        first = [view.facts.first_step] if view.facts.first_step else []
-        return replace(status, comparison=comparison_of(record.spec, view.progress, first))
 
     def _stored(self) -> tuple[RunRecord, Sequence[Job]]:
         """Read the catalog, if it has changed since the last call."""
@@ -198,10 +185,16 @@ class RunWatch:
             return jobs, f"state of the jobs as last seen: {error.message}"
 
 
+def _start(record: RunRecord, view: RunView) -> float:
+    """Return the time from which seconds of a status count, in seconds since the epoch."""
+    began_at = view.state.facts.began_at
+    return record.created_at if began_at is None else began_at
+
+
 def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, most: int | None) -> RunStatus:
-    spec, facts = record.spec, view.facts
-    start = record.created_at if facts.began_at is None else facts.began_at
-    done = not view.has_work
+    spec, facts = record.spec, view.state.facts
+    start = _start(record, view)
+    done = not view.state.has_work
     events = in_order([*facts.jobs, facts.last] if facts.last else facts.jobs)
     # The script of its last job ends the run, and itself a moment later.
     is_over = record.state in (*ENDED, STOPPED, STALLED)
@@ -214,7 +207,6 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
     live_metrics = {name: metrics for file in files for name, metrics in read_live_metrics(file).items()}
     states = view.states(training)
     chosen = foremost(states, len(states) if most is None else most)
-    shown = view.shown(chosen, start, live_metrics, training)
     state, reason = _state(record, alive, events)
     return RunStatus(
         run=spec.run,
@@ -229,12 +221,9 @@ def _status(record: RunRecord, jobs: Sequence[Job], note: str, view: RunView, mo
         predicted_s=record.plan.predicted_makespan_s,
         measured_s=_measured_s(events, start, bool(training)),
         states=states,
-        members=shown.members,
-        rounds=view.rounds(start, training),
-        tasks=shown.tasks,
         jobs=tuple(jobs),
-        history=shown.history,
         warnings=view.warnings,
+        **view.shown(chosen, start, live_metrics, training),
     )
 
 

@@ -14,7 +14,6 @@ from hetctl.app.project import Project, Waits
 from hetctl.app.run import status as looking
 from hetctl.app.run.job_states import ended_by_files
 from hetctl.app.run.select_run import record_of
-from hetctl.app.run.view import task_spans
 from hetctl.catalog.catalog import Catalog
 from hetctl.catalog.lock import ProjectLock
 from hetctl.cli.watch import follow
@@ -22,9 +21,7 @@ from hetctl.cluster.batch.local import LocalBatch
 from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import Event
 from hetctl.model.job import Job, JobState
-from hetctl.model.run_status import TaskSpan
 from hetctl.storage.progress_fold import events_in
-from hetctl.storage.task_fold import TaskRecord
 
 ENSEMBLE = """\
 name: trio
@@ -255,10 +252,3 @@ LATER = Event("a", 0, "epoch", 12.0, {})
 def test_what_the_files_prove_of_a_job(job, events, done, silent, state, ended_at):
     (found,) = ended_by_files([job], events, done=done, silent=silent)
     assert (found.state, found.ended_at) == (state, ended_at)
-
-
-def test_an_open_task_of_a_killed_driver_is_closed_after_the_run():
-    task = TaskRecord(2.0, 1, [{"node": "n1", "gpus": [0]}])
-    (ended,) = task_spans(task, 0, "a", 1.0, 5.0)
-    (going_on,) = task_spans(task, 0, "a", 1.0, None)
-    assert (ended, going_on.end_s) == (TaskSpan("a", 0, "n1", (0,), 1.0, 4.0, None), None)

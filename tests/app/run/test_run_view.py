@@ -13,18 +13,17 @@ from pipelined_run import stages, task_started
 from hetctl.app.project import Project
 from hetctl.app.run.select_run import record_of
 from hetctl.app.run.status import RunWatch, compared_status
-from hetctl.app.run.view import _held, _seconds, rate_warnings, rates_of, wrong_rates
+from hetctl.app.run.view import _held, _seconds, batch_changes, rate_warning, rates_of, wrong_rates
 from hetctl.catalog.catalog import Catalog
-from hetctl.catalog.database import stamp_of
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.events import DRIVER
 from hetctl.model.job import Job, JobState, JobStatus
 from hetctl.model.plan import Plan
 from hetctl.model.profile import MemberProfile
 from hetctl.model.run import LOCKSTEP, RunSpec
-from hetctl.model.run_status import MemberRate, TaskSpan, foremost
+from hetctl.model.run_status import BatchChange, MemberRate, TaskSpan, foremost
 from hetctl.model.site import Queue, Site
-from hetctl.model.training_progress import EpochResult, LiveMetrics, Progress
+from hetctl.model.training_progress import EpochHistory, EpochResult, LiveMetrics, Progress
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import Home
 from hetctl.storage.run_files import write_live_metrics, write_spec
@@ -251,22 +250,6 @@ def test_looks_read_only_what_is_new(project, monkeypatch):
     assert [line.split(b'"')[3] for line in b"".join(read).splitlines()] == [b"task_ended", b"round_ended"]
 
 
-def test_every_change_of_the_catalog_shows_in_its_stamp(project):
-    stamps = [stamp_of(project.home.catalog)]
-    with Catalog.open(project.home.catalog) as catalog:
-        for state in ("stopped", "running", "stopped"):
-            catalog.set_run_state(RUN, state)
-            stamps.append(stamp_of(project.home.catalog))
-    assert len(set(stamps)) == len(stamps)
-    with project.reading() as catalog:
-        catalog.runs()
-    assert stamp_of(project.home.catalog) == stamps[-1]
-
-
-def test_a_catalog_that_is_not_there_has_no_stamp(tmp_path):
-    assert stamp_of(tmp_path / "catalog.db") is None
-
-
 def test_rates_are_profiled_planned_and_of_the_last_epochs():
     profile = MemberProfile("a", {1: 100.0, 2: 150.0}, None, 1000, seen_rates={"": {1: 90.0}})
     rates = ((1, 70.0), (1, 70.0), (2, 130.0), (2, 130.0))
@@ -287,24 +270,28 @@ def test_no_profile_has_the_rate_of_several_types_at_once():
     progress = Progress("a", (EpochResult(1, {}, 2.5, 2, 1.0, 400.0, 32),))
     rates = rates_of(MEMBERS[0], profile, progress)
     assert rates[-1] == MemberRate(2, None, None, None, 400.0)
-    assert wrong_rates(MEMBERS[0], profile, progress) == []
+    assert wrong_rates("a", rates) == []
 
 
-def test_plan_whose_rates_were_off_by_more_than_a_fifth_says_so():
-    profile = MemberProfile("a", {1: 118.0, 2: 593.0, 3: 700.0}, None, 1000)
-    near, far = (EpochResult(1, {}, 1.0, gpus, 1.0, rate, 32) for gpus, rate in ((1, 100.0), (2, 1300.0)))
-    assert wrong_rates(MEMBERS[0], profile, Progress("a", (near,))) == []
-    assert wrong_rates(MEMBERS[0], None, Progress("a", (far,))) == []
-    wrong = wrong_rates(MEMBERS[0], profile, Progress("a", (near, far)))
-    (warning,) = rate_warnings(wrong)
-    assert "off by more than 20%: a on 2 planned 593, seen 1,300 samples/s. Planners" in warning
-    assert rate_warnings([]) == ()
+def test_a_plan_whose_rates_were_off_by_more_than_a_fifth_says_so():
+    near = MemberRate(1, None, None, 118.0, 100.0)
+    far = MemberRate(2, None, None, 593.0, 1300.0)
+    assert wrong_rates("a", [near, replace(far, planned=None), replace(far, seen=None)]) == []
+    (wrong,) = wrong_rates("a", [near, far])
+    assert "a on 2" in wrong
+    assert rate_warning([wrong] * 1020).count(wrong) == 20
+    assert "1,000 more" in rate_warning([wrong] * 1020)
+    assert rate_warning([]) == ""
 
 
-def test_many_wrong_rates_are_counted():
-    (warning,) = rate_warnings(f"m{number} on 1 planned 2, seen 1 samples/s" for number in range(1020))
-    assert warning.count(" planned ") == 20
-    assert "; and 1,000 more, of which `hetctl status --json` has the rates. Planners" in warning
+def test_more_gpus_and_smaller_batches_change_the_global_batch():
+    sizes = ((1, 32), (1, 32), (2, 32), (4, 16), (1, None), (1, 16))
+    epochs = EpochHistory.of(
+        EpochResult(number, {}, 1.0, gpus, 0.0, batch_size=batch)
+        for number, (gpus, batch) in enumerate(sizes, start=1)
+    )
+    assert batch_changes(Member("m"), epochs) == (BatchChange(3, 32, 64, 2), BatchChange(6, 64, 16, 1))
+    assert batch_changes(Member("m", global_batch_size=64), epochs) == ()
 
 
 def test_a_member_holds_one_gpu_in_a_round_of_many_visits():
