@@ -148,8 +148,6 @@ def _check(request: BalanceRequest) -> None:
         raise BadInputError(f"--predictor requires --algorithm {PREDICTING}")
     if request.seed < 0:
         raise BadInputError(f"--seed {request.seed}: must be at least 0")
-    if not 0 <= request.jitter <= 1:
-        raise BadInputError(f"--jitter {request.jitter}: must be from 0 to 1")
 
 
 def _check_room(request: BalanceRequest, workers: Sequence[WorkerPoints]) -> None:

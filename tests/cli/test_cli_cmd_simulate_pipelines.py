@@ -108,7 +108,6 @@ def test_a_plan_shows_what_it_takes_of_the_nodes(folder):
     near, far = (succeeded(folder, *FILES, "--clock-distance", d)["node_bytes"] for d in ("0", "4"))
     assert len(near) == len(far) == 2
     assert 0 < max(near) < max(far)
-    assert "beside GPUs: up to " in folder.here("simulate", *FILES).stdout
 
 
 def test_more_distance_leaves_less_waiting(folder):
@@ -138,53 +137,26 @@ def test_table_and_page_show_virtual_workers_and_stages(folder):
         assert [word for word in words if word not in shown] == []
 
 
-def test_a_trace_of_pipelines_is_refused(folder):
-    done = folder.here("simulate", *FILES, "--trace", "t.jsonl", "--json")
-    assert (done.code, "--trace goes with members and hops" in done.error["message"]) == (2, True)
+HEADER, *ROWS = LAYERS.splitlines()
+TYPED = "\n".join([f"{HEADER},gpu_type", *(f"{row},fast" for row in ROWS)])
 
 
-def test_layers_without_a_cluster_are_refused(folder):
-    done = folder.here("simulate", "--layer-table", "layers.csv", "--json")
-    assert (done.code, done.error["message"]) == (2, "Missing option '--cluster'.")
-
-
-def refused(folder, code=2):
-    done = folder.here("simulate", *FILES, "--json")
+@pytest.mark.parametrize(
+    ("layers", "cluster", "options", "code", "named"),
+    [
+        (LAYERS, CLUSTER.replace(", time_ratio: 2", ""), FILES, 2, "cluster.yaml:3: gpu_types.slow"),
+        (TYPED, CLUSTER, FILES, 2, "slow"),
+        (LAYERS.replace("l2,0.003", "l2,-1"), CLUSTER, FILES, 2, "layers.csv:4: forward_s"),
+        (LAYERS, CLUSTER, ("--layer-table", "none.csv", *FILES[2:]), 2, "none.csv"),
+        (LAYERS, CLUSTER, FILES[:2], 2, "--cluster"),
+        (LAYERS, CLUSTER, (*FILES, "--trace", "t.jsonl"), 2, "--trace"),
+        (LAYERS, CLUSTER.replace("GiB", "MiB"), FILES, 3, "layers.csv:2"),
+        (LAYERS, CLUSTER.replace("2GiB", "40MiB"), (*FILES, "--policy", "np"), 3, "cluster.yaml:4"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_by_place(folder, layers, cluster, options, code, named):
+    (folder.path / "layers.csv").write_text(layers)
+    (folder.path / "cluster.yaml").write_text(cluster)
+    done = folder.here("simulate", *options, "--in-flight", "2", "--json")
     assert done.code == code, done.stdout
-    return done.error["message"]
-
-
-def test_a_cluster_without_ratios_needs_a_profile_with_types(folder):
-    (folder.path / "cluster.yaml").write_text(CLUSTER.replace(", time_ratio: 2", ""))
-    assert "cluster.yaml:3: gpu_types.slow: time_ratio is missing" in refused(folder)
-
-
-def test_a_type_that_was_not_measured_is_refused(folder):
-    header, *rows = LAYERS.splitlines()
-    typed = [f"{header},gpu_type", *(f"{row},fast" for row in rows)]
-    (folder.path / "layers.csv").write_text("\n".join(typed))
-    assert "slow" in refused(folder)
-
-
-def test_a_wrong_layer_is_refused_by_line(folder):
-    (folder.path / "layers.csv").write_text(LAYERS.replace("l2,0.003", "l2,-1"))
-    assert "layers.csv:4: forward_s" in refused(folder)
-
-
-def test_missing_files_are_refused(folder):
-    (folder.path / "layers.csv").unlink()
-    assert "layers.csv: cannot be read" in refused(folder)
-
-
-def test_what_does_not_fit_has_no_plan(folder):
-    (folder.path / "cluster.yaml").write_text(CLUSTER.replace("4GiB", "4MiB").replace("2GiB", "2MiB"))
-    refused(folder, code=3)
-
-
-def test_groups_without_room_are_named_with_their_file(folder):
-    (folder.path / "cluster.yaml").write_text(CLUSTER.replace("2GiB", "40MiB"))
-    done = folder.here("simulate", *FILES, "--policy", "np", "--in-flight", "2", "--json")
-    assert done.code == 3, done.stdout
-    assert "cluster.yaml:4: nodes: a virtual worker of 2 slow has no room" in done.error["message"]
-    assert "N_m = 2; the layers are those of layers.csv" in done.error["message"]
-    assert "lower --in-flight, take --policy best" in done.error["hint"]
+    assert named in done.error["message"]

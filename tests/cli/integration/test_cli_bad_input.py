@@ -88,10 +88,6 @@ def test_what_is_no_ensemble_file_is_refused(project, text):
     refused(project, 2, "bad-input", "profile", "show", "--site", "local")
 
 
-def test_an_unknown_site_names_the_nearest(project):
-    assert "summit" in refused(project, 2, "bad-input", "plan", "--site", "sumit")
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -104,32 +100,22 @@ def test_an_unknown_site_names_the_nearest(project):
         (["plan", "--alpha", "3"], "alpha"),
         (["plan", "--queue", "night", "--site", "local"], "local"),
         (["submit", "--max-jobs", "0"], "max-jobs"),
-        (["submit", "--gpu-hours", "nan"], "nan is not a finite number"),
-        (["submit", "--gpu-hours", "inf"], "inf is not a finite number"),
-        (["simulate", "--unit-times", "m.csv", "--efficiency", "nan"], "nan is not a finite number"),
+        (["submit", "--gpu-hours", "nan"], "nan"),
+        (["submit", "--gpu-hours", "inf"], "inf"),
+        (["simulate", "--unit-times", "m.csv", "--efficiency", "nan"], "--efficiency"),
         (["simulate", "--gpus", "100000000"], "at most 1000000"),
-        (["simulate", "--gpus", "4", "--report", "z", "--trace", "z"], "name the same file"),
-        (["render", "--run", "../x"], "'../x' must be 1 to 64 of"),
+        (["simulate", "--gpus", "4", "--report", "z", "--trace", "z"], "--trace"),
+        (["render", "--run", "../x"], "--run"),
         (["status", "nothing"], "profile"),
         (["cancel", "nothing"], ""),
         (["profile", "import", "none.csv"], "none.csv"),
         (["report"], ""),
+        (["plan", "--site", "sumit"], "summit"),
+        (["hopper", "trace", "-o", "nowhere/t.jsonl"], "nowhere"),
     ],
 )
 def test_a_wrong_command_line_is_refused(project, arguments, said):
     assert said in refused(project, 2, "bad-input", *arguments, HETCTL_SITE="local")
-
-
-def test_what_a_simulation_cannot_do_is_refused(planned):
-    arguments = ("simulate", "--gpus", "4", "--sharing", "lockstep")
-    assert "fluid: --sharing lockstep does not go with a planner without flotillas" in refused(
-        planned, 2, "bad-input", *arguments
-    )
-
-
-def test_a_study_in_no_folder_is_refused(project):
-    done = project.here("search", "export", "--study", "nowhere/t.db")
-    assert (done.code, "there is no folder nowhere" in done.stderr) == (2, True)
 
 
 def test_what_cannot_be_printed_as_json_is_told_on_stderr(project):
@@ -156,15 +142,19 @@ def test_a_wrong_rate_table_is_refused_whole(project, table, said):
     assert said in refused(project, 2, "bad-input", "profile", "import", "rates.csv", "--site", "local")
 
 
-def test_no_profile_no_plan(project):
-    project.here("profile", "import", "rates.csv", "--site", "local")
-    edited(project, "- {name: b, config: {}}", "- {name: b, config: {units: 3}}")
-    assert "no profile of b" in refused(project, 2, "bad-input", "plan", "--site", "local")
-
-
-def test_more_gpus_than_the_site_has(planned):
-    said = refused(planned, 3, "infeasible", "plan", "--site", "local", "--gpus", "3")
-    assert "3 slots are more than the 2 of site local" in said
+@pytest.mark.parametrize(
+    ("own", "arguments", "said"),
+    [
+        ("min_gpus: 3", ("submit",), "min_gpus of b"),
+        ("gpus: 2", ("plan", "--gpus", "1"), "gpus of b"),
+        ("gpus: 3", ("profile",), "gpus of b"),
+        ("", ("plan", "--gpus", "3"), "3 slots"),
+        ("", ("plan", "--time", "13h"), "--time"),
+    ],
+)
+def test_more_than_a_job_or_a_site_has_is_infeasible(planned, own, arguments, said):
+    edited(planned, "- {name: b, config: {}}", f"- {{name: b, config: {{}}, {own}}}")
+    assert said in refused(planned, 3, "infeasible", *arguments, "--site", "local")
 
 
 def test_a_limit_of_gpus_above_the_site_limits_nothing(planned):
@@ -178,35 +168,8 @@ def test_a_wrong_site_file_does_not_hide_how_to_avoid_it(planned):
     (planned.path / "site-configs").mkdir()
     (planned.path / "site-configs" / "wrong.yaml").write_text("extends: nowhere\n")
     done = planned.here("plan")
-    assert (done.code, "wrong.yaml" in done.stderr, "name a site with --site" in done.stderr) == (
-        2,
-        True,
-        True,
-    )
+    assert (done.code, "wrong.yaml" in done.stderr, "--site" in done.stderr) == (2, True, True)
     assert planned.here("plan", "--site", "local").code == 0
-
-
-@pytest.mark.parametrize(
-    ("own", "arguments", "said"),
-    [
-        ("min_gpus: 3", ("submit",), "min_gpus of b is 3; of the 2 of a job it can have at most 2"),
-        ("gpus: 2", ("plan", "--gpus", "1"), "gpus of b is 2; of the 1 of a job it can have at most 1"),
-        (
-            "gpus: 3",
-            ("profile",),
-            "gpus of b is 3; of the 2 of a job it can have at most 2 ask for more",
-        ),
-    ],
-)
-def test_more_gpus_needed_by_a_member_than_a_job_has(planned, own, arguments, said):
-    edited(planned, "- {name: b, config: {}}", f"- {{name: b, config: {{}}, {own}}}")
-    assert said in refused(planned, 3, "infeasible", *arguments, "--site", "local")
-
-
-def test_longer_than_any_queue_takes(planned):
-    said = refused(planned, 3, "infeasible", "plan", "--site", "local", "--time", "13h")
-    assert "no queue of site local takes" in said
-    assert "--time" in said
 
 
 def test_a_round_limit_shorter_than_a_start(planned):
@@ -218,7 +181,7 @@ def test_a_round_limit_shorter_than_a_start(planned):
         ]
         catalog.save_points("trio", "local", points)
     said = refused(planned, 3, "infeasible", "submit", "--site", "local", "--time", "10m")
-    assert "no job of site local is long enough for the start of b (3600 s)" in said
+    assert "start of b" in said
     assert "--time" in said
 
 
@@ -229,20 +192,11 @@ def test_an_unreachable_scheduler_begins_no_run(project):
     assert project.hetctl("profile", "import", "rates.csv", **nowhere).code == 0
     done = project.hetctl("submit", "--json", **nowhere)
     assert (done.code, done.error["kind"]) == (4, "batch-system")
-    assert "squeue is not on the PATH" in done.error["message"]
+    assert "squeue" in done.error["message"]
     assert list(project.home.runs.glob("*")) == []
     with Catalog.open(project.home.catalog) as catalog:
         assert catalog.runs() == []
     assert project.hetctl("status", **nowhere).code == 2
-
-
-def test_a_site_whose_commands_are_not_here(planned):
-    assert planned.hetctl("profile", "import", "rates.csv", "--site", "summit").code == 0
-    arguments = ("--site", "summit", "--gpus", "6", "--time", "1h", "--account", "ABC123")
-    done = planned.hetctl("submit", *arguments, "--json")
-    assert (done.code, done.error["kind"]) == (4, "batch-system")
-    assert "bjobs is not on the PATH" in done.error["message"]
-    assert list(planned.home.runs.glob("*")) == []
 
 
 def test_lockstep_on_nodes_that_the_launcher_chooses(planned):
@@ -250,15 +204,14 @@ def test_lockstep_on_nodes_that_the_launcher_chooses(planned):
     arguments = ("plan", "--site", "summit", "--planner", "flotilla", "--sharing", "lockstep", "--time", "1h")
     members = (*arguments, "--launch", "members", "--gpus")
     said = refused(planned, 2, "bad-input", *members, "12")
-    assert "jsrun chooses the nodes of each member" in said
+    assert "jsrun" in said
     for fine in ((*members, "6"), (*arguments, "--gpus", "12")):
         assert planned.here(*fine).code == 0
 
 
 @pytest.mark.parametrize("arguments", [["cancel"], ["report"], ["search", "show"], ["cancel", "trio-007"]])
 def test_a_catalog_without_runs_says_how_to_start_one(planned, arguments):
-    said = refused(planned, 2, "bad-input", *arguments)
-    assert said == "there is no run in the catalog start one with `hetctl submit`"
+    assert "hetctl submit" in refused(planned, 2, "bad-input", *arguments)
 
 
 def test_a_catalog_without_ensembles_is_like_none(project):
@@ -314,7 +267,6 @@ def _refused_to_nobody(project, arguments):
     if subprocess.run([*nobody, sys.executable, "-c", "import hetctl.cli.main"], check=False).returncode:
         pytest.skip("another user cannot run this Python")
     said = refused(project, 2, "bad-input", *arguments, prefix=nobody, HETCTL_SITE="local", HOME="/")
-    assert "cannot be written" in said
     assert "HETCTL_HOME" in said
 
 
