@@ -232,9 +232,10 @@ class RunFacts:
 
     def add(self, events: Iterable[Event]) -> None:
         """Add events, in whatever order they are read."""
-        for event in events:
-            self._first = _earlier(self._first, event)
-            self.last = _later(self.last, event)
+        told = in_order(events)
+        if told:
+            self._first, self.last = _earlier(self._first, told[0]), _later(self.last, told[-1])
+        for event in told:
             if event.kind == "first_step":
                 self.first_step = _earlier(self.first_step, event)
             elif event.source == DRIVER and event.kind == TRIAL:
