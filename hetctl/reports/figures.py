@@ -39,6 +39,8 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": RULE,
     "grid.linewidth": 0.5,
+    # Labels without ticks.
+    **{f"{axis}tick.{which}.size": 0 for axis in "xy" for which in ("major", "minor")},
     "xtick.color": RULE,
     "ytick.color": RULE,
     "xtick.labelcolor": GREY,

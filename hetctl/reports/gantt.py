@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import PathPatch
 
 from hetctl.model.hops import numbers_by_value
-from hetctl.model.run_status import TaskSpan
+from hetctl.model.run_status import RunStatus, TaskSpan
 from hetctl.reports.figures import LABEL_SIZE, WIDTH, Tips, draw_svg, fits, rectangles, time_unit
 from hetctl.reports.page import IDLE_MARK, legend
 from hetctl.reports.sections import Section
@@ -105,7 +105,7 @@ class Look:
 
 
 def gantt_section(
-    title: str, about: str, spans: Spans, colours: Mapping[str, str], wording: Wording
+    title: str, about: str, spans: Spans | RunStatus, colours: Mapping[str, str], wording: Wording
 ) -> Section:
     """Draw members by GPU over time; a grey row is idle, a hatched bar failed.
 
@@ -131,7 +131,7 @@ def gantt_section(
     return Section(title, about, chart, legend(colours, IDLE_MARK, *failed))
 
 
-def _layout(spans: Spans) -> ChartLayout:
+def _layout(spans: Spans | RunStatus) -> ChartLayout:
     used = {(task.node, gpu) for task in spans.tasks for gpu in task.gpus}
     ordered = sorted(used, key=lambda row: (numbers_by_value(row[0]), row[1]))
     ordered += [(UNUSED, i) for i in range(spans.gpus - len(used))]
@@ -146,7 +146,7 @@ def _layout(spans: Spans) -> ChartLayout:
     )
 
 
-def _draw_idle(axes: Axes, spans: Spans, layout: ChartLayout) -> None:
+def _draw_idle(axes: Axes, spans: Spans | RunStatus, layout: ChartLayout) -> None:
     """Draw the GPUs of each job: all rows, unless they exceed a job's GPUs; then those of its nodes."""
     same_nodes = len(layout.rows) <= spans.gpus
     jobs = {span.index: span.job for span in spans.rounds}
@@ -163,7 +163,12 @@ def _draw_idle(axes: Axes, spans: Spans, layout: ChartLayout) -> None:
 
 
 def _draw_tasks(
-    axes: Axes, spans: Spans, colours: Mapping[str, str], layout: ChartLayout, tips: Tips, wording: Wording
+    axes: Axes,
+    spans: Spans | RunStatus,
+    colours: Mapping[str, str],
+    layout: ChartLayout,
+    tips: Tips,
+    wording: Wording,
 ) -> None:
     # Tasks with equal tips are joined to one shape, which keeps the page of a large run small.
     detailed = len(spans.tasks) <= DETAILED_TASKS
@@ -226,7 +231,7 @@ def _label_bar(axes: Axes, labels: Iterable[str], box: Box, layout: ChartLayout,
         text.set_bbox({"facecolor": "white", "linewidth": 0, "pad": 1.2})
 
 
-def _draw_rounds(axes: Axes, spans: Spans, layout: ChartLayout) -> None:
+def _draw_rounds(axes: Axes, spans: Spans | RunStatus, layout: ChartLayout) -> None:
     """Mark the starts of rounds, with as many numbers as fit."""
     free_from = 0.0
     for span in spans.rounds:
@@ -268,6 +273,5 @@ def _finish(axes: Axes, layout: ChartLayout, wording: Wording) -> None:
     ]
     axes.set_xticks(ticks, [f"{tick / length:g}" for tick in ticks])
     axes.set_xlabel(wording.axis.format(unit=unit), loc="left")
-    axes.tick_params(length=0)
     axes.grid(visible=False)
     axes.spines[["left", "bottom"]].set_visible(False)

@@ -68,7 +68,6 @@ def _draw_metric(axes: Axes, status: RunStatus, metric: str, colours: Mapping[st
     axes.set_title("training loss" if metric == LOSS else metric)
     axes.set_xlabel("epoch", loc="right")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.tick_params(which="both", length=0)
 
 
 def _draw_curve(
@@ -145,7 +144,6 @@ def _draw_scatter(
     axes.set_ylim(*edge)
     axes.set_title(f"measured over predicted time ({unit})")
     axes.set_xlabel("predicted; the band is 20 % to either side", loc="left")
-    axes.tick_params(length=0)
 
 
 def _describe(member: MemberStatus) -> str:
@@ -180,7 +178,6 @@ def _draw_errors(axes: Axes, members: Sequence[MemberStatus], colours: Mapping[s
     axes.set_xlabel("too short ← 0 → too long", loc="center")
     axes.grid(visible=False, axis="y")
     axes.spines["left"].set_visible(False)
-    axes.tick_params(length=0)
 
 
 MOST_HISTORIES = 6
@@ -231,7 +228,6 @@ def _draw_batches(axes: Axes, history: BalanceHistory, times: Sequence[float], t
     axes.set_ylim(bottom=0)
     axes.margins(x=0.12)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    axes.tick_params(length=0)
 
 
 def _draw_seconds(axes: Axes, history: BalanceHistory, times: Sequence[float], tips: Tips) -> None:
@@ -242,7 +238,6 @@ def _draw_seconds(axes: Axes, history: BalanceHistory, times: Sequence[float], t
     bound.set_gid(tips.add("t*, the least time of any split of the batch, as estimated"))
     axes.set_title(f"seconds of the slowest worker; dashed: t*; gain {history.gain:.2f}")
     axes.set_ylim(bottom=0)
-    axes.tick_params(length=0)
 
 
 def _marker(times: Sequence[float]) -> str:
@@ -331,7 +326,6 @@ def _draw_bars(axes: Axes, stages: Sequence[StageReport], tips: Tips) -> None:
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(visible=False, axis="y")
-    axes.tick_params(length=0)
 
 
 def _stage_label(stage: StageReport) -> str:
@@ -424,7 +418,6 @@ def _draw_axes(axes: Axes, scales: Sequence[Scale]) -> None:
     axes.set_ylim(-0.05, 1.05)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    axes.tick_params(length=0)
 
 
 def _tip(trial: TrialStatus, metric: str) -> str:

@@ -35,7 +35,6 @@ from hetctl.reports.summary import (
     describe_time,
     prediction_error,
     ranked,
-    spans_of,
 )
 from hetctl.reports.units import NONE, device_word, format_metric, format_percent, format_seconds
 
@@ -77,7 +76,7 @@ def _charts(status: RunStatus, search: SearchStatus | None, colours: Mapping[str
             " runs. A thin line starts a round; white is time without a job."
         )
         title = f"{devices[0].upper()}{devices[1:]} over time"
-        yield gantt_section(title, about, spans_of(status), colours, RUN)
+        yield gantt_section(title, about, status, colours, RUN)
     else:
         yield Section(notes=[("No task has started yet; figures appear as members train.", "")])
     if status.hops:

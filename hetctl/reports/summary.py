@@ -119,7 +119,7 @@ def failures_of(status: RunStatus) -> list[FailureGroup]:
 
 @dataclass(frozen=True)
 class Spans:
-    """Intervals in which members held GPUs, in a run or in a simulation of one.
+    """Intervals in which members held GPUs in a simulation; a `RunStatus` has the same of a run.
 
     Parameters
     ----------
@@ -136,17 +136,12 @@ class Spans:
     rounds: Sequence[RoundSpan]
 
 
-def spans_of(status: RunStatus) -> Spans:
-    """Return the spans of a run."""
-    return Spans(status.device, status.gpus, status.measured_s, status.tasks, status.rounds)
-
-
 def one_round(seconds: float) -> tuple[RoundSpan, ...]:
     """Return one round that covers all of a simulation."""
     return (RoundSpan(0, 0, 0.0, seconds, 0.0, None),)
 
 
-def now_s(spans: Spans) -> float:
+def now_s(spans: Spans | RunStatus) -> float:
     """Return the last known second since the run's start; running tasks last until then."""
     each: tuple[RoundSpan | TaskSpan, ...] = (*spans.rounds, *spans.tasks)
     return max([spans.measured_s, *(span.end_s or span.start_s for span in each)])
@@ -157,7 +152,7 @@ def end_of(span: TaskSpan | RoundSpan, now: float) -> float:
     return now if span.end_s is None else span.end_s
 
 
-def job_spans(spans: Spans) -> dict[int, tuple[float, float]]:
+def job_spans(spans: Spans | RunStatus) -> dict[int, tuple[float, float]]:
     """Return the time in which each job held its GPUs: from its first round's start to its last one's end."""
     now = now_s(spans)
     found: dict[int, tuple[float, float]] = {}
@@ -170,16 +165,15 @@ def job_spans(spans: Spans) -> dict[int, tuple[float, float]]:
 
 def busy_fraction(status: RunStatus) -> float | None:
     """Return the share of the GPU time held by jobs in which a member's task ran; None before that."""
-    spans = spans_of(status)
     # A run may have been continued with larger or smaller jobs, whose size it has now.
     nodes = {job.number: job.nodes for job in status.jobs}
     last = status.jobs[-1].nodes if status.jobs else 1
     held = sum(
-        spans.gpus * nodes.get(job, last) / last * (end - start)
-        for job, (start, end) in job_spans(spans).items()
+        status.gpus * nodes.get(job, last) / last * (end - start)
+        for job, (start, end) in job_spans(status).items()
     )
-    now = now_s(spans)
-    busy = sum(len(task.gpus) * (end_of(task, now) - task.start_s) for task in spans.tasks)
+    now = now_s(status)
+    busy = sum(len(task.gpus) * (end_of(task, now) - task.start_s) for task in status.tasks)
     # Clocks of nodes differ, so that tasks may seem to exceed their job.
     return min(busy / held, 1.0) if held > 0 else None
 
