@@ -234,7 +234,7 @@ MAY_UNPICKLE = {
     "runtime/worker/background_training.py": OWN_PROCESSES,
     "runtime/data/node_exchange.py": "mpi4py for arrays alone",
     "runtime/driver/probe.py": "mpi4py for the number of ranks alone",
-    "runtime/frameworks/torch_shards.py": "the metadata of PyTorch's checkpoints, of a list of classes alone",
+    "runtime/frameworks/torch_sharded.py": "metadata of PyTorch's checkpoints, of a list of classes alone",
 }
 
 

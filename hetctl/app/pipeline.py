@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hetctl.inputs.input_errors import refusal
 from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.inputs.pipeline_cluster import ClusterFile, read_cluster
-from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Waves, plan
-from hetctl.methods.pipeline.simulate import simulate_plan, steady_waves
+from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, plan
 from hetctl.methods.pipeline.stage_costs import (
     UNNAMED,
     Layer,
@@ -23,9 +22,9 @@ from hetctl.methods.pipeline.stage_costs import (
     least_bytes,
 )
 from hetctl.methods.pipeline.stages import node_bytes
-from hetctl.methods.pipeline.sync_cost import server_gpus
+from hetctl.methods.pipeline.transfers import Waves, server_gpus
 from hetctl.model.errors import BadInputError, InfeasibleError
-from hetctl.model.pipelines import PipelineSimulation, SimulatedStage, SimulatedWorker, Stage
+from hetctl.model.pipelines import PipelineSimulation, SimulatedWorker
 from hetctl.model.plan import LOCAL
 from hetctl.model.simulation import Simulated
 from hetctl.model.site import NodeLinks
@@ -172,7 +171,7 @@ class PipelineRequest:
     clock_distance : int
         Largest number of waves that a virtual worker may be ahead of the slowest.
     ps_placement : str
-        Placement of layers on parameter servers, as in `hetctl.methods.pipeline.sync_cost`.
+        Placement of layers on parameter servers, as in `hetctl.methods.pipeline.transfers`.
     minibatches : int or None
         Least number of minibatches per virtual worker; None: enough for a steady state.
     """
@@ -202,7 +201,7 @@ class PipelineRequest:
             If the network does not fit the GPUs' memory.
         """
         layers, cluster, planned = _planned(self)
-        run = simulate_plan(planned, _waves(planned, self))
+        run = planned.simulated(_waves(planned, self))
         bounds = run.bounds
         result = PipelineSimulation(
             policy=planned.policy,
@@ -228,7 +227,7 @@ class PipelineRequest:
                     in_flight=worker.in_flight,
                     bottleneck_s=worker.bottleneck_s,
                     stages=tuple(
-                        _stage(stage, layers, cluster, share)
+                        replace(stage, gpu_busy_fraction=share)
                         for stage, share in zip(worker.stages, run.busy_fractions(number), strict=True)
                     ),
                     rate=run.rates[number],
@@ -249,7 +248,7 @@ def _node_bytes(planned: PipelinePlan, layers: LayerProfile, nodes: int, waves: 
 
 def _waves(planned: PipelinePlan, request: PipelineRequest) -> int:
     if request.minibatches is None:
-        return steady_waves(planned)
+        return planned.steady_waves
     return max(2, -(-request.minibatches // planned.in_flight))
 
 
@@ -272,16 +271,3 @@ def _easier(request: PipelineRequest, hint: str) -> str:
     if request.policy != BEST:
         remedies.append(f"take --policy {BEST}")
     return ", ".join([*remedies, hint])
-
-
-def _stage(
-    stage: Stage, layers: LayerProfile, cluster: PipelineCluster, gpu_busy_fraction: float
-) -> SimulatedStage:
-    return SimulatedStage(
-        **vars(stage),
-        first_layer=layers.layers[stage.first].name,
-        last_layer=layers.layers[stage.last].name,
-        total_s=stage.seconds,
-        memory_bytes=cluster.free_bytes[stage.gpu_type],
-        gpu_busy_fraction=gpu_busy_fraction,
-    )

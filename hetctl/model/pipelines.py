@@ -24,6 +24,14 @@ class Stage:
         Memory for the minibatches that the stage holds with their weights, for updates and a workspace.
     recomputes : bool
         True if it keeps the inputs of minibatches alone, and computes their forward passes again.
+    first_layer, last_layer : str
+        Names of these layers.
+    total_s : float
+        Time of a minibatch on the GPU in both directions, in seconds.
+    memory_bytes : int
+        Memory of the GPU without the framework's context.
+    gpu_busy_fraction : float
+        Share of a simulated run in which the GPU was busy.
     """
 
     first: int
@@ -36,22 +44,11 @@ class Stage:
     receive_s: float
     bytes: int
     recomputes: bool = False
-
-    @property
-    def seconds(self) -> float:
-        """Time of a minibatch on the GPU in both directions, in seconds."""
-        return self.forward_s + self.backward_s + self.receive_s
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimulatedStage(Stage):
-    """A stage with the names of its layers, its time, and its use of a GPU and of that GPU's memory."""
-
-    first_layer: str
-    last_layer: str
-    total_s: float
-    memory_bytes: int
-    gpu_busy_fraction: float
+    first_layer: str = ""
+    last_layer: str = ""
+    total_s: float = 0.0
+    memory_bytes: int = 0
+    gpu_busy_fraction: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class SimulatedWorker:
 
     in_flight: int
     bottleneck_s: float
-    stages: tuple[SimulatedStage, ...]
+    stages: tuple[Stage, ...]
     rate: float
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from hetctl.model.pipelines import PipelineSimulation, SimulatedStage
+from hetctl.model.pipelines import PipelineSimulation, Stage
 from hetctl.model.run_status import RoundSpan, TaskSpan
 from hetctl.model.simulation import (
     BalanceReplay,
@@ -276,7 +276,7 @@ def _report_of_pipelines(found: PipelineSimulation) -> Report:
     return Report("Pipelines", about, sections=[Section(headers=headers, rows=rows, fold="layers")])
 
 
-def _cells(stage: SimulatedStage) -> Row:
+def _cells(stage: Stage) -> Row:
     layers = f"{stage.first}-{stage.last}: {stage.first_layer} .. {stage.last_layer}"
     return (
         f"{stage.node}:{stage.gpu} {stage.gpu_type}",

@@ -38,12 +38,11 @@ from hetpipe_networks import (
 from tables import Figure, Table
 
 from hetctl.methods.pipeline.partition import Cut, Partitioner
-from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, PipelinePlan, Waves, plan
-from hetctl.methods.pipeline.simulate import PipelineRun, simulate_plan
+from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, PipelinePlan, plan
 from hetctl.methods.pipeline.stage_costs import Group, LayerProfile, PipelineCluster, StageCosts, bytes_alone
 from hetctl.methods.pipeline.stages import VirtualWorker, virtual_worker
-from hetctl.methods.pipeline.sync_cost import traffic_of
-from hetctl.methods.pipeline.throughput import run_waves
+from hetctl.methods.pipeline.throughput import PipelineRun, run_waves
+from hetctl.methods.pipeline.transfers import Waves, traffic_of
 from hetctl.methods.pipeline.wsp import Bounds
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.plan import LOCAL, ROUND_ROBIN
@@ -183,7 +182,7 @@ def table(quick: bool = False) -> Table:
         for policy in POLICIES:
             planned = plan(profile, gpus, policy, PipelineOptions(waves=waves, recompute=False))
             limit = len(planned.virtual_workers) / planned.bottleneck_s
-            reached = simulate_plan(planned, COUNT).throughput / limit
+            reached = planned.simulated(COUNT).throughput / limit
             worst = max(worst, 1 / reached)
             cells.append(f"{reached:.3f} ({planned.in_flight})")
         rows.append((name, *cells))
@@ -279,13 +278,13 @@ def _under(name: str, assumed: Assumed) -> Iterator[str]:
     for nodes in SETS[1:]:
         gpus, waves = assumed.on(nodes), Waves(0, LOCAL)
         planned = _planned(name, nodes, "ed", waves, gpus, in_order=assumed.in_order)
-        run = simulate_plan(planned, COUNT)
+        run = planned.simulated(COUNT)
         yield f"{BATCH * run.throughput:.0f}"
     yield f"{_crossing_bytes(planned, _networks()[name]) / 1e6:.0f}"
     for policy in ("ed", "hd"):
         gpus, waves = assumed.on(NODES), Waves(0, ROUND_ROBIN)
         planned = _planned(name, NODES, policy, waves, gpus, in_order=assumed.in_order)
-        yield f"{BATCH * simulate_plan(planned, COUNT).throughput:.0f}"
+        yield f"{BATCH * planned.simulated(COUNT).throughput:.0f}"
 
 
 def _crossing_bytes(planned: PipelinePlan, profile: LayerProfile) -> int:
@@ -374,13 +373,13 @@ def _alone(profile: LayerProfile, nodes: Sequence[str], in_flight: int) -> str:
         return "-"
     worker = virtual_worker(profile, gpus, costs, cuts, in_flight)
     planned = PipelinePlan((gpus.gpus,), (worker,), traffic_of([worker], profile, gpus, LOCAL), COUNT)
-    return f"{BATCH * simulate_plan(planned, COUNT).throughput:.0f}"
+    return f"{BATCH * planned.simulated(COUNT).throughput:.0f}"
 
 
 def _replayed(name: str, nodes: Sequence[str], policy: str, placement: str) -> str:
     waves = Waves(0, placement)
     planned = _planned(name, nodes, policy, waves)
-    return _shown(planned, simulate_plan(planned, COUNT))
+    return _shown(planned, planned.simulated(COUNT))
 
 
 def _planned(
@@ -419,7 +418,7 @@ def _reordered(
 def _best(name: str, nodes: Sequence[str], placement: str) -> str:
     profile, gpus, waves = _networks()[name], cluster(nodes), Waves(0, placement)
     planned = plan(profile, gpus, "best", PipelineOptions(waves=waves, recompute=False))
-    return _shown(planned, simulate_plan(planned, COUNT))
+    return _shown(planned, planned.simulated(COUNT))
 
 
 def _shown(planned: PipelinePlan, run: PipelineRun) -> str:
@@ -430,7 +429,7 @@ def _waits(name: str, nodes: Sequence[str], distance: int) -> tuple[float, float
     """Return the time over data-parallel's, the share of it that is waiting, and the idle share of that."""
     waves = Waves(distance, LOCAL)
     planned = _planned(name, nodes, "ed", waves)
-    run = simulate_plan(planned, COUNT + 4 * distance)
+    run = planned.simulated(COUNT + 4 * distance)
     waiting, idle = run.waiting_fraction, run.idle_fraction
     ratio = _all_reduced(name, nodes)[0] / (BATCH * run.throughput)
     return ratio, waiting, idle / waiting if waiting else 0.0

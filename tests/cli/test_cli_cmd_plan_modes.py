@@ -16,7 +16,7 @@ from hetctl.inputs.ensemble_file import read_ensemble
 from hetctl.model.events import DRIVER
 from hetctl.model.pipelines import WaveRecord
 from hetctl.model.profile import INTER_NODE, INTRA_NODE, Hardware, LayerPoint, LinkPoint, MeasuredLayer
-from hetctl.runtime.stages.stage_training import WaveRecorder
+from hetctl.runtime.stages.pipeline_trainer import WaveRecorder
 from hetctl.scheduling.planners.base import options_from
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.run_files import read_spec

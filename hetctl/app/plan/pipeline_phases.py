@@ -17,8 +17,8 @@ from hetctl.app.profile.catalog_profiles import rows_of
 from hetctl.inputs.layer_profile import LayerRow, read_layers
 from hetctl.methods.phase_run import phase_in_turn
 from hetctl.methods.pipeline.layouts import PipelineProblem, PlacedPipeline, allocation_of, lay_out
-from hetctl.methods.pipeline.pipeline_plan import Waves
 from hetctl.methods.pipeline.stage_costs import UNNAMED, LayerProfile, PipelineCluster, bytes_alone
+from hetctl.methods.pipeline.transfers import Waves
 from hetctl.model.combinations import STAGES, features_of, refuse_conflicts
 from hetctl.model.ensemble import Ensemble, Member
 from hetctl.model.errors import BadInputError, InfeasibleError

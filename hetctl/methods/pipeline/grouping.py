@@ -10,6 +10,7 @@ is a local search.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
@@ -182,20 +183,9 @@ def _packings(
 
     at, number = 0, 1
     while len(limits) and number <= most(len(limits) - 1):
-        at = _first(lambda limit, wanted=number: most(limit) >= wanted, at, len(limits) - 1)  # type: ignore[misc]
+        at += bisect_left(range(at, len(limits) - 1), number, key=most)
         yield packed[at]
         number = most(at) + 1
-
-
-def _first(holds: Callable[[int], bool], low: int, high: int) -> int:
-    """Return the first place from which on a condition holds; it must hold at `high`."""
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
 
 
 def _packed(good: NDArray[np.bool_]) -> list[Taken]:

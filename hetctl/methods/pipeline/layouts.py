@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, Waves, plan
-from hetctl.methods.pipeline.simulate import simulate_plan, steady_waves
+from hetctl.methods.pipeline.pipeline_plan import BEST, PipelineOptions, PipelinePlan, plan
 from hetctl.methods.pipeline.stage_costs import (
     UNNAMED,
     Gpu,
@@ -19,7 +18,7 @@ from hetctl.methods.pipeline.stage_costs import (
     minibatches_held,
 )
 from hetctl.methods.pipeline.stages import node_bytes
-from hetctl.methods.pipeline.sync_cost import server_gpus
+from hetctl.methods.pipeline.transfers import Waves, server_gpus
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.pipelines import PipelineLayout, StagePlan
 from hetctl.model.plan import PIPELINE, Allocation, Placement
@@ -120,7 +119,7 @@ def _laid_out(planned: PipelinePlan, problem: PipelineProblem, nodes: Sequence[N
     placement, ranks = _placed(planned, nodes)
     layout = layout_of(planned, problem, len(nodes), ranks)
     _refuse_without_memory(layout, placement, problem)
-    run = simulate_plan(planned, steady_waves(planned))
+    run = planned.simulated(planned.steady_waves)
     return PlacedPipeline(layout, placement, run.throughput * problem.batch_size)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -336,7 +337,7 @@ class StageCosts:
             seconds = [cluster.links.seconds(size, bool(same_node)) for size in sizes]
             self.receive_s[same_node, 1 : self.layers] = seconds
         self._compute: dict[str, NDArray[np.float64]] = {}
-        self._of_held: dict[tuple[int, bool], NDArray[np.int64]] = {}
+        self._with_held = cache(partial(stage_bytes, profile))
         self._bytes: dict[tuple[int, int, bool], NDArray[np.int64]] = {}
         self._fitting: dict[tuple[str, int, int], NDArray[np.float64]] = {}
 
@@ -374,20 +375,15 @@ class StageCosts:
         """
         held = minibatches_held(stages_after, in_flight)
         if (held, in_flight, recomputes) not in self._bytes:
-            found = self._with_held(held, recomputes).copy()
+            found = self._with_held(held, recomputes=recomputes).copy()
             of_first = minibatches_held(stages_after, in_flight, is_first=True)
-            found[0] = self._with_held(of_first, recomputes)[0]
+            found[0] = self._with_held(of_first, recomputes=recomputes)[0]
             self._bytes[held, in_flight, recomputes] = found
         return self._bytes[held, in_flight, recomputes]
 
     def least_bytes(self, stages_after: int, in_flight: int) -> NDArray[np.int64]:
         """Return the bytes of a stage that computes forward passes again, if that is possible."""
         return self.bytes(stages_after, in_flight, recomputes=self._recompute and stages_after > 0)
-
-    def _with_held(self, held: int, recomputes: bool) -> NDArray[np.int64]:
-        if (held, recomputes) not in self._of_held:
-            self._of_held[held, recomputes] = stage_bytes(self._profile, held, recomputes=recomputes)
-        return self._of_held[held, recomputes]
 
 
 def _of_stages(seconds: NDArray[np.float64]) -> NDArray[np.float64]:

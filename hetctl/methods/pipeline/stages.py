@@ -19,8 +19,10 @@ from hetctl.methods.pipeline.stage_costs import (
     StageCosts,
     minibatches_held,
 )
-from hetctl.methods.pipeline.throughput import Passes, tasks
 from hetctl.model.pipelines import Stage
+
+Passes = tuple[tuple[float, float], ...]
+"""Seconds of the forward and the backward task of each stage, including the transfer of their inputs."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +43,27 @@ class VirtualWorker:
     @property
     def bottleneck_s(self) -> float:
         """Time of the slowest stage in seconds."""
-        return max(stage.seconds for stage in self.stages)
+        return max(stage.total_s for stage in self.stages)
 
     @property
     def passes(self) -> Passes:
         """Seconds of the forward and the backward task of each stage."""
         return tasks([(stage.forward_s, stage.backward_s, stage.receive_s) for stage in self.stages])
+
+
+def tasks(seconds: Sequence[tuple[float, float, float]]) -> Passes:
+    """Return both tasks of each stage from its forward, backward and receive times.
+
+    The gradients that a stage receives have the size of the activations of the next stage, and the first
+    stage receives no activations; so the sum of both times is sufficient to separate them.
+    """
+    found = []
+    activations_s = 0.0
+    for forward_s, backward_s, receive_s in seconds:
+        gradients_s = max(0.0, receive_s - activations_s)
+        found.append((activations_s + forward_s, backward_s + gradients_s))
+        activations_s = gradients_s
+    return tuple(found)
 
 
 def stages_of_layers(workers: Iterable[VirtualWorker]) -> Iterator[tuple[Stage, int]]:
@@ -69,6 +86,8 @@ def virtual_worker(
         place = len(cuts) - 1 - at, in_flight
         again = bool(costs.recomputes(gpu_type, *place)[first, last])
         forward_s = float(profile.forward_s(gpu_type)[layers].sum())
+        backward_s = float(profile.backward_s(gpu_type)[layers].sum()) + again * forward_s
+        receive_s = float(sum(activations[at : at + 2]))
         stage = Stage(
             first=first,
             last=last,
@@ -76,10 +95,14 @@ def virtual_worker(
             gpu=gpu[1],
             gpu_type=gpu_type,
             forward_s=forward_s,
-            backward_s=float(profile.backward_s(gpu_type)[layers].sum()) + again * forward_s,
-            receive_s=float(sum(activations[at : at + 2])),
+            backward_s=backward_s,
+            receive_s=receive_s,
             bytes=int(costs.bytes(*place, recomputes=again)[first, last]),
             recomputes=again,
+            first_layer=profile.layers[first].name,
+            last_layer=profile.layers[last].name,
+            total_s=forward_s + backward_s + receive_s,
+            memory_bytes=cluster.free_bytes[gpu_type],
         )
         stages.append(stage)
     return VirtualWorker(tuple(stages), in_flight)

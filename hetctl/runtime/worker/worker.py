@@ -21,7 +21,7 @@ from hetctl.model.serialization import decode, encode
 from hetctl.runtime.agent.binding import Binding, hide_gpus
 from hetctl.runtime.job_logs import private_log
 from hetctl.runtime.stages.measure_links import measure_links
-from hetctl.runtime.stages.stage_training import train_stage
+from hetctl.runtime.stages.pipeline_trainer import train_stage
 from hetctl.runtime.transport import Connection
 from hetctl.runtime.worker.context import WorkerContext
 from hetctl.runtime.worker.group import LostPeerError

@@ -11,7 +11,7 @@ from hetctl.app.run.wave_checks import read_waves, wave_checks
 from hetctl.model.events import DRIVER
 from hetctl.model.pipelines import WaveRecord
 from hetctl.model.serialization import encode
-from hetctl.runtime.stages.stage_training import WaveRecorder
+from hetctl.runtime.stages.pipeline_trainer import WaveRecorder
 from hetctl.storage.event_files import EventWriter
 from hetctl.storage.paths import RunFolder
 

@@ -7,7 +7,7 @@ import pytest
 from hetctl.methods.pipeline.layouts import Layouts, PipelineProblem, lay_out, pipeline_planner
 from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, plan
 from hetctl.methods.pipeline.stage_costs import UNNAMED, Layer, LayerProfile, Links, PipelineCluster
-from hetctl.methods.pipeline.sync_cost import Waves
+from hetctl.methods.pipeline.transfers import Waves
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.serialization import encode
 from hetctl.model.site import Node

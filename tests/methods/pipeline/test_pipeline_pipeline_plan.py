@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from pipeline_exact import groupings, least_bottleneck_s, stage_needs
 from pipelines import PLENTY, TYPES, cluster, clusters, is_whole, profile, profiles
 
-from hetctl.methods.pipeline.evaluate import NEAR
 from hetctl.methods.pipeline.grouping import GROUPINGS
 from hetctl.methods.pipeline.partition import Partitioner
-from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions, Waves, lower_bound_s, plan
+from hetctl.methods.pipeline.pipeline_plan import NEAR, POLICIES, PipelineOptions, lower_bound_s, plan
 from hetctl.methods.pipeline.stage_costs import (
     LayerProfile,
     Links,
@@ -21,6 +20,7 @@ from hetctl.methods.pipeline.stage_costs import (
     StageCosts,
     minibatches_held,
 )
+from hetctl.methods.pipeline.transfers import Waves
 from hetctl.model.errors import BadInputError, InfeasibleError
 
 LAYERS = profile(3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)

@@ -9,19 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_pipeline_layouts import NODES, problem
-from test_pipeline_sync_cost import BY_NODE, EQUAL
+from test_pipeline_transfers import BY_NODE, EQUAL
 
 from hetctl.methods.pipeline.layouts import lay_out
 from hetctl.methods.pipeline.stage_costs import Layer, LayerProfile
 from hetctl.methods.pipeline.stages import (
     SLOTS,
     VirtualWorker,
-    node_bytes,
     passing_bytes,
     server_versions,
     wave_bytes,
 )
-from hetctl.methods.pipeline.sync_cost import Waves, server_gpus
+from hetctl.methods.pipeline.transfers import Waves, server_gpus
 from hetctl.methods.pipeline.wsp import Bounds, WspClock
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.pipelines import Stage
@@ -108,16 +107,6 @@ def test_minibatches_on_their_way_by_hand():
         0: 4 * 7 + 2 * SLOTS * 40 + 3 * 40 + 4 * 40,
         1: 4 * 20,
     }
-
-
-def test_all_virtual_workers_and_their_waves_are_added():
-    servers = server_gpus(EQUAL, SIZES, 2, LOCAL)
-    layers = LayerProfile(tuple(Layer(f"l{at}", {}, {}, 10, size) for at, size in enumerate(SIZES)))
-    waves = wave_bytes(EQUAL, SIZES, servers, 1)
-    passing = [passing_bytes(layers, worker) for worker in EQUAL]
-    together = {node: waves[node] + sum(one.get(node, 0) for one in passing) for node in (0, 1)}
-    assert node_bytes(layers, EQUAL, servers, 1) == together
-    assert all(any(one.values()) for one in passing)
 
 
 def test_files_that_say_nothing_of_inputs_have_none():

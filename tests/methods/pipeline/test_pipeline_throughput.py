@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.throughput import Pipeline, bottleneck_s, common_period_s, held, tasks
+from hetctl.methods.pipeline.stages import tasks
+from hetctl.methods.pipeline.throughput import Pipeline, bottleneck_s, common_period_s, held
 
 PASSES = st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=8).map(tuple)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 
 import pytest
@@ -18,7 +17,6 @@ from hetctl.methods.pipeline.wsp import (
     violations,
 )
 from hetctl.model.pipelines import WaveRecord
-from hetctl.model.serialization import decode, encode
 
 FIGURE_1 = Bounds(in_flight=4, distance=0)
 
@@ -84,11 +82,6 @@ def test_nothing_completes_before_it_starts() -> None:
 def test_wrong_bounds_are_refused(in_flight: int, distance: int) -> None:
     with pytest.raises(ValueError, match="no bounds"):
         Bounds(in_flight, distance)
-
-
-def test_clocks_can_be_written_down_and_read_again() -> None:
-    for value in (WspClock(FIGURE_1, 7, 4, 1), GlobalClock((2, 1))):
-        assert decode(type(value), json.loads(json.dumps(encode(value)))) == value
 
 
 def test_one_in_flight_is_naive_model_parallelism() -> None:

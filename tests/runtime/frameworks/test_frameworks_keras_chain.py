@@ -13,7 +13,6 @@ from keras import layers
 from hetctl.model.ensemble import Member
 from hetctl.model.errors import BadInputError
 from hetctl.runtime.frameworks import load_framework
-from hetctl.runtime.frameworks.keras_model import deferred_values
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
@@ -205,16 +204,3 @@ def test_other_layers_have_no_memory():
     # The other half are the slots of momentum.
     assert 0 <= held_bytes() - before - 10 * layer_bytes < 100
     assert sum(weights.nbytes for weights in stage.weights()) == 5 * layer_bytes
-
-
-def test_deferred_values_are_those_of_the_initializer():
-    with deferred_values() as deferred:
-        optimizer = keras.optimizers.SGD(0.5)
-        layer = layers.Dense(2, kernel_initializer=keras.initializers.RandomNormal(seed=4))
-        layer.build((3, 3))
-        before = layer.kernel.numpy()
-    assert [variable.path for variable in deferred] == [layer.kernel.path, layer.bias.path]
-    assert float(optimizer.learning_rate) == 0.5
-    assert layer.kernel._value is None
-    layer.kernel._deferred_initialize()
-    assert np.array_equal(layer.kernel.numpy(), before)

@@ -18,7 +18,7 @@ from workbench import ranks_of, wait_for
 
 from hetctl.methods.pipeline.layouts import PipelineProblem
 from hetctl.methods.pipeline.stage_costs import UNNAMED, Layer, LayerProfile, Links
-from hetctl.methods.pipeline.sync_cost import Waves
+from hetctl.methods.pipeline.transfers import Waves
 from hetctl.model.ensemble import Ensemble, Functions, Member, StopRule
 from hetctl.model.plan import PIPELINE
 from hetctl.model.serialization import encode

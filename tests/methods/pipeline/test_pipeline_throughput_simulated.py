@@ -10,16 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hetctl.methods.pipeline.pipeline_plan import (
-    POLICIES,
-    PipelineOptions,
-    Waves,
-)
+from hetctl.methods.pipeline.pipeline_plan import POLICIES, PipelineOptions
 from hetctl.methods.pipeline.pipeline_plan import plan as made
-from hetctl.methods.pipeline.simulate import PipelineRun, simulate_pipelines, simulate_plan
 from hetctl.methods.pipeline.stage_costs import Layer, LayerProfile, Links, PipelineCluster
-from hetctl.methods.pipeline.throughput import Pipeline, StageTask, bottleneck_s, held
-from hetctl.methods.pipeline.transfers import IN, OUT, Leg, Receiving, Traffic
+from hetctl.methods.pipeline.throughput import (
+    Pipeline,
+    PipelineRun,
+    StageTask,
+    bottleneck_s,
+    held,
+    simulate_pipelines,
+)
+from hetctl.methods.pipeline.transfers import IN, OUT, Leg, Receiving, Traffic, Waves
 from hetctl.methods.pipeline.wsp import Bounds, GlobalClock, WspClock
 from hetctl.model.plan import PS_PLACEMENTS
 
@@ -222,5 +224,5 @@ def test_a_plan_with_waves_reaches_its_predicted_throughput(placement: str, dist
     waves = Waves(distance, placement)
     for policy in POLICIES:
         planned = made(LAYERS, CLUSTER, policy, PipelineOptions(waves=waves))
-        run = simulate_plan(planned, 40)
+        run = planned.simulated(40)
         assert run.throughput == pytest.approx(planned.throughput, rel=0.02)

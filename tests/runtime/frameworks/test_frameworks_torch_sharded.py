@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hetctl.model.errors import BadInputError
-from hetctl.runtime.frameworks.torch_shards import read_shards, write_shards
+from hetctl.runtime.frameworks.torch_sharded import read_shards, write_shards
 
 pytestmark = [
     pytest.mark.training,

@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 from pipeline_exact import groupings
 from pipelines import PLENTY, cluster, clusters, profile, profiles
 
-from hetctl.methods.pipeline.evaluate import GroupingEvaluator
 from hetctl.methods.pipeline.grouping import GROUPINGS
-from hetctl.methods.pipeline.pipeline_plan import PipelineOptions, VirtualWorker, Waves, plan
+from hetctl.methods.pipeline.pipeline_plan import GroupingEvaluator, PipelineOptions, plan
 from hetctl.methods.pipeline.stage_costs import Layer, LayerProfile, Links, PipelineCluster, most_in_flight
-from hetctl.methods.pipeline.sync_cost import traffic_of
+from hetctl.methods.pipeline.stages import VirtualWorker
 from hetctl.methods.pipeline.throughput import Pipeline, common_period_s, least_period_s
-from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Leg, Traffic, at_once_s
+from hetctl.methods.pipeline.transfers import IN, OUT, SERVER, Leg, Traffic, Waves, at_once_s, traffic_of
 from hetctl.model.errors import InfeasibleError
 from hetctl.model.pipelines import Stage
 from hetctl.model.plan import LOCAL, PS_PLACEMENTS, ROUND_ROBIN
