@@ -57,32 +57,23 @@ def run_waves(workers: Sequence[Pipeline], bounds: Bounds, waves: int) -> list[F
     network, servers = Network(), Servers(len(workers))
     servers.flows = [Flow(one, number, bounds, network, servers) for number, one in enumerate(workers)]
     for flow in servers.flows:
-        flow.begin()
-    while servers.completed < waves:
+        flow.fill(0.0)
+    while min(len(flow.completed_s) for flow in servers.flows) < waves * bounds.in_flight:
         network.step()
     return servers.flows
 
 
 class Servers:
-    """Parameter servers: which waves of each virtual worker are complete, and which are sent."""
+    """Parameter servers, which know the waves of each virtual worker that are sent."""
 
     def __init__(self, workers: int) -> None:
         self.flows: list[Flow] = []
-        self._complete, self._sent = [0] * workers, [0] * workers
-
-    @property
-    def completed(self) -> int:
-        """Number of waves that all virtual workers have completed."""
-        return min(self._complete)
+        self._sent = [0] * workers
 
     @property
     def waves(self) -> int:
         """Number of waves of all virtual workers in the global weights, c_global."""
         return min(self._sent)
-
-    def complete(self, worker: int) -> None:
-        """Count a wave that a virtual worker has completed."""
-        self._complete[worker] += 1
 
     def receive(self, worker: int, now_s: float) -> None:
         """Add a wave; whoever waits for it may fetch the weights."""
@@ -123,11 +114,7 @@ class Flow:
         self._to_send, self._is_fetching = 0, False
         self._wanted: tuple[int, float] | None = None
 
-    def begin(self) -> None:
-        """Start the first minibatches."""
-        self._fill(0.0)
-
-    def _fill(self, now_s: float) -> None:
+    def fill(self, now_s: float) -> None:
         """Let minibatches enter while there is room and the weights are new enough."""
         while self._room and self._wanted is None:
             needed = self._bounds.waves_needed(self._entered + 1)
@@ -151,17 +138,16 @@ class Flow:
         assert self._wanted is not None
         self.waits_s.append((self._wanted[1], now_s))
         self._fetched, self._wanted, self._is_fetching = waves, None, False
-        self._fill(now_s)
+        self.fill(now_s)
 
     def _complete(self, now_s: float) -> None:
         self.completed_s.append(now_s)
         self._room += 1
         if len(self.completed_s) % self._bounds.in_flight == 0:
-            self._servers.complete(self._number)
             self._to_send += 1
             if self._to_send == 1:
                 self._network.carry(self._traffic.push, now_s, self._sent)
-        self._fill(now_s)
+        self.fill(now_s)
 
     def _sent(self, now_s: float) -> None:
         """Waves are sent one after another."""
@@ -179,15 +165,12 @@ class Flow:
         # `backward` is an index here: 0 for the forward pass, 1 for the backward pass.
         passes = self._passes[stage]
         end_s = now_s + (sum(passes) if stage == self._last else passes[backward])
-        if self._receiving:
-            end_s += self._delay_s(stage, backward, now_s)
+        lines, seconds = self._receiving[stage][backward] if self._receiving else ((), 0.0)
+        if lines:
+            # Links may carry something else at first.
+            end_s += self._network.end_s(lines, now_s, seconds) - now_s - seconds
         self.tasks.append(StageTask(stage, minibatch, backward, ready_s, now_s, end_s))
         self._network.at(end_s, partial(self._end, stage, backward, minibatch))
-
-    def _delay_s(self, stage: int, backward: bool, now_s: float) -> float:
-        """Return the seconds that a pass waits for links that carry something else."""
-        lines, seconds = self._receiving[stage][backward]
-        return self._network.end_s(lines, now_s, seconds) - now_s - seconds if lines else 0.0
 
     def _end(self, stage: int, backward: bool, minibatch: int, now_s: float) -> None:
         self._running[stage] = False

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 from hetctl.methods.pipeline.stage_costs import Gpu, LayerProfile, Links, PipelineCluster
 from hetctl.methods.pipeline.stages import VirtualWorker, stages_of_layers
-from hetctl.model.pipelines import Stage
 from hetctl.model.plan import LOCAL
 
 Line = tuple[str, int]
@@ -245,23 +244,16 @@ def _received(
     worker: VirtualWorker, layers: LayerProfile, links: Links
 ) -> tuple[tuple[Receiving, ...], tuple[Receiving, ...]]:
     """Return the activations and the gradients of each stage that cross links between nodes."""
-    crossing = [_receiving(before, after, layers, links) for before, after in pairwise(worker.stages)]
-    if not any(forward.lines for forward, _ in crossing):
+    activations, gradients = [NOTHING], []
+    for before, after in pairwise(worker.stages):
+        seconds = layers.layers[before.last].activation_bytes * links.inter_s_per_byte
+        forward = Receiving(((OUT, before.node), (IN, after.node)), seconds)
+        backward = Receiving(((OUT, after.node), (IN, before.node)), seconds)
+        activations.append(NOTHING if before.node == after.node else forward)
+        gradients.append(NOTHING if before.node == after.node else backward)
+    if not any(one.lines for one in activations):
         return (), ()
-    activations, gradients = zip(*crossing, strict=True)
-    return (NOTHING, *activations), (*gradients, NOTHING)
-
-
-def _receiving(
-    before: Stage, after: Stage, layers: LayerProfile, links: Links
-) -> tuple[Receiving, Receiving]:
-    """Return the transfers of activations to a stage, and of gradients from it."""
-    if before.node == after.node:
-        return NOTHING, NOTHING
-    seconds = layers.layers[before.last].activation_bytes * links.inter_s_per_byte
-    forward = ((OUT, before.node), (IN, after.node))
-    backward = ((OUT, after.node), (IN, before.node))
-    return Receiving(forward, seconds), Receiving(backward, seconds)
+    return tuple(activations), (*gradients, NOTHING)
 
 
 def _over(kind: str, sizes: Counts, links: Links) -> list[Lane]:
