@@ -176,7 +176,11 @@ class HopPlanner:
         self._times = train, evaluate
         if self.scheduler == "randomized":
             return HopPlan()
-        epochs = {member.name: epochs_left(member) for member in members}
+        epochs = {
+            # An epoch at least is left.
+            member.name: max(1, math.ceil(member.samples_left / (member.samples_per_epoch or math.inf)))
+            for member in members
+        }
         visits = self._visits(hopper, epochs, now_s)
         free: defaultdict[str, float] = defaultdict(float)
         total: defaultdict[str, float] = defaultdict(float)
@@ -219,11 +223,6 @@ def _kind(unit: Unit, worker: str) -> tuple[str, bool, int]:
 def is_evaluation(epoch: int) -> bool:
     """Return true if an epoch of the hopper consists of evaluation visits."""
     return epoch % 2 == 1
-
-
-def epochs_left(workload: Workload) -> int:
-    """Return the number of epochs that a member is expected to have left, at least 1."""
-    return max(1, math.ceil(workload.samples_left / (workload.samples_per_epoch or math.inf)))
 
 
 def _time_in(units: UnitTimes, unit: Unit, worker: str) -> float:

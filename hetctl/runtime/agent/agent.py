@@ -38,9 +38,8 @@ from hetctl.runtime.agent.messages import (
     GpuFacts,
     Overuse,
 )
-from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills
+from hetctl.runtime.agent.rank_memory import MemoryWatch, oom_kills, remove_shared_files
 from hetctl.runtime.agent.rank_template import RankStart, Serve, Template, TemplateReady
-from hetctl.runtime.agent.shared_files import remove_shared_files
 from hetctl.runtime.agent.state_store import StateStore
 from hetctl.runtime.data.partition_folder import path_on_node
 from hetctl.runtime.data.stage_in import Staging

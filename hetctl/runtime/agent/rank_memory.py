@@ -1,9 +1,10 @@
-"""Memory of this node: its limits, the ranks' shares of it, and kills for lack of memory."""
+"""Memory of this node: its limits, the ranks' shares of it, kills for lack of it, and files that are left."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hetctl.storage.processes import commands_below
 
 MEMBERSHIP, ROOT = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 PROCESSES = Path("/proc")
+SHARED_MEMORY = Path("/dev/shm")
 KIBIBYTE = 1024
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 NEARLY = 0.95
@@ -183,6 +185,18 @@ def oom_kills(membership: Path = MEMBERSHIP, root: Path = ROOT) -> int:
     """Return how many processes of this control group were killed for memory; 0 if that is not counted."""
     own = _own_groups(membership, root)
     return max((_line(folder / version.kills, "oom_kill") for version, folder in own), default=0)
+
+
+def remove_shared_files(pid: int, folder: Path = SHARED_MEMORY) -> None:
+    """Remove what a process has shared with other processes; those that have it open keep it.
+
+    Ranks end without exit handlers. PyTorch counts there who has opened tensors of the process (80 kB), and
+    CUDA keeps handles of events.
+    """
+    for pattern in (f"torch_{pid}_*", f"cuda.shm.{os.getuid():x}.{pid:x}.*"):
+        for path in folder.glob(pattern):
+            with suppress(OSError):
+                path.unlink()
 
 
 def _own_groups(membership: Path, root: Path) -> list[tuple[_ControlGroupVersion, Path]]:

@@ -166,7 +166,7 @@ class StateStore:
             size_bytes = int(connection.receive(self._silent_s))
             if size_bytes < 0:
                 raise LookupError(f"the other node does not have {name}")
-            self._spare.take(temporary)
+            self._spare.rename_to(temporary)
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600)
             with os.fdopen(descriptor, "wb", buffering=0) as file:
                 file.truncate(size_bytes)
@@ -225,7 +225,7 @@ class SpareFile:
         self._lock = threading.Lock()
         self._closed = False
 
-    def take(self, path: Path) -> None:
+    def rename_to(self, path: Path) -> None:
         """Give the file, if there is one, another name; its content is arbitrary."""
         with suppress(FileNotFoundError):
             self.path.replace(path)

@@ -439,7 +439,7 @@ class Driver:
         """Start tasks; report those that cannot be launched as ended."""
         started: set[str] = set()
         try:
-            members = self._members.as_they_are(task.name for task in command.tasks)
+            members = self._members.with_batch_sizes(task.name for task in command.tasks)
             started = self._rounds.start(command, members)
         except OSError as error:
             self._note_disk_error(error)

@@ -99,7 +99,7 @@ class HopJob(JobMode):
         assert job.spec.ensemble.partitions is not None
         count = job.spec.ensemble.partitions.count
         progress = [
-            hop_progress(member, states[member.name], count) for member in job.members.as_they_are(fit)
+            hop_progress(member, states[member.name], count) for member in job.members.with_batch_sizes(fit)
         ]
         scheduler = HopScheduler(self._rules(count, number), progress, self._planner(), observer)
         self._running = scheduler.running
@@ -166,7 +166,7 @@ class HopJob(JobMode):
         self._next_trials = time.monotonic() + TRIALS_EVERY_S
         asked = job.members.asked()
         new = [name for name, epochs in asked.items() if epochs > self._asked.get(name, 0)]
-        for member in job.members.as_they_are(new):
+        for member in job.members.with_batch_sizes(new):
             yield PATIENT.call(progress_of, job.folder, job.spec, member)
         self._asked.update(asked)
 

@@ -96,7 +96,7 @@ class RunMembers:
         self._refresh()
         return self._workloads.left
 
-    def as_they_are(self, names: Iterable[str]) -> tuple[Member, ...]:
+    def with_batch_sizes(self, names: Iterable[str]) -> tuple[Member, ...]:
         """Return members with their current batch sizes, which may be smaller than those of the ensemble."""
         progress = self._state.progress
         members = (self._member(name) for name in names)

@@ -134,7 +134,7 @@ class KeptNetworks:
         """Return the number of networks."""
         return len(self._kept)
 
-    def take(self, member: Member, ranks: int) -> TrainableNetwork | None:
+    def pop(self, member: Member, ranks: int) -> TrainableNetwork | None:
         """Return a member's network, which is kept no longer; None if there is none for its settings.
 
         Parameters

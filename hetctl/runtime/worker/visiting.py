@@ -226,7 +226,7 @@ class Visitor:
         A network that has trained cannot take over the learning rate of another number of GPUs. All ranks of
         a group build it, or none: they make their weights equal.
         """
-        kept = self._resources.networks.take(self._member, self._group.size)
+        kept = self._resources.networks.pop(self._member, self._group.size)
         fits = kept is not None and self._visit.state is not None and state.gpus == self._group.size
         all_fit = all(all_gather(self._group, fits))
         if kept is None or not all_fit:

@@ -177,7 +177,7 @@ def spare(tmp_path):
 def test_a_file_is_as_large_as_the_last_one_up_to_a_limit(spare, tmp_path, size_bytes, found):
     spare.renew(size_bytes)
     spare.renew(1)
-    spare.take(tmp_path / "next")
+    spare.rename_to(tmp_path / "next")
     assert (tmp_path / "next").stat().st_size == found
     assert (tmp_path / "next").stat().st_blocks * 512 >= found
     assert not spare.path.exists()
@@ -185,7 +185,7 @@ def test_a_file_is_as_large_as_the_last_one_up_to_a_limit(spare, tmp_path, size_
 
 def test_without_a_file_nothing_is_taken(spare, tmp_path):
     spare.renew(0)
-    spare.take(tmp_path / "next")
+    spare.rename_to(tmp_path / "next")
     assert list(tmp_path.iterdir()) == []
 
 
