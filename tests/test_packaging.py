@@ -96,6 +96,7 @@ def test_the_sdist_holds_what_the_wheel_holds(distributions):
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
     assert modules <= files
+    assert {"hetctl/reports/page.html.j2", "hetctl/py.typed"} <= modules
     assert {"LICENSE", "README.md", "setup.py", "templates/base.sh.j2", "site-configs/local.yaml"} <= files
 
 
