@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from hetctl.methods.hopper import SCHEDULERS
 from hetctl.methods.hopper.list_schedule import Indices, Residual, dispatch
@@ -97,20 +97,12 @@ def _sets(epochs: Mapping[str, int]) -> list[frozenset[str]]:
     return sets
 
 
-@dataclass(frozen=True)
-class HopPlan:
-    """Planned visits; times in seconds from the time of planning.
+HopPlan = tuple[tuple[Visit, ...], float, float]
+"""Visits in an order in which they could start, their predicted time, and its lower bound, in seconds.
 
-    Parameters
-    ----------
-    visits : tuple of Visit
-        Visits in an order in which they could start. Others are drawn: all, if this is empty, and evaluation
-        visits after a change of workers.
-    """
-
-    visits: tuple[Visit, ...] = ()
-    predicted_s: float = 0.0
-    lower_bound_s: float = 0.0
+Others are drawn: all, if there are none, and evaluation visits after a change of workers.
+"""
+NO_PLAN: HopPlan = (), 0.0, 0.0
 
 
 class HopPlanner:
@@ -171,11 +163,11 @@ class HopPlanner:
         """
         members = [left[name] for name in hopper.configs if name in left]
         if not members or not set().union(*hopper.workers.values()).issuperset(hopper.partitions):
-            return HopPlan()
+            return NO_PLAN
         train, evaluate = (_times(members, hopper, nodes, evaluates=kind) for kind in (False, True))
         self._times = train, evaluate
         if self.scheduler == "randomized":
-            return HopPlan()
+            return NO_PLAN
         epochs = {
             # An epoch at least is left.
             member.name: max(1, math.ceil(member.samples_left / (member.samples_per_epoch or math.inf)))
@@ -190,7 +182,7 @@ class HopPlanner:
             free[visit.config] = free[visit.worker] = max(free[visit.config], free[visit.worker]) + seconds
             total[visit.config] += seconds
             total[visit.worker] += seconds
-        return HopPlan(visits, max(free.values(), default=0.0), max(total.values(), default=0.0))
+        return visits, max(free.values(), default=0.0), max(total.values(), default=0.0)
 
     def _visits(self, hopper: Hopper, epochs: Mapping[str, int], now_s: float) -> tuple[Visit, ...]:
         """Return planned visits: of whole epochs if none has begun, and else of what is left."""

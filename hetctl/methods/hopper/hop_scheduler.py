@@ -112,7 +112,9 @@ class HopScheduler(JobScheduler):
         )
         for each in progress:
             self._hopper.config_joins(each.member.name, 2 * len(each.history) + each.evaluating)
-        self._states = {each.member.name: MemberStates.at(each.visit) for each in progress}
+        self._states = {
+            each.member.name: MemberStates(number=each.visit, saved_number=each.visit) for each in progress
+        }
         self._stores: dict[str, tuple[str, ...]] = {}
         self._awaited: set[str] = set()
         self._opening: dict[str, float] = {}
@@ -294,7 +296,7 @@ class HopScheduler(JobScheduler):
             return
         if name not in self._members:
             self._history[name] = list(joined.history)
-            self._states[name] = MemberStates.at(joined.visit)
+            self._states[name] = MemberStates(number=joined.visit, saved_number=joined.visit)
         self._members[name] = joined.member
         self._hopper.config_joins(name, 2 * len(self._history[name]))
 
@@ -479,15 +481,13 @@ class HopScheduler(JobScheduler):
         """Make a plan for the present workers, and report it."""
         left = self._observer.left(now_s)
         cluster = tuple(self.pool.nodes.values())
-        made = self._planner.plan(hopper, left, cluster, now_s)
+        visits, predicted_s, lower_bound_s = self._planner.plan(hopper, left, cluster, now_s)
+        workers = dict(hopper.workers)
         self._commands.append(
-            HopPlanMade(
-                *(self._planner.scheduler, made.predicted_s, made.lower_bound_s),
-                *(dict(hopper.workers), self._change),
-            )
+            HopPlanMade(self._planner.scheduler, predicted_s, lower_bound_s, workers, self._change)
         )
         self._change = "used up"
-        return made.visits
+        return visits
 
     def _node_of(self, member: str) -> str:
         """Return the node that a member visits."""

@@ -40,11 +40,6 @@ class MemberStates:
     unsaved: list[Visit] = field(default_factory=list)
     failures: int = 0
 
-    @classmethod
-    def at(cls, number: int) -> MemberStates:
-        """Return the states of a member with the visit of this number in its checkpoint; -1: with none."""
-        return cls(number=number, saved_number=number)
-
     @property
     def is_saved(self) -> bool:
         """True if the newest state is in a checkpoint."""
