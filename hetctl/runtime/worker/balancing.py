@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import numpy.typing as npt
 
 from hetctl.methods.balance.drift import DriftDetector
 from hetctl.methods.balance.manager import BatchSizeManager, Observation
@@ -29,6 +27,7 @@ from hetctl.runtime.data.sampler import parts_of
 from hetctl.runtime.frameworks.packed_state import pack, unpack
 from hetctl.runtime.job_logs import log_line
 from hetctl.runtime.worker.background_training import BackgroundTraining
+from hetctl.runtime.worker.checkpoint import Arrays
 from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.hardware import NodeLoad
 from hetctl.runtime.worker.messages import TrainingSpec
@@ -48,7 +47,6 @@ every other step would halve its speed. `curve` would judge its new sizes by tim
 
 UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """Errors of a state that is no state of a manager."""
-Arrays = Mapping[str, npt.NDArray[Any]]
 
 StepReport = tuple[int, float, float, float]
 """Step, its seconds, the share of available cores, and that of memory in use."""

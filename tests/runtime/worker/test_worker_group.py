@@ -182,29 +182,21 @@ def test_ranks_that_do_not_meet_say_so():
         join_group(nowhere, BackendOfTests(), unexpected, **soon)
 
 
-def initialized_on_two_hosts(monkeypatch, interfaces):
-    """Form a group of ranks of different hosts; return their `initialize` calls, and the address."""
+THERE = {"lo": ["127.0.0.1"], "hsn0": [], "hsn1": ["10.0.0.1"]}
+INTERFACES = {
+    "the control network": (NetworkInterfaces(control=("none*", "lo")), "lo"),
+    "that of gloo": (NetworkInterfaces(("lo",), ("hsn*",)), "hsn1"),
+}
+
+
+@pytest.mark.parametrize(("interfaces", "chosen"), INTERFACES.values(), ids=INTERFACES)
+def test_ranks_of_two_hosts_connect_at_the_sites_interfaces(monkeypatch, interfaces, chosen):
     monkeypatch.setattr(group.socket, "gethostname", lambda: threading.current_thread().name)
-    ranks = Ranks(
-        lambda ranks: ranks.barrier_and_close(),
-        lambda ranks: ranks.barrier_and_close(),
-        interfaces=interfaces,
-    )
+    monkeypatch.setattr("hetctl.runtime.interfaces.addresses", lambda: THERE)
+    ranks = Ranks(*[lambda ranks: ranks.barrier_and_close()] * 2, interfaces=interfaces)
     assert ranks.results == {0: None, 1: None}
-    return sorted(ranks.backend.initialized), ranks.masters.get(timeout=60)
-
-
-def test_ranks_of_several_hosts_connect_at_the_sites_interface(monkeypatch):
-    met, master = initialized_on_two_hosts(monkeypatch, NetworkInterfaces(control=("none*", "lo")))
-    assert master.host == "127.0.0.1"
-    assert met == [(0, 2, "127.0.0.1", "lo"), (1, 2, "127.0.0.1", "lo")]
-
-
-def test_gloo_uses_the_interface_that_the_site_names(monkeypatch):
-    there = {"lo": ["127.0.0.1"], "hsn0": [], "hsn1": ["10.0.0.1"]}
-    monkeypatch.setattr("hetctl.runtime.interfaces.addresses", lambda: there)
-    met, _ = initialized_on_two_hosts(monkeypatch, NetworkInterfaces(("lo",), ("hsn*",)))
-    assert [interface for *_, interface in met] == ["hsn1", "hsn1"]
+    assert ranks.masters.get(timeout=60).host == "127.0.0.1"
+    assert sorted(ranks.backend.initialized) == [(rank, 2, "127.0.0.1", chosen) for rank in (0, 1)]
 
 
 @pytest.mark.parametrize("key", ["control", "gloo"])

@@ -90,12 +90,6 @@ def test_a_truncated_record_does_not_hide_later_ones(tmp_path, torn):
     assert [step for step, _ in read(path.parent)["loss"]] == [1, 3]
 
 
-def test_without_tensorboard_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    TensorBoardWriter(tmp_path / "b" / "file", 200).show(result(1))
-    assert list(tmp_path.iterdir()) == []
-
-
 class Unfit:
     """A package that was made for another version of a package that it needs."""
 
@@ -103,8 +97,9 @@ class Unfit:
         raise RuntimeError("incompatible versions of protobuf")
 
 
-def test_a_tensorboard_that_cannot_be_imported_stops_no_training(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", Unfit())
+@pytest.mark.parametrize("module", [None, Unfit()], ids=["missing", "unfit"])
+def test_a_tensorboard_that_cannot_be_imported_stops_no_training(tmp_path, monkeypatch, module):
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", module)
     TensorBoardWriter(tmp_path / "b" / "file", 200).show(result(1))
     assert list(tmp_path.iterdir()) == []
 
