@@ -1,4 +1,4 @@
-"""Writers of checkpoints: of whole networks in a thread, while training goes on, or of parts by all ranks."""
+"""Writers of checkpoints: a thread for whole networks beside training, or all ranks for their parts."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from hetctl.runtime.worker.group import Group, all_gather
 from hetctl.storage.atomic_io import sync_folder
 
 OnSaved = Callable[[Manifest, float], None]
-"""Function called with a checkpoint that is on the disk, and the seconds that writing it took."""
+"""Function called with a checkpoint on the disk, and the seconds that writing it took."""
 
 
 CHECKED = "shards/{}"
-"""Name of the files of a rank, which a rank with this number checks when they are read."""
+"""Name of a rank's files; the rank with this number checks them when they are read."""
 
 
 class Saver:
@@ -138,10 +138,10 @@ class Saver:
 
 
 class ShardSaver(Saver):
-    """Writer of checkpoints by all ranks; training goes on when they are on the disk.
+    """Writer of checkpoints by all ranks; training waits until they are on the disk.
 
-    The ranks write into a folder with another name, which rank 0 renames; it then writes the other arrays and
-    the manifest, so that a checkpoint without a part of it counts as nonexistent.
+    The ranks write into a folder with another name. Rank 0 renames it, then writes the other arrays and the
+    manifest: a checkpoint that lacks a part counts as nonexistent.
     """
 
     def __init__(self, folder: CheckpointFolder, network: TrainableNetwork, group: Group) -> None:
@@ -163,7 +163,7 @@ class ShardSaver(Saver):
         if self._group.rank == 0:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(mode=0o700, parents=True)
-        # The others write into it only then.
+        # The others wait for this before they write into it.
         self._group.broadcast(True)
         try:
             self._network.write_shards(folder)
@@ -180,7 +180,7 @@ class ShardSaver(Saver):
         return self._folder.save(arrays, state, shards=named)
 
     def _gathered(self, folder: Path) -> list[ArrayFile]:
-        """Return the files of all ranks; each computes the checksums of its own."""
+        """Return the files of all ranks; each rank computes the checksums of its own."""
         rank = self._group.rank
         own = [*folder.glob(f"__{rank}_*"), *(folder.glob(".metadata") if rank == 0 else ())]
         files = [encode(file_in(folder, path, (CHECKED.format(rank),))) for path in sorted(own)]

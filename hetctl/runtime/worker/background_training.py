@@ -31,7 +31,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THRE
 class BackgroundTraining:
     """One training at a time, in a process of the lowest priority.
 
-    No call waits, but `start` takes some milliseconds. Without a result, as after the death of the process,
+    No call waits, but `start` takes some milliseconds. Without a result, as when the process has died,
     networks stay as they are.
 
     Parameters
@@ -68,11 +68,11 @@ class BackgroundTraining:
         return None
 
     def close(self) -> None:
-        """Let the process end; a training is not awaited."""
+        """Let the process end; do not wait for a training."""
         self._given.put(None)
 
     def _serve(self) -> None:
-        """Pass trainings to the process, and its results back, until there is no more."""
+        """Pass trainings to the process and results back, until there are no more."""
         pipe = subprocess.PIPE
         try:
             with subprocess.Popen(COMMAND, stdin=pipe, stdout=pipe, env=os.environ | ONE_THREAD) as process:
@@ -87,8 +87,8 @@ class BackgroundTraining:
 
 
 def main() -> None:
-    """Compute the trainings on standard input until it ends, as it does with the parent."""
-    # Signals to the whole job are for the parent.
+    """Compute the trainings on standard input until it ends; it ends with the parent."""
+    # The parent handles signals to the whole job.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)

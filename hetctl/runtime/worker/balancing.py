@@ -1,6 +1,6 @@
 """Batch sizes of a group that follow the speeds of its ranks (LB-BSP, Algorithm 3).
 
-Before each step every rank reports the time of its last ones, and rank 0 answers with the sizes of the next.
+Before each step every rank reports the times of its last steps; rank 0 answers with the next sizes.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from hetctl.storage.atomic_io import make_private_folder
 from hetctl.storage.event_files import EventWriter
 
 WARM_UP = 2
-"""First steps whose times do not count: they compile, allocate and tune."""
+"""Number of first steps, whose times do not count: they compile, allocate and tune."""
 BLOCKING = frozenset({"cpu"})
-"""Managers whose answer each step waits for (LB-BSP, section 4: with fast-changing speeds, a late answer is
-a wrong one). For the others, a report that arrives after rank 0 has decided counts in a later step."""
+"""Managers whose answer each step waits for: with fast-changing speeds a late answer is wrong (LB-BSP,
+section 4). With the others, a report that arrives after rank 0's decision counts in a later step."""
 
 TAKES_LATE = frozenset({"gpu"})
-"""Managers that use steps which began with older sizes: this one moves a few samples at a time, and skipping
-every other step would halve its speed. `curve` would judge its new sizes by times of the old ones."""
+"""Managers that use steps which began with older sizes: this one moves a few samples at a time, and would be
+half as fast if it skipped every other step. `curve` would judge its new sizes by times of the old ones."""
 
 UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""Errors of a state that is no state of a manager."""
+"""Errors of data that is no state of a manager."""
 
 StepReport = tuple[int, float, float, float]
-"""Step, its seconds, the share of available cores, and that of memory in use."""
+"""Step, its seconds, the share of available cores, and the share of memory in use."""
 
 
 class Balancer:
@@ -67,7 +67,7 @@ class Balancer:
         self._group, self._timer = group, timer
         self._load = NodeLoad()
         self._step = 0
-        # Every rank begins with the same sizes, and takes over those of rank 0 before the first step.
+        # All ranks begin with equal sizes, and take over rank 0's before the first step.
         self.sizes = (total // group.size,) * group.size
 
     @property
@@ -76,18 +76,18 @@ class Balancer:
         return self.sizes[self._group.rank]
 
     def shares(self) -> tuple[RankShare, ...]:
-        """Return the parts of the ranks in the last iteration that all have reported, on rank 0."""
+        """Return, on rank 0, the parts of the ranks in the last iteration that all ranks have reported."""
         return ()
 
     def state(self) -> Arrays:
-        """Return the manager's state for a checkpoint, on rank 0; empty if there is none."""
+        """Return, on rank 0, the manager's state for a checkpoint; empty if there is none."""
         return {}
 
     def restore(self, state: Arrays) -> None:
-        """Have the manager continue with a state, if it suits the group; it is rank 0's that counts."""
+        """Have the manager continue with rank 0's state, if it suits the group."""
 
     def before_step(self, wish: int, left: int) -> int:  # noqa: ARG002
-        """Exchange times and sizes, and start the time of the step; return rank 0's wish."""
+        """Exchange times and sizes, and start the step's timer; return rank 0's wish."""
         decision, sizes = self._group.broadcast(self._answer(wish, self._reports()))
         if decision:
             return int(decision)
@@ -97,7 +97,7 @@ class Balancer:
         return GO_ON
 
     def _answer(self, wish: int, reports: Sequence[StepReport]) -> Any:  # noqa: ARG002
-        """Send the times to rank 0, which returns a wish and the sizes of the next step."""
+        """Send the times to rank 0; return its wish and the sizes of the next step."""
         self._group.report(reports)
 
     def _reports(self) -> list[StepReport]:
@@ -161,7 +161,7 @@ class LeadingBalancer(Balancer):
         self._ranks: tuple[RankShare, ...] = ()
 
     def before_step(self, wish: int, left: int) -> int:
-        """Exchange times and sizes, and note the beginning of a step whose time is to count."""
+        """Exchange times and sizes, and note the start of a step whose time counts."""
         decision = super().before_step(wish, left)
         if decision == GO_ON and self._step > WARM_UP and left >= sum(self.sizes):
             self._begun[self._step] = self.sizes
@@ -180,14 +180,14 @@ class LeadingBalancer(Balancer):
         return wish, self._next_sizes
 
     def shares(self) -> tuple[RankShare, ...]:
-        """Return the parts of the ranks in the last iteration that all have reported."""
+        """Return the parts of the ranks in the last iteration that all ranks have reported."""
         return self._ranks
 
     def state(self) -> Arrays:
         """Return the manager's state for a checkpoint; empty if there is none."""
         if self._manager is None:
             return {}
-        # A state whose iterations are not in the log could not be repeated from it.
+        # A replay from the log needs all iterations that led to this state.
         self._log.flush()
         return pack(
             {
@@ -199,10 +199,7 @@ class LeadingBalancer(Balancer):
         )
 
     def restore(self, state: Arrays) -> None:
-        """Continue with a state, if it is that of the same workers with the same total and settings.
-
-        A state that another version of hetctl has written is not used either.
-        """
+        """Continue with a state of the same workers, total, settings and version of hetctl; ignore others."""
         start = self._start
         try:
             given = unpack(state)
@@ -250,7 +247,7 @@ class LeadingBalancer(Balancer):
         self._warned = len(manager.warnings)
 
     def _learn(self, learner: Learner) -> Values | None:
-        """Give the learner a result if there is one, else the background its training; return the result."""
+        """Return the background's result, which the learner adopts; without one, offer it a training."""
         found = self._background.result()
         if found is not None:
             learner.adopt(found)
@@ -265,10 +262,10 @@ class LeadingBalancer(Balancer):
         self._begin_manager(self._manager)
 
     def _begin_manager(self, manager: BatchSizeManager) -> None:
-        """Start the process for the manager's networks, if it has any, and log its start."""
+        """Log the manager's start; start the process if it has networks."""
         self._next_sizes = manager.batches
         if manager.learner is not None:
-            # Here, and not with the first training: mostly no step has begun, and none is delayed.
+            # Not with the first training: here mostly no step has begun that it could delay.
             self._background.start()
         self._log.add(replace(self._start, batches=manager.batches, continued=self._iterations))
 
@@ -286,28 +283,28 @@ LINES_EVERY_S = 1.0
 """Seconds between two writes to the log."""
 LONGEST_LINE = 2**20
 WHOLE_BYTES = 2**26
-"""Size of a log from which on iterations are left out."""
+"""Size of a log beyond which it leaves iterations out."""
 SIZES_EVERY_S = 10.0
-"""Least seconds between two events about sizes: some managers change them in each step."""
+"""Least seconds between two events about sizes: some managers change sizes in each step."""
 
 
 def interval(size_bytes: int, whole_bytes: int = WHOLE_BYTES) -> int:
-    """Return of how many iterations one is written into a log of this size.
+    """Return n for a log of this size: it gets one of n iterations.
 
-    All are at first; then one of 16, and half as many with every further eighth of the first size. So ten
-    million iterations with lines of 1 KB take 120 MB, and the log never becomes much larger.
+    At first it gets all, then one of 16, and half as many with each further eighth of the first size. So ten
+    million iterations with lines of 1 KB take 120 MB, and the log hardly grows beyond.
     """
     beyond = (size_bytes - whole_bytes) * 8 // whole_bytes
     return 1 if beyond < 0 else 16 << min(beyond, 10)
 
 
 class BalanceLog:
-    """Log of what a manager was given, for the replay; training goes on if the disk is full.
+    """Log of a manager's input, for the replay; training goes on if the disk is full.
 
     Parameters
     ----------
     whole_bytes : int
-        Size of the file from which on iterations are left out.
+        Size of the file beyond which iterations are left out.
     """
 
     def __init__(self, path: Path, whole_bytes: int = WHOLE_BYTES) -> None:
@@ -319,7 +316,7 @@ class BalanceLog:
         self._next_lines = 0.0
 
     def add(self, record: ManagerStart | LoggedIteration) -> None:
-        """Add a record, if the log is not too long; the file gets it within about `LINES_EVERY_S`."""
+        """Add a record, unless the log is too long; the file gets it within about `LINES_EVERY_S`."""
         every = interval(self._size_bytes, self._whole_bytes)
         if isinstance(record, ManagerStart) or record.number % every == 0:
             self._lines.append(json_line(record))

@@ -1,9 +1,9 @@
 """Checkpoints that are complete or do not exist: temporary file, fsync, rename, sync of the folder, checksum.
 
-A crash of the node at any moment leaves the last checkpoint that was reported. What was not synced may be
-lost then in any combination, a later rename without an earlier one, too. So the names of arrays are on the
-disk before their manifest gets its name, this is on the disk before the checkpoint is reported, and a file
-that a manifest names is never replaced.
+The last reported checkpoint survives a crash of the node at any moment. A crash may lose any combination of
+unsynced changes, also an earlier rename without a later one. So the arrays' names are synced before the
+manifest gets its name, the manifest's name is synced before the checkpoint is reported, and a file that a
+manifest names is never replaced.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ T = TypeVar("T")
 
 KEPT = 2
 UNFINISHED = (".npz", ".tmp")
-"""Endings of the files of a checkpoint that are there before its manifest."""
+"""Endings of a checkpoint's files that exist before its manifest."""
 PART = "{}.part-{:03d}.npz"
-"""Name of the file of a stage, from the checkpoint's name and the number of the part."""
+"""Name of a stage's file, from the checkpoint's name and the part's number."""
 SHARDS = "shards"
-"""Ending of the folder of a divided network."""
+"""Ending of the folder of a sharded network."""
 SHARDS_NAMES = f"{{}}.{SHARDS}", f"{{}}.again.{SHARDS}"
-"""Names of that folder, from the checkpoint's name: a state that is saved again takes the other one."""
+"""Names of that folder, from the checkpoint's name: a state saved again takes the other one."""
 SHARDS_PART = f"{{}}.{SHARDS}-part"
 """Name of that folder while ranks write into it."""
 PARENT = "parent.json"
-"""Name of the file that says how many epochs of a trial's checkpoint are those of its parent."""
+"""Name of the file with the number of epochs that a trial inherits from its parent."""
 TENSORBOARD = "events.out.tfevents.*"
 VISIT = 4
-"""Place of the number of the visit in the name of a checkpoint."""
+"""Index of the visit's number in the name of a checkpoint."""
 
 Arrays = Mapping[str, "npt.NDArray[Any]"]
 
@@ -77,10 +77,10 @@ class TrainingState:
     random_state : Any
         States of NumPy's and Python's global generators, as plain values.
     visited : tuple of int
-        Partitions that a member that hops has visited in the present pass, in order: to train the unfinished
-        epoch, or, if `evaluating`, to evaluate it.
+        Partitions, in order, that a member that hops has visited in the present pass. A pass trains an epoch
+        or, if `evaluating`, evaluates it.
     scores : mapping of str to float
-        Sums of the validation metrics times their samples over the evaluated partitions.
+        Sums over the evaluated partitions of each validation metric times its samples.
     scored : int
         Number of these samples.
     visit : int
@@ -107,7 +107,7 @@ class TrainingState:
 
     @property
     def order(self) -> tuple[int, int, int]:
-        """Progress as finished epochs, samples and evaluated partitions: later states compare greater."""
+        """Progress as finished epochs, samples and evaluated partitions; later states compare greater."""
         return len(self.epochs), self.part_samples, len(self.visited) if self.evaluating else 0
 
 
@@ -118,7 +118,7 @@ class ArrayFile:
     Parameters
     ----------
     names : tuple of str
-        Names of the arrays, for the stage of a pipeline; else empty.
+        Names of the arrays of a pipeline's stage; else empty.
     """
 
     file: str
@@ -138,9 +138,9 @@ class Manifest:
     bytes : int
         Size of all files.
     parts : tuple of ArrayFile
-        Files of the stages of a pipeline; `sha256` is then that of their checksums. Empty for others.
+        Files of a pipeline's stages; `sha256` is then the checksum of their checksums. Empty for others.
     shards : tuple of ArrayFile
-        Files of a divided network in the format of PyTorch, beside the arrays. Empty for others.
+        Files of a sharded network in PyTorch's format, beside the arrays. Empty for others.
     """
 
     file: str
@@ -173,7 +173,7 @@ class Loaded:
     invalid : tuple of str
         Names of newer checkpoints that are damaged.
     shards : str
-        Name of the folder of a divided network; empty for others.
+        Name of a sharded network's folder; empty for others.
     """
 
     arrays: dict[str, npt.NDArray[Any]] | None
@@ -184,7 +184,7 @@ class Loaded:
 
 @dataclass(frozen=True)
 class Inherited:
-    """Content of the file `PARENT`: the number of epochs that a trial has of its parent."""
+    """Content of the file `PARENT`: the number of epochs that a trial inherits."""
 
     epochs: int
 
@@ -192,7 +192,7 @@ class Inherited:
 def _patient(
     method: Callable[Concatenate[CheckpointFolder, P], T],
 ) -> Callable[Concatenate[CheckpointFolder, P], T]:
-    """Repeat a method while the file system does not answer, as the folder's patience says."""
+    """Repeat a method while the file system does not answer, within the folder's patience."""
 
     @wraps(method)
     def repeated(folder: CheckpointFolder, /, *arguments: P.args, **options: P.kwargs) -> T:
@@ -231,10 +231,10 @@ class CheckpointFolder:
         Parameters
         ----------
         since : int or None
-            Number of a visit; checkpoints with it or later ones are not deleted either. A node that was given
-            up may write states of visits that were undone, and others continue from an earlier one.
+            Number of a visit; checkpoints of this visit and later ones are kept, too. A node that was given
+            up may write states of undone visits, and other ranks continue from an earlier one.
         shards : sequence of ArrayFile
-            Files in `shards_of` this state, which are on the disk.
+            Files of this state in its folder of shards, which are on the disk.
 
         Raises
         ------
@@ -250,7 +250,7 @@ class CheckpointFolder:
 
     @_patient
     def save_part(self, arrays: Arrays, state: TrainingState, part: int) -> ArrayFile:
-        """Write the arrays of a stage of a pipeline; they count once `join_parts` has been called.
+        """Write the arrays of a pipeline's stage; they count after `join_parts`.
 
         Parameters
         ----------
@@ -268,7 +268,7 @@ class CheckpointFolder:
 
     @_patient
     def join_parts(self, parts: Sequence[ArrayFile], state: TrainingState) -> Manifest:
-        """Write the manifest of a checkpoint whose parts are on the disk; delete all but the last two."""
+        """Write the manifest for parts on the disk; delete all but the last two checkpoints."""
         file = f"{_name_of(state)}.json"
         digest = hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
         manifest = Manifest(file, sum(part.bytes for part in parts), digest, state, tuple(parts))
@@ -282,7 +282,7 @@ class CheckpointFolder:
         file = self.path / name
         with unfinished_file(file.with_suffix(".tmp")) as stream:
             np.savez(stream, **dict(arrays))
-            # Read again, because np.savez goes back to complete the headers of the archive.
+            # Read again: np.savez goes back to complete the archive's headers.
             stream.seek(0)
             digest = _digest(stream)
             size = stream.tell()
@@ -290,26 +290,26 @@ class CheckpointFolder:
             if name in self._named(state):
                 file = file.with_suffix(f".{digest[:8]}.npz")
             give_name(stream, file)
-        # A manifest is there only with its files, and may replace one that counts.
+        # Before the manifest, which may replace a valid one.
         sync_folder(self.path)
         return ArrayFile(file.name, size, digest)
 
     def _finish(self, manifest: Manifest, since: int | None) -> None:
-        """Write the manifest of a checkpoint whose files are on the disk, and delete old checkpoints."""
-        # Again, since arrays take long to write.
+        """Write the manifest for files on the disk, and delete old checkpoints."""
+        # Checked again, since arrays take long to write.
         self._patience.before()
         write_json(self.path / f"{_name_of(manifest.state)}.json", encode(manifest))
         self._drop_old(manifest, since)
 
     def new_shards(self, state: TrainingState) -> Path:
-        """Return the folder in which a checkpoint's files in the format of PyTorch are written."""
+        """Return the folder into which ranks write a checkpoint's files in PyTorch's format."""
         return self.path / SHARDS_PART.format(_name_of(state))
 
     def free_shards(self, state: TrainingState) -> Path:
-        """Return the name of that folder when all are there; an earlier checkpoint does not have it."""
+        """Return the final path of that folder, which no earlier checkpoint uses."""
         name, named = _name_of(state), self._named(state)
         path = self.path / next(n for n in (each.format(name) for each in SHARDS_NAMES) if n not in named)
-        # It may be that of a process that was killed before it wrote its manifest.
+        # A process that was killed before it wrote its manifest may have left it.
         shutil.rmtree(path, ignore_errors=True)
         return path
 
@@ -331,7 +331,7 @@ class CheckpointFolder:
         Parameters
         ----------
         fits : callable
-            Function that returns false for the state of a checkpoint that is to be left out.
+            Function that returns false for the state of a checkpoint to leave out.
         needs : callable
             Function that returns true for the names of arrays to read.
         """
@@ -374,10 +374,10 @@ class CheckpointFolder:
         return TrainingState()
 
     def inherit(self, origin: CheckpointFolder) -> None:
-        """Take the files of another member's folder, unless this folder has any: all of them or none.
+        """Take all files of another member's folder or none; nothing if this folder has any.
 
-        Files of checkpoints, which nobody changes, are linked, since copies of large ones take minutes.
-        Others, such as those of commands, are copied.
+        Files of checkpoints never change: they are linked, since copies of large ones take minutes. Other
+        files, such as those of commands, are copied.
 
         Raises
         ------
@@ -403,7 +403,7 @@ class CheckpointFolder:
         sync_folder(self.path.parent)
 
     def is_of_parent(self, state: TrainingState) -> bool:
-        """Return true for a state that another member has trained, from which this one begins."""
+        """Return true for a state that the parent has trained."""
         repair = 'write {"epochs": N} into it, with the number of epochs that the parent had trained'
         try:
             inherited = self._patience.call(read_json, self.path / PARENT, Inherited, repair)
@@ -437,7 +437,7 @@ class CheckpointFolder:
             return []
 
     def _drop_old(self, manifest: Manifest, since: int | None) -> None:
-        """Delete what a new checkpoint replaces, and older ones; no damaged one that is named after it."""
+        """Delete what a new checkpoint replaces, and older ones; keep damaged ones with later names."""
         new = _name_of(manifest.state)
         names = [path.stem for path in self._manifests()]
         kept = {new, *[name for name in names if name not in self._invalid][:KEPT]}
@@ -446,8 +446,8 @@ class CheckpointFolder:
             for name in names
             if name not in kept and name < max(kept) and (since is None or visit_in(name) < since)
         }
-        # The manifests first: an archive without one counts as nonexistent if the process is killed.
-        # Of members that hop, ranks of other nodes delete, too.
+        # Manifests first, in case the process is killed: without one an archive counts as nonexistent.
+        # If the member hops, ranks of other nodes delete, too.
         for name in old:
             (self.path / f"{name}.json").unlink(missing_ok=True)
         own = _names_in(manifest) | {f"{new}.json"}
@@ -468,9 +468,9 @@ class CheckpointFolder:
             path.unlink(missing_ok=True)
 
     def drop_unfinished(self) -> None:
-        """Delete what killed processes have left of checkpoints before those that are kept.
+        """Delete what killed processes have left of checkpoints older than the kept ones.
 
-        Not while the member hops: ranks of other nodes may still be writing states of earlier visits.
+        Do not call it while the member hops: ranks of other nodes may still write states of earlier visits.
         """
         kept = {path.stem for path in self._manifests()}
         for entry in self._entries("epoch-*"):
@@ -480,7 +480,7 @@ class CheckpointFolder:
 
 
 def file_in(root: Path, path: Path, names: Sequence[str]) -> ArrayFile:
-    """Return the description of a file below the folder `root`, with its checksum."""
+    """Return the description of a file below `root`, with its checksum."""
     with path.open("rb") as stream:
         digest = _digest(stream)
     return ArrayFile(str(path.relative_to(root)), path.stat().st_size, digest, tuple(names))
@@ -489,7 +489,7 @@ def file_in(root: Path, path: Path, names: Sequence[str]) -> ArrayFile:
 def _name_of(state: TrainingState) -> str:
     epochs, samples, evaluated = state.order
     name = f"epoch-{epochs:05d}-{samples:012d}"
-    # With the number of the visit no two ranks ever write the same file, even if one was given up.
+    # The visit's number keeps two ranks, one of them given up, from writing the same file.
     return name if state.visit < 0 else f"{name}-{evaluated:05d}-{state.visit:09d}"
 
 
@@ -532,7 +532,7 @@ def _copy_durably(source: str, target: str) -> None:
 def _read_files(
     folder: Path, manifest: Manifest, needs: Callable[[str], bool]
 ) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays that are needed; ValueError if a file that may have some is damaged."""
+    """Return the needed arrays; ValueError if a file that may have some is damaged."""
     import numpy as np
 
     found: dict[str, npt.NDArray[Any]] = {}

@@ -89,7 +89,7 @@ class SavingFailure:
     Parameters
     ----------
     events : EventWriter
-        Events of the member, for the failure of a rank that has no task by then.
+        Events of the member: the rank may have no task when it fails.
     """
 
     error: Exception
@@ -126,16 +126,16 @@ class WorkerContext:
     send : callable
         Function that sends the driver values by the name of the message, also in other threads.
     stop_reason : callable
-        Function that returns why the group with a key has to stop; None if it continues.
+        Function that returns why the group with this key has to stop; None if it continues.
     on_unsaved : callable
         Function called, in another thread, after a state could not be written.
 
     Attributes
     ----------
     lease : LeaseMark or None
-        Lease under which the present task writes; None: it needs none.
+        Lease under which the present task writes; None if it needs none.
     kept : KeptResources or None
-        Resources that last from one task of their kind to the next; None as long as no task needs any.
+        Resources that last from one task of their kind to the next; None until a task needs them.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class WorkerContext:
         return self._data is not None
 
     def load_data(self, ensemble: Ensemble, sharing: Sharing) -> WholeData | PartitionedData:
-        """Return the samples of all members of the ensemble that this node can read; load them at first."""
+        """Return the ensemble's samples that this node can read; load them at the first call."""
         if self._data is None:
             _, functions = self.load_code(ensemble)
             if ensemble.partitions and ensemble.reads_partitions:
@@ -174,7 +174,7 @@ class WorkerContext:
                     len(validation),
                     open_validation(validation, sharing, self.keep, self.heartbeat),
                 )
-            # Objects that stay need not be scanned each time that garbage of a member is collected.
+            # Garbage collections need not scan objects that stay.
             gc.collect()
             gc.freeze()
         self.heartbeat()
@@ -203,7 +203,7 @@ class WorkerContext:
         timeouts : Timeouts
             Time limits of the group.
         partial : bool
-            Train on the partitions that the group's nodes have, even if others are missing.
+            Train on the partitions of the group's nodes, even if others are missing.
         """
         (member,) = ensemble.members
         self._release_kept()
@@ -220,7 +220,7 @@ class WorkerContext:
         return BuiltMember(self.group, framework, network, training, validation)
 
     def open_alone(self, ensemble: Ensemble, sharing: Sharing, stack: ExitStack) -> Loader:
-        """Load the samples; return a loader of training samples, of the partitions that this node has."""
+        """Load the samples; return a loader of the training samples on this node."""
         data = self.load_data(ensemble, sharing)
         (member,) = ensemble.members
         training, _ = self._open(data, member, RankInfo(0, 1), InputShare(), stack, partial=True)
@@ -246,7 +246,7 @@ class WorkerContext:
         backend : CollectiveBackend or None
             Collective operations of the group; None: those of the framework.
         """
-        # An error while the group forms must not be blamed on the ranks of the last one.
+        # An error while the group forms must not be blamed on the last group's ranks.
         self.group = Group()
         backend = backend or self._loaded_code[0]
         self.group = join_group(
@@ -256,16 +256,16 @@ class WorkerContext:
         return self.group
 
     def build_network(self, member: Member, sample: Samples) -> TrainableNetwork:
-        """Return a fresh network of a member for the present group, as its seed determines it."""
+        """Return a fresh network of a member for the present group, with weights from its seed."""
         framework, functions = self._loaded_code
-        # Names and global generators would be left from other networks.
+        # Other networks have left names and states of global generators.
         self.start_layer(member)
         network = framework.build(member, functions, self.group, sample)
         self.heartbeat()
         return network
 
     def chain(self, ensemble: Ensemble) -> tuple[Framework, Chain]:
-        """Return the framework, and a member's network as a chain of layers; no samples are loaded.
+        """Return the framework, and a member's network as a chain of layers; load no samples.
 
         Raises
         ------
@@ -282,12 +282,12 @@ class WorkerContext:
         return framework, chain
 
     def start_layer(self, member: Member) -> None:
-        """Release the last layer, and seed all generators for the next one of a member."""
+        """Release the last layer, and seed all generators for a member's next one."""
         self._loaded_code[0].clear()
         self.prepare(member)
 
     def prepare(self, member: Member) -> None:
-        """Choose the device and limit threads, and choose algorithms and seed all generators for a member."""
+        """Choose the device, limit threads, choose algorithms and seed all generators for a member."""
         place = self.binding.cores, self.binding.device
         self._loaded_code[0].prepare(*place, member.seed, deterministic=member.deterministic)
 
@@ -297,14 +297,11 @@ class WorkerContext:
 
     @property
     def patience(self) -> Patience:
-        """Patience with a file system that does not answer: the rank is known to live meanwhile.
-
-        Without the lease of its driver it neither reads nor writes.
-        """
+        """Patience with a file system that does not answer; it sends heartbeats, and checks the lease."""
         return Patience(meanwhile=self.heartbeat, before=self.lease.check if self.lease else lambda: None)
 
     def writer(self, task: TaskMessage) -> EventWriter:
-        """Return the writer of a task's events; the driver learns the length of the file after each."""
+        """Return the writer of a task's events, which tells the driver the file's length after each."""
 
         def announce(length: int) -> None:
             with suppress(ConnectionError):
@@ -313,11 +310,11 @@ class WorkerContext:
         return EventWriter(task.events, task.name, task.round, announce, self.patience)
 
     def reporter(self, task: TaskMessage) -> Any:
-        """Return the writer on rank 0 of the group, and one that discards events on the other ranks."""
+        """Return rank 0's writer of events; on other ranks one that discards them."""
         return self.writer(task) if self.group.rank == 0 else SilentWriter()
 
     def heartbeat(self) -> None:
-        """Send a heartbeat if the last one was sent `HEARTBEAT_EVERY_S` ago or earlier."""
+        """Send a heartbeat, at most one every `HEARTBEAT_EVERY_S`."""
         now = time.monotonic()
         if now >= self._next_heartbeat:
             self._next_heartbeat = now + HEARTBEAT_EVERY_S
@@ -357,7 +354,7 @@ class WorkerContext:
     def load_code(self, ensemble: Ensemble) -> tuple[Framework, UserFunctions]:
         """Load the framework, and the user's functions."""
         framework = load_framework(ensemble.framework)
-        # Before the user's modules are imported, which may use random numbers for data, too.
+        # Before the import of the user's modules, which may draw random data.
         framework.prepare(self.binding.cores, self.binding.device, DATA_SEED)
         self._code = framework, load_functions(ensemble)
         return self._code

@@ -1,7 +1,7 @@
 """The ranks that train one member together: they connect when it starts and disconnect when it stops.
 
-Any processes can form a group and leave it again. The death of a rank ends only its own group, while an MPI
-world of all ranks would not survive it.
+Any processes can form a group and leave it again. A rank that dies ends only its own group; an MPI world of
+all ranks would die with it.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ def _losing_peers() -> Iterator[None]:
 
 
 class Group:
-    """The ranks of a member; rank 0 decides, reports and writes checkpoints. There is one rank by default."""
+    """The ranks of a member, one by default; rank 0 decides, reports and writes checkpoints."""
 
     size: int = 1
     rank: int = 0
 
     def broadcast(self, value: Any) -> Any:
-        """Return rank 0's value, which must be a JSON value, on every rank."""
+        """Return rank 0's value on every rank; a JSON value."""
         return value
 
     def report(self, value: Any) -> None:
-        """Send rank 0 a JSON value other than None, without waiting; rank 0 reads it with `reports`."""
+        """Send rank 0 a JSON value other than None, without waiting, for its `reports`."""
 
     def reports(self, wait: bool = False) -> Iterator[tuple[int, Any]]:  # noqa: ARG002
-        """Yield, on rank 0, the ranks and the values that have arrived since the last call.
+        """Yield, on rank 0, the values that have arrived since the last call, with their ranks.
 
         Parameters
         ----------
@@ -72,21 +72,21 @@ class Group:
 class CollectiveBackend:
     """Collective operations that exchange a group's gradients; each framework has its own.
 
-    There are none by default, as for ranks that only connect, such as the stages of a pipeline.
+    By default there are none, for ranks that only connect, such as a pipeline's stages.
 
     Attributes
     ----------
     needs : str
-        Names of the packages that it needs, for messages.
+        Names of the packages it needs, for messages.
     """
 
     needs = "nothing"
 
     def load(self) -> None:
-        """Import the packages that it needs; ImportError if one is missing."""
+        """Import the packages; ImportError if one is missing."""
 
     def initialize(self, group: ProcessGroup) -> None:
-        """Initialize it on the ranks of a group of several."""
+        """Initialize it on a group of several ranks."""
 
     def shutdown(self) -> None:
         """Shut it down, so that other groups can be formed."""
@@ -103,7 +103,7 @@ class RankInfo:
     master : Address or None
         Address at which rank 0 waits for the others; None for rank 0 itself.
     identity : JobIdentity or None
-        JobIdentity of the job, for a group on several nodes; None: all its ranks are on one.
+        Identity of the job, for a group on several nodes; None: all its ranks are on one.
     """
 
     rank: int
@@ -119,10 +119,10 @@ class ProcessGroup(Group):
     Parameters
     ----------
     connections : sequence of Connection
-        On rank 0 the connections to ranks 1, 2, ..; on any other rank the one to rank 0.
+        On rank 0 the connections to ranks 1, 2, ..; on another rank its connection to rank 0.
     host : str
-        Address at which all ranks reach rank 0, and the only one at which it should listen for them: that
-        of one interface, which is the loopback for ranks on one node.
+        Address of one interface at which all ranks reach rank 0: the loopback if all are on one node. Rank 0
+        should listen at this address alone.
     interface : str
         Network interface for Gloo.
     hang_s : float
@@ -172,11 +172,11 @@ class ProcessGroup(Group):
                     yield rank, value
 
     def on_peer_loss(self, call: Callable[[], None]) -> None:
-        """Have a function called, in a thread of its own, when another rank has ended."""
+        """Call a function, in a thread of its own, when another rank has ended."""
         self._watch = PeerWatch(self._connections, call)
 
     def peer_failed(self, patience_s: float = PEER_FAILURE_CHECK_S) -> bool:
-        """Watch the connections for some seconds; ranks that fail close theirs."""
+        """Watch the connections for `patience_s`; a rank that fails closes its own."""
         limit = time.monotonic() + patience_s
         while time.monotonic() < limit:
             try:
@@ -190,7 +190,7 @@ class ProcessGroup(Group):
     def barrier_and_close(self) -> None:
         """Wait for all ranks, shut down the collective backend, and close the connections."""
         if self._watch:
-            # From here on others may end in order.
+            # From here on the other ranks may end in order.
             self._watch.end()
         with _losing_peers():
             if self.rank != 0:
@@ -208,9 +208,9 @@ class ProcessGroup(Group):
 
 
 class PeerWatch:
-    """Thread that calls a function as soon as the other end of a connection has ended, or is cut off.
+    """Thread that calls a function once the other end of a connection has ended or is cut off.
 
-    It reads nothing: the messages are those of the main thread, which may be blocked meanwhile.
+    It reads nothing: the main thread, which may be blocked meanwhile, reads the messages.
     """
 
     def __init__(self, connections: Sequence[Connection], call: Callable[[], None]) -> None:
@@ -225,7 +225,7 @@ class PeerWatch:
         self._thread.start()
 
     def end(self) -> None:
-        """End the watch; the function is not called any more."""
+        """End the watch without a call of the function."""
         os.write(self._end, b"\0")
         self._thread.join()
         os.close(self._end)
@@ -237,7 +237,7 @@ class PeerWatch:
 
 
 def all_gather(group: Group, value: Any) -> list[Any]:
-    """Return the values of all ranks, by rank, on every rank; JSON values other than None."""
+    """Return on every rank the values of all ranks, by rank: JSON values other than None."""
     if group.rank != 0:
         group.report(value)
     others = dict(group.reports(wait=True)) if group.rank == 0 else {}
@@ -257,7 +257,7 @@ def join_group(
     Parameters
     ----------
     publish_address : callable
-        Function called on rank 0 with the address at which it waits, to be passed on to the others.
+        Function called on rank 0 with its address, to pass on to the other ranks.
 
     Raises
     ------
@@ -280,11 +280,11 @@ def join_group(
             group = _lead(rank_info, backend, publish_address, interfaces, timeouts)
         else:
             group = _follow(rank_info, rank_info.master, backend, interfaces, timeouts)
-    # A timeout here means a lost peer: the loss of a node must not count against the member.
+    # A timeout here means a lost peer: a lost node must not count against the member.
     except (TimeoutError, ConnectionError) as error:
         raise LostPeerError(f"the ranks of the group did not connect: {error}") from None
-    # Two to four ranks connect in 0.1 to 0.2 s. Process sets of one MPI world regroup in 5 ms, but an MPI
-    # world fails as a whole with its first rank.
+    # Two to four ranks connect in 0.1 to 0.2 s. Process sets of an MPI world regroup in 5 ms, but the whole
+    # world fails with its first rank.
     backend.initialize(group)
     return group
 
@@ -307,7 +307,7 @@ def _lead(
     connections = [connection for _, connection in sorted(peers, key=lambda peer: int(peer[0]["rank"]))]
     remote = [connection for peer, connection in peers if peer["host"] != host]
     own = plain_address(remote[0].local_host) if remote else LOCALHOST
-    # By itself Gloo takes an address of the host name, which other nodes may be unable to reach.
+    # Gloo's default is an address of the host name, which other nodes may be unable to reach.
     interface = configured or interface_of(own)
     for connection in connections:
         connection.send({"host": host, "address": own, "interface": interface})

@@ -1,6 +1,6 @@
-"""Hardware of this node: what is recorded beside a measurement, and live metrics of a member.
+"""Hardware of this node, for records of measurements, and live metrics of a member.
 
-Live metrics are sent every few seconds by a thread of its own, without delay of training.
+A thread of its own sends live metrics every few seconds, without delaying training.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SAMPLE_EVERY_S = 0.5
 
 
 def gpu_and_driver() -> tuple[str, str]:
-    """Return name and driver of this process's first GPU; without a GPU those of processor and kernel."""
+    """Return name and driver of this process's first GPU; without a GPU, the processor and the kernel."""
     for gpu in visible_gpus(gpus_of_node(), os.environ):
         return gpu.name, gpu.driver
     return _processor(), f"Linux {platform.release()}"
 
 
 _earlier_peak = 0
-"""Peak of memory on the GPU between `reset_peak_memory` and the last `peak_of_last_steps`, in bytes."""
+"""Peak of memory on the GPU from `reset_peak_memory` to the last `peak_of_last_steps`, in bytes."""
 
 
 def peak_memory() -> int:
@@ -49,7 +49,7 @@ def peak_memory() -> int:
 
 
 def reset_peak_memory() -> None:
-    """Restart the measurement of the peak of memory, as far as kernel and framework support it."""
+    """Restart the measurement of peak memory, as far as kernel and framework support it."""
     global _earlier_peak
     with suppress(OSError):
         # 5 resets VmHWM, the peak of resident memory (proc(5)).
@@ -85,7 +85,7 @@ def peak_of_last_steps() -> int:
 
 
 def loaded_frameworks() -> Iterator[Framework]:
-    """Yield the frameworks that this process has loaded: an import would take seconds."""
+    """Yield the frameworks that this process has loaded; importing others would take seconds."""
     for entry in FRAMEWORKS.values():
         if module := sys.modules.get(entry.module):
             yield module.FRAMEWORK
@@ -102,13 +102,13 @@ class NodeLoad:
         self._used = 0.0
 
     def sample(self) -> tuple[float, float]:
-        """Return the share of the node's cores that other processes leave, and that of memory in use.
+        """Return the share of the node's cores that other processes leave, and the share of memory in use.
 
-        The node's own are those of the last `SAMPLE_EVERY_S`; on a GPU, memory counts at its peak since the
-        last call. Before that a worker may have had larger batches, which it could have again.
+        The node's figures are of the last `SAMPLE_EVERY_S`. A GPU's memory counts at its peak since the last
+        call: with an earlier peak, a worker that once had larger batches could not get them again.
         """
         now = time.monotonic()
-        # A sample reads files of /proc, which takes longer than the rest of a step's accounting.
+        # Reading /proc takes longer than the rest of a step's accounting.
         if now - self._sampled_at[0] >= SAMPLE_EVERY_S:
             sampled_at, own_before = self._sampled_at
             self._sampled_at = now, time.process_time()
@@ -129,7 +129,7 @@ EVERY_S = 2.0
 
 Send = Callable[..., None]
 Busy = Callable[[], float | None]
-"""Function that returns the used share (0 to 1) of a process's device since its last call; None: unknown."""
+"""Function that returns a device's used share (0 to 1) since its last call; None if unknown."""
 
 
 @contextmanager
@@ -140,12 +140,12 @@ def live_metrics_to(
     shares: Callable[[], tuple[RankShare, ...]] = tuple,
     every_s: float = EVERY_S,
 ) -> Iterator[Callable[[int, int, Any], None]]:
-    """Yield a function to call after each step: with the epoch, its samples that are done, and the loss.
+    """Yield a function to call after each step with the epoch, its finished samples, and the loss.
 
     Parameters
     ----------
     send : callable
-        Function that sends `metrics` to the driver; a closed connection is ignored here.
+        Function that sends `metrics` to the driver; a closed connection is ignored.
     samples : int
         Samples of an epoch; 0: not known.
     shares : callable
@@ -158,7 +158,7 @@ def live_metrics_to(
 
     def note(epoch: int, position: int, loss: Any) -> None:
         nonlocal seen
-        # One assignment of one tuple: the other thread never sees half of an update.
+        # One assignment of a tuple: the other thread never sees half an update.
         seen = (epoch, position, loss)
 
     def send_repeatedly() -> None:
@@ -167,11 +167,11 @@ def live_metrics_to(
             if seen is None:
                 continue
             (epoch, position, loss), now = seen, time.time()
-            # Without the samples of an epoch, those of its end are not known.
+            # If an epoch's length is unknown, the rate across its end is, too.
             if last[0] and (samples or epoch == last[0]):
                 done = (epoch - last[0]) * samples + position - last[1]
                 rate = max(0.0, done / (now - last_at))
-                # Reading the loss waits for the GPU: in this thread, and not in that of training.
+                # Reading the loss waits for the GPU; the training thread must not.
                 metrics = LiveMetrics(
                     *(now, epoch, position, samples, rate, _number(loss), busy()), ranks=shares()
                 )
@@ -189,7 +189,7 @@ def live_metrics_to(
 
 
 def busy_share(device: int | None, cpu_seconds: Callable[[], float] = time.process_time) -> Busy:
-    """Return a function for the share of a rank's GPU, or cores, that was used since its last call.
+    """Return a function that gives the used share of a rank's GPU or cores since its last call.
 
     Parameters
     ----------

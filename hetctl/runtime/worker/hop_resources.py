@@ -1,4 +1,4 @@
-"""Things that a rank keeps from one visit to the next: open partitions, built networks, unwritten states."""
+"""A rank's resources that last from one visit to the next: partitions, networks, unwritten states."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from hetctl.runtime.worker.hardware import Busy, busy_share
 from hetctl.storage.event_files import EventWriter
 
 NETWORKS_BYTES = 2**30
-"""Bytes of the states of all networks that a rank keeps; on a GPU they take a little more of its memory."""
+"""Bytes of the states of all kept networks; on a GPU they take a little more of its memory."""
 PARTITIONS_SHARE = 0.5
 """Share of the rank's memory for partitions; the rest is for the framework."""
 LEAST_BYTES = 2**28
@@ -40,9 +40,9 @@ Settings = tuple[Member, int]
 OpenPartition = tuple[ArraySource, ArraySource]
 
 MOST_WAITING = 3
-"""States that may wait: they occupy the node's memory until they are written."""
+"""Most states that may wait: they occupy the node's memory until they are written."""
 POLL_S = 0.1
-"""Seconds between two heartbeats of a rank that waits until a state is written."""
+"""Seconds between two heartbeats of a rank that waits for the writing of a state."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class HopResources:
 
     @property
     def has_unsaved(self) -> bool:
-        """True if the state of a visit is still to be written into a checkpoint."""
+        """True if the state of a visit is not in a checkpoint yet."""
         return self.saver.is_busy
 
     def release_networks(self) -> None:
@@ -94,7 +94,7 @@ def open_hops(context: WorkerContext, run_key: str, ensemble: Ensemble) -> HopRe
 def _open(context: WorkerContext, run_key: str, ensemble: Ensemble) -> HopResources:
     assert ensemble.partitions is not None
     _, functions = context.load_code(ensemble)
-    # Objects that stay need not be scanned each time that garbage of a member is collected.
+    # Garbage collections need not scan objects that stay.
     gc.collect()
     gc.freeze()
     binding, saver = context.binding, StateSaver(context.on_unsaved)
@@ -111,19 +111,19 @@ def _open(context: WorkerContext, run_key: str, ensemble: Ensemble) -> HopResour
 
 
 def memory_for_partitions(memory_bytes: int) -> int:
-    """Return the bytes for open partitions of a rank with so much memory; 0: its share is unknown."""
+    """Return the bytes that a rank with so much memory has for open partitions; 0: its share is unknown."""
     return int(PARTITIONS_SHARE * memory_bytes) or LEAST_BYTES
 
 
 class KeptNetworks:
-    """Networks of members; those that have not been used for longest are released first.
+    """Networks of members; the least recently used one is released first.
 
     A framework may take seconds to build and trace one.
 
     Parameters
     ----------
     limit_bytes : int
-        Sum of the sizes of their states. A network with a larger one is built for each visit.
+        Limit of the summed sizes of their states. A network with a larger state is built for each visit.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -135,7 +135,7 @@ class KeptNetworks:
         return len(self._kept)
 
     def pop(self, member: Member, ranks: int) -> TrainableNetwork | None:
-        """Return a member's network, which is kept no longer; None if there is none for its settings.
+        """Remove and return a member's network; None if there is none for its settings.
 
         Parameters
         ----------
@@ -146,7 +146,7 @@ class KeptNetworks:
         return network if known == (member, ranks) else None
 
     def keep(self, member: Member, ranks: int, network: TrainableNetwork, size_bytes: int) -> None:
-        """Keep a network; its state has to be restored before it is used again.
+        """Keep a network; restore its state before its next use.
 
         Parameters
         ----------
@@ -166,12 +166,12 @@ class KeptNetworks:
 
 
 class OpenPartitions:
-    """Partitions of this node; those that have not been used for longest are closed first.
+    """Partitions of this node; the least recently used one is closed first.
 
     Parameters
     ----------
     limit_bytes : int
-        Memory for all partitions that are kept. One larger than that is read for each visit.
+        Memory for all open partitions. A larger partition is read for each visit.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class OpenPartitions:
             If the partition is not on this node, or does not consist of arrays.
         """
         if number not in self._open:
-            # Before it is read, so that the limit also holds while it is.
+            # Before the reading, so that the limit holds meanwhile, too.
             self._close_until(self._limit_bytes - self._largest_bytes)
             before_reading()
             self._open[number] = self._read(number)
@@ -226,7 +226,7 @@ class OpenPartitions:
 
 
 def _bytes_of(partitions: Any) -> int:
-    """Return the memory of partitions without maps of files, which the kernel drops and reads on demand."""
+    """Return the memory of partitions; maps of files do not count, since the kernel drops them on demand."""
     owners = {
         id(owner): size
         for partition in partitions
@@ -237,7 +237,7 @@ def _bytes_of(partitions: Any) -> int:
 
 
 def _owner_of(array: Any) -> tuple[Any, int]:
-    """Return what holds an array's memory, and its size in bytes; 0 for the map of a file."""
+    """Return the object that holds an array's memory, and its size in bytes; 0 for the map of a file."""
     while isinstance(getattr(array, "base", None), np.ndarray):
         array = array.base
     return array, 0 if isinstance(array, np.memmap) else int(getattr(array, "nbytes", 0))
@@ -250,13 +250,13 @@ class UnsavedState:
     Parameters
     ----------
     arrays : Arrays
-        Arrays that do not change until they are written, such as those of a mapped file.
+        Arrays that stay unchanged until they are written, such as those of a mapped file.
     since : int or None
         Same as in `CheckpointFolder.save`.
     report : callable
         Function called in the saver's thread after the checkpoint is written.
     events : EventWriter
-        Events of the member, for the failure of a rank that has no task by then.
+        Events of the member: the rank may have no task when it fails.
     """
 
     folder: CheckpointFolder
@@ -293,12 +293,12 @@ class StateSaver:
         return any(not future.done() for future in self._waiting)
 
     def save(self, unsaved: UnsavedState, heartbeat: Callable[[], None] = lambda: None) -> None:
-        """Have a state written after the earlier ones; wait while too many are.
+        """Have a state written after the earlier ones; block while too many wait.
 
         Parameters
         ----------
         heartbeat : callable
-            Function called all the time while it waits.
+            Function called repeatedly while it blocks.
 
         Raises
         ------

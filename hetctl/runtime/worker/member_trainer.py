@@ -32,17 +32,17 @@ from hetctl.storage.event_files import EventWriter
 Note = Callable[[int, int, Any], None]
 
 BALANCE = "balance/"
-"""Prefix of the names of the state of the manager of batch sizes among a checkpoint's arrays."""
+"""Prefix of a checkpoint's arrays with the state of the batch size manager."""
 ACCESSES = "visits/"
-"""Prefix of the names of the state of `SampleAccesses`, as checkpoints have it."""
+"""Prefix of a checkpoint's arrays with the state of `SampleAccesses`."""
 SCORES = "scores/"
-"""Prefix of the sums from which a member that hops computes the metrics of an unfinished evaluation."""
+"""Prefix of the sums from which a member that hops computes the metrics of an evaluation in progress."""
 RANKS = "generators_of_rank/"
-"""Prefix of the names of the states of other ranks' generators, each a JSON text; the rank follows."""
+"""Prefix, before the rank, of the states of other ranks' generators, each a JSON text."""
 
 
 def own_arrays(arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return the network's own arrays of a checkpoint, not those of managers, accesses, scores or ranks."""
+    """Return a checkpoint's arrays of the network, without those of managers, accesses, scores or ranks."""
     return {
         name: array
         for name, array in arrays.items()
@@ -59,7 +59,7 @@ def random_state() -> Any:
 
 
 def set_random_state(state: Any) -> None:
-    """Set the generators to states that `random_state` returned; None leaves them as they are."""
+    """Set the generators to states from `random_state`; None leaves them as they are."""
     if state is None:
         return
     kind, keys, position, has_gauss, gauss = state["numpy"]
@@ -69,7 +69,7 @@ def set_random_state(state: Any) -> None:
 
 
 class SaveClock:
-    """Count of what was trained since the last checkpoint, on one rank; only rank 0 decides by it.
+    """Epochs, steps and time of one rank since the last checkpoint; only rank 0 decides by them.
 
     Parameters
     ----------
@@ -98,12 +98,12 @@ class SaveClock:
 
 
 class StopSignal:
-    """Reason to pause training now, if there is one: a message of the driver, or the deadline.
+    """Reason to pause training now, if any: a message of the driver, or the deadline.
 
     Parameters
     ----------
     requested : callable
-        Function that returns the reason of the driver for a stop; None if it has requested none.
+        Function that returns the driver's reason for a stop; None if it has requested none.
     max_uninterrupted_s : float or None
         Longest time in seconds that fits into a job; work that takes longer is done in parts.
     """
@@ -118,7 +118,7 @@ class StopSignal:
 
     def __call__(self) -> bool:
         """Return true if training has to pause."""
-        # By the rank's own clock, too: the driver may hang.
+        # The rank checks its own clock, too: the driver may hang.
         at_deadline = "deadline" if time.time() >= self._deadline else None
         self.reason = self.reason or self._requested() or at_deadline
         return self.reason is not None
@@ -126,9 +126,9 @@ class StopSignal:
     def permits(self, seconds: float) -> bool:
         """Return true if no stop is requested, and work of `seconds` ends before the deadline.
 
-        Work that takes longer than any job permits begins all the same, since it has to be done in parts.
+        Work too long for any job begins all the same: it has to be done in parts.
         """
-        # Functions of users need not expect an epoch without batches, which a stop would make of it.
+        # A stop would give users' functions an epoch without batches, which they need not expect.
         self.reason = self.reason or self._requested()
         if self.reason is not None:
             return False
@@ -150,9 +150,9 @@ def refuse_early_end(group: Group, stop: StopSignal, position: int, samples: int
     Parameters
     ----------
     position, samples : int
-        Number of samples that it took, and that there are.
+        Numbers of samples that it took, and of all samples.
     part : str
-        What these are the samples of.
+        Description of the data whose samples these are.
     """
     if group.broadcast(stop.reason) is None:
         raise BadInputError(
@@ -174,19 +174,19 @@ class MemberTrainer(ABC):
     launched_at : float
         Time of the task's assignment, in seconds since the epoch.
     gpu_type : str or None
-        Type of the ranks' GPUs if the site has several types and these are of one; else None.
+        Type of the ranks' GPUs if the site has several types and the ranks use one; else None.
     restarted_at : float or None
         Start of this rank's work on the member, in seconds since the epoch; None if it had to load samples.
     heartbeat : callable
-        Function called after each step of training and of an evaluation as a heartbeat.
+        Function called as a heartbeat after each step of training and evaluation.
     note : callable
-        Function called after each step with the epoch, its samples that are done, and the last loss.
+        Function called after each step with the epoch, its finished samples, and the last loss.
     show : callable
-        Function called with each finished epoch; on rank 0 alone, and not in the trainer's thread.
+        Function called with each finished epoch, on rank 0 alone, in another thread than the trainer's.
     has_saved : callable
         Function that returns true if an earlier task of the member has reported a checkpoint.
     saver : Saver or None
-        Writer of checkpoints; None: one in a thread, of the whole network.
+        Writer of checkpoints; None: a thread that writes the whole network.
     """
 
     member: Member
@@ -217,7 +217,7 @@ class MemberTrainer(ABC):
 
     @abstractmethod
     def _train_epoch(self) -> bool:
-        """Train the rest of the epoch; return false if told to stop before its end, with a state to save."""
+        """Train the rest of the epoch; return false, with a state to save, if told to stop before its end."""
 
     @abstractmethod
     def _evaluate(self, number: int) -> dict[str, float]:
@@ -225,14 +225,14 @@ class MemberTrainer(ABC):
 
     @abstractmethod
     def _end_epoch(self, metrics: Mapping[str, float]) -> None:
-        """Do what depends on the results of an epoch, before it is saved."""
+        """Apply the results of an epoch before it is saved."""
 
     @abstractmethod
     def _save(self, report: OnSaved) -> None:
         """Start to write a checkpoint."""
 
     def run(self) -> None:
-        """Train until the member has converged or is told to stop; its last state is then in a checkpoint."""
+        """Train until the member has converged or is told to stop, and its last state is in a checkpoint."""
         with closing(self._saver):
             self._train()
 
@@ -242,7 +242,7 @@ class MemberTrainer(ABC):
         self._clock.restart()
         self.events.write("started", epochs=len(self.state.epochs), part_samples=self.state.part_samples)
         while not (reason := self._reason_to_stop_for_good()):
-            # Clocks and measured times differ: rank 0's decision holds, or some ranks would train on alone.
+            # Clocks and measured times differ: rank 0 decides, or some ranks would train on alone.
             if not self.group.broadcast(self.stop.permits(self._epoch_seconds_left())):
                 break
             if not self._train_epoch():
@@ -287,18 +287,18 @@ class MemberTrainer(ABC):
             self._restore_arrays(loaded.arrays)
         self._restore_generators(loaded.arrays)
         if self.state.epochs:
-            # Its event is lost if the last process was killed between checkpoint and event.
+            # The event is missing if the last process was killed between checkpoint and event.
             self.events.write("epoch", **encode(self.state.epochs[-1]))
 
     def _restore_arrays(self, arrays: Arrays) -> None:
         self.network.restore(arrays)
 
     def _restore_generators(self, arrays: Arrays) -> None:  # noqa: ARG002
-        """Set NumPy's and Python's generators; those of the framework are restored with the network."""
+        """Set NumPy's and Python's generators; the network restores the framework's."""
         set_random_state(self.state.random_state)
 
     def _rescale_learning_rate(self) -> None:
-        """Rescale by Capes et al., Equation 7: ``lr_new = gpus_new / gpus_last * lr_last``."""
+        """Rescale (Capes et al., Equation 7): ``lr_new = gpus_new / gpus_last * lr_last``."""
         if self.member.rescales and self.gpus != self.state.gpus:
             self.network.scale_learning_rate(self.gpus / self.state.gpus)
         self.state = replace(self.state, gpus=self.gpus)
@@ -309,7 +309,7 @@ class MemberTrainer(ABC):
         return seconds * (1 - self.state.part_samples / self.training.samples)
 
     def _after_step(self, epoch: int, position: int, loss: Any) -> None:
-        # Detect a full disk here, before another epoch is trained that could not be saved.
+        # Detect a full disk before training another epoch that could not be saved.
         self._saver.check()
         self._clock.count(STEPS)
         self.heartbeat()
@@ -327,9 +327,9 @@ class MemberTrainer(ABC):
         )
 
     def _finish_epoch(self, number: int, rate: float | None, *, is_whole: bool) -> None:
-        """Evaluate, save and report the epoch, which this task has trained as a whole or in part."""
+        """Evaluate, save and report an epoch that this task has trained wholly or in part."""
         began = time.perf_counter()
-        # Since the end of the training of the last epoch, all overheads included.
+        # From the end of the last epoch's training, with all overheads.
         last_s = began - self._trained_at if self._trained_at is not None and is_whole else None
         self._trained_at = began
         metrics = self._evaluate(number)
@@ -356,17 +356,17 @@ class MemberTrainer(ABC):
             self.show(result)
 
         def report(manifest: Manifest, seconds: float) -> None:
-            """Report the epoch after its checkpoint: with one of each, none is ever trained twice."""
+            """Report the epoch after its checkpoint, so that no epoch is trained twice."""
             self._report_checkpoint(manifest, seconds)
             report_epoch()
 
         self._clock.count(EPOCHS)
-        # Clocks differ, and each rank may have a part of the state.
+        # Rank 0 decides: clocks differ, and each rank may have to save a part of the state.
         if self.group.broadcast(self._clock.is_due()):
             self._begin_save(report)
         else:
             self._unsaved = True
-            # After the report of an earlier epoch whose checkpoint is still being written.
+            # An earlier epoch, whose checkpoint is still being written, is reported first.
             self._saver.call_after(report_epoch)
 
     def _begin_save(self, report: OnSaved) -> None:
@@ -388,7 +388,7 @@ class MemberTrainer(ABC):
 
 
 def load_together(checkpoints: CheckpointFolder, group: Group, needs: Callable[[str], bool]) -> Loaded:
-    """Return this rank's arrays of the newest checkpoint that all can read, and all invalid ones.
+    """Return this rank's arrays of the newest checkpoint that all ranks can read, and all invalid ones.
 
     Parameters
     ----------
@@ -402,7 +402,7 @@ def load_together(checkpoints: CheckpointFolder, group: Group, needs: Callable[[
         found = {tuple(order) for order, _ in gathered}
         if len(found) == 1:
             return replace(loaded, invalid=tuple(sorted(invalid, reverse=True)))
-        # A rank may find its part damaged: then all use an earlier checkpoint.
+        # If a rank finds its part damaged, all ranks use an earlier checkpoint.
         loaded = checkpoints.load(partial(_is_not_after, min(found)), needs)
 
 
@@ -411,12 +411,12 @@ def _is_not_after(order: tuple[int, ...], state: TrainingState) -> bool:
 
 
 def lost_checkpoints(member: str, folder: Path, damaged: Sequence[str]) -> BadInputError:
-    """Return the error of a member that has trained, and of which no checkpoint can be read any more.
+    """Return the error of a trained member all of whose checkpoints are damaged.
 
     Parameters
     ----------
     damaged : sequence of str
-        Names of the checkpoints that are there, all of them damaged.
+        Names of its checkpoints.
     """
     found = f"only damaged checkpoints ({', '.join(damaged)})" if damaged else "no checkpoint any more"
     return BadInputError(
@@ -431,7 +431,7 @@ def check_metrics(metrics: Mapping[str, float], member: Member) -> None:
     Raises
     ------
     BadInputError
-        If the metric of one of these is missing, or a metric is not a finite number.
+        If the metric of the stop rule or the search is missing, or a metric is not a finite number.
     """
     add = "report it with each epoch" if member.command else "add it to the metrics of the model"
     needed = {"stop rule": ("stop", member.stop.metric), "search": ("search", member.objective.metric)}
@@ -450,7 +450,7 @@ def check_finite(metrics: Mapping[str, float], after: str) -> None:
     Parameters
     ----------
     after : str
-        Part of training that ends with these results, for the message.
+        Part of training with these results, for the message.
 
     Raises
     ------
@@ -463,12 +463,12 @@ def check_finite(metrics: Mapping[str, float], after: str) -> None:
 
 
 def check_part(member: str, state: TrainingState) -> None:
-    """Reject a state in the middle of an epoch of which partitions are visited one after another.
+    """Reject a state in the middle of an epoch that visits partitions one after another.
 
     Raises
     ------
     BadInputError
-        If it is one: the samples of such an epoch are trained in another order.
+        If it is one: such an epoch trains the samples in another order.
     """
     if state.visited or state.evaluating:
         raise BadInputError(

@@ -28,10 +28,8 @@ MEASURE_COMMAND = "measure-command"
 
 COMMAND_SIGNALS = (0.4, signal.SIGTERM), (0.55, signal.SIGKILL)
 RANK_SIGNALS = (0.6, signal.SIGTERM), (0.85, signal.SIGKILL)
-"""Shares of the grace period after which what was told to stop, and still runs, gets a signal.
-
-A rank signals its command first: the driver then ends the rank.
-"""
+"""Shares of the grace period after which a command or rank that was told to stop, and still runs, gets a
+signal. A rank signals its command first; then the driver ends the rank."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +39,11 @@ class TrainingSpec:
     Parameters
     ----------
     run_key : str
-        Name of the run that no other run has, as of `run_key`.
+        Unique name of the run, from `run_key`.
     round : int
         Index of the round.
     ensemble : Ensemble
-        Ensemble of this member alone, with the batch size of this training.
+        Ensemble of this member alone, with its present batch size.
     checkpoints : str
         Folder of the member's checkpoints.
     deadline : float
@@ -57,19 +55,19 @@ class TrainingSpec:
     sharing : str
         Sharing of samples, as in `RunSpec`.
     preprocessors : int
-        Largest number of preprocessors per rank that any member may need, as far as known.
+        Largest number of preprocessors per rank that any member is known to need.
     gpu_type : str or None
-        Type of the member's GPUs if the site has several types and these are of one; else None.
+        Type of the member's GPUs if the site has several types and the member uses one; else None.
     balance : BalanceSettings
-        Settings of balanced batches; the first batches are those of the allocation.
+        Settings of balanced batches; the allocation gives the first batches.
     network, timeouts
         Settings of the site.
     visit : Visit or None
         Visit for the kind `VISIT`; else None.
     grace_s : float
-        Seconds from a stop to the end of the job; a command that is slow to stop is killed within them.
+        Seconds from a stop to the end of the job, within which a command slow to stop is killed.
     lease : LeaseMark or None
-        Lease of the driver, without which nothing may be written; None: it has none.
+        Lease of the driver, without which ranks may write nothing; None if it has none.
     """
 
     run: str
@@ -109,7 +107,7 @@ class TaskMessage:
     folder : str
         Folder of the run or of the profiling job.
     name : str
-        Name of the member or of the point; also that of event file and log.
+        Name of the member or the point, and of its event file and log.
     training : TrainingSpec or None
         Specification for the kinds `TRAIN`, `VISIT`, `STAGE` and `RUN_COMMAND`; else None.
     gpu_type : str or None
@@ -134,16 +132,16 @@ class TaskMessage:
 
     @property
     def step_prefix(self) -> str:
-        """Prefix of the names of steps that are started for this task alone."""
+        """Prefix of the names of steps started for this task alone."""
         return round_prefix(self.training.round) if self.training else Path(self.folder).name
 
     @property
     def balance_log(self) -> Path:
-        """Log of the batch sizes of the group, and of the times from which they were derived."""
+        """Log of the group's batch sizes and of the times behind them."""
         return RunFolder(Path(self.folder)).balance / f"{self.name}.jsonl"
 
     def wave_log(self, rank: int) -> Path:
-        """Return the log of the weights that a rank's minibatches met."""
+        """Return the log of the weight versions that a rank's minibatches used."""
         return RunFolder(Path(self.folder)).waves / f"{self.name}-{rank:03d}.jsonl"
 
     @property
@@ -161,7 +159,7 @@ class Assignment:
     launched_at : float
         Time of the assignment in seconds since the epoch; the rank may have been started after it.
     own_step : bool
-        True if the rank belongs to a step that was started for this task.
+        True if the rank belongs to a step started for this task.
     """
 
     task: TaskMessage

@@ -18,12 +18,12 @@ from hetctl.storage.patience import Patience
 OUT_OF_MEMORY_ERRORS = frozenset(
     {"MemoryError", *(name for entry in FRAMEWORKS.values() for name in entry.out_of_memory)}
 )
-"""Classes of Python and NumPy, and of frameworks; by name, since only one framework is ever loaded."""
+"""Classes of errors of Python, NumPy and frameworks; by name, since only one framework is ever loaded."""
 FULL_MEMORY = tuple(message for entry in FRAMEWORKS.values() for message in entry.full_memory)
 
 
 def has_saved(task: TaskMessage, patience: Patience) -> bool:
-    """Return true if the events of a task's member have a checkpoint."""
+    """Return true if the events of a task's member report a checkpoint."""
     events = patience.call(lambda: list(read_events(task.events / f"{task.name}.jsonl")))
     return any(event.kind == "checkpoint" for event in events)
 
@@ -31,15 +31,15 @@ def has_saved(task: TaskMessage, patience: Patience) -> bool:
 def report_failure(error: Exception, events: EventWriter) -> int:
     """Write a ``failed`` event; return the exit code of the failure, one of `EXIT_CODES`."""
     reason = failure_reason(error)
-    # A full disk may be the reason, and have no room for the log either.
+    # If a full disk is the reason, the log has no room either.
     with contextlib.suppress(OSError):
-        # The user's input, not the code, is the cause of our own errors: their message says all.
+        # Our own errors are due to the user's input: their message says all.
         if isinstance(error, HetctlError):
             print(_summary(error), file=sys.stderr)
         else:
             traceback.print_exception(error)
     if reason is ExitReason.DISK_ERROR:
-        # It has been waited for already.
+        # The rank has already waited for the disk.
         events.patience = replace(events.patience, limit_s=0.0)
     with contextlib.suppress(OSError):
         events.write("failed", error=_summary(error), reason=reason.value, peak_memory_bytes=peak_memory())

@@ -1,4 +1,4 @@
-"""Clocks of training steps: for a rate in steady state, for that of an epoch, and for a rank's own part."""
+"""Clocks of training steps: for the steady rate, for an epoch's rate, and for a rank's own part of a step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from hetctl.perf.step_times import StepTimes, is_known, step_times
 
 RUN_S = 0.1
-"""Shortest run of steps that is timed, in seconds: to wait for each single step would slow a GPU down."""
+"""Shortest timed run of steps in seconds: waiting for each step would slow a GPU down."""
 
 
 def wait_for_device(loss: Any) -> None:
@@ -69,18 +69,18 @@ class SteadyClock:
 
 
 class StepTimer(Protocol):
-    """Timer of a rank's own part of each step, from the request of its batch to the averaging of gradients.
+    """Timer of a rank's own part of each step: from the request of its batch to the averaging of gradients.
 
-    It contains waiting for samples, which delays the group as well, and not the waiting for other ranks.
+    Waiting for samples counts, as it delays the group, too; waiting for other ranks does not.
     """
 
     def begin(self, step: int) -> None:
         """Start the time of a step."""
 
     def taken(self) -> list[tuple[int, float]]:
-        """Return the numbers of the steps whose time became known since the last call, and their seconds.
+        """Return the steps whose times became known since the last call: number and seconds.
 
-        It never waits for a device, so that it may return a step later, or never if it averaged nothing.
+        It never waits for a device, so a step may come in a later call, or never if it averaged nothing.
         """
 
 
@@ -97,7 +97,7 @@ class HostStepTimer:
         self._step, self._began = step, time.perf_counter()
 
     def end(self) -> None:
-        """End the time of the step; a later end of the same step, as of its next backward pass, holds."""
+        """End the time of the step; if called again, as by a further backward pass, the last call counts."""
         self._taken = [(self._step, time.perf_counter() - self._began)]
 
     def taken(self) -> list[tuple[int, float]]:
@@ -109,7 +109,7 @@ class HostStepTimer:
 class EpochClock:
     """Rate at which a group trains the full batches of an epoch.
 
-    The first step and the smaller last batch do not count: their extra time is the epoch's own overhead.
+    The first step and the smaller last batch do not count: their extra time belongs to the epoch's overhead.
 
     Parameters
     ----------
@@ -133,7 +133,7 @@ class EpochClock:
         is_last = self._samples - self._chunk < position <= self._samples
         if self._began is not None and not is_last:
             return
-        # Twice in an epoch: each wait leaves the GPU without queued work.
+        # Only twice in an epoch: each wait leaves the GPU without queued work.
         if self._ended is None:
             wait_for_device(loss)
         mark = self._clock(), position

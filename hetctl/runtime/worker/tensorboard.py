@@ -18,7 +18,7 @@ from hetctl.storage.atomic_io import make_private_folder
 VERSION = "brain.Event:2"
 """Version of TensorBoard's files, in the first record of each."""
 HEADER = struct.Struct("<QI")
-"""Header of a record: the length of its content, and the checksum of that length."""
+"""Header of a record: the length of its content, and the length's checksum."""
 FOOTER_BYTES = 4
 """Bytes of a record's footer: the checksum of its content."""
 
@@ -33,7 +33,7 @@ def rank_figures(ranks: Sequence[RankShare]) -> Mapping[str, float]:
 
 
 def stage_figures(stages: Sequence[StageReport]) -> Mapping[str, float]:
-    """Return the shares of time of a pipeline's stages, and their bytes between nodes."""
+    """Return how a pipeline's stages share their time, and their bytes between nodes."""
     use = pipeline_use(stages)
     sent = use.between_nodes
     return {
@@ -54,7 +54,7 @@ class TensorBoardWriter:
     samples : int
         Samples of an epoch.
     figures : Figures
-        Of groups whose ranks or stages are shown, too.
+        Scalars of the group's ranks or stages.
     """
 
     def __init__(self, path: Path, samples: int, figures: Figures = lambda _: {}) -> None:
@@ -75,7 +75,7 @@ class TensorBoardWriter:
             from tensorboard.compat.proto.event_pb2 import Event
             from tensorboard.compat.proto.summary_pb2 import Summary
         except Exception:
-            # Besides ImportError there is protobuf's error for versions that do not fit one another.
+            # Besides ImportError, protobuf raises an error of its own for versions that do not match.
             return
         rate = self._samples / max(result.duration_s, 1e-9)
         values = {**result.metrics, "samples/s": rate, "gpus": result.gpus, **self._figures(result.epoch)}
@@ -86,7 +86,7 @@ class TensorBoardWriter:
             records.write(event.SerializeToString())
             records.flush()
         except OSError as error:
-            # The events have the epoch. The file is repaired when it is opened again.
+            # The events have the epoch; the next opening repairs the file.
             self._records = None
             if not is_transient(error):
                 raise
@@ -106,7 +106,7 @@ class TensorBoardWriter:
 
 
 def _whole_records(file: BinaryIO) -> int:
-    """Return the bytes of complete records: TensorBoard reads nothing after one that a crash truncated."""
+    """Return the bytes of complete records: TensorBoard stops reading at a truncated one."""
     size, end = os.fstat(file.fileno()).st_size, 0
     while end + HEADER.size <= size:
         file.seek(end)

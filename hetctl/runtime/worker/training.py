@@ -51,16 +51,16 @@ from hetctl.storage.paths import tensorboard_file
 
 
 class TrainingBalancer(StepBalancer, Protocol):
-    """Balancer of a group's batch sizes whose state is a part of the member's checkpoints."""
+    """Balancer of a group's batch sizes, with a state in the member's checkpoints."""
 
     def shares(self) -> tuple[RankShare, ...]:
-        """Return the parts of the ranks in a recent iteration, on rank 0."""
+        """Return, on rank 0, the parts of the ranks in a recent iteration."""
 
     def state(self) -> Arrays:
-        """Return the state for a checkpoint, on rank 0; empty if there is none."""
+        """Return, on rank 0, the state for a checkpoint; empty if there is none."""
 
     def restore(self, state: Arrays) -> None:
-        """Continue with a state, if it suits the group; it is rank 0's that counts."""
+        """Continue with rank 0's state, if it suits the group."""
 
 
 @dataclass
@@ -91,10 +91,10 @@ class Trainer(MemberTrainer):
         self.network.restore(own_arrays(arrays))
 
     def _continue_otherwise(self, accesses: Arrays, done: int, order: Order) -> None:
-        """Continue an epoch in which samples were drawn by accesses and now are not, or the reverse.
+        """Continue an epoch that now draws samples in another way: by accesses, or in a given order.
 
-        Each node of this group has all partitions, and had not before, or the reverse. Data without
-        partitions has neither, and orders whose keys only its loader knows.
+        Samples are drawn by accesses if nodes lack partitions. Data without partitions has its own order,
+        whose key only its loader knows.
         """
         if accesses and isinstance(self.training, ArrayLoader):
             if len(accesses["visits"]) == self.training.samples:
@@ -104,7 +104,7 @@ class Trainer(MemberTrainer):
 
     def _restore_generators(self, arrays: Arrays) -> None:
         super()._restore_generators(arrays)
-        # Those of other numbers of ranks stay as rank 0's.
+        # Ranks that the last group did not have keep rank 0's.
         text = arrays.get(f"{RANKS}{self.group.rank}")
         if text is not None:
             of_process, of_framework = json.loads(text.tobytes())
@@ -150,12 +150,12 @@ class Trainer(MemberTrainer):
 
     def _is_pause_due(self) -> bool:
         """Return true if a checkpoint is due in the middle of an epoch."""
-        # A time is no reason to wait for the last checkpoint; a number of steps is kept to.
+        # Training does not wait for the last checkpoint if the interval is a time; one in steps is kept to.
         waits = self.member.checkpoint.is_timed and self._saver.is_busy
         return self._clock.is_due() and not waits
 
     def _train_part(self, batches: Batches) -> bool:
-        """Train to the epoch's end, a stop, or a checkpoint that is due; return true if one is due."""
+        """Train until the epoch ends, a stop, or a checkpoint is due; return true for a due checkpoint."""
         began = time.perf_counter()
         loss = self.network.train(batches)
         done = batches.position - batches.start
@@ -180,7 +180,7 @@ class Trainer(MemberTrainer):
         self.state = replace(self.state, random_state=random_state())
         of_ranks = self._states_of_others()
         if self.group.rank != 0 and not self.member.shard:
-            # All ranks have the same weights: of GPUs, each would copy them to the node's memory.
+            # All ranks have the same weights; copying them from each GPU would fill the node's memory.
             return
         arrays = self.network.save() | of_ranks
         if self.balancer is not None:
@@ -190,7 +190,7 @@ class Trainer(MemberTrainer):
         self._saver.save(arrays, self.state, report)
 
     def _states_of_others(self) -> dict[str, npt.NDArray[Any]]:
-        """Return, on rank 0, the states of the other ranks' generators; all ranks of the group call it."""
+        """Return, on rank 0, the states of the other ranks' generators; all ranks call it."""
         if self.group.size == 1:
             return {}
         states = self.network.gather([random_state(), self.network.generators()])
@@ -202,17 +202,17 @@ class Trainer(MemberTrainer):
 
 @dataclass
 class ShardedTrainer(Trainer):
-    """The training, as in `Trainer`, of a member that is divided among its ranks."""
+    """`Trainer` of a member whose network is sharded over its ranks."""
 
     def __post_init__(self) -> None:
         self.saver = ShardSaver(self.checkpoints, self.network, self.group)
         super().__post_init__()
 
     def _load(self) -> Loaded:
-        """Return the newest checkpoint of which all ranks together have checked all parts."""
+        """Return the newest checkpoint, all parts of which the ranks have checked together."""
 
         def needs(name: str) -> bool:
-            """Return true for arrays, and for the shards that this rank checks, of more ranks or fewer."""
+            """Return true for arrays and this rank's share of the shards, whatever number of ranks wrote."""
             kind, _, number = name.partition("/")
             return kind != "shards" or int(number) % self.group.size == self.group.rank
 
@@ -223,7 +223,7 @@ class ShardedTrainer(Trainer):
 
 
 def under(prefix: str, arrays: Arrays) -> dict[str, npt.NDArray[Any]]:
-    """Return the arrays whose names have a prefix, by the rest of their names."""
+    """Return the arrays with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
 
 
@@ -262,7 +262,7 @@ def trainer_fields(
     validation: Loader,
     restarted_at: float | None,
 ) -> dict[str, Any]:
-    """Return what every `MemberTrainer` is made of, for the rank of an assignment."""
+    """Return the fields of a `MemberTrainer` for the rank of an assignment."""
     task, spec = assignment.task, assignment.task.training
     assert spec is not None
     (member,) = spec.ensemble.members
@@ -286,7 +286,7 @@ def trainer_fields(
 
 
 def restart_time(assignment: Assignment, context: WorkerContext) -> float | None:
-    """Return the time from which a restart counts; None for the first start of ranks that stay."""
+    """Return the time from which a restart counts; None if ranks that stay have loaded nothing yet."""
     if assignment.own_step:
         return assignment.launched_at
     return time.time() if context.has_data else None
@@ -324,7 +324,7 @@ def _balancer(
     timer, group = built.network.timer, built.group
     if group.size == 1 or timer is None or spec.balance.mode == OFF:
         return None
-    # Only trainings that balance import the managers of batch sizes.
+    # Only balanced training imports the batch size managers.
     from hetctl.runtime.worker.balancing import make_balancer
 
     return make_balancer(spec, group, timer, events, task.balance_log, stack)
@@ -343,13 +343,13 @@ def _report_migration(
 
 
 def sample_sharing(spec: TrainingSpec, share: InputShare, node: str) -> Sharing:
-    """Return how this process shares samples; later members may need more preprocessors than this one."""
+    """Return how this process shares samples, with preprocessors enough for later members, too."""
     most = max(1, share.preprocessors or 0, spec.preprocessors)
     return Sharing(spec.sharing, folder_of(spec.run_key, node), most, spec.timeouts)
 
 
 def make_stop_signal(context: WorkerContext, spec: TrainingSpec, assignment: Assignment) -> StopSignal:
-    """Return the signal to stop of a member's group."""
+    """Return the stop signal of a member's group."""
     started_up_s = time.time() - assignment.launched_at
     max_uninterrupted_s = (
         None if spec.max_uninterrupted_s is None else spec.max_uninterrupted_s - started_up_s

@@ -1,4 +1,4 @@
-"""The user's functions, imported from the folder of the ensemble file: what they are given, and return."""
+"""The user's functions, imported from the ensemble file's folder: their arguments and results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hetctl.model.interpreter import without_collections
 
 @dataclass(frozen=True)
 class UserFunctions:
-    """Functions of CEREBRO's API (section 3); if ``train_fn`` is None, the framework's own is used.
+    """Functions of CEREBRO's API (section 3); None for the framework's own ``train_fn``.
 
     ``input_fn`` takes `Ensemble.data` and, for partitioned data, the path of a partition.
     """
@@ -57,7 +57,7 @@ def load_functions(ensemble: Ensemble) -> UserFunctions:
 def takes_context(train_fn: Callable[..., Any]) -> bool:
     """Return true if a ``train_fn`` has a fifth parameter, for the context.
 
-    Parameters with a default are not counted, except one of the name `CONTEXT`.
+    Parameters with a default do not count, except one with the name `CONTEXT`.
 
     Raises
     ------
@@ -66,7 +66,7 @@ def takes_context(train_fn: Callable[..., Any]) -> bool:
     """
     try:
         parameters = inspect.signature(train_fn).parameters.values()
-    except ValueError:  # Some functions that are not written in Python tell no signature.
+    except ValueError:  # Some functions not written in Python have no signature.
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     own = [p for p in parameters if p.kind in positional]
@@ -79,7 +79,7 @@ def takes_context(train_fn: Callable[..., Any]) -> bool:
 
 
 def training_loss(result: Any) -> float:
-    """Return the mean training loss in the result of a ``train_fn``.
+    """Return the mean training loss in a ``train_fn``'s result.
 
     Raises
     ------
@@ -114,11 +114,11 @@ def _load(reference: str) -> Callable[..., Any]:
 Batch = tuple[Any, Any]
 """Outputs and targets, with as many rows as samples; outputs may be a mapping or a tuple of arrays."""
 Share = Sequence[Batch | None]
-"""A rank's batches; None where it has no sample of a chunk."""
+"""A rank's batches; None for a chunk of which it has no sample."""
 
 
 class WholeEvaluation:
-    """Predictions of this rank, and the metrics that ``evaluate_fn`` computes of those of all ranks.
+    """Predictions of this rank, and the metrics that ``evaluate_fn`` computes from those of all ranks.
 
     Parameters
     ----------
@@ -150,13 +150,13 @@ class WholeEvaluation:
         Parameters
         ----------
         others : collection of str
-            Names that metrics of ``model_fn`` have.
+            Names of the metrics of ``model_fn``.
 
         Raises
         ------
         BadInputError
-            If ``evaluate_fn`` returns anything but numbers by name, or a name that is taken; or if batches
-            have rows of other shapes than others.
+            If ``evaluate_fn`` returns anything but numbers by name, or a name already in use, or if the
+            shapes of rows differ between batches.
         """
         # Each chunk of samples is divided among the ranks in order.
         batches = [batch for chunk in zip_longest(*shares) for batch in chunk if batch is not None]
@@ -180,7 +180,7 @@ class WholeEvaluation:
 
 
 def _joined(parts: Sequence[Any]) -> Any:
-    """Return the rows of all parts, which have one structure."""
+    """Return the rows of all parts, which share one structure."""
     first = parts[0]
     if isinstance(first, Mapping):
         return {key: _joined([part[key] for part in parts]) for key in first}
@@ -196,10 +196,10 @@ def _not_metrics(problem: str) -> BadInputError:
 
 
 class KeptState(UserDict[str, Any]):
-    """State of a ``train_fn`` by name, which checkpoints contain beside the network's own.
+    """State of a ``train_fn`` by name, saved in checkpoints beside the network's.
 
-    Values are plain values and arrays, or objects with ``state_dict()`` and ``load_state_dict()``. The saved
-    state of an object waits until an object is put in under its name, which is missing until then.
+    Values are plain values and arrays, or objects with ``state_dict()`` and ``load_state_dict()``. An
+    object's saved state waits for an object of that name; until then the name is missing.
     """
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ class KeptState(UserDict[str, Any]):
         self._waiting: dict[str, Any] = {}
 
     def __setitem__(self, name: str, value: Any) -> None:
-        """Put in a value, or an object, which takes over the state that waits for it."""
+        """Put in a value, or an object, which takes over its waiting state."""
         if name in self._waiting:
             if not _is_object(value):
                 raise BadInputError(
@@ -225,7 +225,7 @@ class KeptState(UserDict[str, Any]):
         return {"objects": {**self._waiting, **objects}, "values": values}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Replace all values, and the state of objects that are there; others are to be put in again."""
+        """Replace all values and the states of present objects; other objects must be put in again."""
         present = {name: entry for name, entry in self.items() if name in saved["objects"]}
         self.data, self._waiting = dict(saved["values"]), dict(saved["objects"])
         self.update(present)
@@ -242,7 +242,7 @@ class TrainingContext:
     device : Any
         Device of the model, as the framework names it.
     scheduler, loss_scale : Any
-        Objects of these names among the parts that ``model_fn`` returned; None if there are none.
+        Objects with these names in the result of ``model_fn``; None if there are none.
     epoch : int
         Epoch in training, from 1.
     step : int
@@ -263,7 +263,7 @@ class TrainingContext:
     _callbacks: list[Callable[[], Any]] = field(default_factory=list)
 
     def on_epoch_end(self, callback: Callable[[], Any]) -> None:
-        """Have a function called if the epoch ends with this call of ``train_fn``, before it is evaluated."""
+        """Call a function before the evaluation, if the epoch ends with this call of ``train_fn``."""
         self._callbacks.append(callback)
 
     def begin(self, epoch: int) -> None:
@@ -277,11 +277,11 @@ class TrainingContext:
             callback()
 
     def save(self) -> dict[str, Any]:
-        """Return what travels with a member's checkpoints."""
+        """Return the state for a member's checkpoints."""
         return {"step": self.step, "metrics": dict(self.metrics), "state": self.state.save()}
 
     def restore(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `save` returned."""
+        """Restore a state that `save` returned."""
         self.step, self.metrics = saved["step"], saved["metrics"]
         self.state.restore(saved["state"])
 

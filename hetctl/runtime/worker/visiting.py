@@ -1,9 +1,8 @@
-"""Visit of a member that hops: it is restored, trains or is evaluated on one partition, and is stored again.
+"""Visit of a member that hops: restore it, train or evaluate it on one partition, and store it again.
 
-The state of a member is all that its training depends on: the ranks and the nodes that it visits do not
-matter, nor does it matter whether a rank has kept the member's network or builds it anew. The ranks of a
-group make a visit together, data-parallel, and start from the same file; rank 0 stores and reports the new
-state.
+Training depends on the member's state alone: not on the ranks and nodes that it visits, nor on whether a
+rank has kept its network or builds it anew. The ranks of a group make a visit together, data-parallel, and
+start from the same file; rank 0 stores and reports the new state.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ POLL_S = 0.001
 """Seconds between two checks for a state that is on its way."""
 
 StartState = tuple[Arrays | None, TrainingState]
-"""Arrays from which a visit starts, and the rest of the state; without arrays the network is a fresh one."""
+"""Arrays from which a visit starts, and the rest of the state; None: the network is fresh."""
 
 
 class Stopwatch:
@@ -59,13 +58,13 @@ class Stopwatch:
         self._at = time.perf_counter()
 
     def lap(self) -> float:
-        """Return the seconds since the last call."""
+        """Return the seconds since the last call, or since the construction."""
         before, self._at = self._at, time.perf_counter()
         return self._at - before
 
 
 def visit(assignment: Assignment, context: WorkerContext) -> None:
-    """Perform a visit; one that is told to stop before its end leaves no trace."""
+    """Perform a visit; if told to stop before its end, leave no trace."""
     began_at = time.time()
     spec = assignment.task.training
     assert spec is not None
@@ -87,7 +86,7 @@ def _hand_over(
 ) -> None:
     """Report a visit, and have its state written into a checkpoint."""
     assert spec.visit is not None
-    # Mapped before the driver may have it deleted.
+    # Map the file now: after the report the driver may have it deleted.
     arrays, state = state_file.read(resources.store, spec.visit.new_state)
     context.send(visited=end)
     folder = CheckpointFolder(Path(spec.checkpoints), context.patience)
@@ -104,21 +103,21 @@ def _hand_over(
             duration_s=seconds,
         )
         if end.result is not None:
-            # The member's TensorBoard file, which ranks of several nodes write one after another.
+            # Ranks of several nodes write the member's TensorBoard file one after another.
             samples = round((end.result.rate or 0.0) * end.result.duration_s)
             TensorBoardWriter(tensorboard_file(folder.path), samples).show(end.result)
-        # The driver may have ended: the next one finds the checkpoint.
+        # If the driver has ended, the next one finds the checkpoint.
         with suppress(ConnectionError):
             context.send(saved=saved)
 
     events = context.writer(assignment.task)
-    # No driver returns to a checkpoint before the one that it knew when it started this visit.
+    # No driver returns to an earlier checkpoint than the one that it knew at the start of this visit.
     since = spec.visit.checkpoint
     resources.saver.save(UnsavedState(folder, arrays, state, since, on_saved, events), context.heartbeat)
 
 
 class Visitor:
-    """One visit of a member to this rank, or to the group of this rank."""
+    """One visit of a member to this rank or its group."""
 
     def __init__(
         self,
@@ -140,7 +139,7 @@ class Visitor:
         self._measured: dict[str, Any] = {}
 
     def run(self, began_at: float) -> VisitEnd | None:
-        """Train or evaluate, and store the new state; return None if rank 0 is told to stop before.
+        """Train or evaluate, and store the new state; return None if rank 0 is told to stop earlier.
 
         Parameters
         ----------
@@ -176,7 +175,7 @@ class Visitor:
         return training, validation
 
     def _await_start(self) -> StartState | None:
-        """Return the state from which to start once it is there; None if told to stop before."""
+        """Wait for the start state and return it; None if told to stop."""
         name = self._visit.state
         if name is None:
             return self._newest()
@@ -184,7 +183,7 @@ class Visitor:
         return state_file.read(self._resources.store, name) if is_there else None
 
     def _awaits(self, name: str) -> bool:
-        """Wait for a state; return false if told to stop before."""
+        """Wait for a state; return false if told to stop."""
         while not self._stop():
             if (self._resources.store / name).exists():
                 return True
@@ -202,13 +201,13 @@ class Visitor:
         return loaded.arrays, loaded.state
 
     def _restore(self, start: StartState, sample: Samples) -> tuple[TrainableNetwork, TrainingState]:
-        """Return the member's network in the state from which to start, and that state for these GPUs."""
+        """Return the member's network in the start state, and that state for these GPUs."""
         arrays, state = start
         gpus = self._group.size
         check_fits(self._visit, state, self._count)
         network = self._network(state, sample)
         if arrays is not None and self._visit.state is None and self._checkpoints.is_of_parent(state):
-            # A mutant's learning rate is its own, not the parent's as scaled for the parent's GPUs.
+            # A mutant has its own learning rate, not the parent's, scaled for the parent's GPUs.
             network.adopt(own_arrays(arrays))
             state = replace(state, gpus=1)
         elif arrays is not None:
@@ -221,10 +220,10 @@ class Visitor:
         return network, replace(state, gpus=gpus)
 
     def _network(self, state: TrainingState, sample: Samples) -> TrainableNetwork:
-        """Return a network of the member whose state is to be restored, or a fresh one.
+        """Return the member's kept network, still to be restored, or a fresh one.
 
-        A network that has trained cannot take over the learning rate of another number of GPUs. All ranks of
-        a group build it, or none: they make their weights equal.
+        A network that has trained cannot take over the learning rate of another number of GPUs. Either all
+        ranks of a group build one or none, since building makes their weights equal.
         """
         kept = self._resources.networks.pop(self._member, self._group.size)
         fits = kept is not None and self._visit.state is not None and state.gpus == self._group.size
@@ -242,7 +241,7 @@ class Visitor:
         whole = round((state.part_samples + training.samples) / len(visited) * self._count)
 
         def after_step(position: int) -> None:
-            # Detect a full disk here, before another visit whose state could not be saved.
+            # Detect a full disk before another visit whose state could not be saved.
             self._resources.saver.check()
             self._context.heartbeat()
             note(self._visit.training_epoch, state.part_samples + position, batches.loss)
@@ -299,7 +298,7 @@ class Visitor:
         return finished
 
     def _until_stopped(self, validation: ArrayLoader) -> Iterator[tuple[Samples, int]]:
-        """Yield validation batches until told to stop, but at least one: no metric has a mean of nothing."""
+        """Yield validation batches until told to stop, but at least one: metrics are means."""
         batches = held_out_batches(validation, self._visit.training_epoch, self._context.heartbeat)
         for number, batch in enumerate(batches):
             if number and self._stop():
@@ -307,7 +306,7 @@ class Visitor:
             yield batch
 
     def _merged(self, state: TrainingState, metrics: Mapping[str, float], samples: int) -> TrainingState:
-        """Return the state after an evaluation: means weighted by samples, as sums."""
+        """Return the state after an evaluation, with metrics as sums weighted by samples."""
         before = state.scores if state.evaluating else {}
         return replace(
             state,
@@ -344,7 +343,7 @@ class Visitor:
 
 
 def added(sums: Arrays, more: Arrays) -> Arrays:
-    """Return sums of which some have more to add."""
+    """Return the sums, each with what `more` adds to it."""
     return {name: array + more[name] if name in more else array for name, array in sums.items()}
 
 
@@ -353,7 +352,7 @@ PASSES = {False: Visitor._train, True: Visitor._evaluate}
 
 
 def check_fits(wanted: Visit, state: TrainingState, count: int) -> None:
-    """Reject a state from which a visit cannot start.
+    """Reject a state that does not suit a visit.
 
     Parameters
     ----------
@@ -363,7 +362,7 @@ def check_fits(wanted: Visit, state: TrainingState, count: int) -> None:
     Raises
     ------
     BadInputError
-        If the state is of another epoch, in the middle of an epoch of another mode, or after this visit.
+        If the state is of another epoch, within an epoch of another mode, or after this visit.
     """
     if state.is_within_epoch:
         raise BadInputError(

@@ -1,7 +1,7 @@
 """The rank on one GPU: runs one task after another as the driver assigns them.
 
-It ends with the driver, or with its first failure: after a failure its process may be damaged, and trains no
-other member.
+It ends with the driver or with its first failure: a failure may damage the process, so it trains no other
+member.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from hetctl.scheduling.job_scheduler import SIGNAL
 from hetctl.storage.processes import name_process
 
 DEVICE_VARIABLE = "HETCTL_DEVICE"
-"""Variable with the number of the rank's GPU or slot on the node, for the user's functions."""
+"""Variable, for the user's functions, with the number of the rank's GPU or slot on the node."""
 PROCESS_NAME = "hetctl-rank-{}"
 ORPHANED = 76
 """Exit code of a rank whose driver has ended."""
@@ -69,20 +69,20 @@ WORK: dict[str, Callable[[Assignment, WorkerContext], None]] = {
     ALL_REDUCE: time_all_reduce,
 }
 STOPPED_BY_SIGTERM = frozenset({TRAIN, VISIT, STAGE, RUN_COMMAND})
-"""Tasks that SIGTERM stops instead of ending the rank: with a checkpoint, or a visit without a trace."""
+"""Tasks that SIGTERM stops without ending the rank: a visit leaves no trace, others a checkpoint."""
 
 
 def serve(binding: Binding, channel: socket.socket) -> int:
-    """Run tasks until the driver releases the rank; the exit code is 0 if nothing has failed."""
+    """Run tasks until the driver releases the rank; return 0 if nothing has failed."""
     name_process(PROCESS_NAME.format(binding.gpu))
-    # The template ignores SIGTERM, which a forked process inherits.
+    # The template ignores SIGTERM, and a fork inherits that.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # Before any library starts threads: they inherit it, but later changes reach
-    # one thread only (sched_setaffinity(2)).
+    # Before any library starts threads, which inherit it: later changes reach one
+    # thread only (sched_setaffinity(2)).
     os.sched_setaffinity(0, binding.cores)
     os.environ[DEVICE_VARIABLE] = str(binding.gpu)
     if binding.device is None:
-        # A slot is a share of the cores: all ranks would take the first GPU, and NCCL refuses two on one.
+        # A slot is a share of the cores. Otherwise all ranks would take the first GPU, which NCCL refuses.
         hide_gpus()
     connection = Connection(channel)
     stops = Stops(lambda: connection.send({"signalled": True}))
@@ -104,13 +104,13 @@ def serve(binding: Binding, channel: socket.socket) -> int:
                 code = work(assignment, context)
             if code:
                 return code
-            # If the driver has ended there are no more assignments, but perhaps unsaved states.
+            # A driver that has ended gives no more assignments, but states may be unsaved.
             with suppress(ConnectionError):
                 connection.send({"done": True})
-            # The driver plans the next round meanwhile.
-            # Releasing the last member takes TensorFlow 10 to 13 ms of CPU time.
+            # While the driver plans the next round: releasing a member takes TensorFlow 10 to 13 ms of CPU
+            # time.
             context.clear()
-        # States of visits that are not in checkpoints yet.
+        # Visits may have left states that are not in checkpoints yet.
         failure = context.kept.finish_saving() if context.kept else None
         return 0 if failure is None else report_failure(failure.error, failure.events)
 
@@ -121,28 +121,28 @@ class Inbox:
     Parameters
     ----------
     stops : Stops
-        Record of the driver's messages that a group has to stop.
+        Record of the driver's stop messages.
 
     Attributes
     ----------
     at_work : Lock
-        Lock that the rank holds while it works: if the driver ends meanwhile, the rank ends at once.
+        Lock that the rank holds while it works: if the driver ends then, the rank ends at once.
     """
 
     def __init__(self, connection: Connection, stops: Stops) -> None:
         self._connection = connection
         self._stops = stops
-        # Unlike a Queue, a SimpleQueue may be used in the handler of a signal that interrupts its use.
+        # Unlike Queue, SimpleQueue is reentrant, so a signal handler may use it.
         self._queue: queue.SimpleQueue[Assignment | None] = queue.SimpleQueue()
         self.at_work = threading.Lock()
         threading.Thread(target=self._listen, name="inbox", daemon=True).start()
 
     def assignments(self) -> Iterator[Assignment]:
-        """Return the assignments until the driver has ended or releases the rank, or `end` is called."""
+        """Return the assignments until the driver ends or releases the rank, or `end` is called."""
         return iter(self._queue.get, None)
 
     def end(self) -> None:
-        """End the assignments after those that have arrived."""
+        """End `assignments` after those that have arrived."""
         self._queue.put(None)
 
     def _listen(self) -> None:
@@ -163,12 +163,12 @@ class Inbox:
 
 
 class Stops:
-    """Reasons for groups to stop with a checkpoint, by the keys of the groups.
+    """Reasons for groups to stop with a checkpoint, by group key.
 
     Parameters
     ----------
     report : callable
-        Function that reports to the driver that this rank was signalled, so that it stops the other ranks.
+        Function that tells the driver of a signal to this rank, so that it stops the other ranks.
     """
 
     def __init__(self, report: Callable[[], None]) -> None:
@@ -178,7 +178,7 @@ class Stops:
         self._when_idle: Any = signal.SIG_DFL
 
     def end_idle(self, is_needed: Callable[[], bool], end: Callable[[], None]) -> None:
-        """Make SIGTERM end an idle rank by `end` instead of at once as long as `is_needed` returns true."""
+        """Make SIGTERM end an idle rank by `end`, or at once if `is_needed` returns false."""
         rank_pid = os.getpid()
 
         def on_sigterm(number: int, _frame: Any) -> None:
@@ -196,25 +196,25 @@ class Stops:
         self._reasons.setdefault(stop.key, stop.reason)
 
     def reason(self, key: str) -> str | None:
-        """Return why a group has to stop, or None; the group at work calls it between two steps."""
+        """Return why a group has to stop, or None; called between steps."""
         if self._to_report:
-            # A signal handler cannot send it: it may have interrupted the sending of another message.
+            # Not sent by the signal handler, which may have interrupted another message.
             self._to_report = False
             self._report()
         return self._reasons.get(key)
 
     @contextmanager
     def stopping_at_sigterm(self, key: str) -> Iterator[None]:
-        """Make SIGTERM stop the group at work; a second one ends the rank, as the first does if it is idle.
+        """Make SIGTERM stop the group at work; a second SIGTERM ends the rank.
 
-        SIGTERM also ends processes forked by the user's functions, which inherit the handler.
+        Processes forked by the user's functions inherit the handler; SIGTERM ends them, too.
         """
         rank_pid, received = os.getpid(), False
 
         def on_sigterm(number: int, _frame: Any) -> None:
             nonlocal received
             if received or os.getpid() != rank_pid:
-                # So that the parent sees a death by SIGTERM, and no exit code of Python.
+                # The parent is to see a death by SIGTERM, not an exit code of Python.
                 signal.signal(number, signal.SIG_DFL)
                 signal.raise_signal(number)
             received = self._to_report = True
@@ -229,14 +229,14 @@ class Stops:
 
 
 def work(assignment: Assignment, context: WorkerContext) -> int:
-    """Run one task with its output in its log; return the exit code, or 0 to continue."""
+    """Run one task with its output in its log; return an exit code, or 0 to continue."""
     context.lease = assignment.task.training.lease if assignment.task.training else None
     try:
         log = context.patience.call(lambda: private_log(assignment.task.log))
     except OSError as error:
         return EXIT_CODES[failure_reason(error)]
     with output_to(log):
-        # The process has trained other members before: their peak is not this one's.
+        # The peak of members that the process trained before must not count.
         reset_peak_memory()
         try:
             WORK[assignment.task.kind](assignment, context)
@@ -249,14 +249,14 @@ def work(assignment: Assignment, context: WorkerContext) -> int:
                 return LOST_PEER
             return report_failure(error, context.writer(assignment.task))
         finally:
-            # At the end of a job the rank is killed as soon as the driver knows that its task is done.
+            # Here, since the driver may kill the rank as soon as it knows that the last task is done.
             context.remove_temporary_files()
     return 0
 
 
 @contextmanager
 def output_to(log: BinaryIO) -> Iterator[None]:
-    """Redirect standard output and errors, also of other threads and libraries, to a log, and close that."""
+    """Redirect standard output and errors of all threads and libraries to a log, and close it."""
     before = os.dup(1), os.dup(2)
     try:
         with log:
@@ -270,7 +270,7 @@ def output_to(log: BinaryIO) -> Iterator[None]:
 
 def _point_to(output: int, errors: int) -> None:
     for stream in (sys.stdout, sys.stderr):
-        # A disk without room for a log is no failure of the task.
+        # A full disk for logs does not fail the task.
         with suppress(OSError):
             stream.flush()
     os.dup2(output, 1)

@@ -1,1 +1,1 @@
-"""Tasks that measure: members, layers, links and preprocessing in profiling, groups for `hetctl doctor`."""
+"""Measuring tasks: members, layers, links and preprocessing in profiling, groups for `hetctl doctor`."""

@@ -13,7 +13,7 @@ from hetctl.runtime.frameworks import GLOO, NCCL
 NAME = "all-reduce"
 GB = 1e9
 SIZE_BYTES = {NCCL: 64 * 2**20, GLOO: 8 * 2**20}
-"""Bytes per rank: enough to saturate links of that kind, and short enough for slow ones."""
+"""Bytes per rank: enough to saturate links of that kind, few enough for slow ones."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,11 @@ class RankTime:
     backend : str
         `NCCL` or `GLOO`.
     bytes : int
-        Bytes of the numbers of each rank.
+        Size of each rank's array.
     median_s : float
         Median time of one all-reduce in seconds.
     unreached : tuple of int
-        GPUs of its node to which its GPU has no direct access, as far as known.
+        GPUs of its node known to have no direct access from its GPU.
     links : int or None
         Number of active NVLinks of its GPU; None if unknown.
     """
@@ -55,12 +55,11 @@ class AllReduce:
     Parameters
     ----------
     nodes : tuple of str
-        Nodes of the group. With one node, all GPUs are on it; with several, the slowest link, one between
-        nodes, determines the speed.
+        Nodes of the group. With several, the slowest link, one between nodes, determines the speed.
     gpus : int
         Number of GPUs on all nodes.
     median_s : float
-        Seconds of one all-reduce: each rank's median, averaged over the ranks as nccl-tests do.
+        Time of one all-reduce: the ranks' medians, averaged as nccl-tests do.
     bus_gb_per_s : float
         Bus bandwidth in 1e9 bytes/s, as in function `bus_gb_per_s`.
     """
@@ -100,14 +99,14 @@ def speed_of(framework: str, ranks: Sequence[RankTime]) -> AllReduce:
 def bus_gb_per_s(size_bytes: int, ranks: int, seconds: float) -> float:
     """Return the bus bandwidth of an all-reduce in GB/s: bytes/s times ``2 (n - 1) / n``.
 
-    Each rank has to send and receive this many bytes for each byte of the result, with any algorithm. The
-    number can therefore be compared with the bandwidth of a link, and between groups of different size.
+    With any algorithm, each rank has to send and receive this many bytes per byte of the result. So the
+    figure compares with the bandwidth of a link, and between groups of different size.
     Source: NVIDIA/nccl-tests, doc/PERFORMANCE.md, "AllReduce".
 
     Parameters
     ----------
     size_bytes : int
-        Bytes of the numbers of each rank.
+        Size of each rank's array.
     ranks : int
         Number of ranks n, at least 2.
     """

@@ -28,22 +28,19 @@ class MemoryGauge:
     Parameters
     ----------
     kept : callable or None
-        Function that tells what a forward pass keeps; None: the framework does not tell.
+        Function that returns what a forward pass keeps; None if the framework has none.
     """
 
     def __init__(self, kept: Kept | None = None) -> None:
         self._kept = kept
 
     def context_bytes(self) -> int:
-        """Return the bytes of this rank that belong to no tensor: those of framework and libraries.
-
-        No samples are loaded yet.
-        """
+        """Return the rank's bytes that belong to no tensor; call it before samples are loaded."""
         return self.used()
 
     def used(self) -> int:
         """Return the bytes in use now."""
-        # Freed memory that stays resident would hide what the next passes need (malloc_trim(3), in glibc).
+        # Freed memory that stays resident would hide the needs of the next passes (glibc's malloc_trim(3)).
         if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
             trim(0)
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
@@ -57,13 +54,13 @@ class MemoryGauge:
         return peak_of_process()
 
     def received_bytes(self, _inputs: Tensor) -> int:
-        """Return the bytes that inputs take on the device in addition to those in the node's memory."""
+        """Return the bytes that inputs take on the device, beside the node's memory."""
         return 0
 
     def kept_by(self, forward: Callable[[], Tensor], inputs: Tensor) -> int:
         """Run a forward pass; return the bytes that it keeps for the backward pass, without its inputs.
 
-        These are what the framework tells; if it does not, the bytes in use more.
+        Without a figure from the framework, this is the growth of the bytes in use.
         """
         if self._kept is not None:
             return self._kept(forward, inputs)
@@ -88,7 +85,7 @@ class GpuMemory(MemoryGauge):
     device : int
         Index among the visible GPUs.
     allocated, reserved : callable
-        Functions that return the bytes of tensors, and those that the allocator has taken from the driver.
+        Functions that return the bytes of tensors, and the bytes that the allocator has from the driver.
     wait : callable
         Function that waits for the GPU.
     there_and_back : callable
@@ -96,7 +93,7 @@ class GpuMemory(MemoryGauge):
     as_received : callable
         Function that copies an array to memory in which a stage receives tensors.
     kept : callable or None
-        Function that tells what a forward pass keeps; None: the framework does not tell.
+        Function that returns what a forward pass keeps; None if the framework has none.
     """
 
     device: int
@@ -108,7 +105,7 @@ class GpuMemory(MemoryGauge):
     kept: Kept | None = None
 
     def context_bytes(self) -> int:
-        """Return what the process has on the GPU beyond the allocator's memory."""
+        """Return the process's bytes on the GPU beyond the allocator's."""
         self.there_and_back(np.zeros(1, np.float32))
         gpus = visible_gpus(gpus_of_node(), os.environ)
         in_use = memory_in_use(gpus[self.device], os.getpid()) if self.device < len(gpus) else None
@@ -127,11 +124,11 @@ class GpuMemory(MemoryGauge):
         self.wait()
 
     def received_bytes(self, inputs: Tensor) -> int:
-        """Return the bytes of their copy on the GPU."""
+        """Return the bytes of the inputs' copy on the GPU."""
         return inputs.nbytes
 
     def kept_by(self, forward: Callable[[], Tensor], inputs: Tensor) -> int:
-        """Return what the framework tells; if it does not, the bytes allocated by the pass."""
+        """Return the framework's figure, or else the bytes that the pass allocates."""
         if self.kept is not None:
             return self.kept(forward, inputs)
         before = self.allocated()
@@ -139,7 +136,7 @@ class GpuMemory(MemoryGauge):
         return max(0, self.allocated() - before - self.received_bytes(inputs))
 
     def copy_s(self, array: Tensor) -> float:
-        """Return half the least time of a copy there and back."""
+        """Return half the shortest time of a copy there and back."""
         received = self.as_received(array)
         return min(_seconds(lambda: self.there_and_back(received)) for _ in range(COPIES)) / 2
 

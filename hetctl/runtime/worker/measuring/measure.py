@@ -51,7 +51,7 @@ from hetctl.storage.profile_request import Measurements, ProfileTarget, read_mea
 NO_END = 2**62
 SAVES = 2
 EPOCH_ENDS = 3
-"""Number of ends of epochs that are trained; the first may include compilation, and does not count."""
+"""Number of ends of epochs to train; the first may include compilation, and does not count."""
 
 
 def measure(assignment: Assignment, context: WorkerContext) -> None:
@@ -75,7 +75,7 @@ def _measure_point(
     member, site = measurements.ensemble.member(point.member), measurements.site
     ensemble = measurements.ensemble.of(member)
     sharing = Sharing(preprocessors=site.cores_per_gpu, timeouts=site.timeouts)
-    # Ranks in a step of their own are started anew each time, framework included; others are forked once.
+    # In a step of their own, ranks and framework start anew each time; others are forked once.
     step_s = max(0.0, time.time() - assignment.launched_at) if assignment.own_step else 0.0
     context.load_data(ensemble, sharing)
     began = time.perf_counter()
@@ -88,7 +88,7 @@ def _measure_point(
     steady = _train_steadily(built, member, context)
     times = steady.result()
     first_end_s, epoch_s = _epoch_ends(built, member, context, times.mean_s)
-    # The first evaluation is traced: what it takes beyond the second one belongs to the start-up.
+    # The first evaluation is traced: its extra time over the second belongs to the start-up.
     first_evaluate_s, metrics = _timed_evaluation(built, 1, context)
     evaluate_s, _ = _timed_evaluation(built, 2, context)
     check_metrics(metrics | {"loss": 0.0}, member)
@@ -129,7 +129,7 @@ def _measure_point(
 def _train_steadily(built: BuiltMember, member: Member, context: WorkerContext) -> SteadyClock:
     """Train full batches until their rate is known."""
     clock = SteadyClock()
-    # With the smaller last batches, which TensorFlow traced anew, rates were up to 2.2 times too low.
+    # Smaller last batches, which TensorFlow traces anew, made rates up to 2.2 times too low.
     loader = FullBatches(built.training, member.chunk(built.group.size))
 
     def after_step(_position: int) -> None:
@@ -152,8 +152,8 @@ def _epoch_ends(
     Returns
     -------
     tuple of float
-        Seconds beyond those of the same samples at the steady rate: the first time, and the mean of
-        the later times; at least 0.
+        Extra seconds over the same samples at the steady rate, at least 0: the first time, and the mean
+        of the later times.
     """
     chunk = member.chunk(built.group.size)
     samples = built.training.samples
@@ -179,7 +179,7 @@ def _epoch_ends(
 def _save_seconds(
     built: BuiltMember, member: Member, context: WorkerContext, step_s: float, folder: Path
 ) -> float:
-    """Return the time that training loses by a checkpoint written beside it, in seconds, on average."""
+    """Return the mean seconds that training loses to a checkpoint written beside it."""
     if member.shard:
         # Training waits until it is written.
         return _checkpoint_seconds(built, member, folder)
@@ -211,7 +211,7 @@ def _save_beside(
 
 
 class FullBatches(Loader):
-    """An endless epoch of only a loader's full batches; an epoch smaller than a batch is one batch.
+    """Endless epoch of a loader's full batches alone; an epoch smaller than a batch is one batch.
 
     The loader's owner closes it.
     """
@@ -229,7 +229,7 @@ class FullBatches(Loader):
 
 
 class TimedLoader(Loader):
-    """A loader that records when it yielded its first batch; its owner closes it."""
+    """Loader that records when it yielded its first batch; its owner closes it."""
 
     def __init__(self, loader: Loader) -> None:
         super().__init__(loader.samples, loader.sample)
@@ -266,7 +266,7 @@ def _checkpoint_seconds(built: BuiltMember, member: Member, folder: Path) -> flo
 
 
 GRACE_S = 10.0
-"""Grace period in seconds of a command that has run for long enough."""
+"""Grace period in seconds of a command that has run long enough."""
 SAMPLE_EVERY_S = 1.0
 """Seconds between two samples of the memory of the command."""
 ADVICE = (
@@ -281,7 +281,7 @@ def measure_command(assignment: Assignment, context: WorkerContext) -> None:
     Raises
     ------
     BadInputError
-        On rank 0, if its reports give no rate.
+        On rank 0, if the command's reports give no rate.
     """
     measurements = read_measurements(Path(assignment.task.folder))
     point = measurements.target(assignment.task.name)
@@ -341,7 +341,7 @@ class ReportTimes:
     def read(self, line: bytes) -> str | None:
         """Note the time of a report; return a reason to stop once the rate is known, or None.
 
-        Before, the end of an epoch with its evaluation must be seen. Checkpoints and metrics are not judged.
+        The rate needs the end of an epoch with its evaluation. Checkpoints and metrics do not matter.
         """
         self._lines += 1
         try:
@@ -361,7 +361,7 @@ class ReportTimes:
             self.peak_bytes = max(self.peak_bytes, self.private_bytes())
 
     def pace(self, began: float) -> ScriptPace:
-        """Return the pace of a command that began at a time, in seconds since the epoch.
+        """Return the pace of a command that began at `began`, in seconds since the epoch.
 
         Raises
         ------

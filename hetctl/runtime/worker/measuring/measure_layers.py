@@ -1,6 +1,6 @@
-"""The layers of a member, each built alone on one GPU and run with the outputs of the one before it.
+"""Layers of a member, each built alone on one GPU and run with the outputs of the one before it.
 
-So that a network can be measured that no GPU holds (HetPipe, section 7, profiles layers on whole networks).
+This also measures networks that no GPU holds. HetPipe (section 7) profiles layers of whole networks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hetctl.storage.profile_request import read_measurements
 WARM_UPS = 2
 LEAST_PASSES, MOST_PASSES = 5, 50
 LEAST_S = 0.2
-"""Seconds of timed passes of a layer, unless it has `MOST_PASSES` before."""
+"""Seconds of a layer's timed passes, of which there are at most `MOST_PASSES`."""
 
 Passes = tuple[ComputeTime, ComputeTime, ComputeTime]
 """Times of a layer's forward pass, its backward pass and its update."""
@@ -48,7 +48,7 @@ def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
     measurements = read_measurements(Path(assignment.task.folder))
     member = measurements.ensemble.member(measurements.target(assignment.task.name).member)
     site = measurements.site
-    # Before the samples are loaded, which may take long.
+    # Before the loading of samples, which may take long.
     framework, chain = context.chain(measurements.ensemble.of(member))
     gauge = framework.memory_gauge(context.binding.device)
     context_bytes = gauge.context_bytes()
@@ -76,7 +76,7 @@ def measure_layers(assignment: Assignment, context: WorkerContext) -> None:
 
 
 def first_batch(loader: Loader) -> Samples:
-    """Return a copy of the first batch of the first epoch: its memory is the loader's."""
+    """Return a copy, since the loader reuses the memory, of the first batch of the first epoch."""
     refuse_own_batches(loader, "a chain of layers")
     batches = loader.batches(1, 0)
     (x, y), _ = next(batches)
@@ -120,7 +120,7 @@ def measured_layers(
             else _InnerLayer(stage, memory, inputs, gauge)
         )
         found = _steady(layer.timed_passes, heartbeat)
-        # In a stage of several layers activations stay on the GPU, whose own clock leaves out copies.
+        # In a stage, activations between layers stay on the GPU. Its own clock leaves copies out.
         times.append(found if stage.computed() else _without_copies(found, *layer.copies()))
         held, beyond = layer.memory()
         parameters = _size_of(stage.weights())
@@ -130,9 +130,9 @@ def measured_layers(
             backward_s=0.0,
             activation_bytes=layer.outputs.nbytes,
             parameter_bytes=parameters,
-            # The inputs of other layers are the outputs of those before them, or were received.
+            # Inputs of later layers are outputs of the layers before, or were received.
             held_bytes=held + (inputs.nbytes if number == 0 else 0),
-            # All layers of a stage have their gradients at once, but share one workspace.
+            # The layers of a stage hold all gradients at once, but share one workspace.
             workspace_bytes=max(0, beyond - parameters),
             optimizer_bytes=stage.slot_bytes(),
         )
@@ -154,10 +154,10 @@ def _with_times(layers: Sequence[MeasuredLayer], times: Sequence[Passes]) -> Ite
 
 
 def _seconds_in_stage(times: Sequence[ComputeTime]) -> list[float]:
-    """Return the seconds of each layer as one of several of a stage: of its kernels, or of their launches.
+    """Return each layer's seconds in a stage of several layers: of its kernels, or of their launches.
 
-    Part of the launches is the same for any layers, and occurs once in a stage: about what the layer has
-    that launches least.
+    A part of the launch time occurs once in a stage, whatever its layers: about the least launch time of any
+    layer.
     """
     fixed_s = min((one.launch_s for one in times if one.launch_s), default=0.0)
     return [max(0.0, one.compute_s, one.launch_s - fixed_s) for one in times]
@@ -192,7 +192,7 @@ def _median(times: Sequence[ComputeTime]) -> ComputeTime:
 
 
 class _RunLayer(ABC):
-    """A layer, which is run with its inputs."""
+    """A layer with its inputs."""
 
     outputs: Tensor
 
@@ -202,24 +202,24 @@ class _RunLayer(ABC):
 
     @abstractmethod
     def timed_passes(self) -> Passes:
-        """Run a minibatch forward and back, with its own version of the weights; return the times."""
+        """Run a minibatch forward and back with a version of the weights of its own; return the times."""
 
     @abstractmethod
     def copies(self) -> tuple[float, float]:
-        """Return the seconds of both passes in which tensors are copied, if these are in the times."""
+        """Return the seconds of copying in the forward pass and in the backward pass."""
 
     @abstractmethod
     def _passes(self, minibatch: int) -> int:
         """Run both passes; return the bytes held between them."""
 
     def memory(self) -> tuple[int, int]:
-        """Return the bytes held between the passes, and those that they and the update need beyond that."""
+        """Return the bytes held between the passes, and the further bytes of passes and update."""
         minibatch, gauge = next(self._minibatches), self._gauge
         before = gauge.used()
         gauge.reset_peak()
         held = self._passes(minibatch)
         self._update(minibatch)
-        # What was there before, is held, or was received, is not needed beyond that.
+        # Further bytes are those neither there before, nor held, nor received.
         return held, max(0, gauge.peak() - before - held - gauge.received_bytes(self._inputs))
 
     def _update(self, minibatch: int) -> None:
@@ -228,7 +228,7 @@ class _RunLayer(ABC):
 
 
 class _InnerLayer(_RunLayer):
-    """A layer that another one follows."""
+    """Layer that another one follows."""
 
     def __init__(self, stage: StageNetwork, memory: TensorMemory, inputs: Tensor, gauge: MemoryGauge) -> None:
         super().__init__(stage, memory, inputs, gauge)
@@ -264,7 +264,7 @@ class _InnerLayer(_RunLayer):
 
 
 class _LastLayer(_RunLayer):
-    """The last layer, which runs both passes as one; validation has its forward pass alone."""
+    """Last layer, which runs both passes as one; validation runs its forward pass alone."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class _LastLayer(_RunLayer):
         self.outputs = memory.array(stage.infer(inputs))
 
     def timed_passes(self) -> Passes:
-        """Return the times of the forward pass alone, of both passes without that, and of the update."""
+        """Return the times of the forward pass alone, of the rest of both passes, and of the update."""
         minibatch = next(self._minibatches)
         forward = _time_of(self._stage, self._infer)
         both = _time_of(self._stage, lambda: self._both(minibatch))
@@ -287,7 +287,7 @@ class _LastLayer(_RunLayer):
         return forward, backward, _time_of(self._stage, lambda: self._update(minibatch))
 
     def copies(self) -> tuple[float, float]:
-        """Return the same as for an inner layer: both passes copy the inputs, and return their gradient."""
+        """Return the same as an inner layer; here the joint passes copy inputs and return their gradient."""
         inputs_s, outputs_s = self._gauge.copy_s(self._inputs), self._gauge.copy_s(self.outputs)
         return inputs_s + outputs_s, inputs_s - outputs_s
 
@@ -305,7 +305,7 @@ class _LastLayer(_RunLayer):
 
 
 def _time_of(stage: StageNetwork, run: Callable[[], object]) -> ComputeTime:
-    """Return the time of a call on a GPU, or that which passes meanwhile on a slot."""
+    """Return a call's time on the GPU; on a slot, the elapsed time."""
     stage.computed()
     began = time.perf_counter()
     run()

@@ -31,7 +31,7 @@ from hetctl.storage.profile_request import Measurements, read_measurements
 
 PREPROCESS = "preprocess"
 LEAST_S, MOST_S = 0.25, 1.0
-"""Seconds after which no further call is made: `LEAST_S` after `ENOUGH_CALLS`, else `MOST_S`."""
+"""Seconds after which calls end: `LEAST_S` after `ENOUGH_CALLS`, else `MOST_S`."""
 ENOUGH_CALLS = 20
 
 
@@ -54,10 +54,10 @@ def _measure(measurements: Measurements, events: Path) -> None:
 
 
 def _preprocessing_rate(ensemble: Ensemble, cores: int) -> float:
-    """Return samples/s of ``input_fn`` in `cores` processes at once, each bound to a core, in total."""
+    """Return the total rate of ``input_fn`` in samples/s, in `cores` processes, each bound to a core."""
     with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("fork")) as pool:
         outcomes = list(pool.map(_preprocess, [ensemble] * cores, range(cores)))
-    # perf_counter() is CLOCK_MONOTONIC on Linux, so that times of several processes compare.
+    # perf_counter() is CLOCK_MONOTONIC on Linux, so times of several processes compare.
     seconds = max(end for _, _, end in outcomes) - min(start for _, start, _ in outcomes)
     return sum(count for count, _, _ in outcomes) / seconds
 
@@ -67,7 +67,7 @@ def _preprocess(ensemble: Ensemble, core: int) -> tuple[int, float, float]:
     available = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {available[core % len(available)]})
     functions, partitions = load_functions(ensemble), ensemble.partitions
-    # The ranks have ended, and with them the copies on this node.
+    # The copies on this node have ended with the ranks.
     paths = [str(path_on_node(path)) for path in partitions.sources() if path] if partitions else []
     if partitions and not paths:
         paths = list(partition_paths(partitions).values())
@@ -95,7 +95,7 @@ def _reads(read: Callable[[], Any]) -> Iterator[int]:
 
 
 def _calls(source: Source, batch_size: int) -> Iterator[int]:
-    """Read single samples or batches, for ever; yield the number of samples of each call."""
+    """Read samples or batches without end; yield the number of samples of each call."""
     if isinstance(source, CollatedSource):
         for first in itertools.count(step=batch_size):
             source.batch([number % len(source) for number in range(first, first + batch_size)])

@@ -1,4 +1,4 @@
-"""Tasks of a rank in a job that tests a site: report its GPU and cores, and time all-reduces."""
+"""Tasks of a rank in a job that tests a site: report GPU and cores, and time all-reduces."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DIRECT_IS_OFF = "NCCL_P2P_DISABLE"
 
 
 def report_node(assignment: Assignment, context: WorkerContext) -> None:
-    """Connect to the other ranks, and write the report of this one to the folder of the job."""
+    """Connect to the other ranks, and write this rank's report to the job's folder."""
     folder = Path(assignment.task.folder)
     site = read_order(folder).site
     context.group = join_group(
@@ -49,7 +49,7 @@ def time_all_reduce(assignment: Assignment, context: WorkerContext) -> None:
     Raises
     ------
     BadInputError
-        If the framework, or a package that its groups need, cannot be imported.
+        If the framework, or a package for its groups, cannot be imported.
     """
     folder = Path(assignment.task.folder)
     order, binding = read_order(folder), context.binding
@@ -90,7 +90,7 @@ def _median_seconds(all_reduce: Callable[[], None], context: WorkerContext) -> f
 
 
 def _unreached(framework: Framework, binding: Binding, devices: int) -> tuple[int, ...]:
-    """Return the GPUs to which NCCL cannot send directly; the job holds all GPUs of a node, in order."""
+    """Return the GPUs to which NCCL cannot send directly; a job holds all GPUs of a node, in order."""
     if binding.device is None:
         return ()
     if os.environ.get(DIRECT_IS_OFF) == "1":

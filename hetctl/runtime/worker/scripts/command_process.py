@@ -31,20 +31,20 @@ GUARD = 'trap "" HUP INT TERM USR1; read _; kill -9 "-$1"'
 """Shell program that kills a process group when its standard input is closed."""
 
 LONGEST_LINE = 2**16
-"""Bytes after which a line without an end is given up."""
+"""Bytes after which a line without an end counts as a line."""
 SHOWN = 80
 """Characters of a wrong line that are shown."""
 
 
 class CommandProcess:
-    """A command as a child of its rank, in a process group of its own that ends with the rank.
+    """Command as a child of its rank, in a process group of its own that ends with the rank.
 
     Parameters
     ----------
     folder : Path
         Folder in which it runs.
     grace_s : float
-        Grace period in seconds, in shares of which the signals of a stop follow each other.
+        Grace period in seconds; the signals of a stop follow at shares of it.
 
     Raises
     ------
@@ -65,7 +65,7 @@ class CommandProcess:
 
         def prepare() -> None:
             end_with_rank()
-            # A command that has no handler is not ended by the signal, which it may not know.
+            # The signal must not end a command that has no handler for it.
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
         theirs = {PROGRESS_VARIABLE: progress, ANSWER_VARIABLE: answers, STOP_VARIABLE: stop}
@@ -105,21 +105,21 @@ class CommandProcess:
         return self._stopped_at is not None
 
     def cpu_seconds(self) -> float:
-        """Return the CPU time that all of it has used, in seconds."""
+        """Return the CPU time of all its processes in seconds."""
         return group_cpu_seconds(self._process.pid)
 
     def private_bytes(self) -> int:
-        """Return the private memory of all of it, in bytes."""
+        """Return the private memory of all its processes in bytes."""
         rank = os.getpid()
         return sum(map(private_bytes, commands_below([rank])[rank]))
 
     def reports(self, wait_s: float) -> Iterator[bytes]:
-        """Yield the lines that it has written to its descriptor for reports, within so many seconds."""
+        """Yield the lines that it writes to its descriptor for reports within `wait_s` seconds."""
         if not self._open:
-            # Mostly its exit has closed it, which shows soon.
+            # Mostly its exit has closed the pipe, and shows soon.
             time.sleep(min(wait_s, CLOSED_POLL_S))
             return
-        # Twice, for its end: a command that writes without end must not keep the rank here.
+        # Twice, to see its end, and no more: a command that writes on and on must not keep the rank here.
         for patience_s in (wait_s, 0.0):
             if self._open and select.select([self._reports], [], [], patience_s)[0]:
                 data = os.read(self._reports, PIPE_BYTES)
@@ -129,7 +129,7 @@ class CommandProcess:
                 yield from lines
 
     def answer(self, lines: int) -> None:
-        """Tell it that so many lines of its reports are judged."""
+        """Tell it that so many of its report lines are judged."""
         with suppress(BlockingIOError, BrokenPipeError):
             os.write(self._answers, b"." * lines)
 
@@ -138,12 +138,12 @@ class CommandProcess:
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
             os.close(self._stop)
-            # To it alone: a handler would also run in the processes that it has forked.
+            # Not to its group: processes that it has forked inherit its handler.
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGUSR1)
 
     def escalate(self) -> None:
-        """Send SIGTERM and then SIGKILL to all of it, if it was told to stop long enough ago."""
+        """Send SIGTERM, later SIGKILL, to its group if it was told to stop long enough ago."""
         if self._stopped_at is None:
             return
         since = time.monotonic() - self._stopped_at
@@ -155,7 +155,7 @@ class CommandProcess:
     def ended(self) -> int | None:
         """Return its exit code, -n if signal n ended it; None if it runs.
 
-        It is left a zombie, so that its number, which is that of its group, stays its own until `close`.
+        It stays a zombie until `close`, which keeps its number, also its group's, from other processes.
         """
         found = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if found is None:
@@ -163,7 +163,7 @@ class CommandProcess:
         return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
     def close(self) -> None:
-        """End all of it that still runs."""
+        """End the processes of its group that still run."""
         self._signal(signal.SIGKILL)
         assert self._guard.stdin
         self._guard.stdin.close()
@@ -176,7 +176,7 @@ class CommandProcess:
             os.close(self._stop)
 
     def last_errors(self) -> str:
-        """Return the end of its standard error, once it has ended; empty if it wrote none."""
+        """Return the last part of its standard error once it has ended; empty if it wrote none."""
         self._signal(signal.SIGKILL)
         self._errors.join()
         return self._errors.kept.decode(errors="replace")
@@ -187,7 +187,7 @@ class CommandProcess:
 
 
 def _guard_of(group: int) -> subprocess.Popen[bytes]:
-    """Start a process that ends a group if this one ends in whatever way: the kernel ends the child alone."""
+    """Start a process that ends a group when this one ends; the kernel would end the child alone."""
     return subprocess.Popen(
         ["/bin/sh", "-c", GUARD, "guard", str(group)],
         stdin=subprocess.PIPE,
@@ -198,7 +198,7 @@ def _guard_of(group: int) -> subprocess.Popen[bytes]:
 
 
 class _ErrorTail:
-    """Thread that copies a standard error into the log, and keeps its end."""
+    """Thread that copies standard error into the log, and keeps its last part."""
 
     def __init__(self, source: int) -> None:
         self._source, self._log = source, os.dup(2)
@@ -216,24 +216,24 @@ class _ErrorTail:
         os.close(self._log)
 
     def join(self) -> None:
-        """Wait for the end of the errors; a process that has left the group may hold them open."""
+        """Wait for the end of standard error; a process that has left the group may hold it open."""
         self._thread.join(timeout=1.0)
 
 
 @dataclass(frozen=True)
 class ScriptReport:
-    """Report as `hetctl.script.report` writes it.
+    """Report from `hetctl.script.report`.
 
     Parameters
     ----------
     epoch : int or None
-        Number of the epoch, from 1; None: there is only a checkpoint.
+        Number of the epoch, from 1; None for a checkpoint alone.
     samples, seconds : float or None
-        Those of the epoch, or of the part that is done.
+        Samples and seconds of the epoch, or of its finished part.
     finished : bool
         False for progress within the epoch.
     checkpoint : str or None
-        Path of a checkpoint that is whole.
+        Path of a complete checkpoint.
     """
 
     epoch: int | None
@@ -245,7 +245,7 @@ class ScriptReport:
 
 
 class WrongReportError(ValueError):
-    """A line that is no report, with the rule that it breaks."""
+    """Line that is no report, with the rule that it breaks."""
 
 
 def parse_report(line: bytes) -> ScriptReport:
@@ -254,7 +254,7 @@ def parse_report(line: bytes) -> ScriptReport:
     Raises
     ------
     WrongReportError
-        If it is none.
+        If the line is no report.
     """
     try:
         value = json.loads(line)
@@ -280,13 +280,13 @@ def parse_report(line: bytes) -> ScriptReport:
 
 
 def shown(line: bytes) -> str:
-    """Return the beginning of a line for messages, without characters that a terminal would obey."""
+    """Return the beginning of a line for messages, without a terminal's control characters."""
     text = line.decode(errors="replace")
     return "".join(char if char.isprintable() else "?" for char in text[:SHOWN])
 
 
 def whole_lines(data: bytes) -> tuple[list[bytes], bytes]:
-    """Return the lines that are complete, and the rest; a rest that is too long counts as a line."""
+    """Return the complete lines and the rest; a rest that is too long counts as a line."""
     *whole, rest = data.split(b"\n")
     if len(rest) > LONGEST_LINE:
         whole, rest = [*whole, rest], b""

@@ -1,6 +1,6 @@
-"""A member's command in execution on the ranks of a group: its environment, and its watch until it ends.
+"""A member's command on the ranks of a group: its environment, and its watch until it ends.
 
-Its variables are those that torchrun and Horovod set, and hetctl's own.
+It gets the variables that torchrun and Horovod set, and hetctl's own.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ PLACE_VARIABLES = frozenset(
         *VISIBLE_DEVICES,
     }
 )
-"""Variables that tell a rank its place and its GPU."""
+"""Variables with a rank's place and its GPU."""
 PROFILE_VARIABLE = "HETCTL_PROFILE"
-"""Variable that is set if a command runs for its rate alone."""
+"""Variable set for a command that runs for its rate alone."""
 
 POLL_S = 0.25
-"""Longest wait in seconds for a report: a poll takes time from the command, which has the same cores."""
+"""Longest wait in seconds for a report: polling takes time from the command, on the same cores."""
 SIGNAL_DELAY_S = 1.0
-"""Seconds in which a rank gets the SIGTERM of a batch system that has ended its command already."""
+"""Seconds within which a rank gets the SIGTERM that a batch system has already sent its command."""
 KEPT_LINES, LONGEST_CAUSE = 6, 500
-"""Lines at the end of the standard error, and characters of them, that state the cause of a failure."""
+"""Last lines of standard error, and their characters, that state the cause of a failure."""
 RANK_PREFIX = re.compile(r"^\[rank\d+\]:? ?")
 """PyTorch's prefix of each line of a rank's traceback."""
 FRAME = re.compile(r' +File ".*", line \d+')
@@ -62,13 +62,13 @@ PLACE_SIGNS = (
     "hvd.init",
     "horovod",
 )
-"""Words in errors of scripts to which the variables of a rank's place matter."""
+"""Words of errors in which a rank's place may matter."""
 ENDED, FAILED, OVER, STOP = "ended", "failed", "over", "stop"
-"""Messages between ranks: the command has ended well, or not; all are to end, or to stop. With a reason."""
+"""Messages between ranks, with a reason: the command has succeeded, has failed; all end, all stop."""
 
 
 class RankDevice(NamedTuple):
-    """Node of a rank, and the index of its GPU among those that its agent sees; None for a slot."""
+    """Node of a rank, and its GPU's index among those that its agent sees; None for a slot."""
 
     node: str
     device: int | None
@@ -77,14 +77,14 @@ class RankDevice(NamedTuple):
 def command_environment(
     group: Group, binding: Binding, own: Mapping[str, str], keep: ExitStack
 ) -> dict[str, str]:
-    """Return the environment of a member's command on this rank; all ranks of the group call it.
+    """Return the environment of a member's command on this rank; all ranks call it.
 
     Parameters
     ----------
     own : mapping of str to str
         Variables of the member, and hetctl's own.
     keep : ExitStack
-        Stack that ends what serves the command.
+        Stack that ends the command's servers.
     """
     devices = [RankDevice(*place) for place in all_gather(group, [binding.node, binding.device])]
     host, interface, of_horovod = LOCALHOST, None, dict[str, str]()
@@ -125,11 +125,11 @@ def own_variables(
     run : str
         Name of the run, or of the profiling job.
     epochs : int
-        Number of epochs that it has reported in the run.
+        Number of epochs that the command has reported in the run.
     checkpoints : str
         Folder for its checkpoints.
     deadline : float
-        Time in seconds since the epoch at which it is told to stop at the latest.
+        Latest time of its request to stop, in seconds since the epoch.
     resume_from : str or None
         Newest checkpoint that it has named; None: there is none.
     """
@@ -150,9 +150,9 @@ def own_variables(
 
 
 def search_path(inherited: Mapping[str, str], python: str) -> dict[str, str]:
-    """Return the folders of programs, of which that of the site's Python is the last.
+    """Return the search path for programs, with the folder of the site's Python at its end.
 
-    ``python`` is found that way where no environment is active and the system has only a ``python3``.
+    So scripts find ``python`` without an active environment where the system has only a ``python3``.
 
     Parameters
     ----------
@@ -171,23 +171,23 @@ def rank_variables(
     interface: str | None,
     of_horovod: Mapping[str, str],
 ) -> dict[str, str]:
-    """Return the variables that give a rank its place among the others.
+    """Return the variables with a rank's place among the others.
 
     Parameters
     ----------
     devices : sequence of RankDevice
-        Those of all ranks, by rank.
+        Devices by rank.
     host, port
         Address at which rank 0 waits for the others.
     interface : str or None
         Interface to that address.
     of_horovod : mapping of str to str
-        Variables with which Horovod's ranks find the server on rank 0's node; empty: they cannot connect.
+        Variables by which Horovod's ranks find the server on rank 0's node; empty if they cannot connect.
     """
     sizes = Counter(device.node for device in devices)
     nodes, node = list(sizes), devices[rank].node
     local_rank = sum(device.node == node for device in devices[:rank])
-    # Of nodes with unlike numbers of ranks, only some have one of this local rank.
+    # If nodes have unlike numbers of ranks, only some have this local rank.
     across = [other for other in nodes if sizes[other] > local_rank]
     places = {
         "RANK": rank,
@@ -223,7 +223,7 @@ def horovod_scopes(devices: Sequence[RankDevice]) -> dict[str, int]:
     Parameters
     ----------
     devices : sequence of RankDevice
-        Those of all ranks, by rank.
+        Devices by rank.
     """
     sizes = Counter(device.node for device in devices)
     across = {
@@ -234,9 +234,9 @@ def horovod_scopes(devices: Sequence[RankDevice]) -> dict[str, int]:
 
 
 def visible_devices(rank: int, devices: Sequence[RankDevice], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable by which a command sees the GPUs of its group on its node, and no others.
+    """Return the variable that shows a command only its group's GPUs on its node.
 
-    The GPU of local rank n is the nth: ``cuda:LOCAL_RANK`` is right, as it is under torchrun.
+    Local rank n has the nth GPU: as under torchrun, ``cuda:LOCAL_RANK`` is right.
     """
     node = devices[rank].node
     indices = [device.device for device in devices if device.node == node and device.device is not None]
@@ -249,17 +249,16 @@ def visible_devices(rank: int, devices: Sequence[RankDevice], inherited: Mapping
 
 @dataclass
 class CommandRun:
-    """A command in training, on one rank of its group.
+    """Command in training, on one rank of its group.
 
     Parameters
     ----------
     read : callable
-        Function that judges a line of the command, on rank 0; it returns why the command has done all that is
-        wanted of it, or None.
+        Function that judges a line of the command on rank 0; it returns the reason to stop, or None.
     ended : set of int
-        Ranks whose commands have ended; of rank 0 alone.
+        Ranks whose commands have ended; on rank 0 alone.
     memory_kills : int
-        Processes of the control group that the kernel had killed for memory before the command.
+        Processes of the control group that the kernel killed for memory before the command.
     """
 
     group: Group
@@ -274,21 +273,21 @@ class CommandRun:
     _asked: bool = False
 
     def watch(self) -> None:
-        """Follow the command until all ranks' have ended.
+        """Follow the command until the commands of all ranks have ended.
 
         Raises
         ------
         BadInputError
-            If this rank's has failed.
+            If this rank's command has failed.
         LostPeerError
-            If another rank's has.
+            If another rank's command has failed.
         """
         while not self._is_over():
             lines = self._take_reports(POLL_S)
             self._exchange()
             self.context.heartbeat()
             self._stop_if_requested()
-            # After the stop: a script that looks for one right after its report must see it.
+            # After the stop request: a script that looks for it right after its report must see it.
             self.process.answer(lines)
             self.process.escalate()
             code = self.process.ended()
@@ -313,7 +312,7 @@ class CommandRun:
         return OVER in self._heard
 
     def _take_reports(self, wait_s: float) -> int:
-        """Read the lines that have come; return their number."""
+        """Read the lines that have arrived; return their number."""
         lines = list(self.process.reports(wait_s))
         for line in lines if self.group.rank == 0 else ():
             reason = self.read(line)
@@ -329,10 +328,10 @@ class CommandRun:
             self._heard.setdefault(kind, reason)
 
     def _stop_if_requested(self) -> None:
-        """Stop the command once rank 0 says so, which stops its own first.
+        """Stop the command once rank 0, which stops its own first, says so.
 
-        Otherwise the command of another rank, stopped earlier, could leave that of rank 0, which would end
-        without a request to stop.
+        Otherwise another rank's command could stop and leave rank 0's, which would then end without a
+        request to stop.
         """
         if self.process.stopping:
             return
@@ -349,14 +348,14 @@ class CommandRun:
             self._tell(STOP, self.stop.reason or "")
 
     def _tell(self, kind: str, reason: str = "") -> None:
-        """Send rank 0 a message, or all others one of rank 0."""
+        """Send rank 0 a message; rank 0 sends it to all others."""
         if self.group.rank == 0:
             self.group.broadcast([kind, reason])
         else:
             self.group.report([kind, reason])
 
     def _end(self, code: int) -> None:
-        """Note the end of this rank's command; its last reports may still be in the pipe."""
+        """Note the end of this rank's command, after its last reports in the pipe."""
         self._take_reports(0.0)
         if code == -signal.SIGTERM and not self.process.stopping:
             self._await_own_signal()
@@ -384,14 +383,14 @@ class CommandRun:
 def command_failure(
     code: int, errors: str, environment: Mapping[str, str], *, is_out_of_memory: bool = False
 ) -> BadInputError:
-    """Return the error of a command that has failed, with full memory or a full disk as its cause.
+    """Return the error of a failed command; its cause may be full memory or a full disk.
 
     Parameters
     ----------
     code : int
-        Exit code, or the number of the signal that ended it, negated.
+        Exit code, or -n if signal n ended it.
     errors : str
-        End of its standard error.
+        Last part of its standard error.
     environment : mapping of str to str
         Variables that it was started with.
     is_out_of_memory : bool
@@ -405,26 +404,26 @@ def command_failure(
     of_disk = (*DISK_FULL_ERRORS, *SERVER_ERRORS)
     named = next((number for number in of_disk if os.strerror(number) in errors), None)
     if is_out_of_memory:
-        # So that it counts as out of memory, and the batch may become smaller.
+        # Counts as out of memory, so the batch may become smaller.
         error.__cause__ = MemoryError()
     elif named is not None:
-        # So that it counts as one of the disk, which is no fault of the member.
+        # Counts as a disk error, for which the member is not to blame.
         error.__cause__ = OSError(named, os.strerror(named))
     return error
 
 
 def _last_lines(errors: str) -> str:
-    """Return the last lines of a standard error; of a traceback of Python only the error itself."""
+    """Return the last lines of standard error; of a Python traceback only the error."""
     lines = [RANK_PREFIX.sub("", line) for line in errors.splitlines() if line.strip()]
     frames = [number for number, line in enumerate(lines) if FRAME.match(line)]
     if frames:
-        # The code of the last frame is indented.
+        # The last frame's code is indented.
         lines = [line for line in lines[frames[-1] :] if not line.startswith(" ")] or lines
     return " / ".join(line.strip() for line in lines[-KEPT_LINES:])[-LONGEST_CAUSE:]
 
 
 def _place_hint(errors: str, environment: Mapping[str, str]) -> str:
-    """Return the variables that hetctl has set, if the errors are about a rank's place or its GPU."""
+    """Return the variables set by hetctl, if the errors are about a rank's place or GPU."""
     if not any(sign in errors for sign in PLACE_SIGNS):
         return ""
     names = sorted(PLACE_VARIABLES & environment.keys())

@@ -1,4 +1,4 @@
-"""Training of a member that is a command: each rank of its group runs it as its child."""
+"""Training of a member that is a command: each rank of its group runs it as a child."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from hetctl.storage.paths import tensorboard_file
 from hetctl.storage.patience import PATIENT
 
 NAMED = "checkpoint_named"
-"""Kind of the event of a checkpoint that the command has named."""
+"""Kind of event for a checkpoint that the command has named."""
 
 
 def run_command(assignment: Assignment, context: WorkerContext) -> None:
@@ -70,11 +70,11 @@ def run_command(assignment: Assignment, context: WorkerContext) -> None:
 
 
 def reported(task: TaskMessage) -> tuple[dict[int, EpochResult], str | None]:
-    """Return the epochs that a command has reported in this run, and its newest checkpoint that exists."""
+    """Return the epochs that a command has reported in this run, and its newest existing checkpoint."""
     events = list(read_events(task.events / f"{task.name}.jsonl"))
     epochs = [event.record for event in events if event.kind == "epoch"]
     named = [str(event.data["path"]) for event in reversed(events) if event.kind == NAMED]
-    # The script may have removed the newest ones itself.
+    # The script itself may have removed newer ones.
     checkpoint = next((path for path in named if Path(path).exists()), None)
     if named and checkpoint is None:
         print("none of the checkpoints that the command has named exists any more", flush=True)
@@ -83,14 +83,14 @@ def reported(task: TaskMessage) -> tuple[dict[int, EpochResult], str | None]:
 
 @dataclass
 class EpochReports:
-    """The epochs that a member's command reports, as events; on rank 0 alone.
+    """Epochs that a member's command reports, as events; on rank 0 alone.
 
     Parameters
     ----------
     history : dict of int to EpochResult
         Epochs of the run by number.
     note : callable
-        Function called with the epoch, its samples that are done, and the loss.
+        Function called with the epoch, its finished samples, and the loss.
     """
 
     spec: TrainingSpec
@@ -113,7 +113,7 @@ class EpochReports:
     def read(self, line: bytes) -> str | None:
         """Write the events of a report; return the reason to stop after it, or None.
 
-        Of wrong lines only the first has an event.
+        Only the first wrong line gets an event.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class EpochReports:
             return None
         if report.epoch is not None:
             self._note(report, report.epoch, time.time())
-        # After the epoch: without this event the next start trains it again, and counts it once.
+        # After the epoch's event: without this one the next start trains the epoch again, and counts it once.
         if checkpoint is not None:
             self.events.write(NAMED, path=str(checkpoint), epoch=report.epoch)
         return self.reason_to_stop()
@@ -150,7 +150,7 @@ class EpochReports:
         check_metrics(report.metrics, self.member)
         result = self._result(report, epoch, now)
         self._marks = self._marks[-1:]
-        # A command that was killed before its checkpoint was written trains the epoch again.
+        # A command that was killed before it wrote its checkpoint trains the epoch again.
         if epoch in self.history:
             return
         self.history[epoch] = result
@@ -165,7 +165,7 @@ class EpochReports:
         return EpochResult(
             epoch=epoch,
             metrics=report.metrics,
-            # The time until the first report has the start of the command in it.
+            # The time until the first report includes the command's start.
             duration_s=report.seconds or now - (ends[0].time if len(ends) > 1 else self._began_at),
             gpus=self.spec.allocation.gpus,
             finished_at=now,
