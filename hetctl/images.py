@@ -1,7 +1,7 @@
 """Folders of JPEG and PNG files as data of ``input_fn``.
 
-The preparation of an image consists of a part that is the same in every epoch, which members can share,
-and a random part, which each trainer executes itself.
+An image is prepared in two parts: `prepare` is the same in every epoch, and members can share its result;
+`augment` is random, and each trainer runs it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ImageFolder:
         Its results must have one shape and type.
     augment : callable, optional
         ``augment(array, rng) -> array``, the random part; all randomness must come from `rng`, which is valid
-        for this call only. It is applied to every sample on every use, in validation too. If it has a third
-        parameter `out`, it may write its result into that array, which a trainer reads, and return it.
+        for this call only. It is applied to every sample on every use, in validation too. With a third
+        parameter `out`, it may write its result into that array and return it.
 
     Attributes
     ----------

@@ -21,7 +21,7 @@ from hetctl.model.training_settings import ANSWER_VARIABLE, PROGRESS_VARIABLE, R
 PART_EVERY_S = 0.25
 """Seconds between two reports within an epoch; those in between are dropped."""
 LONGEST_ANSWER_S = 5.0
-"""Seconds after which an answer is given up: the node may be busy, or another process may have read it."""
+"""Seconds to wait for an answer: the node may be busy, or another process may have read the answer."""
 
 
 def report(
@@ -33,26 +33,25 @@ def report(
     checkpoint: str | os.PathLike[str] | None = None,
     **metrics: SupportsFloat,
 ) -> None:
-    """Report a finished epoch after its checkpoint was written, or progress, or a checkpoint alone.
+    """Report a finished epoch, progress within it, or a checkpoint alone.
 
-    Reports of ranks other than 0 are ignored.
+    Report an epoch after its checkpoint was written. Reports of ranks other than 0 are ignored.
 
     Parameters
     ----------
     epoch : int or None
-        Number of the epoch, from 1; it goes on counting after a restart. None: there is only a checkpoint.
+        Number of the epoch, from 1; a restart does not reset it. None: there is only a checkpoint.
     samples : int or None
-        Training samples of the epoch, of all ranks together; if it is not finished, those done so far.
-        None: no rate is derived.
+        Samples that all ranks have trained in the epoch so far. None: no rate is derived.
     seconds : float or None
-        Seconds in which they were trained; None: those since the last finished epoch.
+        Seconds that their training took; None: the time since the last finished epoch.
     finished : bool
-        False for progress within the epoch. It may be reported after each step: all but four reports a
-        second are dropped, without a conversion of their metrics.
+        False for progress within the epoch. It may be reported after each step: only four reports a second
+        are sent, and the metrics of the others are not converted.
     checkpoint : path or None
-        File or folder with a checkpoint that is whole, from which the next start may go on.
+        File or folder of a complete checkpoint, from which the next start may continue.
     **metrics
-        Metrics of the epoch, with that of the stop rule; ``loss`` alone counts within an epoch.
+        Metrics of the epoch, including the one of the stop rule. Within an epoch only ``loss`` counts.
 
     Raises
     ------
@@ -72,7 +71,7 @@ def report(
         line["finished"] = False
     text = json.dumps(line | {name: _number(value) for name, value in metrics.items()})
     _SENT.count(judged=finished)
-    # The rank reads no more once it has ended, and it ends the script with it.
+    # A rank that has ended reads no more, and ends this script.
     with contextlib.suppress(OSError):
         os.write(descriptor, f"{text}\n".encode())
 
@@ -86,7 +85,7 @@ def _number(value: SupportsFloat) -> float:
 def should_stop() -> bool:
     """Return true once the script has to write a checkpoint and exit; it is started again later.
 
-    After the report of a finished epoch it waits until hetctl has judged this by the stop rule.
+    After the report of a finished epoch it waits until hetctl has applied the stop rule.
     """
     if (descriptor := _descriptor(STOP_VARIABLE)) is None:
         return False
@@ -96,7 +95,7 @@ def should_stop() -> bool:
 
 
 def last_checkpoint() -> Path | None:
-    """Return the newest checkpoint that an earlier start has named and that exists; None if there is none."""
+    """Return the newest existing checkpoint that an earlier start has reported, or None."""
     path = os.environ.get(RESUME_VARIABLE)
     return Path(path) if path else None
 
@@ -154,7 +153,7 @@ def _descriptor(variable: str) -> int | None:
     value = os.environ.get(variable, "")
     if not value.isdigit():
         return None
-    # Its number may be that of a file of the script's own by now, which a report would overwrite.
+    # The script may have opened a file under this number, which a report would overwrite.
     if _is_pipe(int(value)):
         return int(value)
     _warn_of_closed_pipes(variable)

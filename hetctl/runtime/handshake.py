@@ -12,9 +12,9 @@ MOST_NAME_BYTES = 2**16
 
 
 def read_handshake(data: bytes, key: str) -> Any:
-    """Read what a process sends until it has an answer: two lines of JSON, with the key and with its name.
+    """Read a handshake: two lines of JSON, the key and the name of the process.
 
-    The second one is read only if the first one is right.
+    The name is parsed only if the key is right.
 
     Returns
     -------
@@ -24,14 +24,14 @@ def read_handshake(data: bytes, key: str) -> Any:
     Raises
     ------
     ValueError
-        If the first line is not the key, or the second one no name, or there are more.
+        If the first line is not the key, the second one is no name, or more follows.
     """
     shown, line_end, rest = data.partition(b"\n")
     if len(shown) > MOST_KEY_BYTES:
         raise ValueError(f"more than {MOST_KEY_BYTES} bytes without a key")
     if not line_end:
         return None
-    # Any process that reaches the port may try keys: == would take longer the more of one is right.
+    # Any process that reaches the port may guess, and == takes longer the more of a guess is right.
     if not hmac.compare_digest(shown, json.dumps(key).encode()):
         raise ValueError("a wrong key")
     said, line_end, rest = rest.partition(b"\n")

@@ -1,7 +1,7 @@
-"""Rendezvous of Horovod's ranks over Gloo: a server of keys, as horovodrun starts one.
+"""Rendezvous of Horovod's ranks over Gloo: a key-value server such as horovodrun's.
 
-Horovod's client is plain HTTP without authentication. It puts the address that it is given into its requests
-as it is, so that a secret behind that address comes with each of them.
+Horovod's client speaks plain HTTP without authentication. It copies the given address into each request, so a
+secret at the end of the address comes with every request.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ OK, BAD_REQUEST, FORBIDDEN, MISSING, CONFLICT, TOO_LARGE = 200, 400, 403, 404, 4
 
 
 class RendezvousStore:
-    """Values by scope and key, which ranks put once, get, and delete when they are connected.
+    """Values by scope and key: ranks put and get them, and delete them once connected.
 
     Parameters
     ----------
@@ -64,7 +64,7 @@ class RendezvousStore:
         return (MISSING, b"") if value is None else (OK, value)
 
     def _put(self, scope: str, key: str, content: bytes) -> Answer:
-        """Store a value; another one would have ranks connect elsewhere. A client may repeat its request."""
+        """Store a value once: a second one would misdirect ranks. A client may repeat its request."""
         held = self._values[scope].get(key)
         if held is not None:
             return (OK, b"") if held == content else (CONFLICT, b"")
@@ -75,7 +75,7 @@ class RendezvousStore:
         return OK, b""
 
     def _delete(self, scope: str, key: str) -> Answer:
-        """Note that a rank is connected; the last one leaves an empty scope for the next time."""
+        """Note that a rank is connected; the last one empties the scope for the next rendezvous."""
         if scope not in self._ranks:
             self._values[scope].pop(key, None)
             return OK, b""
@@ -99,12 +99,12 @@ def horovod_rendezvous(
     host : str
         IPv4 address, the only one at which the server listens.
     request_s : float
-        Seconds in which a connection must have sent its request, and taken its answer.
+        Seconds for one request and its answer.
     """
     listener, (ours, theirs) = socket.create_server((host, 0)), socket.socketpair()
     port, secret = listener.getsockname()[1], secrets.token_hex(16)
     server = _Server(RendezvousStore(ranks), f"/{secret}:{port}", request_s)
-    # In a thread with its imports: they must not delay the start of a script, which may not need it.
+    # The thread does the imports: they must not delay a script, which may not use Horovod.
     threading.Thread(target=_serve, args=(server, listener, theirs), name="horovod", daemon=True).start()
     try:
         # Horovod's requests are for http://ADDR:PORT/scope/key.
@@ -117,7 +117,7 @@ def horovod_rendezvous(
 
 
 def _serve(server: _Server, listener: socket.socket, end: socket.socket) -> None:
-    """Wait for the first connection, and then serve until the other end of a connection is closed."""
+    """Serve from the first connection on, until the peer of `end` is closed."""
     poll = select.poll()
     for one in (listener, end):
         poll.register(one, select.POLLIN)
@@ -129,7 +129,7 @@ def _serve(server: _Server, listener: socket.socket, end: socket.socket) -> None
 
 
 class _Server:
-    """Server of HTTP for a store, as far as Horovod needs it: a request for each connection."""
+    """HTTP server for a store, as far as Horovod needs one: one request per connection."""
 
     def __init__(self, store: RendezvousStore, root: str, request_s: float) -> None:
         self._store = store

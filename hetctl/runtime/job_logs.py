@@ -15,15 +15,14 @@ LONGEST_OUTPUT = 2**18
 
 
 def log_line(text: str) -> None:
-    """Print a line to the log; errors of the disk are ignored."""
+    """Print a line to the log; disk errors are ignored."""
     with contextlib.suppress(OSError):
-        # print() would keep the text in its buffer after ENOSPC, and fail with it
-        # again at the next call or at the exit.
+        # After ENOSPC, print() would keep the text and fail with it again, at the exit at the latest.
         os.writev(1, [f"{text}\n".encode()])
 
 
 def disk_error_reason(error: OSError) -> str:
-    """Return the reason of a job's end for an error of the disk."""
+    """Return the exit reason of a job for a disk error."""
     if error.errno in DISK_FULL_ERRORS:
         return ExitReason.DISK_FULL.value
     return ExitReason.DISK_ERROR.value if is_transient(error) else f"{error.strerror}: {error.filename}"

@@ -1,7 +1,7 @@
 """TLS between the nodes of a job: each side shows the job's certificate, and accepts no other one.
 
-Python has no thread-safe TLS socket that one thread reads while another writes: here the caller moves the
-bytes, and only the cipher has a lock.
+Python's TLS sockets are not safe if one thread reads while another writes. Here the caller moves the bytes,
+and a lock guards only the cipher.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from functools import cache
 from typing import Any
 
 FOREVER = datetime(2000, 1, 1), datetime(9999, 12, 31)
-"""Validity of certificates, which end with their jobs: clocks of nodes may differ."""
+"""Validity of certificates: they end with their jobs, and the clocks of nodes may differ."""
 CURVE = "prime256v1"
 
 
 def new_certificate() -> str:
-    """Return a new private key (EC, P-256), and a certificate that it has signed itself, in PEM."""
-    # The driver alone makes one, and the import takes 0.1 s.
+    """Return a new private key (EC, P-256) and its self-signed certificate, in PEM."""
+    # Only the driver needs this import, which takes 0.1 s.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -45,7 +45,7 @@ class TlsSession:
     certificate : str
         Certificate of the job, with its private key.
     encrypts_data : bool
-        Value of the `JobIdentity`.
+        As in `JobIdentity`.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class TlsSession:
         self.is_proven = False
 
     def advance(self, data: bytes = b"") -> bytes:
-        """Go on with the handshake after bytes that have arrived; return those to be sent.
+        """Continue the handshake with bytes that have arrived; return the bytes to send.
 
         Raises
         ------
@@ -82,7 +82,7 @@ class TlsSession:
         return self._out.read()
 
     def encrypted(self, data: memoryview) -> bytes:
-        """Return the bytes to be sent for some data."""
+        """Return the bytes to send for some data."""
         with self._using:
             sent = 0
             while sent < len(data):
@@ -95,7 +95,7 @@ class TlsSession:
             self._in.write(data)
 
     def read_into(self, buffer: memoryview) -> int:
-        """Store the next data, of one record at most, and return their length; 0 if no record is complete.
+        """Store data of the next record, and return their length; 0 if no record is complete.
 
         Raises
         ------
@@ -123,7 +123,7 @@ def _context(certificate: str, *, is_server: bool) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
-    # The same on all nodes, and a small hello: later versions of OpenSSL send keys of a kilobyte.
+    # One curve for all nodes, and a small hello: newer versions of OpenSSL send keys of a kilobyte.
     context.set_ecdh_curve(CURVE)
     if is_server:
         context.num_tickets = 0

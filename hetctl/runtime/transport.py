@@ -1,7 +1,7 @@
 """Connections between the processes of a job: values as lines of JSON, in both directions, in order.
 
-Within a machine they are Unix sockets, on which the kernel names the user of the other end. Between machines
-they are TLS, on which both ends show the certificate of the job. A key is sent only after that.
+Within a machine they are Unix sockets, where the kernel names the peer's user; between machines they use TLS,
+where both ends show the job's certificate. The key is sent only after that.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ HANDSHAKE_S = 10.0
 MOST_PENDING = 128
 """Most connections of a listener whose handshakes are not complete."""
 PENDING_SHARE = 8
-"""Strangers that connect and say nothing get this part of a process's descriptors at most: one in so many."""
+"""Connections without a complete handshake take at most one in so many of a process's descriptors."""
 FAIR_S = 0.25
-"""Seconds for a handshake that has begun before its connection may have to make room for a newer one."""
+"""Seconds before a connection whose handshake has begun may be dropped for a newer one."""
 UNANSWERED_MS = 60_000
-"""Milliseconds without acknowledgement after which a connection breaks: a lost node cannot close its own."""
+"""Milliseconds without acknowledgement after which a connection breaks: a lost node closes nothing."""
 RETRY_S = 0.2
 ACCEPT_PAUSE_S = 0.02
 """Pause in seconds while no connection can be accepted: for want of room, descriptors or memory."""
@@ -48,14 +48,14 @@ MOST_UNPROVEN_BYTES = 2**11
 
 @dataclass(frozen=True)
 class JobIdentity:
-    """Certificate by which the processes of a job know one another between nodes, and its use.
+    """Certificate by which a job's processes on different nodes recognise one another.
 
     Parameters
     ----------
     certificate : str
-        With its private key, of `new_certificate`.
+        Certificate with its private key, as from `new_certificate`.
     encrypts_data : bool
-        Encrypt all; false: what `Connection.send_bytes` sends goes in clear text.
+        True: everything is encrypted. False: `Connection.send_bytes` sends clear text.
     """
 
     certificate: str
@@ -81,7 +81,7 @@ class Address:
 
     @property
     def is_here(self) -> bool:
-        """True if this machine listens at it."""
+        """True if the listener is on this machine."""
         return self.host == socket.gethostname()
 
 
@@ -91,7 +91,7 @@ class Connection:
     Parameters
     ----------
     tls : TlsSession or None
-        Encryption of what is sent; None: there is none.
+        Encryption; None: clear text.
     """
 
     def __init__(self, end: socket.socket, tls: TlsSession | None = None) -> None:
@@ -120,20 +120,20 @@ class Connection:
         return self._end.fileno()
 
     def limit_silence(self, seconds: float | None) -> None:
-        """Have sends, and reads that have begun, fail with TimeoutError if they take longer; None: never.
+        """Fail sends, and reads that have begun, with TimeoutError after some seconds; None: never.
 
-        A node that is switched off breaks no connection on which only it would send.
+        Without a limit, a read from a node that is switched off never ends.
         """
         self._end.settimeout(seconds)
 
     def limit_unanswered(self, seconds: float) -> None:
-        """Have the connection break after that time without acknowledgement of what was sent."""
+        """Break the connection if what was sent is not acknowledged in some seconds."""
         if not self._is_local:
             self._end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
     def send(self, value: Any) -> None:
         """Send a value, from any thread; ConnectionError if the other end has closed."""
-        # A rank's heartbeats come from a thread of their own: two messages at once would mix within a line.
+        # A rank's heartbeats come from another thread, and two messages at once would mix.
         with self._sending, _closed_if_lost():
             self._send(memoryview(json.dumps(value).encode() + b"\n"), self._tls)
 
@@ -197,7 +197,7 @@ class Connection:
                 self._of_data.feed(self._arrived())
             return count
         if self._tls is not None and (early := self._tls.read_clear(len(into))):
-            # They came together with the message before them.
+            # These bytes came together with the message before them.
             into[: len(early)] = early
             return len(early)
         if not (count := self._end.recv_into(into, 0, socket.MSG_WAITALL)):
@@ -221,17 +221,17 @@ class Connection:
 
 @contextmanager
 def _closed_if_lost() -> Iterator[None]:
-    """Raise ConnectionError for whatever breaks a connection.
+    """Raise ConnectionError for every error that breaks a connection.
 
-    Where nothing is acknowledged for too long, the kernel gives the error that it saw last, such as "No route
-    to host" (EHOSTUNREACH), and else ETIMEDOUT; Python has other classes for these.
+    Without acknowledgements the kernel reports its last error, such as "No route to host" (EHOSTUNREACH), or
+    ETIMEDOUT; Python makes no ConnectionError of these.
     """
     try:
         yield
     except ConnectionError:
         raise
     except OSError as error:
-        # That of `limit_silence` has no number.
+        # A timeout of `limit_silence` has no errno.
         if isinstance(error, TimeoutError) and error.errno is None:
             raise
         raise ConnectionResetError(f"the connection is lost: {error.strerror}") from error
@@ -246,7 +246,7 @@ class _Stranger:
     since : float
         Time of its acceptance, by the monotonic clock.
     tls : TlsSession or None
-        Encryption, for one from another machine.
+        Encryption, for a peer on another machine.
     heard : int
         Number of bytes that have arrived.
     said : bytes
@@ -260,7 +260,7 @@ class _Stranger:
     said: bytes = b""
 
     def listen(self, key: str) -> Any:
-        """Read what has arrived; return its name once the handshake is complete.
+        """Read what has arrived; return the peer's name once the handshake is complete.
 
         Raises
         ------
@@ -289,21 +289,19 @@ class _Stranger:
 
 
 class Listener:
-    """A place for connections from other processes; those of other users and without the key are rejected.
+    """Listener for connections of the job's processes; it rejects other users and wrong keys.
 
-    One thread has all handshakes. What strangers can take is limited: some bytes, some of this process's
-    descriptors, and the time of a handshake. If too many connect, the oldest connections make room for new
-    ones; those that have a key try again.
+    One thread does all handshakes. Strangers get limited bytes, descriptors and time. If too many connect,
+    the oldest are dropped for new ones; processes of the job try again.
 
     Parameters
     ----------
     host : str
-        The only address of this machine to listen at, IPv4 or IPv6. Empty: all addresses; others then
-        connect by the host name.
+        Address of this machine to listen at, IPv4 or IPv6. Empty: all; peers then connect by host name.
     identity : JobIdentity or None
-        JobIdentity of the job, for connections from other machines; None: it listens to this machine alone.
+        Identity of the job, for connections from other machines; None: listen to this machine alone.
     handshake_s : float
-        Seconds within which a new connection must have sent its handshake; it is closed otherwise.
+        Seconds after which a connection without a complete handshake is closed.
     """
 
     def __init__(
@@ -321,7 +319,7 @@ class Listener:
         port = self._sockets[-1].getsockname()[1] if identity else None
         self.address = Address(host or socket.gethostname(), port, key, name)
         self._accepted: queue.Queue[tuple[Any, Connection]] = queue.Queue()
-        # The oldest first: all have the same time.
+        # The oldest first: all have the same time limit.
         self._strangers: dict[_Stranger, None] = {}
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most_strangers = max(1, min(MOST_PENDING, descriptors // PENDING_SHARE))
@@ -377,7 +375,7 @@ class Listener:
         """Accept a connection, if there is room for it."""
         now = time.monotonic()
         if len(self._strangers) >= self._most_strangers:
-            # Those of the job speak at once; the first of the others are the oldest.
+            # Processes of the job speak at once: drop the oldest connection that is silent or slow.
             idle = (one for one in self._strangers if not one.heard or now > one.since + FAIR_S)
             if (last := next(idle, None)) is None:
                 time.sleep(ACCEPT_PAUSE_S)
@@ -401,7 +399,7 @@ class Listener:
         selector.register(end, selectors.EVENT_READ, stranger)
 
     def _advance(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:
-        """Read on in a handshake: accept the connection if it is complete, and close it if it is wrong."""
+        """Read more of a handshake; accept the connection if it is complete, drop it if it is wrong."""
         try:
             if (name := stranger.listen(self.address.key)) is None:
                 return
@@ -429,9 +427,9 @@ def connect(address: Address, name: Any, timeout_s: float, identity: JobIdentity
     Parameters
     ----------
     timeout_s : float
-        Seconds after which no other attempt begins; one takes `HANDSHAKE_S` at most once it is connected.
+        Seconds after which no attempt begins; a connected one takes `HANDSHAKE_S` at most.
     identity : JobIdentity or None
-        JobIdentity of the job, for a listener on another machine.
+        Identity of the job, for a listener on another machine.
 
     Raises
     ------
@@ -460,7 +458,7 @@ def _reached(address: Address, timeout_s: float, identity: JobIdentity | None) -
     except OSError:
         if address.port is None or identity is None:
             raise
-    # A node need not be able to resolve its own name.
+    # A node may be unable to resolve its own name.
     host = LOCALHOST if address.is_here else address.host
     end = socket.create_connection((host, address.port), timeout_s)
     try:
@@ -475,7 +473,7 @@ def _reached(address: Address, timeout_s: float, identity: JobIdentity | None) -
 def _connected_locally(name: str) -> socket.socket:
     end = socket.socket(socket.AF_UNIX)
     try:
-        # Where the kernel's queue is full, it answers at once.
+        # A full queue of the kernel must fail at once.
         end.setblocking(False)
         end.connect(f"\0{name}")
         if not _is_own(end):
@@ -494,14 +492,14 @@ def _is_own(end: socket.socket) -> bool:
 
 
 def _tls(identity: JobIdentity, *, is_server: bool) -> TlsSession:
-    # Most jobs on one node do without.
+    # Most jobs on one node need no TLS.
     from hetctl.runtime.tls import TlsSession
 
     return TlsSession(identity.certificate, is_server=is_server, encrypts_data=identity.encrypts_data)
 
 
 def _prove(end: socket.socket, tls: TlsSession) -> None:
-    """Go through the TLS handshake; OSError if the other end is none of the job, or takes too long."""
+    """Do the TLS handshake; OSError if the peer is no process of the job, or takes too long."""
     limit = time.monotonic() + HANDSHAKE_S
     end.settimeout(HANDSHAKE_S)
     end.sendall(tls.advance())
@@ -545,7 +543,7 @@ def _listen_locally(name: str) -> socket.socket:
 
 
 def _listen(host: str) -> socket.socket:
-    """Listen at an address, or at all if `host` is empty, with IPv6 if the kernel supports it."""
+    """Listen at an address, or at all addresses if `host` is empty, with IPv6 if the kernel has it."""
     both = not host and socket.has_dualstack_ipv6()
     family = socket.AF_INET6 if both or ":" in host else socket.AF_INET
     listening = socket.create_server((host, 0), family=family, backlog=BACKLOG, dualstack_ipv6=both)
