@@ -20,7 +20,7 @@ GO_ON, STOP, PAUSE = 0, 1, 2
 
 
 class StepBalancer(Protocol):
-    """Decision before each step of a group whose batch sizes follow the speeds of its ranks.
+    """Batch sizes of a group that follow the speeds of its ranks.
 
     Attributes
     ----------
@@ -35,7 +35,7 @@ class StepBalancer(Protocol):
         """Samples of this rank in a full chunk."""
 
     def before_step(self, wish: int, left: int) -> int:
-        """Return rank 0's wish; if it is to go on, set the sizes of this step, equal on every rank.
+        """Return rank 0's wish; for `GO_ON`, set the sizes of this step, equal on every rank.
 
         Parameters
         ----------
@@ -49,10 +49,9 @@ class StepBalancer(Protocol):
 class Batches:
     """A rank's share of the batches of one epoch.
 
-    Iteration ends with the epoch, or earlier when `should_stop` returns true on rank 0; `position` then is
-    the number of finished samples of the epoch. It also ends when `should_pause` does: after `resume` another
-    iteration goes on with the same source. The memory of a batch may be overwritten as soon as the next batch
-    is requested.
+    Iteration ends with the epoch, or when `should_stop` or `should_pause` returns true on rank 0; `position`
+    then is the number of the epoch's trained samples. After a pause and `resume`, another iteration continues
+    with the same source. The request for a batch may overwrite the memory of the previous one.
 
     Parameters
     ----------
@@ -61,16 +60,16 @@ class Batches:
     on_step : callable
         Function called after each step with the number of the epoch's samples that the group has trained.
     order : Order or None
-        Order in which the samples before `start` were trained; then that of the epoch in training.
+        Order in which the samples before `start` were trained; updated with each chunk.
     balancer : StepBalancer or None
         Balancer of the group's batch sizes; None: they are constant.
     is_last : bool
-        True if the epoch ends with these batches; False if other partitions are still to be visited in it.
+        True if the epoch ends with these batches; False if other partitions are still to be visited.
     most : int or None
-        Largest batch: a larger part of a chunk comes as several batches, whose gradients are to be added
-        up; None: each part is one batch.
+        Largest batch: a larger part of a chunk is split into batches whose gradients are added up; None: each
+        part is one batch.
     in_step : bool
-        Yield as many batches for each chunk on every rank; those without samples have weight 0.
+        Yield equally many batches of a chunk on every rank; batches without samples have weight 0.
     should_pause : callable
         Function that returns true on rank 0 if this iteration has to end for a checkpoint.
 
@@ -79,11 +78,11 @@ class Batches:
     paused : bool
         True if the iteration has ended for a checkpoint.
     weight : float
-        Share of the batch that was yielded last in the samples of the group's chunk.
+        Share of the last batch in the samples of the group's chunk.
     ends_step : bool
-        True if that batch is the last of this rank's part of the chunk.
+        True if the last batch ends this rank's part of the chunk.
 
-    A ``train_fn`` may set `loss` to that of its last batch, in any type of its framework, for display.
+    A ``train_fn`` may set `loss`, in any type of its framework, for display.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class Batches:
 
     @property
     def batch_size(self) -> int | None:
-        """Samples of this rank's largest batch in a balanced group; None: those of the member."""
+        """Samples of this rank's largest batch; None if the group is not balanced."""
         return None if self._balancer is None else micro_batches(self._balancer.batch_size, self._most)[0]
 
     @property
@@ -149,7 +148,7 @@ class Batches:
             while not self.complete and not self._must_end():
                 samples, chunk = next(batches)
                 yield from self._parts(samples, chunk)
-                # Together: of shards, the order says what is left after the chunk.
+                # Set together: of shards, the order says what is left after the chunk.
                 self.order, self.position = chunk.order, chunk.stop
                 self.trained += len(chunk.numbers)
                 self._on_step(self.position)
@@ -157,7 +156,7 @@ class Batches:
                 next(batches, None)  # lets the loader go on to the next epoch
         finally:
             if self.paused:
-                # Opened again in the middle of an epoch, a loader would lose what is prepared ahead.
+                # A loader that is opened again amid an epoch would lose what is prepared ahead.
                 self._source = batches
             else:
                 batches.close()
@@ -173,7 +172,7 @@ class Batches:
             self._source.close()
 
     def _parts(self, samples: Samples, chunk: Chunk) -> Iterator[Samples]:
-        """Yield the batches of this rank's part of a chunk; without a share, the example of the loader."""
+        """Yield the batches of this rank's part of a chunk; a rank without a share gets the example."""
         (x, y), done = samples, 0
         sizes = self._sizes(chunk)
         for number, size in enumerate(sizes, start=1):
@@ -185,7 +184,6 @@ class Batches:
             done += size
 
     def _sizes(self, chunk: Chunk) -> tuple[int, ...]:
-        """Return the sizes of the batches of this rank's part of a chunk."""
         own = len(chunk.numbers)
         if not self._in_step:
             return micro_batches(own, self._most)
@@ -193,7 +191,7 @@ class Batches:
         return parts_of(own, (1,) * len(micro_batches(largest, self._most)))
 
     def _must_end(self) -> bool:
-        """Return rank 0's decision: ranks that stop at different steps would leave others waiting."""
+        """Return true if rank 0 decides to end: ranks that stop at different steps leave others waiting."""
         decision = self._decision()
         self.paused = decision == PAUSE
         return decision != GO_ON
@@ -212,8 +210,8 @@ class Batches:
 class TrainingData:
     """Batches for a ``train_fn``, each in the types of its framework.
 
-    Iteration yields pairs (x, y), of which the last one of an epoch may be smaller than the others.
-    A compiled step would be traced again for its shape; `padded` yields batches of one size.
+    Iteration yields pairs (x, y); the last one of an epoch may be smaller. A compiled step would be traced
+    again for that shape: `padded` yields batches of one size.
 
     Parameters
     ----------
@@ -239,7 +237,7 @@ class TrainingData:
         self.samples = 0
         """Samples in the batch that was yielded last, without padding."""
         self.counted = 0
-        """The same, but 0 for the example that a rank without a share trains to take part."""
+        """Like `samples`, but 0 for the example that a rank without a share trains."""
 
     @property
     def loss(self) -> Any:
@@ -262,9 +260,9 @@ class TrainingData:
     def padded(self) -> Iterator[Any]:
         """Yield triples (x, y, weights) that all have the rows of a full batch.
 
-        If there are fewer samples, they are repeated; repetitions have weight 0, and samples weights with
-        which the mean over the rows equals that over the samples. Batch normalisation ignores repetitions.
-        A balanced batch that has grown since the epoch began has more rows.
+        Missing rows repeat samples with weight 0. The samples' own weights make the mean over the rows that
+        over the samples. Batch normalisation ignores repetitions. A balanced batch that has grown since the
+        epoch began has more rows.
         """
         # Measured with TensorFlow: the trace for a smaller last batch took 0.54 s among steps of 20 ms.
         rows = self._batches.batch_size or self._batch_size

@@ -70,8 +70,8 @@ class Sharing:
 OpenLoader = Callable[..., Loader]
 """Factory of loaders, used one after another: ``(stream, preprocessors=None, lockstep=None) -> Loader``.
 
-`preprocessors` is the number of the process's preprocessors that work for it (None: all); `lockstep` is the
-stream on which all members train. The previous loader must have been closed.
+`preprocessors` of the process's preprocessors work for it (None: all); `lockstep` is the stream on which all
+members train. Close the previous loader first.
 """
 
 
@@ -84,10 +84,9 @@ def open_pipeline(
 ) -> OpenLoader:
     """Start the preparation of samples; return a factory of loaders for any stream of them.
 
-    This must be called before a framework has started threads, since it forks. Arrays need neither
-    preprocessors nor a store: the forked processes of a node share their memory pages anyway. Batches of a
-    ``collate_fn`` have no fixed size, and so no place in a ring or a store: each rank makes its own, as it
-    does of shards, which it reads itself.
+    Call it before a framework starts threads, since it forks. Arrays need neither preprocessors nor a store:
+    forked processes share their memory pages. Batches of a ``collate_fn`` have no fixed size, and fit into no
+    ring or store: each rank makes its own. Each rank also reads its own shards.
 
     Parameters
     ----------
@@ -105,7 +104,7 @@ def open_pipeline(
     folder = stack.enter_context(node_folder(sharing.folder))
     shared: SampleSource = source
     if sharing.mode == CACHED:
-        # The random part stays with each member, so what members share is the sample before it.
+        # The random part stays with each member: they share samples before it.
         try:
             shared = CachedSource(source, folder / f"{name}.samples", name, limit_s)
         except BadInputError as error:
@@ -128,7 +127,7 @@ OWN_LOADERS: Mapping[type, Callable[[Any, Stream, float], Loader]] = {
     CollatedSource: CollatedLoader,
     ShardSource: ShardLoader,
 }
-"""Loaders of the samples that ranks neither prepare in other processes nor share."""
+"""Loaders of samples that each rank prepares itself, unshared."""
 
 
 class CachedSource:
@@ -220,7 +219,7 @@ def refuse_own_batches(loader: Loader, reader: str) -> None:
     Raises
     ------
     BadInputError
-        If they are; `reader` names what needs one shape.
+        If the loader yields such batches; `reader` names what needs one shape.
     """
     if type(loader) in OWN_BATCHES:
         kind, need = OWN_BATCHES[type(loader)]

@@ -34,12 +34,12 @@ AHEAD = 2048
 RING_BYTES = 2**28
 LEAST_SLOTS = 3
 MOST_MOVED = 0.1
-"""Share of a chunk that ranks prepare themselves, for one another, before their preprocessors begin anew."""
+"""Largest share of a chunk that may move between ranks before their preprocessors begin anew."""
 
 
 @dataclass(frozen=True)
 class LoaderWaits:
-    """Times in seconds for which a rank waits for a chunk before it looks after the preparation.
+    """Waits in seconds of a rank for a chunk before it checks the preparation.
 
     Parameters
     ----------
@@ -57,15 +57,15 @@ USUAL_LOADER_WAITS = LoaderWaits()
 
 
 class Loader:
-    """A rank's share of the batches of all epochs; of a rank that reads no samples, none.
+    """A rank's share of the batches of all epochs; this class itself is for a rank that reads no samples.
 
     Parameters
     ----------
     samples : int
         Samples of an epoch, for the whole group.
     sample : tuple of arrays
-        A batch with one sample, as an example; also the batch of a rank without a share, since each rank has
-        to take part in the averaging.
+        A batch with one sample, as an example. A rank without a share trains it, to take part in the
+        averaging.
     """
 
     def __init__(self, samples: int, sample: Samples) -> None:
@@ -84,7 +84,7 @@ class Loader:
         yield from ()
 
     def split(self, sizes: tuple[int, ...]) -> None:
-        """Split the chunks that are requested from now on by these sizes, as in `Stream`.
+        """Split chunks by these sizes from the next request on, as in `Stream`.
 
         All ranks of the group must split the same chunk by the same sizes.
         """
@@ -94,7 +94,7 @@ class Loader:
 
 
 class StreamLoader(Loader):
-    """Batches of a stream of samples, one after another, of which some may be made ahead.
+    """Batches of a stream of samples; some may be made ahead.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ class StreamLoader(Loader):
         """Yield the batches of an epoch, as in `Loader`."""
         order = order or self._order_at(epoch, start)
         while start < self.samples:
-            # What is made ahead, beyond the epoch's end, is of use if it is next.
+            # Batches made ahead, even of the next epoch, are kept if they come next.
             if self._place != (order, start):
                 self._begin(order, start)
             samples, chunk = self._next()
@@ -140,7 +140,7 @@ class StreamLoader(Loader):
         raise NotImplementedError
 
     def _release(self, chunk: Chunk) -> None:
-        """Give the batch at the position up."""
+        """Release the batch at the position."""
 
 
 class ArrayLoader(StreamLoader):
@@ -152,7 +152,7 @@ class ArrayLoader(StreamLoader):
         self._instead: dict[Order, Numbers] = {}
 
     def continue_after(self, trained: Numbers, order: Order) -> None:
-        """Continue an epoch whose first samples were not those of its order: the others make up the rest.
+        """Continue an epoch that began with other samples than its order; the untrained ones follow.
 
         Parameters
         ----------
@@ -201,7 +201,7 @@ class PreprocessorPool:
         Parameters
         ----------
         largest : int
-            Samples of the largest batch that is read from it: it must hold two of those.
+            Samples of the largest batch that is read from it; it holds two of them.
         """
         slot_bytes = self.preprocessors.spec.slot_bytes(max(1, stream.split[stream.rank]))
         slots = max(1 - 2 * (-largest // stream.chunk), slots_of(stream.chunk, slot_bytes))
@@ -211,8 +211,8 @@ class PreprocessorPool:
     def own_ring(self, stream: Stream) -> Ring:
         """Return a ring with a stream that no other process reads.
 
-        Its file is removed as soon as all its processes have opened it: files in /dev/shm outlive killed
-        processes; without a name, their memory goes with the last one (unlink(2)).
+        Its file is removed once all its processes have opened it: a file in /dev/shm outlives killed
+        processes, but the memory of an unlinked file goes with the last of them (unlink(2)).
         """
         name = f"{uuid.uuid4().hex}.ring"
         ring = self.ring(name, 1, stream, stream.chunk)
@@ -232,14 +232,14 @@ class PreprocessorPool:
     ) -> Samples:
         """Wait for a chunk; return its samples in place.
 
-        Only the preparation of a chunk has a time limit. A ring that is full waits for its slowest reader,
-        and a reader that has joined late for the others to reach the next epoch.
+        Only preparation has a time limit: a full ring waits for its slowest reader, and a late reader waits
+        until the others reach the next epoch.
 
         Parameters
         ----------
         is_served : callable
-            Function called every `waits.check_s` seconds while no chunk arrives, which returns true if a
-            process that limits the preparation itself fills the ring.
+            Function called every `waits.check_s` seconds while no chunk arrives. True: a process with its own
+            time limit fills the ring.
 
         Raises
         ------
@@ -249,8 +249,7 @@ class PreprocessorPool:
         patience_s = self.timeouts.samples_s
         limit, newest = time.monotonic() + patience_s, ring.newest
         while True:
-            # A preprocessor that was killed publishes nothing: it must show
-            # here, not after the whole time limit.
+            # A killed preprocessor must show here, not after the whole time limit.
             self.preprocessors.check()
             with suppress(RingTimeoutError):
                 return self.preprocessors.spec.slot_views(ring.read(position, self.waits.check_s), samples)
@@ -262,11 +261,11 @@ class PreprocessorPool:
 
 
 class RingLoader(StreamLoader):
-    """Views of the batches that this rank's own preprocessors put into a ring that no other process reads.
+    """Views of batches in a ring that only this rank's preprocessors fill, and only this rank reads.
 
-    The preprocessors are ahead of the trainer. When sizes change, the ranks keep what each has prepared, and
-    prepare the few samples themselves that move between them. A change of more than `MOST_MOVED` begins a new
-    ring with the new sizes.
+    The preprocessors run ahead of the trainer. When sizes change, each rank keeps what is prepared, and
+    itself prepares the few samples that move to it. A change of more than `MOST_MOVED` begins a new ring with
+    the new sizes.
     """
 
     def __init__(self, stream: Stream, pool: PreprocessorPool) -> None:
@@ -275,7 +274,7 @@ class RingLoader(StreamLoader):
         self._ring: Ring | None = None
 
     def split(self, sizes: tuple[int, ...]) -> None:
-        """Use these sizes from the next chunk on; the ring is filled by those with which it was begun."""
+        """Use these sizes from the next chunk on; the ring keeps its first sizes."""
         self._stream = replace(self._stream, sizes=sizes)
 
     def close(self) -> None:
@@ -326,15 +325,14 @@ class LockstepLoader(StreamLoader):
 
     They are views of the ring, or copies if a batch has parts of several chunks.
 
-    The slowest reader limits the others, by the capacity of the ring. The ring is filled by a leader, which
-    supplies chunks from other nodes, or by the preprocessors of some of these ranks; if those have ended, by
-    the preprocessors of all. A member that was interrupted in an epoch first trains the rest of it by itself,
-    and joins the others from the next epoch on.
+    The slowest reader limits the others, by the capacity of the ring. A leader fills the ring with chunks of
+    all nodes, or the preprocessors of some of these ranks fill it; if they end, those of all ranks take over.
+    An interrupted member first finishes its epoch alone, and joins the others at the next one.
     """
 
     def __init__(self, stream: Stream, pool: PreprocessorPool, lockstep: Lockstep) -> None:
         super().__init__(pool.preprocessors.sample, stream)
-        # A rank without preprocessors at work needs one where no other process prepares for it.
+        # A rank without working preprocessors needs one if no other process prepares for it.
         self._help_pool = replace(pool, num_workers=1) if pool.num_workers == 0 else pool
         self._alone = RingLoader(stream, self._help_pool)
         self._shared = Stream(stream.samples, lockstep.chunk, lockstep.seed)
@@ -347,7 +345,7 @@ class LockstepLoader(StreamLoader):
         self._filling = False
 
     def batches(self, epoch: int, start: int, order: Order | None = None) -> Generator[Batch, None, None]:
-        """Yield the batches of an epoch; of one that was interrupted, without the others."""
+        """Yield the batches of an epoch; an interrupted one is finished alone."""
         return self._alone.batches(epoch, start, order) if start else super().batches(epoch, start)
 
     def split(self, sizes: tuple[int, ...]) -> None:
@@ -356,7 +354,7 @@ class LockstepLoader(StreamLoader):
         self._alone.split(sizes)
 
     def close(self) -> None:
-        """Leave the ring: no other process waits for this rank any more."""
+        """Leave the ring, so that no process waits for this rank."""
         self._alone.close()
         if self._ring is not None:
             self._ring.unregister_reader()
@@ -371,7 +369,7 @@ class LockstepLoader(StreamLoader):
         return self._pool.folder / self._lockstep.name
 
     def _order_at(self, _epoch: int, _start: int) -> Order:
-        """Join the ring; return the order of the next epoch in it, since a late reader is amid one."""
+        """Join the ring; return the order of its next epoch, since a late reader arrives amid one."""
         if self._ring is None:
             self._join()
         first = next(at for at in count(self._passed) if not self._shared.at(at).start)

@@ -1,8 +1,8 @@
 """Inputs of several named arrays, such as images and their metadata, and samples of any kind in batches.
 
-Named arrays are one record with a field each per sample. Records are arrays of one structured type of NumPy,
-so that they can be stored, chosen, padded and sent as other inputs are; networks get mappings of arrays. Of
-samples of any kind the ``collate_fn`` of their dataset makes batches.
+Named arrays become one record per sample, with a field for each. Records have one structured NumPy type, so
+they are stored, chosen, padded and sent like other inputs; networks get mappings of arrays. For samples of
+any kind, the ``collate_fn`` of their dataset makes the batches.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Array = npt.NDArray[Any]
 
 
 class NamedArrays:
-    """Rows of several arrays as records; only the rows that are asked for are put together.
+    """Rows of several arrays as records, made only for requested rows.
 
     Parameters
     ----------
@@ -90,12 +90,12 @@ def fields_of(rows: Array) -> Array | dict[str, Array]:
     """Return the fields of records as arrays by name; other arrays as they are."""
     if rows.dtype.names is None:
         return rows
-    # A field lies between others in memory, at any address, which frameworks do not take.
+    # Frameworks need contiguous, aligned arrays, and a field of a record is neither.
     return {name: np.require(rows[name], requirements=["C", "A"]) for name in rows.dtype.names}
 
 
 def refuse_named(rows: Array, reader: str) -> None:
-    """Refuse records where only a single input can be.
+    """Refuse records where a reader takes a single input.
 
     Raises
     ------
@@ -117,7 +117,7 @@ def _check_names(values: Mapping[Any, Any], place: str) -> None:
 
 
 def _type_of(fields: Mapping[str, tuple[np.dtype[Any], tuple[int, ...]]]) -> np.dtype[Any]:
-    # Without gaps for alignment, whose bytes would differ where samples are equal: partitions have digests.
+    # Unaligned: the bytes of gaps could differ between equal samples, and so could digests of partitions.
     return np.dtype([(name, dtype, shape) for name, (dtype, shape) in fields.items()])
 
 
@@ -137,7 +137,7 @@ class Collated:
     collate_fn : callable
         ``collate_fn(samples) -> (x, y)``; `samples` is a list of what the dataset returned. x and y are
         arrays or tensors in the node's memory with a row for each sample; x may be a mapping of names to
-        those. The other axes may be of other lengths in each batch.
+        such arrays. The other axes may differ in length between batches.
 
     Raises
     ------
@@ -197,7 +197,7 @@ class CollatedSource:
         Raises
         ------
         BadInputError
-            If the dataset or ``collate_fn`` fails, or the batch has not a row for each sample.
+            If the dataset or ``collate_fn`` fails, or the batch does not have a row for each sample.
         """
         place = f"{self._name} samples {_listed(numbers)}"
         try:

@@ -52,7 +52,7 @@ PAUSE_S, IDLE_S = 0.0005, 0.005
 CHECK_EVERY_S = 1.0
 
 IBCAST = {"OMPI_MCA_coll_libnbc_ibcast_algorithm": "1"}
-"""Setting with which Open MPI sends chunks whole: each segment would wait for the leader's next poll."""
+"""Setting of Open MPI to send chunks whole: each segment would wait for the leader's next poll."""
 
 
 def main() -> int:
@@ -95,7 +95,7 @@ def lead(inputs: RoundInputs) -> None:
 
 
 def node_here(nodes: Sequence[str], rank: int) -> str:
-    """Return the node of a leader; launchers number ranks in the placement's order if nothing names it."""
+    """Return a leader's node: named by the environment, or else by its rank in the placement's order."""
     named = node_named(os.environ)
     return named if named is not None and named in nodes else nodes[rank]
 
@@ -115,7 +115,7 @@ def preprocessors_of_a_node(
 
 
 def _training_samples(ensemble: Ensemble) -> Source:
-    """Return the same samples as in trainers; hide the GPUs, which are the trainers'."""
+    """Return the trainers' samples; hide the GPUs, which only trainers use."""
     hide_gpus()
     cores = tuple(sorted(os.sched_getaffinity(0)))
     load_framework(ensemble.framework).prepare(cores, None, DATA_SEED)
@@ -176,7 +176,7 @@ def _check_that_all_have_the_same(world: Any, data: object) -> None:
 
 
 def _end_the_others() -> None:
-    """End the leaders of other nodes, which would otherwise wait for this one without end."""
+    """End the other leaders, which would wait for this one without end."""
     mpi = sys.modules.get("mpi4py.MPI")
     if mpi is not None and mpi.Is_initialized():
         # MPI_Abort ends this process at once: a traceback in the buffer would be lost.
@@ -207,7 +207,7 @@ class Exchange:
     comm : mpi4py.MPI.Comm
         Communicator of the leaders; leader i prepares the chunks of `NodeStream` i.
     outbox : Ring
-        Ring with that stream's chunks; this is its only reader.
+        Ring with that stream's chunks; the exchange is its only reader.
     watch : callable
         Function called every `CHECK_EVERY_S` seconds; it raises the error of processes that fill the outbox.
     stall_s : float
@@ -244,7 +244,7 @@ class Exchange:
         Raises
         ------
         HetctlError
-            If there is no progress for `stall_s`, or `watch` raises it. The other leaders must be ended then.
+            If there is no progress for `stall_s`, or from `watch`. The caller must end the other leaders.
         """
         while not self._all_have_left():
             moved = [self._publish_arrived(), self._post()]
@@ -302,7 +302,7 @@ class Exchange:
         return self._spec.slot_bytes(len(self._stream.at(self._position).numbers))
 
     def _drain(self) -> None:
-        """Post the positions that others have posted already, with any content: no process reads them."""
+        """Post the positions that others have posted, with any content: no process reads them."""
         furthest = self._furthest()
         while self._in_flight or self._position < furthest:
             moved = self._publish_arrived()

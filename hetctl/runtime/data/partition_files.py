@@ -39,7 +39,7 @@ def read(path: str | os.PathLike[str]) -> tuple[tuple[Array, Array], tuple[Array
     -------
     pair of pairs of arrays
         ``(x, y), (x_validation, y_validation)``, each with a row for each sample. The arrays are read-only
-        maps of the file, so that only rows in use are read; those that are compressed are read into memory.
+        maps of the file, so that only rows in use are read; compressed ones are read into memory.
 
     Raises
     ------
@@ -102,7 +102,7 @@ class Digested:
 
 
 def described(arrays: Mapping[str, Array]) -> PartitionFile:
-    """Return what the manifest says of a partition with these arrays; nothing is written."""
+    """Return the manifest's entry for a partition with these arrays; nothing is written."""
     digested = Digested()
     write(digested, arrays)  # type: ignore[arg-type]
     samples, validation = len(arrays["x"]), len(arrays["x_validation"])
@@ -144,7 +144,7 @@ def _array(archive: zipfile.ZipFile, name: str) -> Array:
 
 
 def _content_start(path: Path, header: int) -> int:
-    """Return where the content of a zip entry begins; only its own header says it."""
+    """Return the offset of a zip entry's content, which only its local header tells."""
     with path.open("rb") as file:
         file.seek(header + NAME_LENGTHS_AT)
         lengths: tuple[int, int] = struct.unpack("<HH", file.read(4))

@@ -1,4 +1,4 @@
-"""The folder of a dataset's partitions: its manifest, and whether files are whole; without NumPy."""
+"""The folder of a dataset's partitions: its manifest, and checks of its files; without NumPy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BLOCK_BYTES = 1 << 20
 
 
 def write_manifest(folder: Path, manifest: PartitionManifest) -> None:
-    """Write the manifest; it is there only where all partitions are."""
+    """Write the manifest, after all partitions: a folder with a manifest is complete."""
     write_json(folder / MANIFEST_FILE, encode(manifest))
 
 
@@ -77,6 +77,6 @@ def partition_path(folder: Path, number: int) -> Path:
 def path_on_node(path: str) -> Path:
     """Return a path of the ensemble file on this node.
 
-    Environment variables are those of this node, such as that of a job's folder on its own disk.
+    Environment variables have this node's values, such as a job's folder on its disk.
     """
     return Path(os.path.expandvars(path))

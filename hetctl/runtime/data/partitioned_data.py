@@ -1,4 +1,4 @@
-"""Training data whose partitions lie on the nodes' own disks: which rank holds which, and its batches.
+"""Training data in partitions on the nodes' own disks: the holders of samples, and their batches.
 
 Samples migrate between the ranks during an epoch.
 """
@@ -45,7 +45,7 @@ class HeldSamples:
         self._blocks.append(samples)
 
     def drop(self, numbers: Numbers) -> None:
-        """Hold samples no longer; memory is released where all that arrived together have left."""
+        """Give samples up; memory is released once all samples that arrived together are gone."""
         self._block[numbers] = -1
         for index in set(range(len(self._blocks))).difference(np.unique(self._block).tolist()):
             x, y = self._blocks[index]
@@ -69,8 +69,8 @@ class HeldSamples:
 class PartitionLoader(StreamLoader):
     """A rank's batches from partitioned data: copies of samples that it holds.
 
-    An epoch has as many samples as all partitions together. As long as samples have to migrate, a few of them
-    are accessed twice in an epoch, and others not at all.
+    An epoch has as many samples as all partitions together. While samples migrate, an epoch may access a few
+    of them twice, and others not at all.
 
     Parameters
     ----------
@@ -134,11 +134,11 @@ class PartitionLoader(StreamLoader):
 
 
 POLL_S = 0.2
-"""Seconds between two checks of the receiving thread whether the exchange was closed."""
+"""Seconds between the receiving thread's checks for the end of the exchange."""
 
 
 class SampleExchange:
-    """Sends samples to other ranks and receives theirs, in a thread each.
+    """Exchange of samples with other ranks; one thread sends, another receives.
 
     Parameters
     ----------
@@ -149,7 +149,7 @@ class SampleExchange:
     interfaces : NetworkInterfaces
         Interfaces for the connections: those of control messages.
     timeouts : Timeouts
-        Time limits; samples have to arrive within that of a collective operation.
+        Time limits; samples must arrive within the one for a collective operation.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ class SampleExchange:
         raise LostPeerError(f"lost the samples of another rank of the group: {reason}")
 
     def close(self) -> None:
-        """End both threads, after all that was to be sent."""
+        """Send what is queued, and end both threads."""
         self._sender.shutdown()
         self._closed.set()
         self._receiver.join()
@@ -234,7 +234,6 @@ class SampleExchange:
 
 
 def _bytes_of(array: Array) -> memoryview:
-    """Return the memory of a contiguous array."""
     return array.reshape(-1).view(np.uint8).data
 
 
@@ -353,7 +352,7 @@ def joined(sources: Iterable[ArraySource]) -> ArraySource:
 
 
 def homes_of(found: Sequence[Collection[int]], wanted: Sequence[int], paths: str) -> tuple[int, ...]:
-    """Return the rank that holds each partition: of those which have it, the one with the fewest so far.
+    """Return the rank that holds each partition: of all that can read it, the one with the fewest so far.
 
     Parameters
     ----------
@@ -378,7 +377,7 @@ def homes_of(found: Sequence[Collection[int]], wanted: Sequence[int], paths: str
         )
     homes: dict[int, int] = {}
     load = [0] * len(found)
-    # Those with the fewest choices first: later ones can still go where these could not.
+    # Partitions with the fewest choices first: the others can still go elsewhere.
     for number in sorted(ranks, key=lambda number: len(ranks[number])):
         homes[number] = min(ranks[number], key=load.__getitem__)
         load[homes[number]] += 1

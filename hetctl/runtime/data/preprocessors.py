@@ -48,7 +48,7 @@ class Preprocessors:
         context = get_context("fork")
         for _ in range(count):
             parent_end, child_end = context.Pipe()
-            # multiprocessing ends daemons at the parent's exit; a parent that is killed has none.
+            # multiprocessing ends daemons only at a regular exit of the parent.
             ends = die_with_parent(signal.SIGKILL)
             process = context.Process(target=_serve, args=(source, self.spec, child_end, ends), daemon=True)
             process.start()
@@ -102,7 +102,7 @@ class Preprocessors:
             self._check(pipe)
 
     def make(self, numbers: Numbers, order: Order) -> tuple[Array, Array]:
-        """Prepare samples in this process, exactly as the others would."""
+        """Prepare samples in this process, exactly as the preprocessors would."""
         x, y = self.spec.empty(len(numbers))
         try:
             _write(x, y, numbers, order, self._source)
@@ -113,7 +113,7 @@ class Preprocessors:
     def stop(self) -> None:
         """Kill all processes."""
         for process in self._processes:
-            # They ignore SIGTERM, and nothing is left to put in order: the kernel releases their claims.
+            # They ignore SIGTERM and need no end in order: the kernel releases their claims.
             process.kill()
         for process in self._processes:
             process.join()

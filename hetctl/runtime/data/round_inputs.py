@@ -1,6 +1,6 @@
 """The inputs of a round: the roles of its ranks (FLEET, Table 1), and the sources of their samples.
 
-It does without NumPy, as the driver does.
+The driver uses it, so it needs no NumPy.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ LEAST_CHUNK = 8
 
 @dataclass(frozen=True)
 class RoundInputs:
-    """Members that start together, and what says how their ranks get samples.
+    """Members that start together, and the settings by which their ranks get samples.
 
     Parameters
     ----------
     run_key : str
-        Name of the run that no other run has, as of `run_key`.
+        Unique name of the run, as from `run_key`.
     index : int
         Index of the round.
     ensemble : Ensemble
@@ -141,7 +141,7 @@ class RoundInputs:
         return {member: tuple(own) for member, own in shares.items()}
 
     def lockstep_on(self, node: str) -> Lockstep:
-        """Return the lockstep of the first rank on a node with the others there."""
+        """Return the lockstep of the first rank on a node."""
         ranks = zip(self.roles, self.locksteps, strict=True)
         return next(lockstep for role, lockstep in ranks if role.node == node)
 
@@ -220,12 +220,12 @@ def roles_of(
 def _counts(
     ranks: Sequence[Allocation], sharing: str, points: Sequence[PreprocessPoint], cores: int
 ) -> list[int]:
-    """Return the number of preprocessors of each of a node's ranks, of which each has its allocation."""
+    """Return the number of preprocessors of each rank on a node; `ranks` are their allocations."""
     rates = [allocation.rate for allocation in ranks]
     alone = sum(allocation.rate / allocation.gpus for allocation in ranks)
     demand = {LOCKSTEP: min(rates), CACHED: max(rates)}.get(sharing, alone)
     total = preprocessors_needed(points, demand, cores)
-    # Where ranks have a core each, one that alone had a preprocessor would be the slowest, and set the pace.
+    # With one core per rank, a rank that alone has a preprocessor would slow all others down.
     if sharing != LOCKSTEP or cores < 2 * len(ranks):
         total = max(total, len(ranks))
     return [total // len(ranks) + (index < total % len(ranks)) for index in range(len(ranks))]

@@ -1,7 +1,7 @@
 """Accesses of the samples of partitioned data, and their migration between workers (LB-BSP, section 3.5).
 
 Each worker draws from the samples that it holds, the least accessed first. Every rank computes the draws and
-the migrations of all workers from the same state, so that these need no messages.
+migrations of all workers from the same state, without messages.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ Levels = Counter[int]
 MOST_APART = 2
 """Largest difference of the accesses of two samples (footnote 5: "gap of traversal times bounded by 2")."""
 GAP = 1.0
-"""Difference of the mean accesses of two workers' samples from which samples migrate in the background. A
-worker's own samples differ by up to one access, so that `MOST_APART` is not exceeded while they are sent."""
+"""Gap between two workers' mean accesses from which samples migrate in the background. A worker's own samples
+differ by up to one access, so that `MOST_APART` holds while they are sent."""
 STEPS_TO_SEND = 16
-"""Steps from the beginning of a migration until its target draws the samples, unless `MOST_APART` requires it
-earlier. A fixed number, so that training does not depend on the time that sending takes."""
+"""Steps from the start of a migration until its target draws the samples, or fewer if `MOST_APART` requires.
+A fixed number, so that training does not depend on the time of sending."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Transfer:
 
 
 Changes = tuple[tuple[Transfer, bool], ...]
-"""Transfers that begin and, if the flag is true, that end: from then on the target holds the samples."""
+"""Transfers, each with a flag: false if it begins, true if it ends and the target holds the samples."""
 
 
 class Draw(NamedTuple):
@@ -130,7 +130,7 @@ class SampleAccesses:
         moved = []
         for number, (source, target) in enumerate(routes, start=1):
             samples = away[(self.home[away] == source) & (self._holder[away] == target)]
-            # Numbers below 0: those of later transfers are counted from 0.
+            # Negative numbers: later transfers count from 0.
             moved.append(Transfer(-number, source, target, samples, self._steps))
         return moved
 
@@ -150,8 +150,8 @@ class SampleAccesses:
     def restore(self, state: Mapping[str, Numbers]) -> None:
         """Continue from a state.
 
-        Samples whose homes are now others are held there, and keep their accesses. A state of another number
-        of samples is not used.
+        A sample with a new home is held there, and keeps its accesses. A state of another number of samples
+        is ignored.
         """
         if len(state["home"]) != len(self.home):
             return
@@ -163,13 +163,13 @@ class SampleAccesses:
         self._recount()
 
     def begin_after(self, trained: Numbers) -> None:
-        """Count an access of each sample that was trained before samples were drawn by their accesses."""
+        """Count one access of each sample that was trained before the first draw."""
         self._accesses[trained] += 1
         self._recount()
 
     def _recount(self) -> None:
         self._levels = [Counter(self._accesses[self._holder == w].tolist()) for w in self._workers]
-        # The samples with the fewest accesses of each worker that it has not drawn, in the order of drawing.
+        # Each worker's samples with the fewest accesses, in the order of drawing.
         self._queues = [self.home[:0] for _ in self._workers]
 
     def _take(self, worker: int, count: int) -> Numbers:
@@ -190,7 +190,7 @@ class SampleAccesses:
     def _order(self, worker: int, *, last_first: bool = False) -> Numbers:
         """Return the samples of a worker in the order of drawing, or in that of migration.
 
-        Samples migrate by accesses, too, but among equal ones the one that is drawn last goes first.
+        Samples also migrate by accesses, but among equal ones the last to be drawn goes first.
         """
         own = np.flatnonzero(self._holder == worker)
         accesses = self._accesses[own]
@@ -210,11 +210,11 @@ class SampleAccesses:
         return self._begin(migration, self._steps + STEPS_TO_SEND) if migration else ()
 
     def _urgent(self, counts: Sequence[int]) -> Migration | None:
-        """Return a migration without which accesses would be too unequal after this step, or None."""
+        """Return a migration that keeps accesses within `MOST_APART` after this step; None: not needed."""
         after = [_accessed(levels, count) for levels, count in zip(self._levels, counts, strict=True)]
         least = min(map(min, after))
-        # A sample with `MOST_APART` more accesses than another must not be drawn. Earlier inequality, after
-        # the data have been moved to other nodes, is no reason.
+        # A sample with `MOST_APART` more accesses than another must not be drawn. Older gaps, after data have
+        # moved to other nodes, do not count.
         above = [
             sum(
                 count - before[accesses] for accesses, count in later.items() if accesses > least + MOST_APART
@@ -253,7 +253,7 @@ def most_accessed(state: Mapping[str, Numbers], count: int) -> Numbers:
 
 
 def _accessed(levels: Levels, count: int) -> Levels:
-    """Return the samples by accesses after `count` accesses of the least accessed."""
+    """Return the numbers of samples by accesses after `count` more draws."""
     after = Counter(levels)
     while count:
         least = min(after)
@@ -268,7 +268,7 @@ def _accessed(levels: Levels, count: int) -> Levels:
 
 @lru_cache(maxsize=4)
 def _places(samples: int, seed: int, level: int) -> Numbers:
-    """Return the place of each sample in the order in which those accessed `level` times are drawn."""
+    """Return each sample's place in the drawing order of samples accessed `level` times."""
     places: Numbers = np.random.default_rng([seed, level]).permutation(samples)
     return places
 
@@ -294,8 +294,8 @@ def next_migration(
 ) -> Migration | None:
     """Return the next migration (section 3.5); None while no partition leads by more than `gap` traversals.
 
-    Samples move from the worker with the fewest traversals of its partition to the one with the most, so
-    many that with their present batches both traverse their partitions about equally often.
+    Samples move from the worker with the fewest traversals of its partition to the one with the most: as many
+    as let both traverse their partitions about equally often with their present batches.
 
     Parameters
     ----------

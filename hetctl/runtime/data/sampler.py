@@ -127,10 +127,10 @@ class Stream:
 def reassigned(
     samples: int, planned: tuple[int, ...], sizes: tuple[int, ...], rank: int
 ) -> tuple[slice, tuple[int, ...]]:
-    """Return the positions in a chunk that a rank trains if its preprocessors planned with other sizes.
+    """Return a rank's positions in a chunk that was prepared with other sizes.
 
-    Each rank keeps the first of its planned positions, as many as it now needs. What ranks with smaller
-    sizes give up goes, in order, to ranks with larger ones; no fewer samples can move.
+    Each rank keeps as many of its first planned positions as it needs. What shrinking ranks give up goes, in
+    order, to growing ones; no fewer samples can move.
 
     Parameters
     ----------
@@ -159,7 +159,7 @@ def reassigned(
 
 
 def moved(planned: tuple[int, ...], sizes: tuple[int, ...]) -> int:
-    """Return the samples of a full chunk that other ranks train than those that planned them."""
+    """Return the number of samples of a full chunk that move between ranks."""
     return sum(max(0, size - before) for before, size in zip(planned, sizes, strict=True))
 
 
@@ -182,7 +182,7 @@ def parts_of(samples: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def micro_batches(samples: int, most: int | None) -> tuple[int, ...]:
     """Return the fewest sizes of up to `most` samples for a rank's part of a chunk, as equal as possible."""
-    # Not all but the last of the full size: batch norm would have to do with the few samples of that one.
+    # Equal sizes: batch norm would suffer from a last batch of few samples.
     return (samples,) if most is None or samples <= most else parts_of(samples, (1,) * -(-samples // most))
 
 

@@ -1,9 +1,9 @@
 """Samples that are read one after another from shards: files of records, or parts of a stream.
 
-The shards of an epoch are assigned to ranks by each of them, without communication. A *lane* is a reader of
-one shard after another; each rank has as many as the samples of its batches are to be mixed of. A lane that
-has read its shard begins the next one of the epoch. If there is none, it takes over the second half of the
-longest rest of another lane, so that all lanes have samples until the end of the epoch.
+Every rank computes which shards of an epoch each rank reads, without communication. A *lane* reads one shard
+after another; a rank mixes its batches from its lanes. A lane that has read its shard begins the next one of
+the epoch. If there is none, it takes over the second half of the longest rest of another lane, so that all
+lanes have samples until the end of the epoch.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ Array = npt.NDArray[Any]
 
 READ = "read(shard) must return the samples of a shard, as many as `samples` says and the same ones each time"
 MISSING = object()
-"""Stands for a sample after the end of a shard."""
+"""Placeholder for a sample after the end of a shard."""
 
 
 class Shards:
-    """Samples in shards, which are read from their beginning to their end and are never in memory as a whole.
+    """Samples in shards that are read from start to end, and are never whole in memory.
 
     Parameters
     ----------
@@ -42,8 +42,8 @@ class Shards:
     samples : int or sequence of int
         Number of samples of each shard.
     collate_fn : callable or None
-        ``collate_fn(samples) -> (x, y)``, as of `Collated`; None: samples are pairs (x, y), of which x may be
-        a mapping, and are stacked.
+        ``collate_fn(samples) -> (x, y)``, as in `Collated`; None: samples are pairs (x, y) to be stacked; x
+        may be a mapping.
     mix : int
         Number of shards that a rank reads at a time: each of its batches has samples of all of them.
 
@@ -204,7 +204,7 @@ class ShardPlan:
     Parameters
     ----------
     order : Order
-        An `order` of such a plan, of any number of lanes; seed and epoch alone are the epoch's beginning.
+        An `order` of a plan with any number of lanes; seed and epoch alone begin the epoch.
     sizes : sequence of int
         Samples of each shard, by number.
     lanes : int
@@ -224,7 +224,7 @@ class ShardPlan:
             Span(shard, 0, sizes[shard]) for shard in epoch_order(len(sizes), seed, epoch)[begun:].tolist()
         ]
         self._epoch, self._shards, self._first_fresh = (seed, epoch), len(sizes), len(left)
-        # What lanes have begun before, and then whole shards; the next one is at `_next`.
+        # Rests of begun shards, then whole ones; the next one is at `_next`.
         self._waiting, self._next = left + fresh, 0
         self._lanes = [NOTHING] * lanes
         self.start = sum(sizes) - sum(map(len, self._waiting))
@@ -237,7 +237,7 @@ class ShardPlan:
         return (*self._epoch, begun, *chain.from_iterable((s.shard, s.start, s.stop) for s in spans))
 
     def copy(self) -> ShardPlan:
-        """Return a plan that goes on from here by itself."""
+        """Return an independent plan at the same position."""
         other = copy(self)
         other._lanes = list(self._lanes)
         return other
@@ -255,7 +255,7 @@ class ShardPlan:
         return taken
 
     def _following(self) -> Span:
-        """Return the next span for a lane that has none: left before, of a new shard, or of another lane."""
+        """Return an idle lane's next span: a begun shard's rest, a new shard, or half of another lane's."""
         if self._next < len(self._waiting):
             self._next += 1
             return self._waiting[self._next - 1]
@@ -283,7 +283,7 @@ class ShardReader:
             self.close()
             self._open()
         if start > self._read:
-            # What is skipped must not be in memory together.
+            # Skipped samples must not be in memory together.
             deque(islice(self._samples, start - self._read), 0)
             self._kept.clear()
             self._read = start

@@ -58,11 +58,11 @@ class SampleSpec:
 
     @property
     def record(self) -> np.dtype[Any]:
-        """Type of an aligned record with the two as fields ``x`` and ``y``."""
+        """Type of an aligned record with the fields ``x`` and ``y``."""
         return np.dtype([("x", self.x_dtype, self.x_shape), ("y", self.y_dtype, self.y_shape)], align=True)
 
     def slot_bytes(self, samples: int) -> int:
-        """Return the size of the slot of a ring that has all x of so many samples, and then all y."""
+        """Return the size of a ring's slot for the x of some samples, followed by their y."""
         return self._y_start(samples) + samples * np.dtype((self.y_dtype, self.y_shape)).itemsize
 
     def slot_views(self, slot: npt.NDArray[np.uint8], samples: int) -> tuple[Array, Array]:
@@ -76,7 +76,7 @@ class SampleSpec:
         return -(-samples * np.dtype((self.x_dtype, self.x_shape)).itemsize // LINE) * LINE
 
     def empty(self, samples: int) -> tuple[Array, Array]:
-        """Return arrays x and y for the values of so many samples."""
+        """Return uninitialised arrays x and y for some samples."""
         return (
             np.empty((samples, *self.x_shape), self.x_dtype),
             np.empty((samples, *self.y_shape), self.y_dtype),
@@ -111,7 +111,7 @@ class SampleSource(Protocol):
         """Return the number of samples."""
 
     def prepare(self, number: int) -> tuple[Array, Array]:
-        """Return the part of one sample's x and y that is the same in every epoch."""
+        """Return x and y of one sample before the random part."""
 
     def augment(self, x: Array, rng: np.random.Generator, out: Array | None = None) -> Array:
         """Return x after the random part; all random numbers come from `rng`, which is for this sample.
@@ -121,7 +121,7 @@ class SampleSource(Protocol):
 
 
 Source = SampleSource | CollatedSource | ShardSource
-"""Samples one by one, or as batches that a ``collate_fn`` makes, or that are read from shards."""
+"""Single samples, batches of a ``collate_fn``, or batches from shards."""
 
 
 def as_sources(data: Any) -> tuple[Source, Source]:
@@ -328,7 +328,7 @@ def _of_tensorflow(dataset: Any, name: str) -> ArraySource:
 
 
 def _is_images(value: Any) -> bool:
-    # An ImageFolder exists only where its module was imported: Pillow need not be, to find out.
+    # An ImageFolder exists only if its module is imported, so this check needs no import.
     images = sys.modules.get("hetctl.images")
     return images is not None and isinstance(value, images.ImageFolder)
 
@@ -355,7 +355,7 @@ def _has_length(value: Any) -> bool:
 
 
 WITHOUT_STORE = (ArraySource, CollatedSource, ShardSource)
-"""Kinds of samples that ranks neither prepare in other processes nor share."""
+"""Kinds of samples that each rank prepares itself, unshared."""
 # Kinds are recognised by their attributes: no framework is imported for it.
 ADAPTERS: tuple[tuple[Callable[[Any], bool], Callable[[Any, str], Source]], ...] = (
     (lambda value: isinstance(value, Collated), CollatedSource),
@@ -373,8 +373,8 @@ PACKAGES = frozenset({"h5py", "zarr"})
 class DiskArray:
     """An array of h5py or zarr that is indexed with an array of integers, in any order.
 
-    h5py takes increasing numbers only, and selects them one by one. Here each chunk of the file that has some
-    of the rows is read once: a compressed one has to be decompressed whole in any case.
+    h5py takes increasing numbers only, and selects them one by one. Here each chunk of the file with wanted
+    rows is read once: a compressed one is decompressed whole anyway.
 
     Parameters
     ----------
@@ -424,7 +424,7 @@ def check_open(value: Any, name: str) -> None:
     Raises
     ------
     BadInputError
-        If it was: only h5py's tell it, by their truth value.
+        If its file was closed; only arrays of h5py tell it, by their truth value.
     """
     if type(value).__module__.startswith("h5py") and not value:
         raise BadInputError(
@@ -434,7 +434,7 @@ def check_open(value: Any, name: str) -> None:
 
 
 def _runs(wanted: Numbers, chunk_rows: int) -> Iterator[tuple[int, int]]:
-    """Yield first and last index plus one of increasing numbers that are read together."""
+    """Yield the bounds (first, stop) of increasing numbers that are read together."""
     if not len(wanted):
         return
     apart = np.diff(wanted // chunk_rows) > 0 if chunk_rows else np.diff(wanted) > 1

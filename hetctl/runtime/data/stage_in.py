@@ -20,7 +20,7 @@ from hetctl.storage.atomic_io import make_private_folder, private_file
 REMAKE = "make the partitions anew with `hetctl partition`"
 
 END_S = 2.0
-"""Seconds in which a read or a write in progress ends."""
+"""Seconds to wait for a read or a write in progress."""
 
 
 class StagingStoppedError(Exception):
@@ -50,7 +50,7 @@ def stage_orders(partitions: Partitions | None, nodes: Sequence[str]) -> dict[st
 
 
 def stage(node: str, order: StageOrder, on_bytes: Callable[[int], None]) -> StagedPartitions:
-    """Copy a node's partitions; those that are there already, with the right digest, are kept.
+    """Copy a node's partitions; keep those that are there with the right digest.
 
     Errors are part of the result: the other partitions are copied nevertheless, and ranks use what is there.
 
@@ -81,7 +81,7 @@ def stage(node: str, order: StageOrder, on_bytes: Callable[[int], None]) -> Stag
 
 
 def unstage(order: StageOrder) -> None:
-    """Remove the partitions that were copied, in this job or in one that could not remove them; no others."""
+    """Remove copied partitions, also an earlier job's, but none that the user has placed."""
     for partition in order.partitions:
         target = path_on_node(partition.path)
         if (mark := mark_of(target)).exists():

@@ -1,7 +1,7 @@
 """States of members that hop: a file with all arrays of a network, which other processes map into memory.
 
-It begins with `MAGIC` and the length of a header in JSON, which describes the arrays that follow. They are as
-in memory, and each begins at a multiple of `ALIGNMENT`.
+It begins with `MAGIC` and the length of a header in JSON, which describes the arrays that follow. They are
+stored as in memory, each at a multiple of `ALIGNMENT`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class StateHeader:
 
 
 def write(folder: Path, name: str, arrays: Arrays, state: TrainingState) -> int:
-    """Write a state, which has its name only when it is complete; return its size in bytes.
+    """Write a state, which gets its name when it is complete; return its size in bytes.
 
     The file is not synchronized to a disk: it is lost with its node in any case.
 
@@ -81,7 +81,7 @@ def write(folder: Path, name: str, arrays: Arrays, state: TrainingState) -> int:
     try:
         with temporary.open("wb", buffering=BUFFER_BYTES) as file:
             file.write(header)
-            # A file without arrays, too, has the gap after the header.
+            # Even a file without arrays has the gap after the header.
             file.write(bytes(-len(header) % ALIGNMENT))
             for array in rows.values():
                 file.write(bytes(-file.tell() % ALIGNMENT))
@@ -96,7 +96,7 @@ def write(folder: Path, name: str, arrays: Arrays, state: TrainingState) -> int:
 
 
 def read(folder: Path, name: str) -> tuple[dict[str, npt.NDArray[Any]], TrainingState]:
-    """Map a state; return its arrays, which are read-only and need no memory of their own, and the rest.
+    """Map a state into memory; return its read-only arrays, in place, and its training state.
 
     Raises
     ------

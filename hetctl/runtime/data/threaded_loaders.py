@@ -23,9 +23,9 @@ Make = Callable[[], Samples]
 
 
 class ThreadedLoader(StreamLoader):
-    """Batches with memory of their own, of which a thread makes the next ones; it starts with the first.
+    """Batches that a thread makes ahead, each in memory of its own.
 
-    What is made ahead is dropped if the sizes change, or another place is requested.
+    They are dropped if the sizes change, or another place is requested.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ class ThreadedLoader(StreamLoader):
         raise NotImplementedError
 
     def _drop(self, kept: int) -> None:
-        """Forget all batches that are made ahead but the first ones."""
+        """Drop all batches made ahead but the first `kept`."""
         while len(self._ahead) > kept:
             self._ahead.pop()[0].cancel()
 
@@ -105,8 +105,8 @@ def _make_all(orders: SimpleQueue[tuple[Make, Future[Samples]] | None]) -> None:
 class CollatedLoader(ThreadedLoader):
     """Batches of a `CollatedSource`.
 
-    Until a batch is made it consists of numbers, so that the chunks of an epoch, their order, and the ranks'
-    shares are those of arrays.
+    A batch is made from sample numbers, so the chunks of an epoch, their order, and the ranks' shares are
+    those of arrays.
     """
 
     def __init__(self, source: CollatedSource, stream: Stream, patience_s: float) -> None:
@@ -122,8 +122,8 @@ class CollatedLoader(ThreadedLoader):
 class ShardLoader(ThreadedLoader):
     """Batches of a `ShardSource`.
 
-    The order of a chunk says which shards are begun after it, and what is left of them, so that training
-    goes on to the sample from there with any number of ranks.
+    The order of a chunk names the shards begun after it and their rests, so training continues at the right
+    sample with any number of ranks.
     """
 
     def __init__(self, source: ShardSource, stream: Stream, patience_s: float) -> None:
@@ -181,7 +181,7 @@ class ShardLoader(ThreadedLoader):
         kept = (BATCHES_AHEAD + 2) * sum(len(span) for _, span in pieces)
         samples = []
         for key, span in (((lane, span.shard), span) for lane, span in pieces):
-            # The last one is that which was read last.
+            # The last entry is the reader used last.
             reader = self._readers.pop(key) if key in self._readers else ShardReader(self._source, span.shard)
             self._readers[key] = reader
             samples += reader.read(span.start, span.stop, kept)

@@ -1,8 +1,8 @@
 """Division of the data of ``input_fn``: ``python -m hetctl.runtime.data.write_partitions REQUEST ANSWER``.
 
 ``hetctl partition`` runs this in a process of its own, since ``input_fn`` is the user's code and may import a
-framework. All partitions are composed twice: first for their digests, so that everything wrong is found
-before anything is written, then those to be written.
+framework. All partitions are composed for their digests first, so that every error shows before anything is
+written; then those to be written are composed again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Numbers = npt.NDArray[np.int64]
 
 TRAINING, VALIDATION = "training", "validation"
 STREAMS = {TRAINING: 0, VALIDATION: 1}
-"""Numbers that a seed is combined with, so that both divisions are independent."""
+"""Numbers combined with a seed, so that both divisions are independent."""
 
 Array = npt.NDArray[Any]
 
@@ -210,7 +210,7 @@ def answer_to(request: PartitionRequest) -> PartitionAnswer:
 
 
 def main(request: Path, answer: Path) -> int:
-    """Answer a request; signals end the process as an exception, so that temporary files are removed."""
+    """Answer a request; signals raise SystemExit, so that temporary files are removed."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     found = answer_to(parse(PartitionRequest, request.read_text(encoding="utf-8")))

@@ -24,9 +24,9 @@ KEY_DIGITS, BOOT_DIGITS = 12, 8
 
 
 def _places(name: str) -> tuple[Path, Path]:
-    """Return the folders of a name that this user may have: in the node's memory, and on its disk."""
+    """Return this user's folders of a name: in the node's memory, and on its disk."""
     own = f"hetctl-{os.getuid()}"
-    # What is left on the disk of an earlier boot may be incomplete: it has another name.
+    # A folder that an earlier boot left on the disk may be incomplete: it has another name.
     boot = BOOT_ID.read_text(encoding="ascii")[:BOOT_DIGITS]
     return MEMORY / own / name, Path(tempfile.gettempdir()) / own / f"{boot}-{name}"
 
@@ -45,7 +45,7 @@ def _is_private(folder: Path) -> bool:
 def run_key(run: str, checkpoints: str) -> str:
     """Return a name for a run that differs from those of all other runs of this user.
 
-    Projects may have runs of one name, whose trainers may meet on a node.
+    Runs of two projects may have one name, and their trainers may meet on a node.
 
     Parameters
     ----------
@@ -77,7 +77,7 @@ def node_folder(name: str) -> Iterator[Path]:
         If the user's folder belongs to another user, or others can access it.
     """
     in_memory, on_disk = _places(name)
-    # Before a place is chosen: it may be those that occupy the memory.
+    # Before a place is chosen: leftovers may occupy the memory.
     for place in (in_memory, on_disk):
         if _is_private(place.parent):
             _sweep(place)
@@ -105,7 +105,7 @@ def _has_room(folder: Path) -> bool:
 def _enter(folder: Path) -> int:
     """Acquire the shared lock of a folder's users; retry if the folder was removed before it was locked."""
     while True:
-        # Another process may take the folder for one that a killed process has left, even amid its creation.
+        # Another process may take the folder for a killed process's and remove it, even amid its creation.
         with suppress(FileNotFoundError):
             make_private_folder(folder)
             users = os.open(folder / USERS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,10 +1,9 @@
 """A ring of slots in shared memory: several producers, several readers, one order, no copies, no server.
 
-The ring is one memory-mapped file. Position p of the stream is in slot ``p % slots``. A producer holds a
-lock on the slot of a position that it has claimed, and a reader holds one on its number, until the kernel
-releases it at the holder's death: a claimed position that is neither published nor locked has lost its
-producer, and a reader without a lock has died. Every step changes a single aligned word, so no death leaves
-it half written.
+The ring is one memory-mapped file. Position p of the stream is in slot ``p % slots``. A producer locks the
+slot of a position that it has claimed, and a reader locks its number; the kernel releases a lock when its
+holder dies. So a claimed position that is neither published nor locked has lost its producer, and a reader
+without a lock has died. Every step changes a single aligned word, so no death leaves it half written.
 
     producer                                            reader
     while (p := ring.claim(60)) is not None:            p = ring.register_reader(number)
@@ -209,7 +208,7 @@ class Ring:
         path : Path
             File in a folder, on a local file system, that only the owner can enter.
         join_timeout_s : float
-            Seconds after the creation in which nothing is overwritten before all readers have joined.
+            Seconds after the creation in which nothing is overwritten until all readers have joined.
 
         Raises
         ------
@@ -235,7 +234,7 @@ class Ring:
         self.close()
 
     def close(self) -> None:
-        """Release all claims and the lock of a reader, as by death; see `unregister_reader`."""
+        """Release all claims and a reader's lock, as at death; see `unregister_reader`."""
         self._locks.close()
 
     def claim(self, timeout_s: float) -> int | None:
@@ -284,7 +283,7 @@ class Ring:
         return self._slot(position, self.shape.slot_bytes)
 
     def publish(self, position: int, used_bytes: int) -> None:
-        """Make the first bytes of a position that this object has claimed available to the readers."""
+        """Give the readers the first `used_bytes` of a position that this object has claimed."""
         self._check_claim(position)
         if not 0 <= used_bytes <= self.shape.slot_bytes:
             raise BadInputError(f"{used_bytes} bytes in a slot of {self.shape.slot_bytes} of {self._path}")
@@ -332,7 +331,7 @@ class Ring:
         wait = _Waiting(self._path, timeout_s)
         while self._published[slot] != position + 1:
             wait.sleep(f"position {position} has not been published")
-        # Such processors may also read the bytes before the word.
+        # Processors such as ARM's may also read the bytes before the word.
         fence()
         self._taken.add(position)
         self._next = max(self._next, position + 1)

@@ -1,4 +1,4 @@
-"""The ring of a node as its leader fills it: chunks of all nodes, and a lock that shows that they come."""
+"""The leader's side of a node's ring: chunks of all nodes, and a lock that shows that they come."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RingWriter:
     Parameters
     ----------
     path : Path
-        File of the ring; the leader announces that it fills the ring as long as it does.
+        File of the ring; the leader announces itself as long as it fills the ring.
     """
 
     def __init__(self, path: Path) -> None:
@@ -46,7 +46,7 @@ class RingWriter:
         return self._service.closed
 
     def buffer(self, position: int) -> Bytes | None:
-        """Return memory for the next position, None if there is none yet; `IN_FLIGHT` ones never overlap."""
+        """Return memory for a position, None if there is none yet; `IN_FLIGHT` positions never overlap."""
         if self._read and position not in self._held and time.monotonic() >= self._retry_at:
             self._claim(position)
         if position in self._held:

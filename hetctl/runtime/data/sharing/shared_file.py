@@ -33,7 +33,7 @@ def map_whole(path: Path, content: str, hint: str) -> mmap.mmap:
     Parameters
     ----------
     content, hint : str
-        Name of what the file has, and the next step if there is no room for it.
+        Name of the file's content, and the next step if there is no room for it.
 
     Raises
     ------
