@@ -16,11 +16,11 @@ from hetctl.model.serialization import parse
 T = TypeVar("T")
 
 NO_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.EACCES})
-"""Errors for folders that cannot be synced: fsync(2) does not have it there, or they cannot be opened."""
+"""Errors of folders that cannot be opened, or that fsync(2) does not support."""
 
 
 def make_private_folder(path: Path) -> Path:
-    """Create a folder and its parents that only the owner can read, independent of the umask."""
+    """Create a folder and its parents, readable by the owner alone, whatever the umask."""
     missing = []
     while not path.exists():
         missing.append(path)
@@ -34,7 +34,7 @@ def make_private_folder(path: Path) -> Path:
 
 
 def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk: new files, and those that were renamed."""
+    """Wait until the names of new and renamed files in a folder are on the disk."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -50,14 +50,13 @@ def sync_folder(path: Path) -> None:
 def private_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` atomically at the end, readable by the owner alone.
 
-    A reader never sees a partial file, and after the end a crash of the node restores no earlier one. After
-    an error the old file is still there, or the new one is complete.
+    A reader never sees a partial file. A crash after the end does not bring the old file back. After an
+    error the file is the old one or the complete new one.
 
     Parameters
     ----------
     durable : bool
-        False for a file that is of no use after a crash, or is replaced every few seconds: it may be the
-        earlier one then.
+        False for a file that a crash may set back to its earlier state.
     """
     with unfinished_file(path.with_name(f".{path.name}.{os.getpid()}.tmp")) as file:
         yield file
@@ -68,7 +67,7 @@ def private_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
 
 @contextmanager
 def unfinished_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a new file for writing and reading, by the owner alone, which an error removes."""
+    """Open a new private file for writing and reading; an error removes it."""
     try:
         with open(path, "w+b", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             os.fchmod(file.fileno(), 0o600)
@@ -80,7 +79,7 @@ def unfinished_file(path: Path) -> Iterator[BinaryIO]:
 
 
 def give_name(file: BinaryIO, path: Path) -> None:
-    """Give an open file its name once its data are on the disk; the name is there after `sync_folder`."""
+    """Name an open file once its data are on the disk; `sync_folder` makes the name durable."""
     file.flush()
     # rename(2) is atomic for readers, but does not order data: after a crash the file could be empty.
     os.fsync(file.fileno())
@@ -88,11 +87,11 @@ def give_name(file: BinaryIO, path: Path) -> None:
 
 
 def link_anew(file: Path, path: Path) -> bool:
-    """Give a file that has one name another; return False if that is taken."""
+    """Give a file a second name; return False if that name is taken."""
     try:
         os.link(file, path)
     except FileExistsError:
-        # NFS repeats a request whose answer was lost, and then says that the link is there.
+        # NFS repeats a request whose answer was lost, and then reports that the link exists.
         return file.stat().st_nlink == 2
     return True
 
@@ -105,8 +104,7 @@ def write_private(path: Path, text: str, *, durable: bool = True) -> None:
 
 def json_text(value: Any) -> str:
     """Return the text of a JSON file: a line for each value."""
-    # Python would write NaN, which is no JSON and which other programs refuse. With `indent` it would take
-    # ten times as long.
+    # Python would write NaN, which other programs refuse. `indent` would take ten times as long.
     return json.dumps(value, separators=(",\n", ": "), allow_nan=False) + "\n"
 
 

@@ -27,7 +27,7 @@ HEAD = b'{"kind": '
 class EventWriter:
     """Writer that appends events to one file; each event is synced to disk before `write` returns.
 
-    It can be used by several threads.
+    Several threads may use it.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class EventWriter:
         Raises
         ------
         OSError
-            If the disk is full, then nothing is written; or if it does not answer for longer than `patience`.
+            If the disk is full (nothing is then written), or does not answer for longer than `patience`.
         """
         event = {"kind": kind, "time": time.time(), **self._common, **data}
         self._hand_over(_Append(self.path, (json.dumps(event, allow_nan=False) + "\n").encode()))
@@ -73,17 +73,17 @@ class EventWriter:
 
 
 class _Append:
-    """Appending of a line to a file; each call after an error completes what the earlier ones began.
+    """Append of a line to a file; each call after an error completes what the earlier ones began.
 
-    After an error of write(2) or fsync(2) the line may be in the file, on the disk or not. The data must then
-    be written again: the kernel forgets pages that it could not write, and another fsync(2) would succeed
-    without them. They are written in the same place, so that the file has the line once.
+    After an error of write(2) or fsync(2) the line may be in the file and on the disk, or not. It is written
+    again, because the kernel forgets pages that it could not write: another fsync(2) would succeed without
+    them. It goes to the same place, so that the file has it once.
     """
 
     def __init__(self, path: Path, line: bytes) -> None:
         self._path, self._line = path, line
         self._start: int | None = None
-        """Length of the file before the first attempt: the line is behind it, if anywhere."""
+        """Length of the file before the first attempt; the line can only be behind it."""
 
     def __call__(self) -> int:
         """Write the line to the disk; return the new length of the file in bytes."""
@@ -125,7 +125,7 @@ class _Append:
 
 
 class EventQueue:
-    """Events of one thread on their way into files, in order; they wait while the disk does not answer.
+    """Queue of one thread's events, in order; they wait while the disk does not answer.
 
     Parameters
     ----------
@@ -135,7 +135,7 @@ class EventQueue:
     Attributes
     ----------
     error : OSError or None
-        Error by which the last event was not written; None: it was.
+        Error of writing the last event; None if it was written.
     """
 
     def __init__(self, folder: Path, on_failure: Callable[[OSError], None]) -> None:
@@ -165,8 +165,8 @@ class EventQueue:
         Raises
         ------
         OSError
-            If one cannot be written. It waits with those behind it if the error may pass by itself; else it
-            is lost.
+            If one cannot be written. After a transient error it waits with all later ones; after any other
+            it is lost.
         """
         while self._waiting:
             append, on_written = self._waiting[0]
@@ -210,7 +210,7 @@ def read_events(path: Path, kinds: Collection[str] | None = None) -> Iterator[Ev
     Parameters
     ----------
     kinds : collection of str or None
-        Kinds of the events to read, which takes less time; None: all.
+        Kinds of events to read; None: all.
     """
     try:
         text = path.read_bytes()
@@ -240,7 +240,7 @@ def parse_events(lines: Iterable[bytes], source: str, first_seq: int = 0) -> Ite
     first_seq : int
         Number of the first line.
     """
-    # Agents and ranks only write, and start sooner without the classes of all kinds.
+    # Agents and ranks only write; without these classes they start sooner.
     from hetctl.model.event_records import record_of
 
     for seq, data in enumerate(_values(list(lines)), first_seq):
@@ -251,7 +251,7 @@ def parse_events(lines: Iterable[bytes], source: str, first_seq: int = 0) -> Ite
             continue
         # Python reads NaN and Infinity in JSON, and bool is a subclass of int.
         if math.isfinite(when) and type(index) is int:
-            # Faster than its own __init__, and its record need not be decoded once more.
+            # Faster than __init__, and does not decode the record again.
             event = object.__new__(Event)
             vars(event).update(
                 source=source, seq=seq, kind=kind, time=when, data=data, round=index, record=record

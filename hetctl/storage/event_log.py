@@ -38,7 +38,7 @@ class EventFile:
         self.lines = lines
 
     def fresh(self) -> list[Event]:
-        """Read the events of the lines that were completed since the last call; OSError leaves all unread."""
+        """Read the lines completed since the last call as events; an OSError leaves all unread."""
         try:
             # Opened each time, because an NFS client checks on opening whether the file has grown.
             descriptor = os.open(self._path, os.O_RDONLY)
@@ -75,11 +75,11 @@ def _from(descriptor: int, offset: int) -> bytes:
 class EventLog:
     """Events of a run, from its first job to the newest line.
 
-    A member's file grows from the start of its step to the end. The first call lists the folder to find the
-    existing files; later files follow from the drivers' events: a file is read when its member's step has
-    started or ended. In between, all files of members in training are read, or only those that have grown, if
-    trainers report the lengths. A killed driver leaves tasks open: their files count as in training until the
-    member's next step has ended, since a trainer may outlive its driver for a moment.
+    A member's file grows from the start of its step to the end. The first call lists the folder. Later calls
+    find files by the drivers' events: they read a member's file when its step starts or ends. In between they
+    read the files of all members in training or, if trainers report lengths, those that have grown. A killed
+    driver leaves tasks open. A trainer may outlive it for a moment, so their files count as in training until
+    the member's next step has ended.
     """
 
     def __init__(self, folder: RunFolder) -> None:
@@ -99,29 +99,29 @@ class EventLog:
         return [{source: (f.offset, f.lines) for source, f in files.items()}, list(self._in_training)]
 
     def restore(self, rows: list[Any]) -> None:
-        """Continue from these positions; to be called before the first read."""
+        """Continue from these positions, before the first read."""
         read, in_training = rows
         self._files = {source: self._file(source, *place) for source, place in read.items()}
         self._driver = self._files.pop(DRIVER, self._driver)
         self._in_training = dict.fromkeys(in_training)
 
     def fresh(self, lengths: Mapping[str, int] | None = None) -> list[Event]:
-        """Read all new events, as `fresh_files`; after an OSError the next call returns all of this one."""
+        """Read all new events as `fresh_files` does; after an OSError the next call returns them all."""
         for events in self.fresh_files(lengths):
             self._read += events
         read, self._read = self._read, []
         return read
 
     def fresh_files(self, lengths: Mapping[str, int] | None = None) -> Iterator[list[Event]]:
-        """Read new events file by file, since those of all members together may be many.
+        """Read new events file by file, since all together may be many.
 
-        Those of drivers are first, so that what members wrote before their ends is included.
+        The drivers' file is first: the end of a task is never read without the member's last events.
 
         Parameters
         ----------
         lengths : mapping of str to int or None
-            Lengths in bytes to which files have grown, by member, as reported by their trainers since the
-            last call; other files in training are not opened. None: the lengths are not reported.
+            Lengths of files in bytes by member, as trainers reported since the last call; no other file in
+            training is opened. None: trainers report no lengths.
 
         Raises
         ------

@@ -23,7 +23,7 @@ MOST_BYTES = 20 * 2**20
 PACKAGE = "__init__.py"
 CACHE = "__pycache__"
 DYNAMIC = frozenset({"importlib", "runpy"})
-"""Modules by which others are imported whose names no import statement has."""
+"""Modules that import others without an import statement."""
 
 
 class _Entry(NamedTuple):
@@ -54,10 +54,10 @@ def modules_of(ensemble: Ensemble) -> dict[str, str]:
 
 
 def imported_modules(ensemble: Ensemble, among: Iterable[str]) -> set[str]:
-    """Return those of some modules that an ensemble's functions import, directly or through others of them.
+    """Return which of some modules an ensemble's functions import, directly or through each other.
 
-    Only what stands in import statements is seen. A module that imports others by name (`importlib`), or that
-    cannot be read, may import any.
+    Only import statements are seen. A module that imports others by name (`importlib`), or that cannot be
+    read, may import any.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def imported_modules(ensemble: Ensemble, among: Iterable[str]) -> set[str]:
 def keep_modules(spec: RunSpec, folder: RunFolder) -> None:
     """Copy the modules of a specification into the folder of its run, unless they are there already.
 
-    All else beside them is linked: a module may look for files in its own folder.
+    All other files are linked, as a module may look for files in its own folder.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def keep_modules(spec: RunSpec, folder: RunFolder) -> None:
 
 
 def with_kept_modules(spec: RunSpec, folder: RunFolder) -> RunSpec:
-    """Return a specification whose functions are those of the copy, if the run has one."""
+    """Return a specification with the functions of the run's copy, if there is one."""
     if not spec.modules:
         return spec
     return replace(
@@ -186,7 +186,7 @@ def _within(folder: Path, inside: Path, packages: frozenset[Path]) -> Iterator[_
         path = inside / entry.name
         if entry.name.startswith(".") or entry.name == CACHE:
             continue
-        # Other folders are not looked into: they may hold millions of samples, or an environment of Python.
+        # Other folders are skipped: they may hold millions of samples, or a Python environment.
         is_folder = entry.is_dir(follow_symlinks=False)
         if is_folder and (path in packages or (folder / path / PACKAGE).is_file()):
             yield from _within(folder, path, packages)

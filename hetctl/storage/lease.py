@@ -1,15 +1,15 @@
-"""Lease of a run: of the drivers of its jobs, one at a time trains.
+"""Lease of a run: only one driver of its jobs trains at a time.
 
-Drivers draw numbers: each makes the file of its number, which only one of them can (link(2)), and waits for
-those with lower numbers. The one whose turn it is writes itself into the file of the lease. All open these
-files by name: network file systems may show an old state of a folder, but not of a file that is opened.
+Drivers draw numbers. Each makes the file of its number, which only one of them can (link(2)), and waits for
+those with lower numbers. At its turn it writes itself into the lease file. All open these files by name:
+network file systems may show an old state of a folder, but not of a file that is opened.
 
-No two clocks are compared. A holder touches its file, and a driver that waits counts by its own clock how
-long that has not changed. A holder that could not touch its file for a shorter time, by its own clock, ends
-at once: one that stood still finds out before it does anything else. Its ranks read the file before they
-write.
+No two clocks are compared. The holder touches its file. A waiting driver counts by its own clock how long
+that file has not changed. The holder's own limit is shorter: if it could not touch its file for that long, it
+ends at once, so that one that stood still finds out before it does anything else. Its ranks read the file
+before they write.
 
-A driver need not be waited for so long if it is known to have ended: on this machine, or by the batch system.
+The wait is shorter if this machine or the batch system knows that the holder has ended.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ POLL_S = 0.2
 HERE_S = 2.0
 """Seconds in which all processes of a job on one machine end after its driver."""
 OVER_S = 15.0
-"""Seconds without a sign of life after which a driver is dead if the batch system says so, which may err."""
+"""Seconds without a sign of life after which a driver is dead if the batch system, which may err, says so."""
 
 
 class GaveWayError(Exception):
@@ -45,7 +45,7 @@ class GaveWayError(Exception):
 
 
 class LeaseLostError(OSError):
-    """Writing by a rank whose driver does not hold the lease any more."""
+    """Attempt to write by a rank whose driver has lost the lease."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class LeaseHolder:
     alone : bool
         True if all processes of its job run on this machine.
     over : bool
-        True if it has ended, with its ranks.
+        True if it and its ranks have ended.
     """
 
     number: int
@@ -96,7 +96,7 @@ class LeaseMark:
     number: int
 
     def check(self) -> None:
-        """Raise LeaseLostError if another driver holds the lease; a file that cannot be read says nothing."""
+        """Raise LeaseLostError if another driver holds the lease; ignore a file that cannot be read."""
         seen = None
         with suppress(OSError):
             seen = _read(Path(self.path))
@@ -105,7 +105,7 @@ class LeaseMark:
 
 
 class Lease:
-    """Lease of a run, as its driver takes, keeps and releases it.
+    """Lease of a run, for its driver to take, keep and release.
 
     Attributes
     ----------
@@ -163,7 +163,7 @@ class Lease:
         Parameters
         ----------
         gives_up : callable
-            Function that returns why the job has to end without it; empty if it does not.
+            Function that returns why the job has to end without the lease; empty if it need not.
 
         Raises
         ------
@@ -258,7 +258,7 @@ class Lease:
         began, holds = self._clock(), _read(self._folder.lease)
         numbers = range(holds[0].number + 1 if holds else 1, self._holder.number)
         tickets = [_read(self._folder.ticket(number)) for number in numbers]
-        # Whoever has got the lease meanwhile has no other file any more.
+        # A driver that has taken the lease meanwhile has deleted its ticket.
         if None in tickets or _read(self._folder.lease) != holds:
             return None
         found = [seen for seen in (holds, *tickets) if seen and not seen[0].over]
@@ -291,7 +291,7 @@ class Lease:
             self._end_if_late()
             before = self._current()
             write_json(self._folder.lease, encode(self._holder))
-            # It may have stood still between these lines, and others have counted it as dead.
+            # This driver may have stood still here, and count as dead for others.
             self._end_if_late()
             self._path = self._folder.lease
         for number in range(before + 1, self._holder.number + 1):

@@ -10,7 +10,7 @@ from hetctl.storage.atomic_io import make_private_folder
 
 
 class Below:
-    """Path below the folder `path` of an object, whose fields may stand in its name in braces."""
+    """Path below an object's `path`; its name may have fields of the object in braces."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -82,7 +82,7 @@ class JobFiles:
     """Output of the nodes' leaders."""
 
     def clear(self) -> None:
-        """Remove the files that are needed only while the job runs, those left by a killed job included."""
+        """Remove the files that are needed only while the job runs, also after a killed job."""
         for path in (self.agents.address, self.live_metrics, self.stop):
             path.unlink(missing_ok=True)
 
@@ -111,7 +111,7 @@ class RunFolder:
     """Snapshot of the state derived from the events: a cache from which readers continue."""
 
     lease = Below("driver.lease")
-    """The driver that trains the run, or the last one that did; touched as long as it does."""
+    """Driver that trains the run, or was the last to do so; touched while it trains."""
 
     def ticket(self, number: int) -> Path:
         """Return the file of a driver that waits for the lease, by the number that it drew."""

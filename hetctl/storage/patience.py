@@ -13,7 +13,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 PATIENCE_S = 300.0
-"""Seconds for which operations are repeated; a failover of a server takes some of them to a few minutes."""
+"""Seconds for which operations are repeated; a server's failover takes up to a few minutes."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
 """Pauses between attempts; each is twice as long as the one before."""
 
@@ -31,7 +31,7 @@ class Patience:
     clock, sleep : callable
         Clock in seconds, and wait.
     before : callable
-        Function called before each attempt; its error is raised at once, such as one that forbids to write.
+        Function called before each attempt, such as a check of the lease; its error is raised at once.
     """
 
     limit_s: float = PATIENCE_S
@@ -46,7 +46,7 @@ class Patience:
         Parameters
         ----------
         function : callable
-            Whole operation, which has the same effect if it is repeated after any of its steps.
+            Operation that may be repeated after any of its steps.
 
         Raises
         ------

@@ -15,7 +15,7 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 PR_SET_PDEATHSIG = 1
 PR_SET_NAME = 15
 MOST_DESCRIPTORS = 2**16
-"""Highest limit that this process sets itself: some programs go through all numbers below theirs."""
+"""Highest descriptor limit that this process sets: some programs go through all numbers below it."""
 _LIBC = ctypes.CDLL(None)
 
 
@@ -96,7 +96,7 @@ def group_cpu_seconds(group: int) -> float:
 
 
 def commands_below(pids: Iterable[int]) -> dict[int, set[int]]:
-    """Return the commands of each process: all those below it that run in sessions of their own."""
+    """Return the commands that each process started: its descendants in other sessions."""
     children: dict[int, list[int]] = {}
     sessions: dict[int, str] = {}
     for pid, fields in _running():

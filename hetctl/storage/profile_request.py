@@ -130,7 +130,7 @@ class ProfileJobs:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the jobs, by which those of an interrupted submission are found."""
+        """Names of the jobs, by which the next command finds an interrupted submission."""
         return tuple(f"{self.name}-{number}" for number in range(len(self.folders)))
 
 

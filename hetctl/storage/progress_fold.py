@@ -35,14 +35,14 @@ OF_DRIVERS = frozenset({"task_ended", TRIAL, REPORT})
 
 @dataclass(frozen=True)
 class MemberFold:
-    """Progress of a member, and what later events are compared with.
+    """Progress of a member, and the state that later events are compared with.
 
     Clocks of nodes differ: only the lines of its file tell whether an epoch was trained before a resumption.
 
     Parameters
     ----------
     progress : Progress
-        Its progress, whose epochs are a history with their lines.
+        Its progress; the epochs are a history with their lines.
     error : str
         Error that its trainer reported when it failed.
     resumed : tuple of int
@@ -71,9 +71,9 @@ class ProgressFold:
     Parameters
     ----------
     rows : mapping of str to Row
-        Result of `rows` by member, from which it continues.
+        Earlier result of `rows`, to continue from.
     lines : mapping of str to bytes
-        Result of `lines`, likewise.
+        Earlier result of `lines`.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class ProgressFold:
         return {name: _row(fold) for name, fold in self._folds.items()}
 
     def lines(self) -> Lines:
-        """Return the histories of members with events, which are only read when they are needed."""
+        """Return the histories of members with events; each is decoded on first use."""
         return {name: fold.state.epochs.packed() for name, fold in self._folds.items()}
 
     def add(self, events: Iterable[Event]) -> set[str]:
@@ -120,7 +120,7 @@ class ProgressFold:
         return set(fresh)
 
     def forget(self, name: str) -> None:
-        """Keep no events of a member: an older one is refused from now on."""
+        """Drop the events of a member; older ones are refused from now on."""
         if name in self._folds:
             self._folds[name].forget()
 
@@ -154,7 +154,7 @@ def events_in(folder: RunFolder) -> list[Event]:
 
 
 def _before_events(ensemble: Ensemble, known: Mapping[str, Progress]) -> dict[str, Progress]:
-    """Return the known progress of members, or that before their first events; no trial is asked for then."""
+    """Return the known or else the initial progress of members; initially no trial is asked for."""
     trials = ensemble.trials
     return {
         m.name: known.get(m.name) or Progress(m.name, asked=0 if m.name in trials else None)
@@ -184,7 +184,7 @@ def _after_task(state: MemberFold, event: Event, member: Member, retries: int) -
 
 
 def _counted(state: MemberFold, event: Event, member: Member, retries: int) -> dict[str, Any]:
-    """Count the end of a task against the member or not; return the changes of its progress."""
+    """Return the changes of progress by the end of a task, which may count against the member."""
     progress = state.progress
     reason, description = event.record.reason, event.record.description
     if reason is ExitReason.OUT_OF_MEMORY:
@@ -233,7 +233,7 @@ def _after_reaching(state: MemberFold, event: Event, reached: tuple[int, int]) -
 
 
 def _with_epoch(state: MemberFold, event: Event, _member: Member, _retries: int) -> MemberFold:
-    """Add an epoch, or replace it by what a trainer that has resumed before it made of it."""
+    """Add an epoch; if it was trained again after a resumption, it replaces the earlier one."""
     done, (resumed_at, last) = event.record, state.resumed
     state = _after_reaching(state, event, (done.epoch, 0))
     later = state.epochs.after(done.epoch - 1)
@@ -248,7 +248,7 @@ def _with_epoch(state: MemberFold, event: Event, _member: Member, _retries: int)
         # The line is corrupt: there are no such numbers.
         return state
     furthest = state.progress.furthest
-    # A member that fails again and again before its next checkpoint gets no further by such epochs.
+    # A member may fail before each next checkpoint: epochs that it trains again are no progress.
     further = {"failures": 0, "furthest": len(epochs)} if len(epochs) > furthest else {}
     return _with(state, epochs=epochs, part_samples=0, **further)
 

@@ -64,12 +64,12 @@ def write_record(folder: RunFolder, record: CatalogRecord) -> None:
 
 
 def read_record(folder: RunFolder) -> CatalogRecord | None:
-    """Read ``record.json``; None if there is none, or it is damaged: the next change writes it anew."""
+    """Read ``record.json``; None if it is missing or damaged; the next change writes it anew."""
     return _read_spare(folder.record, CatalogRecord)
 
 
 def _read_spare(path: Path, kind: type[T]) -> T | None:
-    """Read a file without which the others suffice; None if there is none, or it is damaged."""
+    """Read a dispensable file; None if it is missing or damaged."""
     try:
         return read_json(path, kind, "")
     except FileNotFoundError:

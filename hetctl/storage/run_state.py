@@ -91,7 +91,7 @@ class RunState:
         self._is_changed = self._is_read = False
 
     def _restore(self, snapshot: Snapshot) -> None:
-        """Continue the other folds; those of members are made from their rows, which is faster."""
+        """Restore all folds but the members', which are built from their rows."""
         kept = snapshot.parts
         self._log.restore(kept["log"])
         self._tasks.restore(snapshot.lines["tasks"])
@@ -171,10 +171,7 @@ class RunState:
         return changed
 
     def _folded(self, files: Iterator[list[Event]]) -> set[str]:
-        """Fold the new events of each file, the first of which is the drivers'.
-
-        After an error that interrupts it, the next call continues.
-        """
+        """Fold the new events of each file, the drivers' first; after an error the next call continues."""
         of_drivers = next(files)
         self._add(of_drivers)
         for event in of_drivers:
@@ -227,7 +224,7 @@ class RunFacts:
 
     @property
     def search_ended(self) -> str | None:
-        """Reason for which the search asks for no more trials; None if it may."""
+        """Reason why the search asks for no more trials; None if it may ask."""
         return self._search_end.record.reason if self._search_end else None
 
     def add(self, events: Iterable[Event]) -> None:

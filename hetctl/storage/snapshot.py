@@ -1,7 +1,7 @@
-"""Snapshot of a run's state in one file, from which folds of its events continue; only a cache.
+"""Snapshot of a run's state in one file: a cache from which folds of its events continue.
 
-Values are stored as rows, which are faster to read than mappings by name. The first line of the file has all
-but two parts, of which each member has a line of its own: `status` of a large run needs those of few members.
+Values are stored as rows, which read faster than mappings by name. The first line of the file has all parts
+but two. In these, each member has its own line: `status` of a large run needs those of few members.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Lines = Mapping[str, bytes | memoryview]
 KEY = "of"
 """Key of the identity of the state; the state of another run or in another format is ignored."""
 MEMBERS, CHECKSUM = "lines", "crc32"
-"""Keys of the members that have lines, in their order, and of a checksum of these, which are read later."""
+"""Keys of the members with lines, in order, and of the checksum of these lines."""
 
 
 class StaleSnapshotError(Exception):
@@ -103,7 +103,7 @@ def write_snapshot(path: Path, key: str, snapshot: Snapshot) -> None:
 def read_snapshot(path: Path, key: str) -> Snapshot | None:
     """Return the snapshot, or None if there is no valid one."""
     try:
-        # Not by a buffered file, which holds the lines of a large run twice while it reads them.
+        # A buffered file would hold the lines of a large run twice.
         text = path.read_bytes()
         begin = text.index(b"\n") + 1
         parts = json.loads(text[:begin])
@@ -120,7 +120,7 @@ def read_snapshot(path: Path, key: str) -> Snapshot | None:
 
 
 def _split(text: bytes, begin: int) -> Iterator[memoryview]:
-    """Yield the lines from a position without copies of them: all together may be long."""
+    """Yield the lines from a position without copying them."""
     while (end := text.find(b"\n", begin)) >= 0:
         yield memoryview(text)[begin:end]
         begin = end + 1
@@ -137,10 +137,10 @@ RECENT = 64
 
 
 class OrderedFold(Generic[S]):
-    """State that results from folding events one after another in order of time.
+    """State from folding events in order of time.
 
-    Files are read one by one, and the clocks of nodes differ: if an event is older than one that was folded
-    before it, the newest events are folded again, so that the result always equals that of one pass in order.
+    Files are read one by one, and the clocks of nodes differ. When an event arrives that is older than one
+    already folded, the newest events are folded again. The result always equals one pass in order.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ class OrderedFold(Generic[S]):
         self._start, self._step, self._until = start, step, until
         self._events: list[Event] = []
         self._middle: tuple[int, S] = 0, start
-        """Number of events after which the fold had a state, and this state."""
+        """Number of events, and the state after them."""
         self.state = start
 
     @property
@@ -188,12 +188,12 @@ class OrderedFold(Generic[S]):
         self.state = functools.reduce(self._step, events, self.state)
         count, middle = self._middle
         if len(self._events) - count >= RECENT:
-            # Those before the middle are needed no more: as many newer ones can be folded again.
+            # Events before the middle are dropped: enough newer ones can be folded again.
             self._until = self._events[count - 1].order if count else self._until
             self._start, self._events = middle, self._events[count:]
             self._middle = len(self._events), self.state
 
     def forget(self) -> None:
-        """Keep no events: an older one is refused from now on."""
+        """Drop all events; older ones are refused from now on."""
         self._until, self._events = self.last, []
         self._start, self._middle = self.state, (0, self.state)

@@ -18,7 +18,7 @@ TaskKey = tuple[int, str]
 """Index of the round, and name of the member."""
 
 LAST_EVENTS = {"converged": ExitReason.FINISHED, "stopped": ExitReason.STOPPED}
-"""Last event of a trainer that exits regularly, with the reason that it means."""
+"""Exit reason by the last event of a trainer that exits regularly."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class TaskFold:
         }
 
     def restore(self, lines: Lines) -> None:
-        """Continue from an earlier state; to be called before any event is added."""
+        """Continue from an earlier state, before events are added."""
         self._kept = dict(lines)
 
     def add(self, events: Iterable[Event]) -> Mapping[TaskKey, Tasks]:
@@ -164,8 +164,8 @@ def report_of(events: Iterable[Event]) -> TaskReport:
 class UsageFold:
     """Resources used by a run, derived from events in whatever order they are read.
 
-    A task whose end was not reported, because its driver was killed, counts until the last event of its job:
-    the newest of the last events of all rounds before the start of the next job.
+    A killed driver reports no end of its tasks. They count until the last event of its job: the newest one of
+    all rounds before the start of the next job.
     """
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ class UsageFold:
         return [self._rounds, self.next_round, self._jobs, last_of_round, list(ended.items()), open_tasks]
 
     def restore(self, rows: list[Any]) -> None:
-        """Continue from an earlier state; to be called before any event is added."""
+        """Continue from an earlier state, before events are added."""
         self._rounds, self.next_round, self._jobs, last_of_round, ended, open_tasks = rows
         self._last_of_round = dict(last_of_round)
         self._ended = {

@@ -63,7 +63,7 @@ class VisitFold:
         return [visits, list(self._undone), plans]
 
     def restore(self, rows: list[Any]) -> None:
-        """Continue from an earlier state; to be called before any event is added."""
+        """Continue from an earlier state, before events are added."""
         visits, undone, plans = rows
         found = ((tuple(order), VisitEnd(*row)) for order, row in visits)
         self._visits = {(visit.member, visit.number): (order, visit) for order, visit in found}
@@ -72,7 +72,7 @@ class VisitFold:
 
     @property
     def visits(self) -> tuple[VisitEnd, ...]:
-        """All visits, in the order of their starts, which their numbers give for all nodes alike."""
+        """All visits by number, which is the order of their starts on all nodes."""
         found = (
             replace(visit, state=UNDONE) if key in self._undone and visit.state == DONE else visit
             for key, (_, visit) in self._visits.items()

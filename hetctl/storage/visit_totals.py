@@ -60,9 +60,9 @@ class VisitTotals:
     Parameters
     ----------
     lost, undone : int
-        Visits that count no more, by the reason.
+        Visits that do not count, by reason.
     newest_pass : int
-        Epoch of the hopper's state machine, as in `VisitEnd.hopper_epoch`, of the newest visit that is done.
+        Hopper epoch, as in `VisitEnd.hopper_epoch`, of the newest visit that is done.
     visited : set of int
         Partitions visited in this pass.
     last : tuple of (int, str)
@@ -108,7 +108,7 @@ class VisitTotals:
 
     @classmethod
     def from_rows(cls, rows: Row) -> VisitTotals:
-        """Return the totals of which these are the rows."""
+        """Return the totals with these rows."""
         lost, undone, newest_pass, visited, last, workers, rounds = rows
         found = cls(lost, undone, newest_pass, set(visited), tuple(last))
         found.workers |= {name: WorkerTotals(*row) for name, row in workers}
@@ -127,13 +127,12 @@ def totals_of(visits: Iterable[VisitEnd]) -> Mapping[str, VisitTotals]:
 class TotalsFold:
     """Totals of the visits of each member, derived from its events in their order, and the plans of the run.
 
-    An epoch is reported once it is in a checkpoint; its visits are then only counted, so that they need not
-    be kept one by one.
+    An epoch is reported once it is in a checkpoint. From then on its visits are only counted.
 
     Attributes
     ----------
     is_exact : bool
-        False if a visit was undone that was only counted, as its checkpoint was lost: the totals are wrong.
+        False if a lost checkpoint undid visits that were only counted: the totals are then wrong.
     """
 
     def __init__(self) -> None:
@@ -174,7 +173,7 @@ class TotalsFold:
         return [self.is_exact, counted, {source: fold.rows() for source, fold in self._newest.items()}]
 
     def restore(self, rows: list[Any]) -> None:
-        """Continue from an earlier state; to be called before any event is added."""
+        """Continue from an earlier state, before events are added."""
         self.is_exact, counted, newest = rows
         self._counted |= {member: VisitTotals.from_rows(own) for member, own in counted.items()}
         for source, own in newest.items():

@@ -1,4 +1,4 @@
-"""Profiles, layers and links of members in the catalog, those that hold now, and warnings about them."""
+"""Profiles, layers and links in the catalog that hold now, and warnings about them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ IMPORTED = "imported"
 """Framework, and site, of an ensemble that consists of a rate table only."""
 DAY_S = 86400
 OLD_S = 90 * DAY_S
-"""Age of a profile in seconds from which on there is a warning."""
+"""Age in seconds from which on a warning names a profile."""
 
 
 def member_profiles(
@@ -115,7 +115,7 @@ def _of_other_machines(points: Iterable[ProfilePoint], site: Site) -> set[tuple[
 
 
 def warnings_of(project: Project, ensemble: Ensemble, site: Site) -> list[str]:
-    """Return warnings about the measurements that a plan would be made from."""
+    """Return warnings about the measurements that a plan would use."""
     with project.reading() as catalog:
         points = RatePoints(catalog.points(ensemble.name, site.name), ensemble).every()
     old = {point.member for point in points if time.time() - point.measured_at > OLD_S}
@@ -159,7 +159,7 @@ def beyond_measured(plan: Plan, profiles: Iterable[MemberProfile]) -> list[str]:
 
 
 def predictions_in(profiles: Iterable[MemberProfile]) -> list[str]:
-    """Return a warning for each member from which rates are predicted."""
+    """Return a warning for each member whose rates others are predicted from."""
     sources: dict[str, list[str]] = {}
     for profile in profiles:
         if profile.predicted_from:
@@ -174,7 +174,7 @@ def predictions_in(profiles: Iterable[MemberProfile]) -> list[str]:
 def _predictions(
     ensemble: Ensemble, profiles: Iterable[MemberProfile], trained: Mapping[str, Sequence[EpochResult]]
 ) -> Iterator[MemberProfile]:
-    """Yield profiles for shapes without points that compare to one with points."""
+    """Yield predicted profiles of shapes without points that compare to one with points."""
     known = {profile.member: profile for profile in profiles}
     members = {member.name: member for member in ensemble.members}
     shapes = shapes_of(ensemble)
@@ -197,13 +197,13 @@ def _predictions(
 def _trained(catalog: Catalog, ensemble: Ensemble, site: str) -> dict[str, list[EpochResult]]:
     """Return the epochs of all runs at a site that trained members of the same name and shape, by time.
 
-    Epochs of pipelines are left out, and those in lockstep, which have the rate of the slowest member.
+    Epochs of pipelines are left out, and epochs in lockstep, which run at the slowest member's rate.
     """
     found: dict[str, list[EpochResult]] = {member.name: [] for member in ensemble.members}
     shapes = {member.name: shape_digest(member, ensemble.rate_keys) for member in ensemble.members}
     for record in catalog.runs(ensemble.name):
         spec, search = record.spec, record.spec.ensemble.search
-        # The configs that a run stores of other searches are those that were planned, not those trained.
+        # For other searches a run stores the planned configs, not the trained ones.
         has_own_rates = spec.sharing != LOCKSTEP and (search is None or search.configs_are_known)
         if spec.site.name == site and has_own_rates:
             progress = state_in(catalog.home.run(spec.run), spec).progress
@@ -260,9 +260,9 @@ def _profile(
 class RatePoints:
     """Measured points of an ensemble as it is now.
 
-    A point holds for all members of the shape that was measured. One without a shape, as in an imported table
-    or from before there were shapes, holds for the member of its name if that has not changed, and for
-    members of the same shape that have no points otherwise.
+    A point holds for all members of the measured shape. A point without a shape, as in an imported table or
+    an old catalog, holds for the member of its name if that has not changed, and for members of the same
+    shape without other points.
     """
 
     def __init__(self, points: Iterable[ProfilePoint], ensemble: Ensemble) -> None:
@@ -315,10 +315,10 @@ def current_layers(
 
 
 def rows_of(points: Sequence[LayerPoint]) -> list[LayerRow]:
-    """Return the layers of a member as rows of a layer profile, of each layer one for each type of GPU.
+    """Return a member's layers as rows of a layer profile, one per layer and type of GPU.
 
-    A type on which the network had other layers than in the newest measurement is left out. Bytes that are
-    kept or used in passes are the largest of all types.
+    Types on which the network had other layers than in the newest measurement are left out. Bytes that are
+    kept or used in passes are the maxima over all types.
 
     Parameters
     ----------
@@ -347,12 +347,12 @@ def rows_of(points: Sequence[LayerPoint]) -> list[LayerRow]:
 
 
 def links_between(points: Sequence[LinkPoint], site: Site) -> NodeLinks | None:
-    """Return measured links as the links of a site; None if a kind was not measured that the site has."""
+    """Return measured links as the links of a site; None if a kind that the site has was not measured."""
     measured = {point.link: point.points for point in points}
     needed = {INTRA_NODE: site.gpus_per_node > 1, INTER_NODE: site.nodes > 1}
     if not measured or any(needed[kind] and kind not in measured for kind in needed):
         return None
-    # Of the kind that a site does not have no figure is used, but there must be one.
+    # Both kinds need a figure, though that of a kind that the site lacks is not used.
     intra = measured.get(INTRA_NODE) or measured[INTER_NODE]
     inter = measured.get(INTER_NODE) or intra
     peak = max(size / seconds for size, seconds in intra)

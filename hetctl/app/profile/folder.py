@@ -24,12 +24,12 @@ from hetctl.storage.profile_request import (
 )
 
 MEASURED = ("point", "layers", "links")
-"""Kinds of the events with which points end that were measured."""
+"""Kinds of event that end a measured point."""
 
 
 @dataclass(frozen=True)
 class Failure:
-    """A point that could not be measured, with its log, and the end of that which `error` does not say."""
+    """Point that could not be measured, with its log and the last lines that `error` does not repeat."""
 
     point: ProfileTarget
     error: str
@@ -62,7 +62,7 @@ def records_in(folder: Path, kind: str) -> list[Any]:
 
 
 def wanted_of(measurements: Measurements, ensemble: Ensemble) -> set[ProfileTarget]:
-    """Return those points of a job whose members have not changed since; rates hold for the same shape."""
+    """Return the points of a job whose members have not changed since; rates hold for the same shape."""
     now = {member.name: member for member in ensemble.members}
     then = {member.name: member for member in measurements.ensemble.members}
     # A point of an edited member is still measured by its job, but is no result for the present one.
@@ -75,7 +75,7 @@ def wanted_of(measurements: Measurements, ensemble: Ensemble) -> set[ProfileTarg
 
 
 def _digest(members: Mapping[str, Member], point: ProfileTarget, ensemble: Ensemble) -> str:
-    """Return the digest of all of a member that the results of a point depend on."""
+    """Return the digest of everything in a member that the results of a point depend on."""
     member = members[point.member]
     return shape_digest(member, ensemble.rate_keys) if point.what == RATE else member.fingerprint
 
@@ -91,7 +91,7 @@ def ended_in(folder: Path) -> set[str]:
 
 
 def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) -> list[Failure]:
-    """Return the failed ones of the points.
+    """Return the points that failed.
 
     Parameters
     ----------
@@ -105,7 +105,7 @@ def failures_in(folder: Path, points: Iterable[ProfileTarget], *, lost: bool) ->
             error = errors.get(point.source, "the job ended before it was measured")
             log = folder / "logs" / f"{point.source}.log"
             if not log.exists():
-                # No rank has begun with it: the script or the driver says why.
+                # No rank has begun with the point: the log of the script and the driver says why.
                 log = RunFolder(folder).job(0).log
             failures.append(Failure(point, error, tail_of(log, error), str(log)))
     return failures

@@ -124,7 +124,7 @@ class ProfileMonitor:
     """True if `cancels` asks a person, who may press Ctrl-C once more."""
 
     def adopted(self, ids: Sequence[str], points: int) -> None:
-        """Report that jobs of an earlier command measure so many of the points already."""
+        """Report how many of the points jobs of an earlier command measure already."""
 
     def progressed(self, done: int, total: int) -> None:
         """Report how many points are measured or have failed."""

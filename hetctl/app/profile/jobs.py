@@ -1,8 +1,8 @@
 """Profiling jobs, submitted so that a crash at any instruction neither loses nor doubles them.
 
 Before a submission, ``jobs.json`` records the names of the jobs. If a crash leaves them without ids, the
-next command searches by these names: jobs that the batch system has are adopted. Of the others
-``measurements.json`` is removed, so that one that is submitted late after all measures nothing.
+next command searches by these names and adopts the jobs that the batch system has. It removes
+``measurements.json`` of the others, so that a late submission measures nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ProfileCommand:
     wall_s : int or None
         Time limit of each job in seconds, as given by the user; None: what its points need.
     beyond : bool
-        True to measure also on more GPUs than by the rules of FLEET.
+        True to measure on more GPUs than FLEET's rules ask for.
     """
 
     ensemble: Ensemble
@@ -137,7 +137,7 @@ class JobGroup:
 
     @property
     def has_returned(self) -> bool:
-        """True if all jobs have said so."""
+        """True if all jobs have said that they measure nothing more."""
         return bool(self.record.ids) and all(job.has_returned for job in self.jobs)
 
     def ingest(self, catalog: Catalog) -> None:
@@ -172,7 +172,7 @@ def submit(
     points: Sequence[ProfileTarget],
     preprocess_cores: tuple[int, ...] = (),
 ) -> JobGroup:
-    """Submit jobs that measure points, and the first one the preprocessing on these numbers of cores.
+    """Submit jobs that measure points; the first also measures preprocessing on these numbers of cores.
 
     Raises
     ------
@@ -183,7 +183,7 @@ def submit(
     """
     ensemble, site, most = command.ensemble, command.site, command.max_concurrent
     shares, seconds = split(points, command.jobs), command.command_s or USUAL_COMMAND_S
-    # The names are unique at the batch system, where the next command finds by them what a crash leaves.
+    # Unique at the batch system: by these names the next command finds the jobs that a crash leaves.
     token = uuid.uuid4().hex[:12]
     record = ProfileJobs(
         name=f"hetctl-profile-{ensemble.name}-{token}",

@@ -45,10 +45,10 @@ def profile(
 ) -> ProfileOutcome:
     """Measure the missing points of FLEET's profile (appendix B.3) and store them in the catalog.
 
-    One member of each shape is measured for all of them: first on 1 to M_b GPUs; then, if the rates on one
-    GPU differ more than that, up to M_a; then, if asked, where plans would rely on predictions. Points that a
-    job of an earlier command is measuring are left to that job. All measurements are kept, also if this is
-    interrupted. Errors are those of `profiling`.
+    One member of each shape is measured for all of them: first on 1 to M_b GPUs; then up to M_a, if the rates
+    on one GPU make that larger; then, if asked, where plans would rely on predictions. Points that an earlier
+    command's job measures are left to it. An interruption keeps all measurements. Errors are those of
+    `profiling`.
 
     Raises
     ------
@@ -84,7 +84,7 @@ class _Rates:
         self._shapes = shapes_of(command.ensemble)
 
     def known(self) -> Iterator[ProfileTarget]:
-        """Yield the targets in the catalog."""
+        """Yield the targets that are in the catalog."""
         return (
             ProfileTarget(name, point.gpus) for name, points in self._current().items() for point in points
         )
@@ -92,8 +92,8 @@ class _Rates:
     def targets(self, most_gpus: int) -> Iterator[ProfileTarget]:
         """Yield the first member of each shape on all numbers of GPUs of one type up to `most_gpus`.
 
-        A shape whose members need more than that, or than there are of one type, is measured on their least
-        number or on as many as there are.
+        A shape that needs more GPUs than that is measured on the least number that it needs, or on all of
+        one type if those are fewer.
         """
         available = min(self._gpus, self._site.gpus_of_one_type)
         return (
@@ -145,7 +145,7 @@ def measured_counts(shape: RateShape, most: int, available: int) -> range:
 
 
 def counts_beyond(shape: RateShape, points: Sequence[ProfilePoint], available: int) -> tuple[int, ...]:
-    """Return the numbers of GPUs on which a shape is measured beyond those that were, to rely on no guess."""
+    """Return further numbers of GPUs on which to measure a shape, so that no plan relies on predictions."""
     rates = usable_rates({point.gpus: point.rate for point in points})
     return rate_curve(rates, min(available, shape.max_gpus or available)).to_measure if rates else ()
 

@@ -41,7 +41,7 @@ def import_rates(project: Project, ensemble: Ensemble, site: Site, path: Path) -
         catalog.save_ensemble(ensemble)
         catalog.save_site(site)
         catalog.save_points(ensemble.name, site.name, points)
-        # No other file of the project has them.
+        # No other file of the project has these rates.
         catalog.back_up()
     return len(points)
 
@@ -49,9 +49,9 @@ def import_rates(project: Project, ensemble: Ensemble, site: Site, path: Path) -
 def import_ensemble(project: Project, name: str, path: Path) -> tuple[Ensemble, int]:
     """Create an ensemble from the members of a rate table; return it, and the number of its rates.
 
-    It can be simulated, but has no networks to train. An earlier import under this name is replaced: a digest
-    of a member's rates is its configuration, so that no rate of another table applies to it. The ensemble is
-    saved last; until then the earlier one is valid.
+    It can be simulated, but has no networks to train. It replaces an earlier import under this name. A
+    member's configuration is a digest of its rates, so that rates of other tables do not apply to it. The
+    ensemble is saved last; until then the earlier one is valid.
 
     Raises
     ------

@@ -181,7 +181,7 @@ def profiling(
     with Interruptions() as interruptions, project.lock() as lock, Catalog.open(home.catalog) as catalog:
         catalog.save_ensemble(command.ensemble)
         catalog.save_site(command.site)
-        # A command that was killed has left measured points on the disk.
+        # A killed command may have left measured points on the disk.
         ingest_all(catalog, home.profiles)
         batch, monitor = project.batch_system(command.site), observer or ProfileMonitor()
         jobs = InterruptibleJobs(project, batch, catalog, lock, interruptions, monitor)
@@ -207,8 +207,8 @@ class ProfileSession:
     known : iterable of ProfileTarget
         Targets in the catalog.
     preprocess_cores : callable
-        Function from the groups of earlier commands under way to the numbers of cores on which the
-        preprocessing is to be measured.
+        Function from the unfinished groups of earlier commands to the numbers of cores on which to measure
+        the preprocessing.
 
     Attributes
     ----------

@@ -33,7 +33,7 @@ def comparison_of(
     Returns
     -------
     Comparison or None
-        None if the run is not finished, or its members at these rates fit no job of its size.
+        None if the run is unfinished, or its members do not fit its jobs at these rates.
     """
     if not progress or any(not member.converged for member in progress.values()):
         return None
@@ -80,7 +80,7 @@ def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Workloa
 
 
 def _starting_s(spec: RunSpec, events: Sequence[Event]) -> float:
-    """Return the start-up of the run's first step beyond the profiled one: the start of the ranks."""
+    """Return how many seconds the first step started up longer than profiled: the start of the ranks."""
     startup_s = {profile.member: profile.startup_s for profile in spec.profiles}
     for event in events:
         if event.kind == "first_step" and event.source in startup_s:

@@ -55,7 +55,7 @@ def keep_replay(trace: Path, folder: RunFolder) -> None:
 
 
 def replay_now(stored: str, trace: Path | None) -> str:
-    """Return the path of the stored trace if a trace has the same content, else the trace's own.
+    """Return the path of the stored trace if the given one has the same content, else that of the given one.
 
     Parameters
     ----------
@@ -142,13 +142,13 @@ def continued(
     Raises
     ------
     BadInputError
-        If anything differs that a run keeps, with a line for each difference, or modules were edited and it
-        was not said which to use.
+        If anything differs that a run keeps, with a line for each difference, or if modules were edited and
+        none are chosen.
     InfeasibleError
         If no queue accepts the size of the jobs, or no progress is possible in them.
     """
     site = _site_now(project, spec, requested)
-    # Kept modules stay so; of edited ones each further edit is asked about.
+    # Kept modules stay kept; each further edit of others needs a new choice.
     modules = requested.modules or (KEPT if spec.given.get("modules") == KEPT else None)
     now = replace(
         spec,
@@ -183,7 +183,7 @@ def continued(
     )
     now = replace(now, gpus=size.gpus, queue=size.queue.name, wall_s=size.wall_s, grace_s=size.grace_s)
     changes = changes_among(differences(spec, now))
-    # Planning takes time, and only these can make it impossible to get anything done.
+    # Planning takes time, and only changes of these can make progress impossible.
     if (now.site, now.gpus, now.wall_s, now.ensemble) != (spec.site, spec.gpus, spec.wall_s, spec.ensemble):
         plan_of_rest(project, catalog, now)
     return now, changes

@@ -1,4 +1,4 @@
-"""States of a run's jobs, by the batch system and the run's files, and what their ends do to the run."""
+"""States of a run's jobs by the batch system and the run's files, and the effect of their ends on the run."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def current_jobs(
 ) -> tuple[Job, ...]:
     """Return the jobs with states by one query of the batch system, or by files for those that it forgot.
 
-    A job whose number another batch job has claimed is that one from now on.
+    If another batch job has claimed a job's number, the job has its id from now on.
 
     Parameters
     ----------
@@ -83,11 +83,11 @@ def current_jobs(
     # One query for all jobs: batch systems limit or discourage frequent ones.
     alive = [job for job in jobs if job.batch_id and not job.state.over and job.number != ending]
     statuses = {**batch.statuses([job.batch_id for job in alive])}
-    # Read after the query: a job that has left since another has its number is not asked about once more.
+    # Read after the query, so that a job that has ended because another has its number is seen as claimed.
     claims = {job.number: claimant(job) for job in alive}
     others = [claims[job.number] for job in alive if claims[job.number] not in ("", job.batch_id)]
     statuses |= batch.statuses(others) if others else {}
-    # A claim that this machine does not see yet is no end of the job.
+    # A claim that this machine does not see yet does not end the job.
     unseen = {job.batch_id for job in alive if not claims[job.number]}
     statuses |= {
         job: JobStatus(JobState.UNKNOWN, reason="another job has its number")
@@ -147,7 +147,7 @@ def _ended_by_files(job: Job, events: Sequence[Event], done: bool) -> Job:
 
 
 def _failed_nodes(status: JobStatus, events: Sequence[Event]) -> tuple[str, ...]:
-    """Return the nodes that ended the job or one of its steps, without those that were used after it."""
+    """Return the nodes that ended the job or one of its steps, except those used afterwards."""
     seen: dict[str, None] = {}
     for event in events:
         if event.kind == "node_failed":
@@ -163,7 +163,7 @@ def _state_by_files(job: Job, events: Sequence[Event]) -> JobState:
         return JobState.FINISHED
     started = max((event.time for event in events), default=None)
     patience = job.wall_s if started is not None else START_PATIENCE_S
-    # A started job ends within its limit; another one has only the time in which a submission appears.
+    # A started job ends within its limit; any other has to appear soon after its submission.
     gone = time.time() > (started or job.submitted_at) + patience
     return JobState.VANISHED if gone else JobState.UNKNOWN
 
@@ -230,7 +230,7 @@ def _trouble(folder: RunFolder, jobs: Sequence[Job], state: RunState) -> str:
     idle = idle_jobs([job for job in jobs if job.state.over], state.reached_at)
     if len(idle) < IDLE_JOBS:
         return ""
-    # Without their states: the last one still runs this, and the batch system does not know its end yet.
+    # Their states are left out: the last job runs this, and the batch system does not know its end yet.
     return f"the last {len(idle)} jobs got nothing done: see {folder.job(idle[-1].number).log}"
 
 

@@ -150,7 +150,7 @@ def advance(
 
 
 def chain(project: Project, run: str, behind: int) -> RunTransition:
-    """Queue the next job behind one that has just started, so that it waits while that one runs."""
+    """Queue the next job behind one that has just started."""
     return PATIENT.call(_chain, project, run, behind)
 
 
@@ -167,7 +167,7 @@ def _chain(project: Project, run: str, behind: int) -> RunTransition:
         # A requeued job starts twice, and must queue its successor only once.
         if waiting := [job for job in jobs if job.number > behind and not job.state.over]:
             return RunTransition(run, record.state, f"job {waiting[0].batch_id} waits behind it already")
-        # Also what a killed job's script could not note any more.
+        # The script of a killed job could not note this.
         if end := reason_to_end(spec, folder, jobs):
             return RunTransition(run, record.state, end[1])
         return _submit_next(project, catalog, _next_job(project, catalog, spec, jobs))
@@ -318,7 +318,7 @@ def _advance(
 
 
 def _are_queued(jobs: Sequence[Job]) -> bool:
-    """Return true if none of them has started: a chained job of a run that ends need not start."""
+    """Return true if no job has started: a chained job of a run that ends need not start."""
     return all(job.state is JobState.PENDING for job in jobs)
 
 
@@ -356,8 +356,8 @@ def _finish_submission(
     Parameters
     ----------
     changed : RunSpec or None
-        Specification of the run from now on: a job that the batch system does not have is submitted with
-        it, and one that it has is left to the caller.
+        Specification of the run from now on. A job that the batch system does not have is submitted with
+        it; any other is left to the caller.
     """
     spec, jobs = record.spec, catalog.jobs(record.spec.run)
     if not in_submission(jobs):
@@ -382,12 +382,12 @@ def _finish_submission(
 def _finish_other_submission(
     project: Project, catalog: Catalog, record: RunRecord, own_job: int | None
 ) -> RunTransition | None:
-    """Finish an interrupted submission as `_finish_submission`; None also if it was that of the caller's job.
+    """Finish an interrupted submission as `_finish_submission` does, unless it is that of the caller's job.
 
     Parameters
     ----------
     own_job : int or None
-        Number of the job that calls this: it is in doubt itself if no command has looked for it since.
+        Number of the calling job, which is in doubt itself if no command has looked for it since.
     """
     submitted = _finish_submission(project, catalog, record)
     return None if submitted and submitted.job and submitted.job.number == own_job else submitted

@@ -194,6 +194,6 @@ def _history(path: Path) -> BalanceHistory | None:
         return None
     workers = [record.workers for record in records if isinstance(record, ManagerStart)]
     iterations = counted(records)
-    # A member may go on with another number of workers: the history is that of the last ones.
+    # A member may go on with another number of workers: only the last number counts.
     same = [one for one in iterations if workers and len(one.batches) == len(workers[-1])]
     return balance_history(path.stem, workers[-1], same) if same else None

@@ -1,4 +1,4 @@
-"""Trials of a run's search with their results, and as a database of Optuna; the run is not changed."""
+"""Trials of a run's search, with their results, and as a database of Optuna."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def trials_as_csv(search: SearchStatus) -> str:
 
 
 STATES = {"converged": COMPLETE, "failed": FAIL}
-"""States of trials in Optuna; a trial that is stopped may go on, and all others are running."""
+"""Optuna's states of trials; all others are running, as a stopped trial may go on."""
 DECIDES_AT_ONCE = "optuna"
 """Method that never goes on with a trial once it has asked for a new one."""
 
@@ -119,7 +119,7 @@ DECIDES_AT_ONCE = "optuna"
 def export_study(project: Project, run: str | None, path: Path) -> RunStatus:
     """Write the trials of a run, by default the newest, into an SQLite database of Optuna; return its status.
 
-    A new file appears whole or not at all. One that has the run's study already gets what is new.
+    A new file appears whole or not at all. A file that has the run's study gets the new trials.
 
     Raises
     ------
@@ -162,7 +162,7 @@ def _has_study(path: Path, name: str) -> bool:
 
 
 def _left_behind(events: Iterable[Event]) -> Set[str]:
-    """Return the members of trials that have reported, and after which a new trial was asked for."""
+    """Return the members whose trials reported before the search asked for a new one."""
     begun, waiting, left = set[str](), set[str](), set[str]()
     for event in (event for event in events if event.kind in (TRIAL, REPORT)):
         name = event.record.member
@@ -172,7 +172,7 @@ def _left_behind(events: Iterable[Event]) -> Set[str]:
             waiting.discard(name)
         else:
             begun.add(name)
-            # Those that go on are asked for before any new one.
+            # A search asks for the trials that go on before any new one.
             left |= waiting
     return left
 

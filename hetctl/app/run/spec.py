@@ -68,7 +68,7 @@ def preview_next(project: Project, run: str, ensemble: Ensemble, requested: Requ
         alive = [job for job in jobs if not job.state.over and job.batch_id]
         behind = f"job {alive[-1].batch_id}, last seen {alive[-1].state.value}," if alive else ""
         next_job = next_job_of(spec, identity_of(project, catalog), jobs)
-        # The phase in which a run of several phases will be then is known only to its jobs.
+        # Only its jobs know in which of several phases the run will be.
         plan = plan_of_rest(project, catalog, spec) if len(spec.phases) == 1 else None
     earlier = [moved(job, JobState.FINISHED) if job in alive else job for job in jobs]
     shown = (*earlier[: next_job.number], next_job)
@@ -119,7 +119,7 @@ def new_spec(
 
 
 def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
-    """Return a specification by what a plan has chosen: planner, phases and, if some balance, mixed types.
+    """Return a specification with the plan's choices: planner, phases and, if members balance, mixed types.
 
     Parameters
     ----------
@@ -134,14 +134,14 @@ def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     phases = tuple(phase.mode for phase in plan.phases) or (DATA_PARALLEL,)
     modes = set(phases)
     if HOPPER in modes:
-        # Data-parallel members may be cached: ranks that read partitions share nothing in either case.
+        # Ranks that read partitions share nothing, even if data-parallel members are cached.
         refuse_conflicts(
             *(spec.ensemble.name, HOPS, *features_of(spec.ensemble)),
             launch=spec.site.launch,
             sharing=spec.sharing,
         )
     mixed = {"mix_types": True} if BALANCED in modes else {}
-    # A plan without rounds has none by which a planner could have been chosen.
+    # No planner was chosen for a plan without rounds.
     planner = USUAL_PLANNER if plan.planner == AUTO else plan.planner
     spec = replace(spec, planner=planner, phases=phases, options={**spec.options, **mixed})
     if not any(allocation.mode == PIPELINE for each in plan.rounds for allocation in each.allocations):

@@ -111,7 +111,7 @@ class RunWatch:
         return replace(status, hops=self._hops(status, record, view)) if self._visits else status
 
     def compared(self) -> RunStatus:
-        """Return the present status, with what only reports have."""
+        """Return the present status, with the parts that only reports have."""
         from hetctl.app.run.baseline import comparison_of
         from hetctl.app.run.wave_checks import wave_checks
 
@@ -121,8 +121,8 @@ class RunWatch:
         if self._visits and status.hops:
             spans = hop_spans(self._visits.refresh().visits, _start(record, view))
             status = replace(status, hops=replace(status.hops, spans=spans))
-        # The simulations do not include hops, would give members one GPU that do not fit one, and all jobs
-        # the size of the last one.
+        # Simulations know no hops, put members on one GPU that do not fit there, and give all jobs the size
+        # of the last one.
         sizes = {(job.nodes, job.wall_s) for job in status.jobs}
         if HOPPER not in spec.phases and not spec.pipelines and len(sizes) <= 1:
             first = [view.state.facts.first_step] if view.state.facts.first_step else []
@@ -153,7 +153,7 @@ class RunWatch:
     def _stored(self) -> tuple[RunRecord, Sequence[Job]]:
         """Read the catalog, if it has changed since the last call."""
         stamp = stamp_of(self._project.home.catalog)
-        # Reading the catalog of a large run takes longer than to see that its file has not changed.
+        # Seeing that its file has not changed is faster than reading the catalog of a large run.
         if self._known is None or stamp is None or stamp != self._stamp:
             with self._project.reading() as catalog:
                 record = record_of(catalog, self._run)

@@ -1,8 +1,8 @@
 """Submission of a job so that a crash at any instruction neither loses nor doubles it.
 
-A job is first entered into the catalog, with state SUBMITTING and a unique name. Each submission first
-searches by that name, and so does the next command if a crash or a doubt leaves it in that state: a job that
-the batch system has is adopted, one that it does not have is submitted.
+A job first enters the catalog, with state SUBMITTING and a unique name. Each submission begins with a search
+for that name, and so does the next command if a crash or a doubt leaves the job in that state. A job that the
+batch system has is adopted; any other is submitted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hetctl.storage.run_files import read_claim, write_spec
 
 @dataclass(frozen=True)
 class Submission:
-    """A job of a run as it is to be submitted.
+    """Job of a run, ready to be submitted.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Submission:
 
 @dataclass(frozen=True)
 class NextJob:
-    """The next job of a run, or the first one of a new run, as it is to be submitted.
+    """Next job of a run, or first one of a new run, ready to be submitted.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ class NextJob:
 
 
 def identity_of(project: Project, catalog: Catalog) -> str:
-    """Return what a project has in common with no other, not even with a copy of its folder."""
+    """Return the identity of a project, which no other has, not even a copy of its folder."""
     return f"{catalog.identity}{project.home.path}"
 
 
@@ -98,7 +98,7 @@ def new_job(spec: RunSpec, identity: str, number: int) -> Job:
     identity : str
         Identity of the project; the same job of the same project always has the same name.
     """
-    # By its name a job is found whose submission was cut short.
+    # A job whose submission was cut short is found by this name.
     token = hashlib.sha256(f"{identity}/{spec.run}/{number}".encode()).hexdigest()[:8]
     return Job(
         number=number,
@@ -122,7 +122,7 @@ def in_submission(jobs: Sequence[Job]) -> bool:
 
 
 def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | None = None) -> Submission:
-    """Render the last one of a run's jobs, which waits for the end of the previous one if that is not over.
+    """Render a run's last job; it waits for the previous one if that is not over.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def rendered(project: Project, spec: RunSpec, jobs: Sequence[Job], plan: Plan | 
 
 
 def request_of(script: JobScript, gpus: int, submitit: Path | None = None) -> JobRequest:
-    """Return the request to submit a script, once that is in its file; the rest is as in `JobRequest`."""
+    """Return the request to submit a script that is in its file; the rest is as in `JobRequest`."""
     return JobRequest(
         name=script.name,
         script=script.files.script,
@@ -211,7 +211,7 @@ def _example(spec: RunSpec, node: Node) -> Allocation:
 def submit_last(
     project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job], submission: Submission
 ) -> tuple[Job, str]:
-    """Submit the last one of a run's jobs, which is in the catalog already.
+    """Submit a run's last job, which is already in the catalog.
 
     Returns
     -------
@@ -234,7 +234,7 @@ def submit_last(
     """
     job, folder, batch = jobs[-1], project.home.run(spec.run), project.batch_system(spec.site)
     try:
-        # One that an earlier command has lost would train the run beside the new one.
+        # A job that an earlier command has lost would train the run beside the new one.
         claimed = read_claim(folder.job(job.number))
         if batch_id := claimed or batch.find([job.name], recorded=False).get(job.name, ""):
             return _adopted(catalog, folder, job, batch_id), "is found: it had been submitted before"
@@ -321,7 +321,7 @@ def adopt(catalog: Catalog, batch: BatchSystem, folder: RunFolder, job: Job, set
     # Of several jobs with this name, the one that has claimed it; it may be over already, and forgotten.
     batch_id = read_claim(folder.job(job.number))
     if not batch_id:
-        # A job of long ago is not waited for.
+        # The job is not waited for if its submission was long ago.
         left_s = max(0.0, min(settle_s, job.submitted_at + settle_s - time.time()))
         batch_id = find_settled(batch, [job.name], left_s).get(job.name, "")
     return _adopted(catalog, folder, job, batch_id) if batch_id else None

@@ -22,15 +22,15 @@ from hetctl.storage.run_state import RunState
 
 TRAINING = "training"
 DRIVER_LOST = "driver-lost"
-"""End of a round that its driver was killed before it could report."""
+"""End of a round whose driver was killed before it reported one."""
 MOST_NAMED = 20
-"""Wrong rates that a warning states."""
+"""Largest number of wrong rates in a warning."""
 
 
 class RunView:
-    """Run for display; lines are only computed for the displayed members.
+    """Run for display; lines are computed only for the displayed members.
 
-    Rounds without an end go on in `alive`, a set of the numbers of jobs; others ended with their last event.
+    `alive` has the numbers of jobs whose rounds without an end go on; others ended with their last event.
     """
 
     def __init__(self, folder: RunFolder, spec: RunSpec, plan: Plan) -> None:
@@ -183,7 +183,7 @@ class RunView:
 
 def rates_of(member: Member, profile: MemberProfile | None, progress: Progress) -> tuple[MemberRate, ...]:
     """Return the rates on the least number of GPUs, and on all that the member has trained on."""
-    # Those of epochs with its present batch size.
+    # Only epochs with its present batch size count.
     seen = seen_rates(progress.epochs, progress.batch_size or member.batch_size) or {"": {}}
     # The plan was made with what earlier runs have seen.
     planned = known_rates(profile) if profile and profile.seen_rates else profile
@@ -247,7 +247,7 @@ def _state_of(progress: Progress, training: bool) -> str:
 
 
 def _held(tasks: Iterable[TaskSpan]) -> dict[int, int]:
-    """Return the most GPUs of a member at a time, by round: one that hops has many tasks in a round."""
+    """Return a member's largest number of GPUs by round; one that hops has many tasks in a round."""
     by_task: dict[tuple[int, float], int] = defaultdict(int)
     for task in tasks:
         by_task[task.round, task.start_s] += len(task.gpus)
@@ -264,7 +264,7 @@ def _seconds(tasks: Iterable[TaskSpan]) -> float | None:
 
 
 def batch_changes(member: Member, epochs: EpochHistory) -> tuple[BatchChange, ...]:
-    """Return the changes of a data-parallel member's samples a step; none with a `global_batch_size`.
+    """Return the changes of a data-parallel member's samples per step; none with a `global_batch_size`.
 
     An epoch whose parts were trained on different numbers of GPUs counts with the last of them.
     """

@@ -1,4 +1,4 @@
-"""Check of a run's pipelines: the weights that their minibatches met, beside the bounds of their layouts."""
+"""Check of a run's pipelines: versions of weights that minibatches used, against their layouts' bounds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_run(project: Project, run: str | None) -> CheckedRun:
     Raises
     ------
     BadInputError
-        If it has none.
+        If it has no logs of pipelines.
     """
     with project.reading() as catalog:
         spec = record_of(catalog, run).spec

@@ -1,4 +1,4 @@
-"""Execution of the commands of a batch system, in this module only."""
+"""Execution of a batch system's commands, which no other module runs."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class CommandRunner:
     Parameters
     ----------
     timeout_s : float
-        Time limit of each command.
+        Time limit of each command in seconds.
     patience_s : float
-        Time after which a query that fails for a temporary reason is not repeated any more.
+        Seconds for which a query is repeated that fails for a temporary reason.
     pauses_s : tuple of float
         Pauses in seconds before the repetitions of a query.
     """
@@ -120,7 +120,7 @@ class CommandRunner:
         Parameters
         ----------
         harmless : collection of str
-            Parts of the error messages with which the output of a failed command is valid nevertheless.
+            Parts of error messages despite which the output of a failed command is valid.
 
         Raises
         ------
@@ -183,7 +183,7 @@ def submit_script(
     Parameters
     ----------
     refusals : collection of str
-        As in `CommandRunner.submit`, as are the errors.
+        Same as in `CommandRunner.submit`, whose errors this raises.
     """
     if not request.script.is_file():  # bsub would take its name for a command
         raise BatchSystemError(f"cannot read {request.script}: no such file")

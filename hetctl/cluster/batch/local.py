@@ -34,8 +34,8 @@ def lock_folder() -> Path:
 class Slots:
     """GPUs or slots of a machine that one job holds.
 
-    Each is held by a lock on a file. The kernel releases the lock with the last process that inherited it, so
-    that no cleanup is needed after a job, even after a crash.
+    A lock on a file holds each. The kernel releases it with the last process that inherited it, so that
+    no cleanup is needed, even after a crash.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class LocalBatch:
         """Return when the job can be found, whichever supervisor has claimed it."""
         limit = time.monotonic() + START_S
         while not self._is_claimed(job):
-            # Looked for again: another supervisor may have claimed the job while this one ended.
+            # Another supervisor may have claimed the job while this one ended.
             if supervisor.poll() is not None and not PATIENT.call(claim_file(self._folder, job).exists):
                 raise BatchSystemError(f"the supervisor of {job} did not start", f"see {log}")
             if time.monotonic() > limit:
@@ -173,7 +173,7 @@ class LocalBatch:
             time.sleep(0.01)
 
     def _is_claimed(self, job: str) -> bool:
-        """Return true if a job is known to be claimed: it may be if the disk does not answer."""
+        """Return true if a job is known to be claimed; false also if the disk does not answer."""
         try:
             return claim_file(self._folder, job).exists()
         except OSError as error:

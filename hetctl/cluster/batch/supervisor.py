@@ -61,7 +61,7 @@ class _Supervisor:
         self._job = job
         self._cancel_grace_s = cancel_grace_s
         self._cancelled = False
-        # Before the claim makes this process known: the job is cancelled by the first of these signals.
+        # Set before the claim makes this process known, so that the first of these signals cancels the job.
         for number in CANCELLING:
             signal.signal(number, self._cancel)
         self._claim = Claim(HostBoot.this(), Process.of(os.getpid()))
@@ -125,8 +125,8 @@ class _Supervisor:
     def _prepare_script(self) -> Callable[[], None]:
         """Return a function that the script's process calls before it becomes the script.
 
-        It notes itself in the claim: the script is known to run as soon as it does, even if the supervisor is
-        killed at the same moment.
+        The function notes its process in the claim, so that the script is known to run even if the supervisor
+        is killed at that moment.
         """
         heed_parent = die_with_parent(signal.SIGTERM)
 

@@ -32,7 +32,7 @@ def round_prefix(index: int) -> str:
 
 
 def sets_by_step(site: Site, nodes: Sequence[Node], prefix: str, placements: Placements) -> dict[str, Sets]:
-    """Return the resource sets for which members need agents, by the name of the step that starts these.
+    """Return the resource sets that need agents, by the name of the step that starts these.
 
     Parameters
     ----------
@@ -97,8 +97,8 @@ def agent_command(
 def cancel_command(site: Site, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the command that ends a job without a script; empty if there is none, as on this machine.
 
-    A job of ``sbatch --no-kill`` continues after the node of its script has failed, and one of LSF after its
-    first node does not answer: it would hold the other nodes until its limit.
+    A job of ``sbatch --no-kill`` continues after the node of its script has failed, and a job of LSF when its
+    first node does not answer. It would hold the other nodes until its limit.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Launchers as values, and what they take and return."""
+"""Launchers as values, with their input and output."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def parse_nodes(site: Site, environ: Mapping[str, str], output: str) -> tuple[st
 def parse_gpus(site: Site, environ: Mapping[str, str]) -> tuple[int, ...]:
     """Return the numbers of the GPUs or slots that a job has on each of its nodes.
 
-    They are all of a node's, except for jobs on the machine that submits them, which share it.
+    A job has all of a node's, except on the machine that submits it, which jobs share.
     """
     given = environ.get(GIVEN_GPUS) if BATCH_SYSTEMS[site.batch_system].runs_here else None
     return tuple(map(int, given.split(","))) if given else tuple(range(site.gpus_per_node))
