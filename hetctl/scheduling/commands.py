@@ -18,7 +18,7 @@ class Task:
     allocation : Allocation
         Member of the task and its GPUs.
     visit : Visit or None
-        Visit to one partition, with which the task ends; None: it is none.
+        Visit to one partition, which ends the task; None: the task is no visit.
     """
 
     allocation: Allocation
@@ -88,7 +88,7 @@ class EndJob:
     Parameters
     ----------
     refused : tuple of (str, float) or None
-        A member that was given no GPUs, and the seconds that its shortest task would have needed.
+        A member that got no GPUs, and the seconds that its shortest task needs.
     """
 
     reason: str

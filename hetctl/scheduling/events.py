@@ -41,7 +41,7 @@ class JobOpened(SchedulingEvent):
 
     @property
     def max_uninterrupted_s(self) -> float:
-        """Longest epoch with its start-up, in seconds, that is not trained in parts."""
+        """Longest epoch that is trained in one piece, start-up included, in seconds."""
         return PART_SHARE * (self.deadline_s - self.now_s)
 
 
@@ -54,7 +54,7 @@ class NodeJoined(SchedulingEvent):
 
 @dataclass(frozen=True, slots=True)
 class NodeLost(SchedulingEvent):
-    """Failure of a node; the ends of the tasks on it are events of their own, and come first."""
+    """Failure of a node; the ends of its tasks are events of their own and come first."""
 
     node: str
 

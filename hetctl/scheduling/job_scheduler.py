@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from hetctl.scheduling.planners.base import Held
 
 LAUNCH_PAUSES_S = {ExitReason.NOT_LAUNCHED: 5.0, ExitReason.DISK_ERROR: 30.0}
-"""Pauses in seconds before the next start after the end of a task, if this could end the next one, too.
+"""Pauses in seconds before the next start, by reasons for a task's end that could end the next one, too.
 
-They double with each such end in a row of the same member.
+A pause doubles each time that the same member ends so in a row.
 """
 LONGEST_LAUNCH_PAUSE_S = 300.0
 FINISHED = "finished"
@@ -88,7 +88,7 @@ class Observer(Protocol):
 
 
 class JobScheduler:
-    """State machine that schedules a job, or one phase of it; a subclass for each way to train decides.
+    """State machine that schedules a job, or one phase of it; it has a subclass for each way to train.
 
     Pass the events of one time to `handle` one by one, a `Tick` first; then call `schedule`, which
     decides. Carry out the commands of each call in their order.
@@ -98,7 +98,7 @@ class JobScheduler:
     running : dict of str to RunningTask
         Tasks by name.
     ending : str or None
-        Reason for which the job ends; then no task is started any more.
+        Reason for the job's end; once it is set, no task starts.
     pool : Pool
         Nodes of the job, and their GPUs that no task holds.
     """
@@ -122,7 +122,7 @@ class JobScheduler:
         }
 
     def handle(self, event: Any) -> list[Any]:
-        """Record an event and return the commands that follow at once; none from events of other phases."""
+        """Record an event and return the commands that follow at once; events of other phases have none."""
         if handler := self._handlers.get(type(event)):
             handler(event)
         return self._take_commands()
@@ -171,7 +171,7 @@ class JobScheduler:
 
     def _on_node_joined(self, event: events.NodeJoined) -> None:
         self.pool.add([event.node])
-        # A group that lost its ranks on a node which is back at once holds the GPUs until it has ended.
+        # If a node is back at once, a group that lost its ranks there still holds the GPUs until it ends.
         for running in self.running.values():
             self.pool.take(running.task.allocation.placement)
 

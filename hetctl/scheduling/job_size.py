@@ -44,7 +44,7 @@ class Bin:
 
 
 def bins_of(site: Site, queues: Sequence[Queue]) -> list[Bin]:
-    """Return the bins of queues; entries of one name are bins by rising numbers of nodes."""
+    """Return the bins of queues; several entries of one name go from few nodes to many."""
     bins: list[Bin] = []
     for queue in queues:
         below = [b.most_nodes for b in bins if b.queue.name == queue.name]
@@ -53,7 +53,7 @@ def bins_of(site: Site, queues: Sequence[Queue]) -> list[Bin]:
 
 
 def grace_of(wall_s: int) -> int:
-    """Return the seconds before its limit at which a job's trainers checkpoint."""
+    """Return how many seconds before its limit a job's trainers checkpoint."""
     return max(SHORTEST_GRACE_S, min(LONGEST_GRACE_S, round(GRACE_SHARE * wall_s)))
 
 

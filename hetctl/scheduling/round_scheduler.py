@@ -237,12 +237,12 @@ class RoundScheduler(JobScheduler):
     def _fits(self, left: Mapping[str, Workload], allocation: Allocation, now_s: float) -> bool:
         """Return true if the member could make progress before the deadline with all work it may have left.
 
-        With an estimate of the work instead, it might lose its GPUs and then not fit on others.
+        With an estimate of the work instead, it might give up its GPUs and then fit nowhere.
         """
         if self._opened.deadline_s == math.inf:
             return True
         workload, start_s = left[allocation.member], self._start_s(now_s)
-        # It left by its own clock; on as many GPUs it would start, restore and leave again.
+        # A member that left by its own clock would leave again on as many GPUs.
         more = allocation.gpus > self._no_room.get(workload.name, 0)
         longest_s = self._opened.max_uninterrupted_s
         if more and has_room(workload, allocation.rate, start_s, self._opened.deadline_s, longest_s):
@@ -285,7 +285,7 @@ class RoundScheduler(JobScheduler):
             return
         self._pending = parts[False]
         left = self._observer.left(now_s)
-        # Time has passed since the decision: GPUs may have been waited for, or a member may have converged.
+        # While GPUs were waited for, time has passed, and a member may have converged.
         starting = [a for a in ready if a.member in left and self._fits(left, a, now_s)]
         self._changed |= len(starting) < len(ready)
         if starting and (limit := self._observer.used_up()):
@@ -325,7 +325,7 @@ def should_stop(
 ) -> bool:
     """Return true if all training of a round has to stop (FLEET, section 4.3.2, "Training").
 
-    The paper stops a flotilla as soon as fewer than alpha * M GPUs are not released. There are two
+    The paper stops a flotilla as soon as fewer than alpha * M GPUs are still held. There are two
     differences. M is the number of GPUs given to this round, not the whole cluster: a round that cannot
     fill the cluster would otherwise stop at once. And the round continues if a new plan could change
     nothing, because no member waits and each one holds all the GPUs it may.
@@ -333,8 +333,8 @@ def should_stop(
     Parameters
     ----------
     active : mapping of str to int
-        GPUs by member, for the members of the round that have neither converged nor failed; one that
-        left because its next epoch would not fit the wall-clock limit has released nothing.
+        GPUs by member, for the members of the round that have neither converged nor failed; one that left
+        because its next epoch would not fit before the limit still counts.
     allocated : int
         GPUs that the round was given when it started.
     waiting : bool

@@ -28,14 +28,14 @@ from hetctl.perf.bounds import Backlog
 class WaitingQueue(list[Workload]):
     """Workloads sorted by a key, equal ones by their first arrival.
 
-    A run of thousands of members has thousands of decisions: none may look at all that wait.
+    Thousands of members take thousands of decisions, so no decision may look at every member that waits.
 
     Attributes
     ----------
     by_name : dict of str to Workload
         The workloads by name.
     widest : int
-        Upper bound of the fewest GPUs of any of them.
+        Number of GPUs that is enough for each of them.
     """
 
     def __init__(self, key: Callable[[Workload], Any], workloads: Iterable[Workload] = ()) -> None:
@@ -51,7 +51,7 @@ class WaitingQueue(list[Workload]):
 
     @property
     def interruption_s(self) -> float:
-        """Largest time lost by an interruption of any of them, in seconds."""
+        """Seconds that the costliest interruption of one of them takes."""
         return self._interruptions_s[-1] if self._interruptions_s else 0.0
 
     def add(self, workload: Workload) -> None:
@@ -62,7 +62,7 @@ class WaitingQueue(list[Workload]):
         self.by_name[workload.name] = workload
         insort(self._interruptions_s, workload.interruption_s)
         if workload.min_gpus > self.widest:
-            # It may be too wide for the cluster, which only a new call of `backlog` tells.
+            # It may be too wide for the cluster: only a new backlog tells.
             self.widest, self._backlog = workload.min_gpus, None
         if self._backlog:
             self._backlog.add(number, workload)
@@ -177,8 +177,8 @@ class Request:
     Parameters
     ----------
     workloads : sequence of Workload
-        Members that hold no GPU now and need training, in the planner's order (`Planner.order`), with
-        a rate for every number of GPUs from its least up.
+        Members that hold no GPU now and need training, in the planner's order (`Planner.order`). Each has
+        rates for all numbers of GPUs from its least up.
     nodes : tuple of Node
         Nodes with their free GPUs only.
     gpus : int
@@ -206,7 +206,7 @@ class Request:
 
     @cached_property
     def waiting(self) -> WaitingQueue:
-        """The workloads, with answers about all of them."""
+        """The workloads as a queue, which answers questions about all of them."""
         own = self.workloads
         return own if isinstance(own, WaitingQueue) else WaitingQueue(lambda _: 0, own)
 
@@ -228,14 +228,14 @@ class Decision:
     Parameters
     ----------
     start : tuple of Allocation
-        Members with the GPUs that they get. A held member is stopped first, to be resized or moved; GPUs
-        of members that are stopped may be given to others in the same decision.
+        Members with the GPUs that they get. A held member is stopped first, then resized or moved. GPUs of
+        stopped members may go to others in the same decision.
     stop : tuple of str
         Held members that lose their GPUs and wait.
     replan_at_s : float or None
         Time in seconds of the next call if no event comes before.
     planner_state : Any
-        State to be kept until the next request, of JSON types.
+        State to keep until the next request, of JSON types.
     """
 
     start: tuple[Allocation, ...] = ()
@@ -276,14 +276,14 @@ class Planner:
         ``global``: called when all GPUs are free; ``local``: called whenever some are (FLEET, section
         4.1); ``elastic``: called after any change, and may resize members in training.
     decide : callable
-        A pure function; it starts a member if none trains and there are a workload and a free GPU.
+        Pure function; it starts a member if none trains, one waits and a GPU is free.
     shares : bool
         True if the members of a round train as a group on one data stream.
     order : callable
         Sort key of a workload for `Request.workloads`; equal ones, by default all, keep the order
         of arrival.
     reasons : callable
-        A function that returns, by member, why it got its GPUs or why it waits.
+        Function that returns why each member got its GPUs, or why it waits.
     alpha : float or None
         Share of active GPUs below which a group stops; None means `Options.alpha`.
     """
@@ -307,10 +307,10 @@ def plan_fitting(
 ) -> tuple[Decision, tuple[str, ...]]:
     """Call a planner until all that it starts fits; return the decision and the members left out.
 
-    Near the wall-clock limit a member may be given so few GPUs that its next epoch would not fit. The
-    later half of such members is left out and the planner called again, so that others get the GPUs;
-    in the end they are left out one by one, so that a member that fits with all GPUs is not left out.
-    A member in training that would not fit elsewhere stays where it is.
+    Near the wall-clock limit a member may get too few GPUs to finish its next epoch. The later half of
+    such members is left out, and the planner is called again to give the GPUs to others. The last ones
+    are left out one by one, so that a member that fits on all GPUs stays in. A member in training that
+    would not fit elsewhere stays where it is.
     """
     left_out = set[str]()
     while True:

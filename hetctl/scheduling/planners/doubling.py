@@ -6,11 +6,10 @@ paper does this periodically and from scratch. Here it is done whenever a member
 cost of a resize counts: a restart is part of t_j, and members in training get fewer GPUs only so that
 all have a worker.
 
-`exchange`, hetctl's own, then improves the greedy solution, which loses if the member that gains most needs
-more GPUs than are left, or if twice as many GPUs gain nothing but four times as many do. Some members get
-fewer GPUs and others more; the choice of these steps is a small knapsack problem. It is solved exactly over
-the members that matter: of all that would gain, or lose, equally many GPUs, those with the largest gain, or
-the least loss.
+`exchange`, hetctl's own, then improves the greedy solution. That is poor if the member that gains most needs
+more GPUs than are left, or if twice as many GPUs gain nothing but four times as many do. In an exchange some
+members get fewer GPUs and others more. The best one is a small knapsack problem, solved exactly over the
+members that matter: for each number of GPUs, those that gain most by it or lose least.
 """
 
 from __future__ import annotations
@@ -91,10 +90,10 @@ def movable_nodes(request: Request) -> list[Node]:
 def allot(candidates: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict[str, int]:
     """Return GPUs by member: the least for each while GPUs are left, then the doublings of the largest gain.
 
-    Members in training first grow to the number that they should keep: none is made smaller for the
-    gain of others, but only so that all get their least number. No member overtakes one whose least number
-    is not free. A member stays as it is if twice as many gain nothing, or if the GPUs for that are not
-    free on as few nodes as the member then needs. Fixed members are left out.
+    Members in training first grow to the number that they should keep: they shrink only so that all get
+    their least number, never for the gain of others. No member overtakes one whose least number is not
+    free. A member is not doubled if that gains nothing, or if the GPUs are not free on as few nodes as it
+    then needs. Fixed members are left out.
     """
     capacity = NodeCapacity(nodes)
     growing = _beginning(candidates, capacity)
@@ -114,7 +113,7 @@ def _beginning(candidates: Sequence[ResizeCandidate], capacity: NodeCapacity) ->
         if capacity.left and capacity.change(0, candidate.least):
             growing.append(candidate)
         elif not candidate.holds and candidate.least == candidate.workload.min_gpus:
-            # Members of one GPU would take each that becomes free, and a wide member would come last.
+            # Otherwise members of one GPU would take every free GPU, and a wide member would come last.
             break
     return growing
 
@@ -171,14 +170,14 @@ def give(request: Request, counts: Mapping[str, int]) -> Decision:
             for name, gpus in given.items()
             if gpus < counts.get(name, gpus)
         }
-        # A member that falls back to what it holds was placed as if it moved: it should keep its GPUs.
+        # A member halved to the number that it holds should keep its GPUs: place all again.
         if all(given[name] == gpus != holds.get(name) for name, gpus in short.items()):
             return decision
         counts = {**counts, **short}
 
 
 def explain(request: Request, decision: Decision, candidates: Sequence[ResizeCandidate]) -> dict[str, str]:
-    """Return for each member with GPUs the gain of as many more, and the members that wait."""
+    """Return the gain of twice as many GPUs for each member with GPUs, and for the others their place."""
     given = gpus_after(request, decision)
     words, ahead = dict[str, str](), 0
     for candidate in candidates:
@@ -203,7 +202,7 @@ def _holds(candidate: ResizeCandidate, gpus: int) -> str:
 
 
 MOST_COMPARED = 8
-"""Number of members considered among those that would gain, or lose, equally many GPUs."""
+"""Most members considered for each number of GPUs gained or lost."""
 LEAST_S = 1e-3
 """Smallest saving in seconds for which an exchange is made."""
 
@@ -222,7 +221,7 @@ def double(candidates: Sequence[ResizeCandidate], nodes: Sequence[Node]) -> dict
 
 
 Plan = tuple[int, float, Any]
-"""Changes of some members: their GPUs, the seconds saved, and the last change with those before it."""
+"""Changes of some members: GPUs and seconds saved in all, and a linked list of the changes."""
 
 
 def exchange(candidates: Sequence[ResizeCandidate], counts: Mapping[str, int], left: int) -> dict[str, int]:

@@ -1,13 +1,11 @@
-"""Exploratory variant of the doubling heuristic (Capes et al., section 7): rates are not known before.
+"""Exploratory variant of the doubling heuristic (Capes et al., section 7): it measures rates in training.
 
-Only rates on numbers of GPUs that a member has trained with count; other entries of the workloads'
-tables are not used.
+Of a workload's table, it uses only the rates on numbers of GPUs that the member has trained with.
 
 With ``exploration`` *each* it is the paper's method: a new member has 8 GPUs to itself for ten minutes
 and trains for 2.5 minutes on each of 1, 2, 4 and 8. With *shared*, hetctl's own, the rates of one member hold
-for its family; one member of a family at a time goes through the same stages, on no more GPUs than
-the stage takes and only as long as all others can have one. These train on as many GPUs as have known
-rates by then.
+for its family. One member of a family at a time goes through the same stages, on only the GPUs of its
+stage and while every other member can have one. The others train on numbers of GPUs with known rates.
 """
 
 from __future__ import annotations
@@ -61,7 +59,7 @@ def decide(request: Request) -> Decision:
 
 
 def _with_unsure(request: Request) -> Request:
-    """Return the request with all rates of its members: those that are not sure are to be explored."""
+    """Return the request with unsure rates in the tables, so that they are explored."""
 
     def explorable(workload: Workload) -> Workload:
         return replace(workload, rates={**workload.rates, **workload.unsure}) if workload.unsure else workload
@@ -97,7 +95,7 @@ def _stages(request: Request, known: Known) -> dict[str, int]:
         if not capacity.left or not capacity.change(0, candidate.least):
             continue
         stage, key = stages[candidate.name], known.key(candidate.workload)
-        # Of a family the member that already holds its stage's GPUs goes on; the least is what all have.
+        # The member of a family that holds its stage's GPUs goes on; the least number tells nothing.
         if stage and (key not in explorers or candidate.holds == stage > candidate.least):
             explorers[key] = candidate, stage
     # Members at their stage go first: if replaced at the next call, none would ever finish its stage.
@@ -202,7 +200,7 @@ class Known:
     def candidate(self, candidate: ResizeCandidate) -> ResizeCandidate:
         """Return a member with its known rates, on powers of two times its least up to the first unknown one.
 
-        Above `EXPLORED` the others are predicted from the known rates, as far as they surely gain.
+        Above `EXPLORED`, rates are predicted from the known ones, as far as they surely gain.
         """
         workload, known = candidate.workload, self.counts[self.key(candidate.workload)]
         counts = tuple(doublings(workload.min_gpus, workload.max_gpus))

@@ -1,8 +1,7 @@
 """Planners of one size: K GPUs for every member, first come, first served; or one for each, at random.
 
 The first is `fixed-K` (Capes et al., section 7). The second is FLEET's Baseline (section 6.1), where each
-free GPU gets a remaining member. One that trains on no fewer than k GPUs gets k, and no other overtakes it
-meanwhile.
+free GPU gets a remaining member. A member that needs k GPUs gets k, and no other overtakes it while it waits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """FLEET-G and FLEET-L (Algorithms 1 to 4): members with similar rates train on all GPUs.
 
 In FLEET-G, `FLOTILLA`, they train in rounds. In FLEET-L (section 4.3.3), `FLOTILLA_LOCAL`, GPUs that become
-free are used again at once: their members are found by the same greedy algorithm on those GPUs and the
-remaining members alone, while all others continue to train.
+free are used again at once: the same greedy algorithm gives them remaining members, while all others
+continue to train.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def create_flotilla(workloads: Sequence[Workload], gpus: int, options: Options) 
     number of GPUs left only falls, one pass over all choices, the nearest to the reference rate
     first, gives the same members. Ties: first in the ensemble's order, then fewest GPUs.
 
-    Where the paper takes one GPU, a member has the fewest on which it trains, which must be free.
+    Where the paper takes one GPU, a member takes the fewest on which it trains; they must be free.
     """
     fastest = max(workloads, key=lambda workload: workload.least_rate)
     reference = fastest.least_rate
@@ -109,9 +109,9 @@ def _near(workload: Workload, reference: float, delta: float, limit: int) -> Ite
 
 
 def _fitting(counts: dict[str, int], workloads: Mapping[str, Workload], request: Request) -> dict[str, int]:
-    """Return counts that fit: while members do not, a GPU is taken from each of them.
+    """Return counts that fit, by taking one GPU after another from each member that does not.
 
-    A member that is left with fewer than it trains on waits for the next round.
+    A member with too few left to train waits for the next round.
     """
     while unplaced := _packed(counts, request)[1]:
         fewer = {name: count - (name in unplaced) for name, count in counts.items()}
@@ -120,7 +120,7 @@ def _fitting(counts: dict[str, int], workloads: Mapping[str, Workload], request:
 
 
 def _has_room(counts: Mapping[str, int], request: Request) -> Callable[[str], bool]:
-    """Return whether a member can have one GPU more than in `counts`, as they are when that is asked."""
+    """Return a test if a member can have one GPU more than in `counts` at the time of the test."""
     too_many = set[int]()
 
     def has_room(name: str) -> bool:
@@ -141,7 +141,7 @@ def _packed(
 
 
 def _local_reasons(request: Request, decision: Decision) -> dict[str, str]:
-    """Return the rates of members that start, beside the rate that they were chosen by."""
+    """Return the rates of members that start, beside the reference rate."""
     if not decision.start:
         return {}
     fastest = max(_affordable(request), key=lambda workload: workload.least_rate)

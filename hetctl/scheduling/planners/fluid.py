@@ -6,7 +6,7 @@ two corners of the envelope that rate is a mixture of two whole numbers of GPUs:
 the time left, the larger for the rest of it (its `share`). As in McNaughton's wrap-around rule, the
 time at which a member has its share does not matter, so each has it in one piece: a member that has
 begun it continues, and one that cannot wait any longer replaces the one that can wait longest. All is
-computed again after each change, from the work left then, which includes any lag of a member.
+computed again after each change from the work then left, so a member catches up with any lag.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hetctl.scheduling.planners.base import MEAN_JCT, Decision, Planner, Request
 from hetctl.scheduling.planners.placement import NodeCapacity, place_members
 
 URGENT = 0.999
-"""Share of the time left from which on a member cannot wait any longer."""
+"""Part of the time left: a member whose share takes more of it cannot wait."""
 PATIENCE = 10
 """Number of interruptions that must fit into the time left; otherwise no member is stopped."""
 LEAST_SHARE_S = 1.0
@@ -70,7 +70,7 @@ class FluidCandidate:
         return self.workload.samples_left / self.workload.rates[gpus]
 
     def grow(self, capacity: NodeCapacity, gpus: int) -> None:
-        """Increase its GPUs up to `gpus`, as far as there is room; a member has its fewest, or none."""
+        """Increase its GPUs up to `gpus`, as far as there is room; it never gets some but too few."""
         for count in range(gpus, max(self.gpus, self.workload.min_gpus - 1), -1):
             if capacity.change(self.gpus, count):
                 self.gpus = count
@@ -78,7 +78,7 @@ class FluidCandidate:
 
 
 def decide(request: Request) -> Decision:
-    """Give every member its lower corner, and the upper one to as many as there are GPUs left for.
+    """Give every member its lower corner, then the upper one to as many as fit.
 
     This is for the makespan; for the mean completion time see `scheduling/planners/mean_jct.py`.
     """
@@ -141,8 +141,8 @@ def choose(
     Parameters
     ----------
     others : iterator of FluidCandidate
-        Jobs that wait and can wait longer, the largest share first. The first one that gets no GPU is the
-        last one considered.
+        Jobs that wait and can wait longer, the largest share first, considered up to the first without a
+        GPU.
     """
     fixed = [job for job in jobs if job.fixed]
     for job in fixed:

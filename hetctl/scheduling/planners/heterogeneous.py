@@ -1,8 +1,8 @@
 """Planners on nodes with several types of GPU: each type is a separate cluster, or all are one.
 
-A planner supports one type only. Here each member gets a type, and the planner is called once for
-each; or, with the option ``mix_types``, once for all, as if each GPU were of the average of all types or,
-without balanced batches, of the slowest type.
+A planner supports one type only. Here each member gets a type, and the planner is called once for each
+type. With the option ``mix_types`` it is called once for all types: each GPU counts as an average one or,
+without balanced batches, as one of the slowest type.
 """
 
 from __future__ import annotations

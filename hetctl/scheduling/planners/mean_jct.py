@@ -1,10 +1,10 @@
 """hetctl's own method: GPUs for a small mean completion time.
 
-Equation 6 of Capes et al. gives GPUs to the members for which they save most seconds, which are those
-with most work left. But the sum of completion times falls most if short members end first and free
-their GPUs. So the members with the least work left come first if there are more members than GPUs, and
-the seconds that a GPU saves a member count less, the more work it has left. Members grow from one
-corner of their envelope to the next, since GPUs between two corners are less efficient than at either.
+Equation 6 of Capes et al. gives GPUs where they save most seconds: to the members with most work left.
+But the sum of completion times falls most if short members end first and free their GPUs. So if there
+are more members than GPUs, those with the least work left come first, and a saved second counts less, the
+more work its member has left. Members grow from one corner of their envelope to the next, since GPUs
+between two corners are less efficient than at either.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def pack(
 
     As in the paper, members that fill whole nodes come first, then pairs that do, then the rest in the
     best of a number of orders. In contrast to the paper, no member straddles nodes: a placed member is
-    on as few nodes as on an empty `cluster`, and others stay unplaced. So its term of Equation 4 is
+    on as few nodes as on an empty `cluster`, and others stay unplaced. So the terms of Equation 4 are
     minimal, and orders differ only in the GPUs that they leave unused.
 
     Parameters
@@ -107,7 +107,7 @@ class _Free:
                     free.take(size, taken)
                 members -= 1
             else:
-                # On the nodes with the tightest fit, as many members as these have room for.
+                # Each node with the tightest fit takes as many members as it has room for.
                 ((size, _),) = parts
                 each = min(size // gpus, members)
                 nodes = min(members // each, free.numbers[size])

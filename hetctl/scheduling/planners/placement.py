@@ -170,7 +170,7 @@ class _FreeNodes:
         return parts
 
     def _make_room(self, gpus: int) -> list[tuple[str, int]] | None:
-        """Move smaller members off the node where this takes fewest GPUs; return None if there is none."""
+        """Move smaller members off the node where the fewest GPUs move; return None if there is none."""
         if gpus > self._node_size or gpus > sum(len(b) * free for free, b in enumerate(self._by_free)):
             return None
         best: tuple[int, str, list[str]] | None = None

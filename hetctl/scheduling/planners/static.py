@@ -72,7 +72,7 @@ def decide(request: Request) -> Decision:
     start = {allocation.member: allocation for allocation in _starts(request, waiting)}
     state = {"waiting": [[*p] for p in waiting if p.name not in start], "started": [[*p] for p in started]}
     for name, gpus, start_s, end_s, _ in (p for p in waiting if p.name in start):
-        # The nodes on which members were really started are those that they hold.
+        # Members may start on other nodes than planned; they hold those.
         parts = [[part.node, len(part.gpus)] for part in start[name].placement]
         state["started"].append([name, gpus, request.now_s, request.now_s + end_s - start_s, parts])
     return Decision(tuple(start.values()), planner_state=state)
@@ -125,10 +125,10 @@ def _planned(request: Request, started: Sequence[Planned], seconds: float) -> li
 
 
 def _heads(request: Request, started: Sequence[Planned]) -> Heads:
-    """Return the times when GPUs become free; held ones by the last planned ends on their node.
+    """Return the times when GPUs become free; for held ones, the last planned ends on their node.
 
-    The request does not name the holders, but all GPUs that are not free are held; the members of the
-    node with the latest ends are taken as holders.
+    The request does not name the holders of the GPUs that are not free: the members of the node with the
+    latest ends count as holders.
     """
     free = {node.name: len(node.gpus) for node in request.nodes}
     ends: dict[str, list[float]] = defaultdict(list)

@@ -72,7 +72,7 @@ class _Listed:
 
 
 def _of_different_lengths(found: Sequence[_Listed]) -> list[_Listed]:
-    """Return the best list for each length of the longest run, which a descent seldom gives more GPUs."""
+    """Return the best list for each length of the longest run, as a descent seldom changes that."""
     best: dict[float, _Listed] = {}
     for listed in found:
         best.setdefault(max(run.seconds for run in listed.runs), listed)
@@ -80,7 +80,7 @@ def _of_different_lengths(found: Sequence[_Listed]) -> list[_Listed]:
 
 
 def _add_lists(problem: Problem, found: list[_Listed], seconds: float) -> None:
-    """Add lists for a growing makespan: each member on the fewest GPU-seconds that end by then.
+    """Add lists for growing makespans: each member with the fewest GPU-seconds that end in time.
 
     Each list comes twice: with any numbers of GPUs, and with only those that pack well.
     """
@@ -90,7 +90,6 @@ def _add_lists(problem: Problem, found: list[_Listed], seconds: float) -> None:
         limit_s = problem.bound_s * stretch
         runs = [_cheapest_run(i, member, limit_s) for i, member in enumerate(members)]
         found.append(_Listed(problem, sorted(runs, key=order)))
-        # Estimated, not measured, so that the same request gives the same result on any machine.
         seconds -= _effort_s(problem, found[-1])
         if seconds <= 0 or problem.is_solved(found[-1].cost):
             return
@@ -125,7 +124,7 @@ _MEAN_ORDERS: tuple[Order, ...] = (
 
 
 def _improved(problem: Problem, listed: _Listed, seconds: float, draw: random.Random) -> _Listed:
-    """Change a member's GPUs or place in the list at random, as long as the cost does not rise.
+    """Change a member's GPUs or place in the list at random; keep what does not raise the cost.
 
     For the makespan, half of the changes concern the last member to end.
     """
@@ -159,7 +158,7 @@ FIRST_TEMPERATURE, LAST_TEMPERATURE = 3e-3, 1e-4
 TARGET_POSITION = 0.3
 """Position of the target between the best makespan (0) and the bound (1)."""
 IDLE_WEIGHT = 0.02
-"""Weight of a node's mean busy time, beside its end after the target with weight 1."""
+"""Weight of a node's mean busy time; its end after the target has weight 1."""
 WORST_SHARE, RESIZE_SHARE, SWAP_SHARE = 0.3, 0.3, 0.5
 """Shares of steps at the node that ends last, of steps that change GPUs, and of those that swap members."""
 
@@ -174,7 +173,6 @@ def improve_nodes(problem: Problem, runs: Sequence[Run], seconds: float, draw: r
     """
     annealing = _Annealing(problem, runs, draw)
     if len(problem.heads) <= MOST_NODES:
-        # A number of steps and no clock, so that the same request gives the same plan on any machine.
         annealing.go(int(seconds / (STEP_S + RUN_S * 2 * len(runs) / len(problem.heads))))
     return annealing.schedule()
 

@@ -197,7 +197,7 @@ class Engine:
             if kind == NODE_FAILS:
                 yield from self._fail_node(node)
             elif kind == NODE_RETURNS:
-                # It is used from the next job on.
+                # The next job uses it.
                 self._down.discard(node)
             elif not self._is_stale(due):
                 yield self._end(index, ExitReason.STOPPED)
@@ -207,7 +207,7 @@ class Engine:
             yield MemberArrived(self.now, workload.name)
 
     def _fail_node(self, node: str) -> Iterator[SchedulingEvent]:
-        """Let a node fail, and with it the tasks that it has a part of."""
+        """Let a node fail, and all tasks with GPUs on it."""
         failures = self._scenario.failures
         assert failures is not None
         returns_s = self.now + failures.repair_s

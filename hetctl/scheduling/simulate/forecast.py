@@ -32,7 +32,7 @@ def forecast(
     """Predict every round until all workloads have converged, and the time that they take.
 
     A member converges when its samples are done. In the global paradigm a round ends when all of its
-    tasks have ended; in the others rounds overlap, one for each time that GPUs were allocated.
+    tasks have ended. In the others rounds overlap: each allocation of GPUs begins one.
 
     Parameters
     ----------
@@ -89,10 +89,10 @@ def _rounds(tasks: Sequence[SimulatedTask], reasons: dict[int, dict[str, str]]) 
 
 
 def reasons_for(planner: Planner, request: Request, decision: Decision) -> dict[str, str]:
-    """Return a reason by member: of those that start or continue, then of those that wait.
+    """Return a reason by member: first those that start or continue, then those that wait.
 
-    If the planner gives none, it is the member's share of GPUs and work. Notes about members with GPUs
-    are added, such as rates that were not measured.
+    If the planner gives none, the reason is the member's share of GPUs and work. Members with GPUs get
+    notes, too, such as rates that were not measured.
     """
     known = {c.name: c for c in (*request.workloads, *(held.workload for held in request.held))}
     given = allocations_after(request, decision)

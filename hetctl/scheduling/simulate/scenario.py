@@ -14,7 +14,7 @@ Successors = Callable[[str, float, float], Iterable[Workload]]
 
 A member may follow itself, with more work."""
 WorkEstimate = Callable[[Sequence[Workload]], Sequence[Workload]]
-"""Function from members with their true work to those as told to a planner, in the same order."""
+"""Function from members with their true work to those that a planner sees, in the same order."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Scenario:
         True if members of a round that share their data all train at the slowest one's rate, on any type
         of GPU.
     work_estimator : callable or None
-        A function that gives the members with the work that planners are told; None: their true work.
+        Function that gives the members with the work that planners see; None: their true work.
     """
 
     cluster: Cluster

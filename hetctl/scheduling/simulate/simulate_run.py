@@ -29,8 +29,7 @@ def simulate(
     Parameters
     ----------
     successors : callable or None
-        A function that gives the members that follow one that is done. The bound holds for any order in which
-        they could have come.
+        Function that gives the members that follow a finished one. The bound holds for any order of theirs.
 
     Raises
     ------
@@ -77,7 +76,7 @@ def simulate(
 
 
 def _jobs(arrivals: Iterable[Arrival]) -> list[tuple[float, Workload]]:
-    """Return the arrival and the work of each member; one that follows itself has that of all its parts."""
+    """Return the arrival and the work of each member; if it follows itself, the work of all its parts."""
     jobs: dict[str, tuple[float, Workload]] = {}
     for arrival in arrivals:
         name = arrival.workload.name
@@ -106,7 +105,7 @@ def choose(
 ) -> PlannerChoice:
     """Simulate planners, by default all; return the best for the objective.
 
-    Among equally good ones it is that with the fewest restarts, then the first. Planners without a plan
+    Of equally good ones the one with the fewest restarts is best, then the first. Planners without a plan
     are left out.
 
     Raises

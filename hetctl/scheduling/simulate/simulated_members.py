@@ -40,7 +40,7 @@ class SimulatedMembers:
     def add(self, workload: Workload) -> None:
         """Add a member that waits for GPUs."""
         if workload.unsure:
-            # Nobody knows what a run would find out there, and the bounds count on no such gain.
+            # A simulation cannot tell what exploring would find, and the bounds count on no such gain.
             workload = replace(workload, unsure={})
         self.unfinished[workload.name] = workload
         self._waiting.add(workload)
@@ -67,7 +67,7 @@ class SimulatedMembers:
         return _Left(self, now_s)
 
     def seen(self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]) -> ObservedMembers:
-        """Return all members as told to a planner; only an elastic one sees those in training."""
+        """Return all members as a planner sees them; only an elastic one sees those in training."""
         waiting = self._waiting.without(deferred)
         held = [
             Held(self._as_of_now(name, now_s), one.task.allocation, one.since_s)

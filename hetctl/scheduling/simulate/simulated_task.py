@@ -74,9 +74,9 @@ def begin(
 ) -> SimulatedTask | None:
     """Return the task as it goes unless stopped; None if no progress is possible before the deadline.
 
-    An epoch that would end after the deadline, evaluation and checkpoint included, is not started after
-    another one. A member without known epochs trains until there is just time for a checkpoint, and so does
-    one whose next epoch would fit no job, or whose first one does not fit at the pace of its round.
+    After another epoch, none is started that would end after the deadline, evaluation and checkpoint
+    included. A member trains until there is just time for a checkpoint if its epochs are unknown, if its
+    next epoch would fit no job, or if its first one does not fit at the pace of its round.
 
     Parameters
     ----------
@@ -132,8 +132,8 @@ def _trains_on_s(task: SimulatedTask, now: float) -> float:
 def stopped(task: SimulatedTask, now: float) -> SimulatedTask:
     """Return the task after a stop command: it checkpoints in the middle of an epoch.
 
-    A task in its start-up ends after it; one that has trained all samples of its epoch ends with the
-    epoch; and one that would end before a checkpoint could be written ends as planned.
+    A task in its start-up ends after it. One that has trained all samples of its epoch ends with the
+    epoch. One that would end before a checkpoint is written ends as planned.
     """
     ending = now + task.workload.checkpoint_s
     if task.end_s <= ending:

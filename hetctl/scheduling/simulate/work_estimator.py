@@ -119,20 +119,20 @@ def _predicted(fit: LossFit | None, done: int, prior: EpochPrior) -> float:
 
 
 class WorkEstimator:
-    """Function from members to members with estimated work, by their losses (`scenario.WorkEstimate`).
+    """Function that estimates the work of members from their losses (`scenario.WorkEstimate`).
 
     Each member's losses follow a course that is drawn for it, such that its rule holds when its work is
     done; each epoch gives one loss with multiplicative noise. Work left is predicted from the losses of
     finished epochs, and from the predicted epochs of other members that have losses to fit. A member that
-    is not in a call may have converged, be in training or not have arrived, which is unknown here: its last
-    prediction is kept. A member without known epochs is given 10 to 40.
+    is missing in a call may have converged, train or not have arrived: it keeps its last prediction. A
+    member without known epochs gets 10 to 40.
 
     Parameters
     ----------
     workloads : sequence of Workload
         The members with their true work, before any training.
     course_of : callable
-        Family of the courses: by default that of the fit, with the noise that the fit expects, which is
+        Family of the courses. The default is that of the fit, with the noise that the fit expects: it is
         easier to predict than the losses of real networks.
     """
 
@@ -183,7 +183,7 @@ def simulated_member(workload: Workload, draw: random.Random, course_of: CourseO
 def equation_1(epochs: float, draw: random.Random) -> Course:
     """Return a course by Equation 1 of Capes et al., whose parameters are drawn."""
     floor, above = draw.uniform(0.3, 1.5), draw.uniform(3.0, 6.0)
-    # A curve that falls from less has flattened out before so many epochs, whatever its slope.
+    # A curve that starts lower flattens out in fewer epochs, whatever its slope.
     start = 1 / max(above, 2 * RULE.min_delta * (2 * epochs - 1))
     slope = _slope(epochs, start)
     return Course(lambda epoch: 1 / (slope * epoch + start) + floor)
