@@ -119,7 +119,7 @@ class WaitingMember(NamedTuple):
     seconds : float
         Time on the first corner of its envelope, with its start-up.
     place : int
-        Place among those that take equally long, of which the first comes last.
+        Place among members that take equally long; the earliest has the last place.
     gpu_s : float
         GPU-seconds of its work on that corner.
     least_s : float
@@ -137,8 +137,8 @@ class WaitingMember(NamedTuple):
 class Backlog:
     """Members without GPUs, by their time on the first corners of their envelopes on up to `gpus` GPUs.
 
-    Below its first corner a member needs GPUs in proportion to its rate, so those of all members that have
-    the time for it together follow from one sum, which is kept as members come and go.
+    Below its first corner a member needs GPUs in proportion to its rate. So the GPUs of all members that
+    stay below theirs follow from one sum, which is kept up to date as members come and go.
     """
 
     def __init__(self, gpus: int) -> None:
@@ -148,7 +148,7 @@ class Backlog:
         self._least_s: list[float] = []
 
     def add(self, number: int, workload: Workload) -> None:
-        """Add a member; of equally long ones that with the lowest number counts as the longest."""
+        """Add a member; of equally long ones, the one with the lowest number counts as the longest."""
         member = self._member(number, workload)
         at = bisect_left(self._members, member)
         self._members.insert(at, member)
@@ -222,7 +222,7 @@ def fluid_time(
         pace = min(_newton(works, backlog, gpus, min(1 / near_s, fastest)), fastest)
     for _ in range(NEWTON_STEPS):
         lower = _newton(works, backlog, gpus, pace)
-        # Near the root rounding errors move the result in both directions.
+        # Near the root, rounding errors move the result up and down.
         if lower >= pace * (1 - 1e-13):
             break
         pace = lower

@@ -26,21 +26,21 @@ FLOORS = 64
 TOGETHER = 128
 """Most members that are fitted at once, so that their intermediate results fit into the processor's cache."""
 USUAL_NOISE = 0.02
-"""Usual noise of losses, relative to them. It counts as much as `USUAL_POINTS` residuals of a history,
-because few points on a curve of three parameters are a poor estimate of their noise."""
+"""Usual noise of losses, relative to them. It counts as much as `USUAL_POINTS` residuals of a history:
+few points on a curve of three parameters tell little of their noise."""
 USUAL_POINTS = 4
 LEAST_NOISE = 0.005
 """Least noise of losses that is assumed, relative to them."""
 MOST_EPOCHS = 1e4
 LEAST_WEIGHT = 1e-12
-"""Least total likelihood of all curves, relative to the most likely one, for any to be possible."""
+"""Least total likelihood of all curves, relative to the most likely one: below it none is possible."""
 LEAST_OTHERS = 3
-"""Least number of known members for predicting one without results and without `expected_epochs`."""
+"""Fewest known members that predict one without results and without `expected_epochs`."""
 AUTHORS_SPREAD = 0.5
 """Spread of the logarithm of an author's `expected_epochs`, that is a factor of e^0.5."""
 PRIOR_DIGITS = 2
-"""Decimals of the logarithms of the others' epochs; rounding keeps one member's epoch from changing the
-predictions of all others."""
+"""Decimals of the logarithms of the others' epochs: rounded, one member's epoch does not change all other
+predictions."""
 
 
 class EpochPrior(NamedTuple):
@@ -80,7 +80,7 @@ class LossFit(NamedTuple):
 
 
 def fit_histories(histories: Sequence[tuple[Sequence[float], StopRule]]) -> list[LossFit | None]:
-    """Fit Equation 1 to the losses of members after epochs 1, 2, ..; None for one that follows no such curve.
+    """Fit Equation 1 to the losses of members after epochs 1, 2, ..; None where no such curve fits.
 
     For a given floor the equation is linear: 1 / (loss - floor) = slope * k + start. Slope and start are
     found by non-negative least squares, weighted so that noise proportional to the loss has equal weight in
@@ -256,8 +256,8 @@ def errors_as_losses(values: Sequence[float], stop: StopRule) -> tuple[list[floa
 class ConvergenceForecast:
     """Total epochs of a run's active members, kept up to date.
 
-    Omitted are members whose results cannot be fitted, unless those of others can and the author of the
-    ensemble gave no `expected_epochs` for them.
+    A member whose results cannot be fitted is omitted, unless those of others can and it has no
+    `expected_epochs`.
 
     Attributes
     ----------
@@ -268,7 +268,7 @@ class ConvergenceForecast:
     def __init__(self, members: Iterable[Member]) -> None:
         self.epochs: dict[str, tuple[int, str]] = {}
         self._rules = {member.name: member.stop for member in members}
-        # Logarithms of the epochs that follow from members' own results alone.
+        # Logarithms of epochs, from each member's own results alone.
         self._own_logs: dict[str, float] = {}
         self._others: EpochPrior | None = None
         self._fits: dict[str, LossFit] = {}
@@ -335,7 +335,7 @@ def _losses(done: Progress, stop: StopRule) -> tuple[list[float], StopRule] | No
 
 
 def prior_of(logs: Collection[float]) -> EpochPrior | None:
-    """Return the prior of another member from the logarithms of epochs; None if they are too few."""
+    """Return the prior of another member from the logarithms of known epochs; None if they are too few."""
     if len(logs) < LEAST_OTHERS:
         return None
     import numpy as np
@@ -343,5 +343,5 @@ def prior_of(logs: Collection[float]) -> EpochPrior | None:
     # Sorted, as the sum of floats depends on their order.
     known = np.sort(np.fromiter(logs, float, len(logs)))
     median, deviation = float(np.median(known)), float(known.std(ddof=1))
-    # If all others took equally long the spread would be 0, by which the prior is divided.
+    # If all others took equally long the spread would be 0, and the prior is divided by it.
     return EpochPrior(math.exp(round(median, PRIOR_DIGITS)), max(round(deviation, PRIOR_DIGITS), 0.1))

@@ -1,4 +1,4 @@
-"""Times of members: of their epochs at a constant rate, and on constant numbers of GPUs with their bounds."""
+"""Times of members: epochs at a constant rate, and runs on constant numbers of GPUs with their bounds."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def task_s(workload: Workload, rate: float) -> float:
 def least_task_s(workload: Workload, rate: float, max_uninterrupted_s: float = math.inf) -> float:
     """Return the least seconds of a useful task: its start-up and one epoch.
 
-    If that is longer than `max_uninterrupted_s`, any part of the epoch is useful: a part ends with a
-    checkpoint, too.
+    If that is longer than `max_uninterrupted_s`, any part of the epoch is useful, as it ends with a
+    checkpoint.
     """
     first = EpochTimeline(workload, rate).end_of(1) if workload.samples_per_epoch else 0.0
     whole = workload.startup_s + max(first, workload.checkpoint_s)
@@ -146,7 +146,7 @@ class Allotments:
 
 
 def allotments_of(workload: Workload, allowed: Container[int]) -> Allotments:
-    """Return the allotments of a member among the `allowed` numbers of GPUs, at least one of its own.
+    """Return the allotments of a member among the `allowed` numbers of GPUs, which must have one of its own.
 
     Start-up, evaluations and checkpoints are included in its time.
     """
@@ -159,9 +159,9 @@ def allotments_of(workload: Workload, allowed: Container[int]) -> Allotments:
 def allotment_bound(members: Sequence[Allotments], gpus: int) -> float:
     """Return a lower bound in seconds of schedules with constant allotments; 0 without members.
 
-    The bound is the least T with sum_i min{m * t_i(m) : t_i(m) <= T} <= `gpus` * T, and without a member
-    that takes longer than T on all numbers of GPUs (the dual approximation of Turek et al.; the area bound
-    of Mounie, Rapine and Trystram). Node boundaries are ignored, so real schedules may take longer.
+    The bound is the least T with sum_i min{m * t_i(m) : t_i(m) <= T} <= `gpus` * T in which every member
+    can end (the dual approximation of Turek et al.; the area bound of Mounie, Rapine and Trystram). Node
+    boundaries are ignored, so real schedules may take longer.
     """
     if not members:
         return 0.0

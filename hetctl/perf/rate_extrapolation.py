@@ -1,6 +1,6 @@
-"""Training rates on numbers of GPUs without a measurement, and how far they may be relied on.
+"""Training rates on numbers of GPUs without a measurement, and their errors.
 
-The speed on w GPUs is that of gradients summed by recursive doubling and halving (Capes et al., section 3.2).
+In the model, w GPUs sum gradients by recursive doubling and halving (Capes et al., section 3.2).
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ LEAST_S = 1e-12
 def fit_speed(points: Mapping[int, float]) -> Callable[[int], float]:
     """Return the rates in samples/s, f(w) in the paper, of a model of the seconds per sample on w GPUs.
 
-    It has the terms of Equation 3 in place of the ring's, which are those of Equation 5: from rates on few
-    GPUs the ring's latency, in proportion to w, is fitted too high, and then exceeds all other time on many.
-    Its factors, all >= 0, are fitted by non-negative least squares of relative errors, as Capes et al. fit
-    Equation 5.
+    The model has the terms of Equation 3, not the ring's of Equation 5. The ring's latency grows with w: a
+    fit to rates on few GPUs makes it too high, and on many GPUs it then exceeds all other time. The factors,
+    all >= 0, are fitted by non-negative least squares of relative errors, as Capes et al. fit Equation 5.
 
     Parameters
     ----------
@@ -51,10 +50,10 @@ def _terms(w: int) -> tuple[float, ...]:
 
 
 ERROR_PER_DOUBLING = 0.1
-"""Standard error of the logarithm of a predicted rate, for each doubling of the largest measured number. That
-of ElasticFlow's curves is 0.08 to 0.10, from 4, 8 and 16 GPUs to up to eight times as many."""
+"""Standard error of the logarithm of a predicted rate, for each doubling of the largest measured number. On
+ElasticFlow's curves it is 0.08 to 0.10, from 4, 8 and 16 GPUs to up to eight times as many."""
 UNKNOWN = 0.7
-"""The same if one point was measured: more than a doubling can gain, log 2."""
+"""The same error if only one point was measured: more than a doubling can gain, log 2."""
 
 
 def gpus_needed(single_rates: Iterable[float]) -> int:
@@ -65,7 +64,7 @@ def gpus_needed(single_rates: Iterable[float]) -> int:
 
 
 def profiled_gpus(gpus_per_node: int) -> int:
-    """Return M_b of the paper: up to which every number of GPUs is measured."""
+    """Return M_b of the paper: every number of GPUs up to it is measured."""
     return 2 * gpus_per_node
 
 
@@ -81,7 +80,7 @@ def usable_rates(measured: Mapping[int, float]) -> dict[int, float]:
 
 @dataclass(frozen=True)
 class RateCurve:
-    """Rates on consecutive numbers of GPUs, of which the last may be predicted.
+    """Rates on consecutive numbers of GPUs; the last ones may be predicted.
 
     Parameters
     ----------
@@ -119,7 +118,7 @@ class RateCurve:
 
     @property
     def to_measure(self) -> tuple[int, ...]:
-        """Numbers of GPUs to measure before plans can rely on more, as far as they may be faster."""
+        """Numbers of GPUs to measure, since they may be faster, before plans can rely on them."""
         fastest = max((rate for gpus, rate in self.rates.items() if gpus <= self.measured), default=0.0)
         found, gpus = [], 2 * self.measured
         while self.rates.get(gpus, 0.0) > fastest:
@@ -131,9 +130,9 @@ class RateCurve:
 def rate_curve(measured: Mapping[int, float], max_gpus: int, least: int = 1) -> RateCurve:
     """Return the rates on `least` to `max_gpus` GPUs.
 
-    Measured rates are kept, rates between them are interpolated, and below the first one they are in
-    proportion. Beyond the last one they are those of `fit_speed` (Capes et al., Equation 3), scaled to the
-    last one, and never better than in proportion to it. FLEET has its own Equation 5 there (appendix B.3).
+    Measured rates are kept, and rates between them are interpolated. Below the first one they are in
+    proportion to it. Beyond the last one they are those of `fit_speed` (Capes et al., Equation 3), scaled to
+    it and at most in proportion to it. FLEET has its own Equation 5 there (appendix B.3).
 
     Raises
     ------
@@ -184,7 +183,7 @@ def _predicted(points: Mapping[int, float], wanted: Iterable[int]) -> dict[int, 
 
 
 def _error(points: Mapping[int, float]) -> float:
-    """Return the standard error of predictions: at least that of the last point from those up to its half."""
+    """Return the standard error of predictions, at least that with which smaller numbers predict the last."""
     last = max(points)
     others = {m: rate for m, rate in points.items() if m <= last / 2} or {
         m: rate for m, rate in points.items() if m < last

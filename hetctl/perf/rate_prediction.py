@@ -21,7 +21,7 @@ Rates = Mapping[int, float]
 def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict[int, float]]:
     """Return the rates of epochs by type and number of GPUs: medians of the newest ones.
 
-    A rate changes with the members that run beside it. The type is "" at a site with one type, and of a group
+    A rate changes with the members that run beside it. The type is "" at a site with one type, and for groups
     on several types.
 
     Parameters
@@ -33,7 +33,7 @@ def seen_rates(epochs: Iterable[EpochResult], batch_size: int) -> dict[str, dict
     """
     rates: dict[str, dict[int, float]] = defaultdict(dict)
     for (gpu_type, gpus, size), newest in EpochHistory.of(epochs).rates.items():
-        # A member that ran out of memory trains with smaller batches since then, at another rate.
+        # After running out of memory, a member trains with smaller batches, at another rate.
         if size == batch_size:
             rates[gpu_type][gpus] = statistics.median(newest)
     return dict(rates)
@@ -59,8 +59,8 @@ def known_rates(
     epochs, batch_size
         Same as in `seen_rates`.
     in_lockstep : bool
-        Whether the epochs were trained at the pace of the slowest member of a flotilla. Their rates are then
-        lower bounds of the member's own, and count only where they are above those known before.
+        True if the epochs had the pace of a flotilla's slowest member. Their rates are then lower bounds of
+        the member's own, and count only where they are above those known before.
     """
     epochs = EpochHistory.of(epochs)
     seen = {gpu_type: dict(rates) for gpu_type, rates in profile.seen_rates.items()}
@@ -73,7 +73,7 @@ def known_rates(
     if overhead_s is None:
         overhead_s = profile.seen_overhead_s
     if overhead_s is not None:
-        # It includes evaluation and checkpoint, so both must not be added again.
+        # It includes evaluation and checkpoint, so neither may be added again.
         profile = replace(profile, epoch_s=max(0.0, overhead_s - profile.evaluate_s), save_s=0.0)
     return _with_rates(profile, seen)
 
@@ -98,7 +98,7 @@ def _with_rates(profile: MemberProfile, seen: Mapping[str, Rates]) -> MemberProf
         gpu_type: corrected(rates, seen.get(gpu_type, {}))
         for gpu_type, rates in profile.rates_by_type.items()
     }
-    # With rates by type, those without a type were seen on several types at once: they are those of none.
+    # With rates by type, a rate without a type was seen on several types at once, and holds for none.
     untyped = {} if profile.rates_by_type else seen.get("", {})
     own = {**untyped, **seen.get(profile.gpu_type or "", {})}
     return replace(profile, rates=corrected(profile.rates, own), rates_by_type=by_type)
@@ -120,7 +120,7 @@ def _corrected(gpus: int, rate: float, profiled: Rates, seen: Rates) -> float:
     known = [other for other in seen if other in profiled]
     if not known:
         return rate
-    # Of two equally near numbers the smaller one, whatever the order of the mapping.
+    # Of two equally near numbers the smaller one counts, whatever the order of the mapping.
     nearest = min(known, key=lambda other: (abs(other - gpus), other))
     factor = seen[nearest] / profiled[nearest]
     in_proportion = seen[nearest] * gpus / nearest
@@ -161,10 +161,7 @@ def nearest_config(wanted: Mapping[str, Any], measured: Mapping[str, Mapping[str
 
 
 def predicted_profile(member: str, nearest: MemberProfile) -> MemberProfile:
-    """Return the profile of a member that was not measured: that of the nearest one, as seen in training.
-
-    The nearest one's work is not taken over.
-    """
+    """Return the profile of an unmeasured member: the nearest one's as seen in training, but not its work."""
     return replace(
         known_rates(nearest),
         member=member,
@@ -187,7 +184,7 @@ def _leaves(value: Any, at: Key) -> Iterator[tuple[Key, Any]]:
     if not isinstance(value, (Mapping, list)):
         yield at, value
         return
-    # Lists of other lengths, and empty mappings, must not compare as if they were not there.
+    # Lists of other lengths, and empty mappings, must count.
     yield (*at, "length"), f"{type(value).__name__} of {len(value)}"
     for key, each in value.items() if isinstance(value, Mapping) else enumerate(value):
         yield from _leaves(each, (*at, key))

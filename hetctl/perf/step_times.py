@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 WANTED_ERROR = 0.03
-"""Largest half-width of the confidence interval of a rate that is accurate enough, relative to the rate."""
+"""Half-width of the confidence interval of a rate, relative to it, that is accurate enough."""
 LEAST_RUNS = 6
 LEAST_S = 0.6
 """Least time in seconds for which steps are timed: disturbances change more slowly than fast steps."""
 MOST_S = 4.0
 """Time in seconds after which timing ends even if the steps vary, once there are `LEAST_RUNS` runs."""
 WARM_UP_SHARE = 0.25
-"""Share of the runs, from the first on, that is discarded: caches, clocks and allocators warm up."""
+"""Share of the first runs that is discarded: caches, clocks and allocators warm up."""
 BATCH_MEANS = 10
-"""Number of groups for batch means; neighbouring runs are correlated, so the error is that of group means."""
+"""Groups for batch means: neighbouring runs are correlated, so the error is computed from group means."""
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """Quantiles of 95 % confidence for 2 to `BATCH_MEANS` groups; importing SciPy would delay every rank."""
 OUTLIER_SPREADS, OUTLIER_SHARE = 5.0, 0.5
@@ -59,7 +59,7 @@ def step_times(runs: Sequence[float]) -> StepTimes:
     median = statistics.median(steady)
     # The median absolute deviation times 1.4826 estimates a normal distribution's standard deviation.
     deviation = 1.4826 * statistics.median(abs(seconds - median) for seconds in steady)
-    # Both limits: with very steady steps five deviations are a tiny part of the median.
+    # The second limit is for very steady steps, whose five deviations are a tiny part of the median.
     limit = median + max(OUTLIER_SPREADS * deviation, OUTLIER_SHARE * median)
     counted = [seconds for seconds in steady if seconds <= limit]
     mean = statistics.fmean(counted)
@@ -95,9 +95,9 @@ def _half_width(seconds: Sequence[float]) -> float:
 
 
 RUN_S = 0.1
-"""Shortest time in seconds between two reports that is taken as one run of steps."""
+"""Shortest time in seconds between two reports that counts as one run of steps."""
 PART_SHARE = 0.5
-"""Least share of an epoch between two reports within it, for their rate to be that of the epoch."""
+"""Least share of an epoch between two reports whose rate counts as the epoch's."""
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ def add_mark(marks: Sequence[Mark], mark: Mark) -> list[Mark]:
 def epoch_pace(marks: Sequence[Mark]) -> EpochPace:
     """Return the pace of the epoch that the last of the marks has finished.
 
-    Without seconds of its own, reports within it count if they have seen half of it; else the time since the
-    epoch before; and for the first one after a start, that since the first report within it.
+    If the script gave no seconds for it, reports within it count if they span half of it. Else the time since
+    the previous epoch counts or, after a start, the time since the first report.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def epoch_pace(marks: Sequence[Mark]) -> EpochPace:
 
 
 def script_pace(marks: Sequence[Mark], began: float) -> ScriptPace | None:
-    """Return the pace of a script; None if two reports are too few for one.
+    """Return the pace of a script; None if it has not reported enough.
 
     Parameters
     ----------
@@ -250,7 +250,7 @@ def _runs_within(marks: Sequence[Mark]) -> Iterator[tuple[float, float]]:
 
 
 def _whole_epochs(ends: Sequence[Mark]) -> Iterator[tuple[float, float]]:
-    """Yield samples and seconds of finished epochs; the first one has none if the script did not say."""
+    """Yield samples and seconds of finished epochs; the first has seconds only if the script gave them."""
     for before, end in zip([None, *ends], ends, strict=False):
         seconds = end.seconds or (end.time - before.time if before else None)
         if seconds:

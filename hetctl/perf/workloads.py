@@ -18,7 +18,7 @@ from hetctl.perf.rate_extrapolation import rate_curve, usable_rates
 from hetctl.perf.rate_prediction import known_rates, nearest_config
 
 RECENT_RESTARTS = 9
-"""Number of newest restarts, of all members, from which the next restart of another one is predicted."""
+"""Number of newest restarts of all members that predict the first restart of another one."""
 
 
 class Workloads:
@@ -31,7 +31,7 @@ class Workloads:
     max_gpus : int
         Number of GPUs of the cluster.
     in_lockstep : bool
-        Whether the members train in lockstep, which tells little of their own rates (`known_rates`).
+        True if the members train in lockstep, which tells little of their own rates (`known_rates`).
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Workloads:
         Raises
         ------
         BadInputError
-            If an active member has no profile, or one without the length of an epoch.
+            If an active member has no profile, or its profile lacks the length of an epoch.
         """
         self._refuse_gaps([self._members[name] for name in changed if changed[name].active])
         for name, progress in changed.items():
@@ -99,13 +99,13 @@ class Workloads:
         return member.name in self._profiles and bool(usable_rates(self._profiles[member.name].rates))
 
     def _ways_out(self, missing: list[Member]) -> str:
-        """Return what gives members without a profile their rates."""
+        """Return the commands that give members without a profile their rates."""
         ways = ["run `hetctl profile`"]
         if any(member.command for member in missing):
             ways.append("import rates that you know with `hetctl profile import FILE`")
         configs = {name: compared_config(m, self._rate_keys) for name, m in self._members.items()}
         known = {name: configs[name] for name, m in self._members.items() if self._has_rates(m)}
-        # Where they were predicted already, those that are missing compare to no measured one.
+        # Members that still lack rates although rates are predicted compare to no measured one.
         if all(nearest_config(configs[member.name], known) for member in missing):
             ways.append("plan and submit with --predict-rates, as similar members were measured")
         if any(member.layers for member in missing):
@@ -136,13 +136,13 @@ class Workloads:
         return replace(whole, samples_left=left, notes=whole.notes + remarks, restart_s=restart_s)
 
     def _epochs_of_alike(self, name: str) -> list[EpochResult]:
-        """Return the epochs of all members of a shape whose rates are predicted, by time."""
+        """Return the epochs of all members of its shape if their rates are predicted, by time."""
         mates = (self._progress[mate] for mate in self._alike.get(name, ()) if mate in self._progress)
         return sorted((e for mate in mates for e in mate.epochs), key=lambda epoch: epoch.finished_at)
 
 
 def _predicted_alike(ensemble: Ensemble, profiles: Mapping[str, MemberProfile]) -> dict[str, tuple[str, ...]]:
-    """Return the members of each shape whose rates are predicted, for each of them."""
+    """Return for each member with predicted rates the members of its shape."""
     if not any(profile.predicted_from for profile in profiles.values()):
         return {}
     groups = [(shape.member, *shape.shared_by) for shape in shapes_of(ensemble)]
@@ -176,14 +176,14 @@ def active_workloads(
 
 def _untrained(member: Member, profile: MemberProfile, max_gpus: int, *, guessed: bool) -> Workload:
     """Return a member with the rates known so far, before its remaining work is determined."""
-    # A job that is too small for a member counts as large enough: planners leave the member out there.
+    # A job that is too small for a member counts as large enough: planners leave the member out.
     limit = max(member.most_gpus(max_gpus), member.min_gpus)
     curve = rate_curve(profile.rates, limit, member.min_gpus)
     origin = (f"rates predicted from those of {profile.predicted_from}",) * guessed
     return Workload(
         name=member.name,
         rates=curve.useful,
-        # Of several types each has its own curve, and these rates would be taken for those of any.
+        # Each of several types has its own curve, and these rates would count for any of them.
         unsure={} if profile.rates_by_type else curve.unsure,
         rates_by_type={
             gpu_type: rate_curve(measured, limit, member.min_gpus).useful
