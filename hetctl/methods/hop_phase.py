@@ -38,9 +38,9 @@ def unit_times(
 ) -> UnitTimes:
     """Return the time of each member on each partition, by worker: GPU, or group of GPUs.
 
-    Every GPU of a node reads the partitions there. Groups are those that a job would form. A unit consists of
-    a partition's share of an epoch, and a hop: a checkpoint is written, then read on the next GPU, which is
-    assumed to take as long as the writing.
+    Every GPU of a node reads the partitions there. Groups are those that a job would form. A unit is a
+    partition's share of an epoch, and a hop: a checkpoint is written, then read on the next GPU. Reading is
+    assumed to take as long as writing.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ def size_of_groups(
 def _groups(
     members: Sequence[Workload], partitions: int, cluster: Cluster, homes: Homes | None
 ) -> tuple[int, list[str], dict[str, set[str]]]:
-    """Return the size of groups, the names of the partitions, and those of the partitions of each node."""
+    """Return the size of groups, the names of all partitions, and the names of each node's partitions."""
     names = [f"p{number}" for number in range(partitions)]
     nodes = cluster.nodes
     if homes is None:

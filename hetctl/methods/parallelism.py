@@ -59,13 +59,13 @@ def does_not_fit(subject: str, demand: Demand, limits: ModeLimits) -> str:
 
 @dataclass(frozen=True)
 class HopChoice:
-    """Epochs that the networks which fit a GPU are to hop, and the costs of the alternatives.
+    """Number of epochs to hop for networks that fit a GPU, by the costs of the alternatives.
 
     Parameters
     ----------
     makespans_s : mapping of int to float
         Simulated seconds until all of them are trained, by epochs of hopping before data-parallel training;
-        0 is data-parallel training alone. Only alternatives that have a plan.
+        0 is data-parallel training alone. Alternatives without a plan are missing.
     """
 
     makespans_s: Mapping[int, float]

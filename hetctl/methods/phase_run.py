@@ -17,7 +17,7 @@ class PhaseRun:
     Parameters
     ----------
     done_s, training_s : mapping of str to float
-        Time at which the work of each member was done, and time for which it trained.
+        End of each member's work, and its training time.
     """
 
     seconds: float
@@ -34,8 +34,8 @@ class JobTime:
     startup_s : float
         Start-up time of each job.
     longest_s, mean_s : float
-        Longest and mean time of a visit, or of another part of training that is not interrupted. A job near
-        its time limit starts no further one, so each job loses one mean time.
+        Longest and mean time of a visit, or of another part of training that is not interrupted. Near its
+        time limit a job starts no other part, so each job loses one mean time.
     """
 
     timing: JobTiming
@@ -49,7 +49,7 @@ class JobTime:
         Raises
         ------
         InfeasibleError
-            If a job is too short for the longest one.
+            If a job is too short for the longest part.
         """
         room_s = self.timing.usable_s - self.startup_s
         if training_s <= room_s:

@@ -21,7 +21,7 @@ from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 
 SHRUNK = 0.75
-"""Largest share of the configurations of a schedule that may remain before a new schedule is made."""
+"""Share of a schedule's configurations: if no more of them are left, a new schedule is made."""
 
 
 def planned_visits(
@@ -43,7 +43,7 @@ def planned_visits(
     epochs : mapping of str to int
         Number of training epochs of each configuration.
     search : SearchOptions
-        Options of the scheduler; its seconds are shared by all schedules.
+        Options of the scheduler; all schedules share its seconds.
     scheduler : str
         Name of the scheduler of the training visits.
 
@@ -100,7 +100,7 @@ def _sets(epochs: Mapping[str, int]) -> list[frozenset[str]]:
 HopPlan = tuple[tuple[Visit, ...], float, float]
 """Visits in an order in which they could start, their predicted time, and its lower bound, in seconds.
 
-Others are drawn: all, if there are none, and evaluation visits after a change of workers.
+Other visits are drawn: all if the plan is empty, and evaluation visits after a change of workers.
 """
 NO_PLAN: HopPlan = (), 0.0, 0.0
 
@@ -137,8 +137,8 @@ class HopPlanner:
     def seconds(self, unit: Unit, worker: str) -> float:
         """Return the expected time of a visit in seconds.
 
-        That of the last one of its kind, as much longer or shorter as it was planned to be: GPUs of several
-        types, and partitions, take different times. The planned one if there was none yet.
+        It is the time of the last visit of its kind, scaled by the ratio of their planned times: types of GPU
+        and partitions differ. Before the first such visit, it is the planned time.
         """
         planned_s = self._planned_s(unit, worker)
         if (seen := self._seen.get(_kind(unit, worker))) is None:
@@ -169,7 +169,7 @@ class HopPlanner:
         if self.scheduler == "randomized":
             return NO_PLAN
         epochs = {
-            # An epoch at least is left.
+            # At least one epoch is left.
             member.name: max(1, math.ceil(member.samples_left / (member.samples_per_epoch or math.inf)))
             for member in members
         }
@@ -178,7 +178,7 @@ class HopPlanner:
         total: defaultdict[str, float] = defaultdict(float)
         for visit in visits:
             seconds = self._planned_s(visit.unit, visit.worker)
-            # Each as early as its configuration and worker are free.
+            # Each visit starts as soon as its configuration and worker are free.
             free[visit.config] = free[visit.worker] = max(free[visit.config], free[visit.worker]) + seconds
             total[visit.config] += seconds
             total[visit.worker] += seconds

@@ -51,7 +51,7 @@ MOST_FAILURES = 3
 WRITE_S = 60.0
 """Seconds for which the end of a job waits for checkpoints of ranks that may have ended."""
 OPEN_S = 300.0
-"""Seconds for which a job waits for the store of the only node with a partition, which is back."""
+"""Seconds for which a job waits for the store of a node that is back, if only that node has a partition."""
 PATIENCE_S = 5.0
 """Seconds between two attempts to end a job that waits."""
 
@@ -69,7 +69,7 @@ class HopRules:
     first_number : int
         Number of the job's first visit, larger than those of earlier jobs.
     least_members : int
-        Least number of members that hop; fewer end the hops, each after its epoch. 0: hop to the end.
+        Fewest members that hop: if fewer are left, each stops after its epoch. 0: all hop to the end.
     """
 
     partitions: int
@@ -89,7 +89,7 @@ class HopScheduler(JobScheduler):
     planner : HopPlanner
         Planner of the visits; its times also decide what fits before the deadline.
     observer : Observer
-        State of the members: a member that has failed for good is not in its `left`.
+        State of the members; `left` lacks those that have failed for good.
     """
 
     def __init__(
@@ -162,7 +162,7 @@ class HopScheduler(JobScheduler):
             self._replay = ()
 
     def _regroup(self, now_s: float) -> None:
-        """Give each node the workers that suit the members that are left, once none of its own is busy."""
+        """Give each node workers that suit the members left, once none of its present ones is busy."""
         present = frozenset(self._hopper.configs), frozenset(self._stores)
         if present != self._grouped_for and self._may_regroup:
             self._grouped_for = present
@@ -219,7 +219,7 @@ class HopScheduler(JobScheduler):
         self._end_finished_members(self._progress)
 
     def _end_finished_members(self, progress: Iterable[HopProgress]) -> None:
-        """Stop members that have met their stop rules before, and whole epochs of too few members."""
+        """Stop members that have met their stop rules and, if members are too few, all between two epochs."""
         for each in progress:
             name, is_whole = each.member.name, not each.visited and not each.evaluating
             if is_whole and (reason := each.member.stop.reason_to_stop(each.history)):
@@ -271,7 +271,7 @@ class HopScheduler(JobScheduler):
             return
         self._opening.pop(event.node, None)
         if event.node in self._stores:
-            # Its workers are known, and may have been given visits that only wait for ranks.
+            # Its workers are known, and may have visits that only wait for ranks.
             self._drop_states(event.node)
             return
         self._stores[event.node] = tuple(self._names[number] for number in sorted(event.partitions))
@@ -290,7 +290,7 @@ class HopScheduler(JobScheduler):
             self._recover(member, f"the agent on {node} was started again")
 
     def _on_member_joined(self, joined: HopProgress) -> None:
-        """Let a trial hop that a search has asked for: a new one, or one that goes on after a pause."""
+        """Let a search's trial hop, a new one or one that goes on after a pause."""
         name = joined.member.name
         if len(self._hopper.configs) + 1 < self._rules.least_members:
             return
@@ -369,7 +369,7 @@ class HopScheduler(JobScheduler):
             return
         states.failures += 1
         if states.failures >= MOST_FAILURES:
-            # No way leads there from the nodes that have it: the checkpoint is in reach of all.
+            # No node that has the state can send it there, but every node can read the checkpoint.
             self._commands.append(ForgetStates(tuple(sorted(states.nodes)), (event.state,)))
             states.nodes.clear()
             self._recover(member, f"its state cannot be copied to {event.node}")
@@ -406,7 +406,7 @@ class HopScheduler(JobScheduler):
         states.roll_back()
 
     def _ends_epoch(self, undone: Iterable[Visit], epoch: int) -> bool:
-        """Return true if an evaluation pass was complete, of which some visits are now undone."""
+        """Return true if some visits of a complete evaluation pass are now undone."""
         of_pass = [visit for visit in undone if visit.epoch == epoch]
         if epoch % 2 == 0 or not of_pass:
             return False
@@ -452,7 +452,7 @@ class HopScheduler(JobScheduler):
             return True
 
         started = self._hopper.dispatch(now_s, may_start)
-        # Not without visits: it may read files.
+        # Only if visits start, as it may read files.
         left = self._observer.left(now_s) if started else {}
         for visit in started:
             place, rates = _place_of(visit.worker), left[visit.config].rates
@@ -506,7 +506,7 @@ def _place_of(worker: str) -> tuple[Placement, ...]:
 def at_workers(visits: Sequence[Visit], homes: Mapping[str, Sequence[str]]) -> tuple[Visit, ...]:
     """Return visits at the present workers: those of the same names, or others like them.
 
-    A worker is like another one if it has the partitions and as many GPUs.
+    A worker is like another one if it has as many GPUs and all partitions that are visited there.
 
     Parameters
     ----------

@@ -16,8 +16,8 @@ class MemberStates:
     state : str or None
         Name of the newest state; None: that of the newest checkpoint, or a fresh network.
     number, saved_number : int
-        Number of the visit that ended with this state, and of the one that ended with the state of the newest
-        checkpoint; -1: none did.
+        Number of the visit that ended with this state, and of the one that ended with that of the newest
+        checkpoint; -1: none.
     nodes : set of str
         Nodes whose stores have the state.
     coming : set of str
@@ -68,7 +68,7 @@ class MemberStates:
             self.writer = None
 
     def roll_back(self) -> list[Visit]:
-        """Return to the newest checkpoint; return the visits that are undone by that."""
+        """Return to the newest checkpoint; return the visits that this undoes."""
         undone, self.unsaved = self.unsaved, []
         self.state, self.number, self.writer = None, self.saved_number, None
         self.nodes, self.coming, self.failures = set(), set(), 0

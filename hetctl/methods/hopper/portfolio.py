@@ -43,7 +43,7 @@ def best(units: UnitTimes, options: SearchOptions) -> Schedule:
     """Return the best schedule found in the time; one that reaches the lower bound ends the search.
 
     The first candidates are dense schedules and, for an open shop, that of `approximate`. With replicas,
-    every other candidate assigns each unit to a single worker.
+    every second candidate assigns each unit to a single worker.
     """
     began_s = options.clock()
     places = np.isfinite(units.seconds).sum()

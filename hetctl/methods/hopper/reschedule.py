@@ -33,7 +33,7 @@ class Rescheduler:
     epochs : mapping of str to int
         Total epochs of each configuration.
     passes : int
-        Epochs of the hopper in each of these: 2 if every second one evaluates, which is not planned.
+        Epochs of the hopper in each of `epochs`: 2 if every second one evaluates, which is not planned.
     options : SearchOptions
         Search options; at most `MOST_SECONDS` of their seconds are used.
     """

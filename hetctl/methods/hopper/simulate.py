@@ -30,7 +30,7 @@ class HopEvent(IntEnum):
 
 @dataclass(frozen=True)
 class Outage:
-    """Absence of a worker: from 0 on it joins late; without an end it does not return."""
+    """Absence of a worker: one from 0 on is a late start, one without an end is final."""
 
     worker: str
     start_s: float

@@ -19,7 +19,7 @@ from hetctl.model.site import Node
 from hetctl.model.workload import Workload
 
 MEETING_S = 0.2
-"""Seconds in which the ranks of a group connect, in each visit: those of Horovod, PyTorch's take less."""
+"""Seconds in which the ranks of a group connect in each visit, with Horovod; PyTorch takes less."""
 
 Homes = Mapping[str, Collection[str]]
 """Names of the partitions of each node, by its name."""
@@ -121,7 +121,7 @@ def hop_workers(nodes: Sequence[Node], homes: Homes, size: int) -> dict[str, Hop
 def group_size(
     members: Sequence[Workload], partitions: Sequence[str], nodes: Sequence[Node], homes: Homes
 ) -> int:
-    """Return the size of groups with which an epoch of all members takes least time; 1: no groups.
+    """Return the size of groups that makes an epoch of all members shortest; 1: no groups.
 
     Groups are considered where there are fewer members than GPUs, in sizes that divide the GPUs of the
     largest node and for which the rates of all members are known.
