@@ -1,4 +1,4 @@
-"""Place of a script's checkpoints, in a run and outside of one."""
+"""Folder of a script's checkpoints, in a run and outside of one."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 FOLDER_VARIABLE = "HETCTL_CHECKPOINT_DIR"
 OUTSIDE = "checkpoints"
-"""Folder in the current one that a script uses outside of a run."""
+"""Folder, below the current one, that a script uses outside of a run."""
 
 
 def replace_durably(new: Path, old: Path) -> None:
-    """Give a file the name of another one; after a crash of the node, one of both is whole."""
+    """Rename a file over another; after a crash of the node, one of the two is whole."""
     flush_to_disk(new)
     new.replace(old)
     flush_to_disk(old.parent)
@@ -27,7 +27,7 @@ def flush_to_disk(path: Path) -> None:
 
 
 def checkpoint_folder() -> Path:
-    """Return the folder of a member's checkpoints, which exists then."""
+    """Return the folder of a member's checkpoints; create it if it is missing."""
     folder = Path(os.environ.get(FOLDER_VARIABLE, OUTSIDE))
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -13,8 +13,8 @@ from hetctl import script
 class StopVote:
     """`should_stop` for all ranks together: call it on each of them after each step.
 
-    The votes of a step are counted at the next one, through a group of their own on processors: no step waits
-    for them, and no GPU. Without a process group it is `should_stop`.
+    The votes of a step are counted at the next one, through a separate group on CPUs, so that neither steps
+    nor GPUs wait for them. Without a process group this is `should_stop`.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class StopVote:
 
 
 def wait_for_ranks() -> None:
-    """Wait until all ranks have come here."""
+    """Wait until all ranks have called this."""
     if _has_ranks():
         dist.barrier()
 

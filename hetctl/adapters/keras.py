@@ -18,8 +18,8 @@ NAMES = "keras.json"
 class HetctlKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Write a checkpoint after each epoch, report it, and stop with a checkpoint when hetctl says so.
 
-    It has to be the first of the callbacks of `fit`. An epoch that was left gets the steps that it lacks,
-    with samples from its beginning.
+    It has to be the first of the callbacks of `fit`. An interrupted epoch gets the steps that it lacks, with
+    samples from its beginning.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class HetctlKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
         return int(self._saved.get("epochs", 0))
 
     def on_train_begin(self, logs: Any = None) -> None:  # noqa: ARG002
-        """Restore the checkpoint, and repeat its report, which is lost if the script was killed after it."""
+        """Restore the checkpoint and repeat its report, which a kill of the script may have lost."""
         if not self._saved:
             return
         self.model.optimizer.build(self.model.trainable_variables)
@@ -51,7 +51,7 @@ class HetctlKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
         self._report()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """Leave the epoch if told to stop, and end the rest of one that was left before."""
+        """Leave the epoch if told to stop, or once it has the steps that it lacked."""
         steps, last = self._steps_before + batch + 1, self.params["steps"]
         self._stop_requested = self._stop_requested or script.should_stop()
         if last and steps >= last:
@@ -61,7 +61,7 @@ class HetctlKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._left = self.model.stop_training = True
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:  # noqa: ARG002
-        """End the validation of an epoch that was left."""
+        """End the validation of an interrupted epoch."""
         self.model.stop_evaluating = self._left
 
     def on_epoch_end(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -76,7 +76,7 @@ class HetctlKerasCallback(keras.callbacks.Callback):  # type: ignore[misc]
             self._cut = False
 
     def _save(self, epochs: int, steps: int, metrics: dict[str, float]) -> None:
-        """Write the weights under a name of their own, and name them when they are whole."""
+        """Write the weights to a new file, and name that in `NAMES` when it is whole."""
         folder = checkpoint_folder()
         weights = f"keras-{epochs}-{steps}.weights.h5"
         self.model.save_weights(folder / weights, overwrite=True)

@@ -20,8 +20,8 @@ FILE = "lightning.ckpt"
 def trainer_settings() -> dict[str, Any]:
     """Return the arguments by which `Trainer` takes its ranks and devices from hetctl; none outside of a run.
 
-    In a job of Slurm or LSF, Lightning would take them from the batch system otherwise, to which each agent
-    of hetctl is one. It needs equally many ranks on each node.
+    Otherwise, in a job of Slurm or LSF, Lightning would take them from the batch system, for which each agent
+    of hetctl is a rank. It needs equally many ranks on each node.
     """
     ranks = int(os.environ.get("WORLD_SIZE", "0"))
     if not ranks:
@@ -70,7 +70,7 @@ class HetctlLightningCallback(Checkpoint):  # type: ignore[misc]
         self._reported = state_dict
 
     def on_train_start(self, trainer: Trainer, _module: LightningModule) -> None:
-        """Repeat the last report, which is lost if the script was killed after its checkpoint."""
+        """Repeat the last report, which a kill of the script may have lost."""
         self._report(trainer)
 
     def on_train_batch_end(

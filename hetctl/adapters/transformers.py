@@ -15,7 +15,7 @@ WHOLE = "whole"
 """File in a checkpoint that all ranks have written."""
 PREFIX = "eval_"
 TIMES = frozenset({"eval_runtime", "eval_samples_per_second", "eval_steps_per_second"})
-"""Keys of a log entry of `Trainer` that are no metrics of an evaluation."""
+"""Keys in a log entry of `Trainer` that are not metrics."""
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:
@@ -43,7 +43,7 @@ class HetctlTrainerCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, _args: TrainingArguments, state: TrainerState, _control: TrainerControl, **_others: Any
     ) -> None:
-        """Repeat the last report, which is lost if the script was killed after its checkpoint."""
+        """Repeat the last report, which a kill of the script may have lost."""
         for entry in reversed(state.log_history):
             if metrics := _metrics_of(entry):
                 self._report(state, round(entry["epoch"]), metrics)
@@ -61,13 +61,13 @@ class HetctlTrainerCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_others: Any
     ) -> None:
-        """Have a whole epoch saved; one that was left is saved already."""
+        """Have a whole epoch saved; an interrupted one is saved already."""
         if self._left:
             control.should_save = control.should_evaluate = False
             return
         self._ended = round(state.epoch)
         control.should_save = True
-        # `Trainer` may have saved the last step already, and is about to write over it.
+        # `Trainer` is about to write over the last step, which it may have saved already.
         _mark_of(args, state).unlink(missing_ok=True)
         control.should_training_stop = control.should_training_stop or self._stop_requested
 

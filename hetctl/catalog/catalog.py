@@ -103,7 +103,7 @@ class Catalog:
             If another process keeps it locked.
         """
         is_new = not path.exists()
-        # A backup of an empty catalog would keep the first real one waiting for a day.
+        # A backup of an empty catalog would delay the first real one by a day.
         return cls(path, open_database(path), is_protected=is_new)
 
     @classmethod
@@ -142,12 +142,12 @@ class Catalog:
         back_up(self._reader, self._path)
 
     def restore_identity(self, identity: str) -> None:
-        """Continue an earlier catalog: the same job of the same run has the same name."""
+        """Continue an earlier catalog, so that jobs keep their names."""
         with self._write() as connection:
             connection.execute(update(PROJECT).values(identity=identity))
 
     def restore_run(self, spec: RunSpec, record: CatalogRecord) -> None:
-        """Store a run with its jobs, in place of what there was of it but its events."""
+        """Store a run with its jobs in place of its earlier data; its events stay."""
         row = _run_row(spec, record.plan, record.created_at, record.state, record.reason)
         with self._write() as connection:
             connection.execute(delete(JOBS).where(JOBS.c.run == spec.run))
@@ -229,7 +229,7 @@ class Catalog:
         return self._measured(PreprocessPoint, PREPROCESS_POINTS, ("cores",), ensemble=ensemble, site=site)
 
     def _save(self, table: Table, points: Iterable[object], **of: str) -> None:
-        """Store measurements of an ensemble and a site; those of a machine have columns for its fields."""
+        """Store measurements of an ensemble and a site; the fields of a machine have columns of their own."""
         rows = [{**of, **row.pop("machine", {}), **row} for row in map(encode, points)]
         # SQLAlchemy would insert a row of defaults for none.
         if rows:
@@ -348,7 +348,7 @@ class Catalog:
 
     @contextmanager
     def _changing(self, run: str) -> Iterator[Connection]:
-        """Change a run, and write it to its folder before the change is stored."""
+        """Change a run; write it to its folder before the change is committed."""
         with self._write_run(run) as connection:
             yield connection
             _write_record(connection, self.home.run(run))
@@ -387,7 +387,7 @@ def _run_row(spec: RunSpec, plan: Plan, created_at: float, state: str, reason: s
 
 
 def _write_record(connection: Connection, folder: RunFolder) -> None:
-    """Write a run to its folder, unless the user has removed that."""
+    """Write a run to its folder, unless the user has removed the folder."""
     if not folder.path.exists():
         return
     columns = RUNS.c.created_at, RUNS.c.state, RUNS.c.reason, RUNS.c.plan
@@ -407,7 +407,7 @@ def _write_record(connection: Connection, folder: RunFolder) -> None:
 
 
 def _upsert(table: Table) -> sqlite.Insert:
-    """Insert rows, replacing those with the same primary key; of measurements only older ones."""
+    """Insert rows in place of those with the same primary key; a measurement replaces only an older one."""
     statement = sqlite.insert(table)
     new = statement.excluded
     return statement.on_conflict_do_update(

@@ -31,7 +31,7 @@ BUSY_TIMEOUT_S = 5.0
 COUNTER = slice(24, 28)
 Stamp = tuple[bytes, int, int]
 BACKUP_AFTER_S = 86_400.0
-"""Age of the newest backup after which a change of the catalog is preceded by a check and another backup."""
+"""Age of the newest backup after which the next change begins with a check and another backup."""
 KEPT_BACKUPS = 2
 REBUILD = (
     "`hetctl catalog rebuild` makes it anew from the newest backup and the files of runs and profiling jobs,"
@@ -103,8 +103,8 @@ def open_database(path: Path) -> Engine:
 def open_to_read(path: Path) -> Engine:
     """Return an engine on the catalog at `path` that cannot change the file.
 
-    A catalog with an older schema, or one that was left within a transaction by a crash, is read from a copy
-    in memory, in the state in which the next writer will find it.
+    A catalog with an older schema, or one that a crash left within a transaction, is read from a copy in
+    memory, in the state in which the next writer will find it.
 
     Raises
     ------
@@ -147,14 +147,14 @@ def _copied(path: Path) -> Engine:
                 shutil.copyfile(file, copy.with_name(file.name))
         with closing(sqlite3.connect(copy)) as source:
             source.backup(memory)
-    # One connection for all: each further one to :memory: would see an empty database of its own.
+    # A second connection to :memory: would see an empty database of its own.
     engine = _engine(URL.create("sqlite"), creator=lambda: memory, poolclass=StaticPool)
     _migrate(engine, path)
     return engine
 
 
 def is_sound(path: Path) -> bool:
-    """Return true for a catalog that passes SQLite's check; other errors than damage as in `open_to_read`."""
+    """Return true for a catalog that passes SQLite's check; errors other than damage as in `open_to_read`."""
     try:
         engine = open_to_read(path)
         try:
@@ -179,7 +179,7 @@ def is_backup_due(path: Path) -> bool:
 
 
 def back_up(engine: Engine, path: Path) -> None:
-    """Check a catalog, and copy it beside the earlier backups, of which the oldest are removed.
+    """Check a catalog, and copy it beside the earlier backups; remove the oldest of these.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def back_up(engine: Engine, path: Path) -> None:
     try:
         copy_database(engine, Home(path.parent).backups / name)
     except (OSError, sqlite3.Error) as error:
-        # A disk that is nearly full must not keep a run from going on.
+        # A nearly full disk must not stop a run.
         LOGGER.warning("no backup of the catalog was made: %s", error)
         return
     for old in backups_of(path)[KEPT_BACKUPS:]:
@@ -254,7 +254,7 @@ def translate_db_errors(path: Path) -> Iterator[None]:
 
 
 def _refuse_silent_disk(path: Path) -> None:
-    """Raise OSError if the disk of the catalog does not answer: SQLite does not say why it cannot be read."""
+    """Raise OSError if the catalog's disk does not answer: SQLite does not say why a read fails."""
     try:
         with path.open("rb") as file:
             file.read(1)

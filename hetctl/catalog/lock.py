@@ -61,16 +61,16 @@ class Holder:
 
 
 _LEFT: set[Holder] = set()
-"""Locks of this process that it has left, although the file may still be there: the disk did not answer."""
+"""Locks that this process has left although a disk that did not answer may still have the file."""
 
 
 class ProjectLock:
     """Lock of the project within a ``with`` block.
 
-    The lock is a file that is created atomically, by a hard link, and that its holder touches as long as it
-    runs. The lock of a dead process is taken over with a log message: on this host the process must have
-    ended, on another one it must not have touched the lock for `SILENT_S`. An unreadable lock is taken over,
-    too, since hetctl never leaves such a file.
+    The lock is a file, created atomically by a hard link; its holder touches it as long as it runs. The lock
+    of a dead process is taken over with a log message. A process of this host is dead when it has ended, one
+    of another host when it has not touched the lock for `SILENT_S`. An unreadable lock is also taken over,
+    since hetctl never leaves such a file.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ class ProjectLock:
                 self._heartbeat.enter_context(_touching(self._path, self._heartbeat_s))
         except OSError as error:
             self._heartbeat.close()
-            # The file may be there all the same, and this process may try again.
+            # The file may still be there, and this process may try again.
             _LEFT.add(self._holder)
             if is_transient(error):
                 raise
@@ -181,8 +181,7 @@ class ProjectLock:
     def _take_over(self, own: Path) -> bool:
         """Replace a stale lock file by this process's; return False if the stale file no longer exists.
 
-        A process replaces the stale file only while it holds a file lock on it and the file still is the
-        project's lock.
+        The process replaces it only while it holds a file lock on it and it still is the project's lock.
         """
         try:
             # Open for writing, since NFS turns flock(2) into a byte-range lock that needs it.
@@ -212,7 +211,7 @@ class ProjectLock:
 
 @contextmanager
 def _touching(path: Path, every_s: float) -> Iterator[None]:
-    """Touch a file again and again through an open descriptor, and so never a file that replaced it."""
+    """Touch a file again and again through its descriptor, and so never a file that replaced it."""
     descriptor = os.open(path, os.O_RDONLY)
     over = threading.Event()
 

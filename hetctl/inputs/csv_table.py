@@ -33,7 +33,7 @@ def matching(pattern: re.Pattern[str], rule: str) -> Column:
 
 
 def whole(least: int, rule: str, digits: int = 9) -> Column:
-    """Return a column of whole numbers of at most so many digits, which keep later products small."""
+    """Return a column of whole numbers with at most `digits` digits, which keeps later products small."""
     # \d would also match digits of other scripts.
     form = re.compile(rf"[0-9]{{1,{digits}}}")
     return Column(rule, lambda text: form.fullmatch(text) and int(text) >= least, int)
@@ -69,9 +69,9 @@ def csv_lines(path: Path, text: str) -> list[Line]:
 def read_table(
     path: Path, needed: Mapping[str, Column], optional: Mapping[str, Column], text: str | None = None
 ) -> tuple[list[Row], list[Problem]]:
-    """Return the values of the lines below the header that follow all rules, and the errors of others.
+    """Return the values of all lines below the header that follow the rules, and the errors of the others.
 
-    Values of an optional column are None where it is missing or its cell is empty.
+    An optional column that is missing, and an empty cell in it, give None.
 
     Parameters
     ----------
@@ -111,7 +111,7 @@ def ragged(lines: Iterable[Line], columns: int, against: str) -> list[Problem]:
 
 
 def repeated(keys: Iterable[tuple[SourceLine, Hashable]]) -> Iterator[tuple[SourceLine, SourceLine]]:
-    """Yield the places of keys that came before, each with the first one."""
+    """Yield the place of each repeated key, with the place of the first."""
     first: dict[Hashable, SourceLine] = {}
     for place, key in keys:
         if (earlier := first.setdefault(key, place)) != place:

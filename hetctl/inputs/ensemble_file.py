@@ -30,7 +30,7 @@ from hetctl.model.training_settings import BalanceSettings
 
 
 def wrong_source(source: str) -> str | None:
-    """Return what is wrong with a path from which partitions are copied; None if nothing is."""
+    """Return the error in a path from which partitions are copied; None if there is none."""
     return f"{SOURCE.rule}, got {shown(source)}" if source and not SOURCE.holds(source) else None
 
 
@@ -71,7 +71,7 @@ def read_partition_table(path: Path) -> Partitions:
     for place, earlier in repeated((place, values["partition"]) for place, values in rows):
         problems.append((place, f"partition {at[place]['partition']} is already in line {earlier.line}"))
     for place, earlier in repeated((place, values["path"]) for place, values in rows):
-        # They would replace each other.
+        # One copy would replace the other.
         if at[place]["source"] or at[earlier]["source"]:
             rule = f"path {shown(at[place]['path'])} is already in line {earlier.line}"
             problems.append((place, f"{rule}, and partitions that are copied need paths of their own"))
@@ -154,7 +154,7 @@ def _function_problems(
 
 
 def _code_problems(model: EnsembleModel, points: list[MemberEntry]) -> Iterator[tuple[Location, str]]:
-    """Yield the places of code of entries' own that the rest of the file leaves no room for."""
+    """Yield entries with code of their own in a file without functions for all members."""
     if model.functions is None:
         for where, settings in {point.where: point.settings for point in points}.items():
             for key in sorted(OF_CODE & settings.model_fields_set):
@@ -186,7 +186,7 @@ def _partitions(model: PartitionsModel, folder: Path) -> Partitions:
 
 
 def _file_problems(model: PartitionsModel, samples_per_epoch: int | None) -> Iterator[tuple[Location, str]]:
-    """Yield the errors of `partitions` as far as they concern `file`."""
+    """Yield the errors of `partitions` that concern `file`."""
     if model.file is None and model.count is None:
         yield ("partitions",), "needs count, or file"
     if model.file is None:
@@ -242,7 +242,7 @@ def _entry_point_problem(function: str, folder: Path) -> str | None:
 
 def _top_level_names(source: bytes) -> set[str]:
     with warnings.catch_warnings():
-        # Parsing warns about, for example, invalid escapes in the user's module, which is not at issue here.
+        # Parsing warns about invalid escapes and the like, which is not at issue here.
         warnings.simplefilter("ignore")
         # Bytes, not text: Python then honours the encoding that the first lines of the file declare.
         tree = ast.parse(source)

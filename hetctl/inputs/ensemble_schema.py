@@ -152,7 +152,7 @@ class SearchModel(EntrySettings):
 
 
 def _balance(given: Any) -> Any:
-    """Return settings of which a mode may stand alone; in YAML 1.1, on and off are booleans."""
+    """Return the settings; a mode may stand alone, and in YAML 1.1 on and off are booleans."""
     settings = given if isinstance(given, dict) else {"mode": given}
     mode = settings.get("mode")
     return {**settings, "mode": "on" if mode else "off"} if isinstance(mode, bool) else settings

@@ -23,7 +23,7 @@ class SourceLine(NamedTuple):
 
 
 def refusal(problems: Iterable[tuple[SourceLine, str]]) -> BadInputError:
-    """Return one exception for all problems, sorted by place; of more than 20 the rest is only counted."""
+    """Return one exception for all problems, sorted by place; those beyond 20 are only counted."""
     lines = [f"{place}: {rule}" for place, rule in sorted(set(problems))]
     if len(lines) > MOST_SHOWN:
         lines[MOST_SHOWN:] = [f"and {len(lines) - MOST_SHOWN} more"]

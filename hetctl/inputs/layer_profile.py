@@ -1,10 +1,9 @@
 """Layer profiles: CSV with a row for each layer and GPU type, or PipeDream's graph text.
 
-A graph has a line for each node with its profile, then a line for each edge. It is converted to a chain: its
-nodes in a topological order that finishes one branch before it begins the next, each a layer of its own. The
-bytes at a cut are the sum of all outputs that are still needed after it, so that a skip connection counts at
-every cut that it spans. Chains in which branches are merged into single layers are coarser: all their cuts
-are included here.
+A graph has a line for each node with its profile, then a line for each edge. It becomes a chain in which each
+node is a layer: a topological order that finishes one branch before it begins the next. The bytes at a cut
+are the sum of all outputs needed after it, so that a skip connection counts at every cut that it spans. A
+coarser chain, with branches merged into single layers, has no cut that is not included here.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class GraphNode:
 
 
 def is_graph(text: str) -> bool:
-    """Return true if the first line of a text has the form of a graph's."""
+    """Return true if a text begins like a graph."""
     return " -- " in text.lstrip().partition("\n")[0]
 
 

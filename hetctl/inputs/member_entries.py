@@ -1,4 +1,4 @@
-"""Members of an ensemble file: expansion of its entries, and rules on keys that depend on one another."""
+"""Members of an ensemble file: expansion of its entries, and rules between keys."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from hetctl.model.training_settings import BUILT_IN, EVERY_EPOCH, FRAMEWORKS, ON
 
 MOST_MEMBERS = 10_000
 OF_CODE = frozenset({"framework", "functions", "data"})
-"""Keys of an entry by which its members are trained by code of their own."""
+"""Keys of an entry that give its members code of their own."""
 MORE_IS_BETTER = ("acc", "auc", "f1", "precision", "recall")
 
 
@@ -88,8 +88,7 @@ def _random_points(where: Location, sample: RandomModel, seed: int) -> Iterator[
 def draw(how: DrawModel, seed: int, index: int, key: str) -> Any:
     """Draw a value that depends only on the arguments.
 
-    Floats are rounded to six significant digits, so that differences between machines in the logarithm have
-    no effect.
+    Floats are rounded to six significant digits, so that machines whose logarithms differ draw the same.
     """
     (kind,) = how.model_fields_set
     values = getattr(how, kind)
@@ -103,14 +102,14 @@ def draw(how: DrawModel, seed: int, index: int, key: str) -> Any:
     if kind == "log_uniform":
         value = math.exp((1 - share) * math.log(lower) + share * math.log(upper))
     else:
-        # In this form no difference of the bounds is needed, which could overflow.
+        # The difference of the bounds could overflow.
         value = (1 - share) * lower + share * upper
     # Rounding to six digits may leave the range.
     return float(min(upper, max(lower, float(f"{value:.6g}"))))
 
 
 def members_of(ensemble: EnsembleModel, points: list[MemberEntry], folder: Path) -> list[Member]:
-    """Combine each member's own settings with the ensemble's; its own take precedence.
+    """Combine each member's settings with the ensemble's; the member's take precedence.
 
     The seed is the CRC-32 of ``SEED/NAME``: it differs between members, and does not depend on other members.
 
@@ -152,7 +151,7 @@ def _code(ensemble: EnsembleModel, point: MemberEntry, folder: Path) -> Training
 
 
 def code_of(framework: str, functions: Functions, data: str | None, folder: Path) -> TrainingCode:
-    """Return framework, functions and data of a file; a relative path of data is relative to its folder."""
+    """Return framework, functions and data of a file; a path of data is relative to the file's folder."""
     located = data if data is None or "://" in data else os.path.normpath(folder / data)
     return TrainingCode(framework, value_of(Functions, functions), located)
 
@@ -176,7 +175,7 @@ def _member(common: dict[str, Any], point: MemberEntry, **more: Any) -> Member:
 
 
 def _gpu_limits(common: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Return the least and the largest number of GPUs; limits of a member's own replace inherited `gpus`."""
+    """Return the least and the largest number of GPUs; a member's own limits replace inherited `gpus`."""
     limits = {key: own.get(key, common[key]) for key in ("min_gpus", "max_gpus")}
     exact = own.get("gpus", None if limits.keys() & own.keys() else common["gpus"])
     return limits if exact is None else dict.fromkeys(limits, exact)
@@ -187,9 +186,9 @@ def _own(settings: Settings) -> dict[str, Any]:
 
 
 def _stop_rule(common: dict[str, Any], own: dict[str, Any]) -> StopRule:
-    """Merge stop keys; a mode and a target for one metric are not inherited by another metric."""
+    """Merge stop keys; another metric inherits neither mode nor target."""
     if own.get("metric", common["metric"]) != common["metric"]:
-        # A target of an accuracy would end a member that is judged by its loss at once.
+        # A target for the accuracy would at once end a member that is judged by its loss.
         common = {**common, "mode": None, "target": None}
     merged = {**common, **own}
     return StopRule(**{**merged, "mode": merged["mode"] or usual_mode(merged["metric"])})
@@ -207,8 +206,8 @@ LONGEST_NAME = 64
 def grid_names(prefix: str, points: list[dict[str, Any]]) -> list[str]:
     """Name every point of a grid ``<prefix>-<key>-<value>...``, with its keys in the order of the file.
 
-    A name depends on its own point alone, unless two points would get the same name: then both have a
-    hash of their values appended, like names that would be longer than 64 characters.
+    A name depends on its own point alone. Where two points would get the same name, both end with a hash of
+    their values, as do names that would be longer than 64 characters.
     """
     plain = ["-".join([prefix, *(f"{_slug(k)}-{_slug(v)}" for k, v in point.items())]) for point in points]
     uses = Counter(plain)
@@ -234,9 +233,9 @@ PAIRED = (
     *("command", "layers", "global_batch_size", "deterministic", "shard", "rescale_learning_rate"),
     "checkpoint",
 )
-"""Keys of members that do not go with all others."""
+"""Keys of members that conflict with some others."""
 NEUTRAL = (None, False, (), EVERY_EPOCH)
-"""Their values that go with all."""
+"""Values of these that conflict with none."""
 
 
 def member_problems(
@@ -258,7 +257,7 @@ def member_problems(
 def _pair_problems(
     model: EnsembleModel, points: list[MemberEntry], members: list[Member]
 ) -> Iterator[Problem]:
-    """Yield keys that do not go with another, each place once."""
+    """Yield keys that conflict with another, each place once."""
     found: dict[Location, str] = {}
     common: dict[str, Location] = {
         key: (key,) for key in model.model_fields_set.difference(PAIRED) if getattr(model, key)
@@ -288,7 +287,7 @@ def _gpu_problems(
             found[(*where, "gpus")] = f"is the exact number, and does not go with {' and '.join(limits)}"
     for point, member in zip(points, members, strict=True):
         places = [_place_of(key, model, point) for key in ("gpus", "min_gpus", "max_gpus")]
-        # The member's own key is the one to correct, which has the longest place.
+        # The key to correct is the member's own, which has the longest place.
         where = max((place for place in places if place), key=len, default=("min_gpus",))
         if where in found:
             continue
@@ -329,7 +328,7 @@ def _shape_problem(name: str, named: Mapping[str, str | None]) -> str | None:
 def _command_problems(
     model: EnsembleModel, points: Sequence[MemberEntry], members: Sequence[Member]
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the commands of an ensemble file, each with its place."""
+    """Yield the errors in the commands of an ensemble file, each with its place."""
     without = [point for point, member in zip(points, members, strict=True) if not member.command]
     if len(without) == len(members):
         if model.functions is None:

@@ -1,4 +1,4 @@
-"""Keys of members in the ensemble file, and of the settings that an ensemble has for all of them."""
+"""Keys of members in the ensemble file, and of an ensemble's settings for all of them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ VariableName = Annotated[
 
 
 def distinct(values: list[Any]) -> list[Any]:
-    """Return values of which no two are equal; ValueError otherwise."""
+    """Return the values; ValueError if two are equal."""
     seen: set[str] = set()
     for value in values:
         # Compared as JSON: 1 and 1.0 or true are equal in Python, but different values in a config.
@@ -42,7 +42,7 @@ def distinct(values: list[Any]) -> list[Any]:
 
 
 def apart_from_config(values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    """Return values of which no key is in the config, too; ValueError otherwise."""
+    """Return the values; ValueError if a key is also in the config."""
     for key in info.data.get("config", {}):
         if key in values:
             raise ValueError(f"key '{key}' must be in config or in {info.field_name}, not in both")
@@ -64,7 +64,7 @@ def _words(command: str | list[str]) -> str | list[str]:
 
 
 def _interval(value: Any) -> str:
-    # As text even if YAML has a number, for the message that says which unit is missing.
+    # As text, even for a number in YAML, so that the message says which unit is missing.
     parse_interval(str(value))
     return str(value)
 
@@ -205,7 +205,7 @@ class DrawModel(Strict):
 
 
 def one_way(draw: DrawModel) -> DrawModel:
-    """Return a distribution with one key; ValueError otherwise."""
+    """Return the distribution; ValueError unless it has one key."""
     if len(draw.model_fields_set) != 1:
         raise ValueError("must have exactly one of choice, integer, log_uniform, uniform")
     return draw
@@ -238,7 +238,7 @@ class RandomEntry(Strict):
 
 
 def _kind_of(entry: Any) -> str:
-    # The choice by key gives errors of one kind only; a plain union would report those of all three kinds.
+    # A choice by key gives the errors of one kind; a plain union would report all three kinds.
     written = entry if isinstance(entry, dict) else {}
     return next((f"<{kind}>" for kind in ("grid", "random") if kind in written), "<member>")
 

@@ -87,7 +87,7 @@ def _contradictions(rows: list[tuple[SourceLine, RateRow]]) -> Iterator[Problem]
 
 
 def _gaps(rows: list[tuple[SourceLine, RateRow]]) -> list[Problem]:
-    """Return the first line of each member whose work is unknown."""
+    """Return the first line of each member without a number of samples."""
     firsts = {row.member: (place, row) for place, row in reversed(rows)}
     return [
         (place, f"samples: member '{name}' has none, so its work is unknown")

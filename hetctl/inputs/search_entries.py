@@ -1,4 +1,4 @@
-"""Members that are the trials of a search, and what is wrong with one."""
+"""Members that are the trials of a search, and the errors of a search."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ SEARCH: Location = ("search",)
 
 
 class Trials(NamedTuple):
-    """Search of an ensemble file, with an entry for each of its trials, and their likely epochs.
+    """Search of an ensemble file, with an entry and the likely epochs of each trial.
 
     Parameters
     ----------
     objective : Objective or None
-        Metric that it goes by, unless that is the stop rule's.
+        Metric that the search goes by; None: that of the stop rule.
     """
 
     spec: SearchSpec
@@ -34,7 +34,7 @@ class Trials(NamedTuple):
 
 
 def search_problems(model: EnsembleModel) -> Iterator[tuple[Location, str]]:
-    """Yield what is wrong with the keys of `search`, each with its place."""
+    """Yield the errors in the keys of `search`, each with its place."""
     if model.search is None:
         if not model.members:
             yield ("members",), "is required, unless there is a search"
@@ -73,7 +73,7 @@ def _is_number(search: SearchModel, key: str) -> bool:
 
 
 def trials_of(model: EnsembleModel) -> Trials | None:
-    """Return the trials of a file whose keys are right; None without a search.
+    """Return the trials of a file without errors in its keys; None without a search.
 
     Raises
     ------
@@ -104,7 +104,7 @@ def trials_of(model: EnsembleModel) -> Trials | None:
 
 
 def as_trials(members: list[Member], trials: Trials | None) -> list[Member]:
-    """Return the members of a file, of which trials have the epochs that their search gives them."""
+    """Return the members of a file; trials get the epochs that their search gives them."""
     if trials is None:
         return members
     likely = dict(zip(trials.spec.members, trials.epochs, strict=True))

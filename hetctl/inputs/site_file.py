@@ -86,14 +86,14 @@ def _checked(path: Path, source: YamlSource) -> tuple[Site, Mapping[str, Any]]:
 
 
 def _problems(site: Site) -> Iterator[tuple[Location, str]]:
-    """Yield what does not go together in a site."""
+    """Yield the keys of a site that conflict."""
     names = {queue.name for queue in site.queues}
     if site.queue is not None and site.queue not in names:
         known = suggestion(site.queue, names)
         yield ("queue",), f"must be one of the queues, got '{site.queue}'{known}"
     most: dict[str, float] = {}
     for queue in site.queues:
-        # Entries of one name are bins by the number of nodes, as on Summit.
+        # Several entries of one name are bins by number of nodes, as on Summit.
         nodes = queue.max_nodes or math.inf
         if nodes <= most.get(queue.name, 0):
             yield ("queues",), f"entries of queue '{queue.name}' must have rising max_nodes"
@@ -106,7 +106,7 @@ def _problems(site: Site) -> Iterator[tuple[Location, str]]:
 
 
 def links_problems(links: NodeLinks) -> Iterator[tuple[Location, str]]:
-    """Yield the values of links that are given twice, or not at all."""
+    """Yield the values of links that are given twice or not at all."""
     intra, inter = links.intra_node, links.inter_node
     line = [value for value in (inter.latency_s, inter.bytes_per_s) if value is not None]
     if (intra.scaling is None) == (not intra.points):
@@ -212,6 +212,6 @@ def _timeouts_problems(timeouts: Timeouts) -> Iterator[tuple[Location, str]]:
             rule = f"must be at least {least}, since a heartbeat comes every {often}, got {texts[key]}"
             yield ("timeouts", key), rule
     for key in WITHOUT_HEARTBEATS:
-        # In these waits ranks are silent, so a shorter `hang` would end them as hung while they only wait.
+        # In these waits ranks are silent: a shorter `hang` would end them as hung.
         if values[key] > values["hang"]:
             yield ("timeouts", key), f"must be at most hang, which is {texts['hang']}, got {texts[key]}"

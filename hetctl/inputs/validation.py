@@ -1,4 +1,4 @@
-"""Models of files, derived from the values that are read; problems with file, line and rule; names."""
+"""Models of files, derived from the types of their values; errors with file, line and rule; names."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Matching(Pattern):
 
 
 def converting(parse: Callable[[Any], Any]) -> BeforeValidator:
-    """Return a conversion of values of a file; a refusal names rule and next step."""
+    """Return a conversion of a file's values whose errors name the rule and the next step."""
 
     def convert(value: Any) -> Any:
         try:
@@ -99,14 +99,14 @@ def converting(parse: Callable[[Any], Any]) -> BeforeValidator:
 
 
 def under(key: str) -> BeforeValidator:
-    """Return a conversion of what is no mapping to the mapping that has it under a key."""
+    """Return a conversion of a plain value to a mapping with the value under `key`."""
     return BeforeValidator(lambda given: given if isinstance(given, dict) else {key: given})
 
 
 def _duration(value: Any) -> int:
     if value is None:
         raise PydanticUseDefault
-    # As text even if YAML has a number, for the message that says which unit is missing.
+    # As text, even for a number in YAML, so that the message says which unit is missing.
     return parse_duration(str(value))
 
 
@@ -126,7 +126,7 @@ _WRITTEN = {
 
 @functools.cache
 def model_of(kind: type) -> type[Strict]:
-    """Return the model of a file, or of a mapping in it: its keys are a dataclass's fields with a `Key`."""
+    """Return the model of a file or a mapping in it; its keys are the fields of a dataclass with a `Key`."""
     hints = typing.get_type_hints(kind, include_extras=True)
     keys = {
         field.name: _key_of(field, hints[field.name])
@@ -160,7 +160,7 @@ def _key_of(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, FieldInfo]:
 
 
 def _in_file(hint: Any) -> Any:
-    """Return the type of a value in a file: a list for a tuple, a model for a dataclass."""
+    """Return a field's type in a file: a list for a tuple, a model for a dataclass."""
     origin, inner = typing.get_origin(hint), [_in_file(one) for one in typing.get_args(hint)]
     if dataclasses.is_dataclass(hint):
         return model_of(typing.cast(type, hint))
@@ -177,7 +177,7 @@ def _in_file(hint: Any) -> Any:
 
 
 def _marks_of(mark: Any) -> Iterator[Any]:
-    """Yield what makes pydantic heed a mark."""
+    """Yield the pydantic form of a mark."""
     if isinstance(mark, Pattern):
         yield Matching(*mark)
     elif isinstance(mark, Limits):
@@ -201,13 +201,13 @@ def validate(kind: type[Model], source: YamlSource) -> Model:
 
 
 def value_of(kind: type[T], model: Any, **more: Any) -> T:
-    """Return a dataclass from the model of its keys in a file, and from the fields that the file has not."""
+    """Return a dataclass from the model of its keys in a file and from the fields that no file has."""
     return decode(kind, {**model.model_dump(exclude_unset=True, exclude_none=True), **more})
 
 
 def _problem(kind: type[BaseModel], details: Any) -> tuple[Location, str]:
     *around, last = details["loc"] or [""]
-    # Pydantic adds the tags of unions to the location, which the file does not contain.
+    # Pydantic adds tags of unions to the location; the file does not contain them.
     around = [key for key in around if key not in UNION_MARKS]
     if details["type"] == "extra_forbidden":
         return (*around, last), f"unknown key '{last}'" + suggestion(
@@ -227,7 +227,7 @@ def _known_keys(kind: type[BaseModel], around: list[Any], key: str) -> set[str]:
     models = [kind]
     for step in around:
         fields = [field for model in models for name, field in _keys(model) if name == step]
-        # A list index is no field: then the models of the enclosing step still hold.
+        # A list index is no field: the enclosing models still hold.
         models = [model for field in fields for model in _models_in(field.annotation)] or models
     found = [{name for name, _ in _keys(model)} for model in models]
     return {name for names in found if key not in names for name in names}

@@ -1,9 +1,9 @@
 """Times of visits: unit times of each configuration on each partition, and logs of visits.
 
-The first line determines which of three forms a file of unit times has: a CSV matrix, with or without names;
-two whole numbers ``rows columns`` followed by the times, the form of open-shop benchmarks; a CSV list with
-the columns ``config,partition,worker,seconds``, for partitions of which several workers have a copy. A log of
-visits is JSON lines, as written by ``hetctl simulate --trace``.
+The first line tells which of three forms a file of unit times has: a CSV matrix, with or without names; two
+whole numbers ``rows columns`` and then the times, the form of open-shop benchmarks; a CSV list with the
+columns ``config,partition,worker,seconds``, for partitions that several workers have. A log of visits is JSON
+lines, as written by ``hetctl simulate --trace``.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _named(lines: Sequence[Line]) -> UnitTimeTable:
 
 
 def _matrix(lines: Sequence[Line], configs: tuple[str, ...], workers: tuple[str, ...]) -> UnitTimeTable:
-    """Return a table in which each worker has one partition, which no other worker has."""
+    """Return a table in which each worker has one partition of its own."""
     problems = []
     for j, worker in enumerate(workers):
         if all(cells[j].lower() in NEVER for _, cells in lines):
@@ -161,7 +161,7 @@ def _list(path: Path, text: str) -> UnitTimeTable:
 
 
 def _gaps(table: UnitTimeTable, rows: Sequence[Row]) -> Iterator[Problem]:
-    """Yield what a list lacks: a worker with a partition needs times of all configurations on it."""
+    """Yield the gaps in a list: a worker with a partition needs times of all configurations on it."""
     # The first line of each partition, of each worker, and of each pair; "" stands for any.
     places = {
         named: place

@@ -76,7 +76,7 @@ def read_yaml(path: Path) -> YamlSource:
     """
     text = read_text(path)
     try:
-        # Nodes, not values: they have line numbers, and a key that is given twice is still there twice.
+        # Nodes, not values: they have line numbers, and keep a key that is given twice.
         root = yaml.compose(text, Loader=_LineLoader)
         if not isinstance(root, yaml.MappingNode):
             raise refusal([(SourceLine(path, 1), "must be a mapping (key: value)")])
@@ -115,7 +115,7 @@ def _reason_of(error: yaml.YAMLError) -> str:
 
 
 def _text(text: str) -> str:
-    # Escapes in quotes can produce these; no file name can hold a null, and no UTF-8 file a surrogate.
+    # Escapes in quotes can produce these. No file name can hold a null, and no UTF-8 file a surrogate.
     if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
         raise ValueError("has an invalid character")
     return text

@@ -21,7 +21,7 @@ WIDTH = 11.2  # inches
 LABEL_SIZE = 8
 """Font size of the labels of bars in points."""
 STYLE: dict[Any, Any] = {
-    # Text stays text: smaller than outlines, and readable for search and screen readers.
+    # Text is smaller than outlines, and search and screen readers can read it.
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",
     "font.size": 9,

@@ -147,7 +147,7 @@ def _layout(spans: Spans | RunStatus) -> ChartLayout:
 
 
 def _draw_idle(axes: Axes, spans: Spans | RunStatus, layout: ChartLayout) -> None:
-    """Draw the GPUs of each job: all rows, unless they exceed a job's GPUs; then those of its nodes."""
+    """Draw the GPUs of each job: all rows or, if these exceed its GPUs, the rows of its nodes."""
     same_nodes = len(layout.rows) <= spans.gpus
     jobs = {span.index: span.job for span in spans.rounds}
     nodes: dict[int, set[str]] = {job: set() for job in jobs.values()}

@@ -22,7 +22,7 @@ MOST_NAMES = 3
 
 
 def pipeline_sections(pipelines: Sequence[PipelineStatus], *, on_page: bool = False) -> Iterator[Section]:
-    """Yield tables with a line for each member that trains as a pipeline, on a page with its rates."""
+    """Yield tables with a line for each pipeline; a page also has its rates."""
     rows = []
     for one in pipelines:
         use = one.last.use if one.last else None

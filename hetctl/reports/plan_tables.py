@@ -1,4 +1,4 @@
-"""A plan as sections: rounds, member on each GPU, reasons, training modes, and sizes of jobs."""
+"""A plan as sections: rounds, the member on each GPU, reasons, training modes, and sizes of jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDS_SHOWN = 20
 MAP_WIDTH = 80
 GAINS_SHOWN = 4
 MOST_WAITING = 6
-"""Reasons for waiting that are shown of a round."""
+"""Reasons for waiting that are shown for a round."""
 MOST_NAMES = 3
 QUICKER = (
     "data-parallel would be quicker than hopping, if every node can read all of the data:"

@@ -180,7 +180,7 @@ def _layers(point: LayerPoint, device: str) -> Section:
 
 
 def _optimizer_bytes(layers: Sequence[MeasuredLayer]) -> str:
-    """Return the bytes of layers' slots, which earlier versions did not measure."""
+    """Return the bytes of the optimizer's state; old measurements have none."""
     known = [layer.optimizer_bytes for layer in layers if layer.optimizer_bytes is not None]
     return format_bytes(sum(known)) if len(known) == len(layers) else NONE
 

@@ -241,7 +241,7 @@ def _draw_seconds(axes: Axes, history: BalanceHistory, times: Sequence[float], t
 
 
 def _marker(times: Sequence[float]) -> str:
-    """Return a marker for a line of one point, which would be invisible."""
+    """Return a marker for a line of one point, which is invisible without one."""
     return "o" if len(times) == 1 else ""
 
 
@@ -250,7 +250,7 @@ MOST_VISITS = 20_000
 
 
 def hop_section(hops: HopStatus, colours: Mapping[str, str]) -> Section:
-    """Draw the visits by worker over time, if there are any, and not too many for a chart."""
+    """Draw the visits by worker over time, unless there are none or too many for a chart."""
     title = "Workers over time"
     if not 0 < len(hops.spans) <= MOST_VISITS:
         return Section(
@@ -259,7 +259,7 @@ def hop_section(hops: HopStatus, colours: Mapping[str, str]) -> Section:
             " hetctl hopper trace writes them to a file.",
         )
     end_s = max(visit.ended_at for visit in hops.spans)
-    # A visit to a group is in the row of each of its GPUs.
+    # A visit to a group fills the row of each of its GPUs.
     tasks = [
         TaskSpan(
             *(visit.member, visit.epoch, slot, (0,), visit.began_at, visit.ended_at),
@@ -291,7 +291,7 @@ PARTS: dict[str, tuple[str, Callable[[StageReport], float]]] = {
 
 
 def stage_svg(number: int, member: str, epoch: PipelineEpoch) -> str:
-    """Draw a horizontal bar for each stage, those of a virtual worker together, the first on top.
+    """Draw a bar for each stage, grouped by virtual worker, the first on top.
 
     Parameters
     ----------
@@ -337,7 +337,7 @@ HEIGHT = 3.6
 TICKS, MOST_MARKED = 5, 6
 """Labels of an axis, and most values that have one each."""
 LOGARITHMIC_FROM = 30.0
-"""Least ratio of the largest to the smallest of positive values whose axis is logarithmic."""
+"""Ratio of the largest to the smallest positive value from which on an axis is logarithmic."""
 VIRIDIS = colormaps["viridis"]
 
 

@@ -38,8 +38,8 @@ class Section:
     rows : sequence of sequence of str or Text
         Cells; of texts without a style only printable characters are shown.
     fold : str or tuple of str
-        Header or headers of the columns whose cells may be broken into lines. Cells of others that a narrow
-        terminal cuts end with an ellipsis.
+        Headers of the columns whose cells may be broken into lines. On a narrow terminal, cells of others are
+        cut and end with an ellipsis.
     gap : int
         Blanks between columns on the terminal, beside the one that is always there.
     notes : sequence of (str, str)
@@ -110,7 +110,7 @@ class Report:
     details : callable
         Function that returns the sections that are on the page alone.
     colours : mapping of str to str
-        Colours by the names that have them on the page.
+        Colours by name on the page.
     """
 
     title: str

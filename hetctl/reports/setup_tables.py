@@ -1,4 +1,4 @@
-"""What runs need as sections: sites, the results of `doctor`, and partitions of the data."""
+"""Sections for the setup of runs: sites, the results of `doctor`, and partitions of the data."""
 
 from __future__ import annotations
 

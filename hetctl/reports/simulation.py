@@ -1,4 +1,4 @@
-"""Results of simulations as reports, which the terminal and the page share: one for each kind."""
+"""Results of simulations as reports for the terminal and the page, one for each kind."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def _rounds(intervals: Iterable[Interval]) -> tuple[RoundSpan, ...]:
 
 
 def _members(simulation: Simulation, arrivals: Mapping[str, float]) -> Section:
-    """Return a line for each member; of trials that a search asked for later no arrival is known."""
+    """Return a line for each member; trials that a search asked for later have no known arrival."""
     rows = []
     for one in simulation.members:
         arrived_s = arrivals.get(one.member)

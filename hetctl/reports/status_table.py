@@ -35,7 +35,7 @@ from hetctl.reports.units import (
 
 NARROW = 80
 WIDE_ONLY = frozenset({">rate\nprof.", ">time\npredicted"})
-"""Columns of the member table that narrower terminals have no room for."""
+"""Columns of the member table that narrow terminals have no room for."""
 REASON = "reason of its end"
 """Column of the member table that only a page has room for."""
 MOST_TRIALS = 5

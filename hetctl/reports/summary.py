@@ -14,10 +14,10 @@ from hetctl.reports.units import device_word, format_percent, format_seconds
 
 IDLE_MARK = "·"
 MOST_CHANGES = 3
-"""Largest number of changes of a member's global batch that are shown, the last ones."""
+"""Last changes of a member's global batch that are shown."""
 STATES = ("converged", "training", "waiting", "stopped", "failed")
 MOST_NAMED = 5
-"""Failed members that are named of those with one cause."""
+"""Failed members with one cause that are named."""
 
 
 def prediction_error(predicted_s: float | None, measured_s: float | None) -> float | None:
@@ -28,7 +28,7 @@ def prediction_error(predicted_s: float | None, measured_s: float | None) -> flo
 
 
 def describe_time(status: RunStatus) -> str:
-    """Compare predicted and measured time: the error of a finished run, the share of another."""
+    """Compare predicted and measured time: the error for a finished run, the share for any other."""
     predicted, measured = format_seconds(status.predicted_s), format_seconds(status.measured_s)
     error = prediction_error(status.predicted_s, status.measured_s)
     if status.state == "finished" and error is not None:
@@ -94,7 +94,7 @@ def named(members: Sequence[str]) -> str:
 
 
 def grouped(failures: Iterable[FailureGroup]) -> list[FailureGroup]:
-    """Return failures with those of one cause in one group, in the order of the first ones."""
+    """Group failures by cause, in the order of each cause's first failure."""
     groups: dict[str, list[FailureGroup]] = {}
     for failure in failures:
         cause = failure.reason
@@ -119,7 +119,7 @@ def failures_of(status: RunStatus) -> list[FailureGroup]:
 
 @dataclass(frozen=True)
 class Spans:
-    """Intervals in which members held GPUs in a simulation; a `RunStatus` has the same of a run.
+    """Intervals in which members held GPUs in a simulation, as a `RunStatus` has them for a run.
 
     Parameters
     ----------
@@ -153,7 +153,7 @@ def end_of(span: TaskSpan | RoundSpan, now: float) -> float:
 
 
 def job_spans(spans: Spans | RunStatus) -> dict[int, tuple[float, float]]:
-    """Return the time in which each job held its GPUs: from its first round's start to its last one's end."""
+    """Return when each job held its GPUs: from the start of its first round to the end of its last."""
     now = now_s(spans)
     found: dict[int, tuple[float, float]] = {}
     for span in spans.rounds:
@@ -165,7 +165,7 @@ def job_spans(spans: Spans | RunStatus) -> dict[int, tuple[float, float]]:
 
 def busy_fraction(status: RunStatus) -> float | None:
     """Return the share of the GPU time held by jobs in which a member's task ran; None before that."""
-    # A run may have been continued with larger or smaller jobs, whose size it has now.
+    # A continued run may have jobs of several sizes; its own size is that of the newest.
     nodes = {job.number: job.nodes for job in status.jobs}
     last = status.jobs[-1].nodes if status.jobs else 1
     held = sum(

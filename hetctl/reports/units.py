@@ -36,7 +36,7 @@ def format_ms(seconds: float) -> str:
 
 
 def format_rate(rate: float | None) -> str:
-    """Return samples/s with three digits at least and no unit, for a column that names it."""
+    """Return samples/s with at least three digits and no unit, for a column that names it."""
     if rate is None:
         return NONE
     decimals = 0 if rate >= 99.95 else 1 if rate >= 9.995 else 2

@@ -124,7 +124,7 @@ def batch_checks(project: Project, site: Site) -> Iterator[CheckResult]:
 
 
 def _setup_checks(site: Site, errors: str) -> Iterator[CheckResult]:
-    """Report which commands of `setup` have failed, by the errors of a shell that ran them all."""
+    """Report the commands of `setup` that failed, by the errors of a shell that ran them all."""
     fix = "correct `setup` in the site file: jobs go on after a command that fails"
     failed, output = False, "no output"
     for line in errors.splitlines():

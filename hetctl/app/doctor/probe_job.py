@@ -84,7 +84,7 @@ def probe(project: Project, site: Site, framework: str | None) -> Probe:
 
 def _remove_leftovers(batch: BatchSystem, home: Path) -> None:
     """Cancel the jobs of commands that were killed, and remove their folders."""
-    # Younger ones may be those of commands that still wait.
+    # Younger jobs may belong to commands that still wait.
     oldest = time.time() - QUEUE_PATIENCE_S - WALL_S
     left = [folder for folder in home.glob(f"{FOLDERS}*") if folder.stat().st_mtime < oldest]
     batch.cancel([*batch.find([_name(folder) for folder in left]).values()])

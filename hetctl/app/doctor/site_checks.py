@@ -1,4 +1,4 @@
-"""Checks of a site from this machine and by queries of its batch system, and those of the project folder."""
+"""Checks of a site by this machine and by queries of its batch system, and of the project folder."""
 
 from __future__ import annotations
 
@@ -175,14 +175,14 @@ def filesystem_of(path: Path, mounts: str) -> str:
             continue
         # The kernel writes blanks in mount points as octal escapes.
         point = Path(fields[4].replace("\\040", " "))
-        # The innermost mount counts, and of several on one point the last, which covers the others.
+        # The innermost mount counts. Of several on one point, the last covers the others.
         if path.is_relative_to(point) and len(point.parts) >= best[0]:
             best = (len(point.parts), kinds[0])
     return best[1]
 
 
 def place_check(site: Site, path: Path, kind: str) -> CheckResult:
-    """Check the access from compute nodes, by the file system; only a job can verify it."""
+    """Judge the access from compute nodes by the file system; only a job can verify it."""
     found = f"{path} is on {kind}"
     if BATCH_SYSTEMS[site.batch_system].runs_here or kind.startswith(SHARED):
         return CheckResult(FOLDER, CheckStatus.OK, found)

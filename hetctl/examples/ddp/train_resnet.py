@@ -1,6 +1,6 @@
 """A small ResNet in PyTorch's DistributedDataParallel, after its ImageNet example, on generated images.
 
-A checkpoint counts samples and not steps: any number of ranks goes on after the same sample.
+A checkpoint counts samples, not steps, so that any number of ranks goes on after the same sample.
 """
 
 import argparse

@@ -34,7 +34,7 @@ class Sentences(Dataset):
 
 
 def accuracy(predictions):
-    """Return the share of sentences that are classified rightly."""
+    """Return the share of sentences that are classified correctly."""
     return {"accuracy": float((predictions.predictions.argmax(-1) == predictions.label_ids).mean())}
 
 
@@ -62,16 +62,16 @@ def main():
         output_dir=str(folder),
         seed=int(os.environ.get("HETCTL_SEED", "0")),
         num_train_epochs=options.epochs,
-        # The checkpoint counts steps: with the same batch in all they are as many, whatever the ranks.
+        # The checkpoint counts steps: with the same total batch they are as many on any number of ranks.
         per_device_train_batch_size=options.batch_size // int(os.environ.get("WORLD_SIZE", "1")),
         learning_rate=options.learning_rate,
         per_device_eval_batch_size=64,
         eval_strategy="epoch",
         # The callback has checkpoints written.
         save_strategy="no",
-        # The one before must stay until the next one is whole.
+        # The last checkpoint must stay until the next one is whole.
         save_total_limit=2,
-        # The loss of a classifier is a mean over sentences already, which would be added up over the ranks.
+        # The loss of a classifier is already a mean over sentences, and must not be added up over the ranks.
         average_tokens_across_devices=False,
         ddp_find_unused_parameters=False,
         use_cpu=not torch.cuda.is_available(),

@@ -60,7 +60,7 @@ def main():
     parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
     seed_everything(int(os.environ.get("HETCTL_SEED", "0")), verbose=False)
-    # The checkpoint counts steps: with the same batch in all they are as many, whatever the ranks.
+    # The checkpoint counts steps: with the same total batch they are as many on any number of ranks.
     on_rank = options.batch_size // int(os.environ.get("WORLD_SIZE", "1"))
     trainer = Trainer(
         **trainer_settings(),
