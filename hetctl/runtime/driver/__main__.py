@@ -21,7 +21,7 @@ MEASURING = {
     PROFILE: "hetctl.runtime.driver.profile_job:run_profile_job",
     PROBE: "hetctl.runtime.driver.probe:run_probe_job",
 }
-"""Functions of the modes that train nothing, as ``module:function``; each gets the job's folder."""
+"""Functions for the modes that train nothing, as ``module:function``; each gets the job's folder."""
 
 
 def main(signal_delay_s: float = SIGNAL_DELAY_S) -> int:
@@ -33,9 +33,9 @@ def main(signal_delay_s: float = SIGNAL_DELAY_S) -> int:
     parser.add_argument("--deadline", type=float, default=math.inf)
     parser.add_argument("--batch-id", default="")
     arguments = parser.parse_args()
-    # A thousand agents take as many descriptors as usual limits allow.
+    # A thousand agents use up the usual limit.
     raise_descriptor_limit()
-    # While it waits for the lease there is nothing to end in order but that; if it measures, its ranks end.
+    # On SIGTERM: a driver that waits for the lease stops waiting; one that measures ends its ranks.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     folder = arguments.folder.resolve()
     try:

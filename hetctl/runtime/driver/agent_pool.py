@@ -1,9 +1,9 @@
-"""Driver's pool of the agents of a batch job: the steps that start them, and connections to them.
+"""Driver's pool of a batch job's agents: the steps that start them, and the connections to them.
 
 An agent holds a resource set. With ``launch: nodes`` this is a node for the whole job. With
-``launch: members`` it is the part of a node that a member has for one round: its step starts and ends with
-the group. A node whose agent does not connect, has ended or sends nothing for some time is lost, until an
-agent connects from there again.
+``launch: members`` it is a member's part of a node for one round: its step starts and ends with the group. A
+node is lost if its agent does not connect, ends or falls silent; it returns when an agent connects from
+there again.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ if TYPE_CHECKING:
     from hetctl.runtime.driver.rank_pool import RankPool
 
 STEP_END_S = 1.0
-"""Seconds in which a step ends after one of its agents has closed its connection, if it ends with it."""
+"""Seconds that a step takes to end after an agent's closed connection, if it ends with the agent."""
 SHUTDOWN_S = 5.0
 END_SIGNALS = (None, signal.SIGTERM, signal.SIGKILL)
-"""Signals to a step after its release, one for each `shutdown_s`."""
+"""Signals to a step after its release, one per `shutdown_s`."""
 KILLED = 128 + signal.SIGKILL
 TOUCH_EVERY_S = 2.0
-"""Seconds between two touches of the driver's file and two heartbeats, which show agents that it runs."""
+"""Seconds between two touches of the driver's file, and two heartbeats, which tell agents that it runs."""
 LAST_S = 10.0
-"""Seconds in which the agent of the last node, having closed its connection, may return or end its step."""
+"""Seconds in which the last node's agent may return, or end its step, after it closed its connection."""
 MOST_RETURNS = 3
-"""Losses of a node after which it is used again; the next ones would cost its members more than it gains."""
+"""Most losses after which a node is used again; more would cost its members more than the node gains."""
 NO_STAGES: Mapping[str, StageOrder] = MappingProxyType({})
 
 
@@ -88,7 +88,7 @@ class AgentLink:
     node : str
         Node on which the agent runs.
     lost_at : float
-        Time at which it counts as lost, by the monotonic clock; each message moves it.
+        Time at which it counts as lost, by the monotonic clock; each message delays it.
     closed : bool
         True once the agent has closed its connection.
     """
@@ -109,23 +109,23 @@ class AgentStep:
     sets : dict of str to ResourceSet
         Resource sets by planned node, without those whose agents are lost.
     member : bool
-        True if the step belongs to one member and ends with its group.
+        True if the step serves one member and ends with its group.
     log : Path
-        File for the output of its agents and their launcher.
+        File for the output of agents and launcher.
     log_start : int
-        Length of the log in bytes at the launch.
+        Length of the log at the launch in bytes.
     join_until : float
-        Time by which all agents must connect, by the monotonic clock; the others are lost.
+        Time by which agents must connect, by the monotonic clock; the others are lost.
     agents : dict of str to AgentLink
-        Agents that have connected and are not lost, by the planned nodes of their sets.
+        Connected agents that are not lost, by the planned nodes of their sets.
     to_start : dict of NodeGpu to str or None
-        GPUs of ranks that are forked when their agents have connected, with their frameworks.
+        GPUs, with frameworks, of ranks to fork once their agents have connected.
     lost : dict of str to Node
-        Nodes that are lost, by name; they are used again when an agent connects from there.
+        Lost nodes by name; a node is used again when an agent connects from there.
     losses : Counter
         Number of losses of each node.
     released_at : float or None
-        Time at which its agents were released, by the same clock; None if they were not.
+        Time of its agents' release, by the monotonic clock; None before.
     """
 
     sets: dict[str, ResourceSet]
@@ -142,17 +142,14 @@ class AgentStep:
 
     @property
     def output(self) -> str | None:
-        """Output since the launch, of a step of all nodes; empty for a member's, whose log has it.
+        """Output since the launch of a step of all nodes; empty for a member's step, whose log has it.
 
         None while the disk does not answer.
         """
         return "" if self.member else end_of(self.log, self.log_start)
 
     def expects(self, node: str) -> bool:
-        """Return true if an agent on that node may connect.
-
-        The step is not released, and the node neither has an agent nor is lost.
-        """
+        """Return true if the step is not released, and the node has no agent and is not lost."""
         return self.released_at is None and self.agent_on(node) is None and node not in self.lost
 
     def agent_on(self, node: str) -> AgentLink | None:
@@ -164,35 +161,35 @@ class AgentStep:
         return self.released_at is None and node in self.lost and self.losses[node] <= MOST_RETURNS
 
     def sets_on(self, node: str) -> list[str]:
-        """Return the keys of the resource sets on a node, of connected agents or else as planned."""
+        """Return the keys of the resource sets on a node: of connected agents, or else as planned."""
         where = {key: self.agents[key].node if key in self.agents else key for key in self.sets}
         return [key for key, real in where.items() if real == node]
 
 
 class AgentPool:
-    """The agents of one batch job, through which its ranks are started and reached.
+    """Agents of one batch job, which start its ranks and pass on messages.
 
     Attributes
     ----------
     nodes : tuple of Node
         Nodes of the job that are not lost.
     identity : JobIdentity or None
-        JobIdentity of the job; None: all its agents are on this machine.
+        Identity of the job; None if all its agents are on this machine.
     store : StoreOrder or None
-        Store of states that the agents that connect from now on open; None: they open none.
+        Store of states for agents that connect from now on to open; None: they open none.
 
     Parameters
     ----------
     frameworks : sequence of str
-        Frameworks that the agent of a whole node imports once, for all its ranks.
+        Frameworks that a whole node's agent imports once for all its ranks.
     ranks : RankPool
-        Receiver of the agents' reports about their ranks, called in `receive` and `wait`.
+        Receiver of agents' reports about their ranks, called in `receive` and `wait`.
     shutdown_s : float
-        Seconds in which steps of released agents end; they are terminated then, and killed after twice that.
+        Seconds until a step of released agents is terminated; it is killed after twice that.
     stages : mapping of str to StageOrder
-        Partitions that the agent on each node copies before it forks ranks.
+        Partitions, by node, that the agent copies before it forks ranks.
     holds_lease : callable
-        Function that returns true if the driver has just renewed its lease; agents get heartbeats then.
+        Function that returns true if the driver has just renewed its lease; only then agents get heartbeats.
     """
 
     def __init__(
@@ -211,7 +208,7 @@ class AgentPool:
         self.store: StoreOrder | None = None
         self._stages = stages
         self._stores: dict[str, Any] = {}
-        # Variables of NCCL, RCCL, Gloo and libfabric from the user's shell or a module are not overwritten.
+        # Keep variables of NCCL, RCCL, Gloo and libfabric from the user's shell or a module.
         self.site = site.yielding_to(os.environ)
         self._files = files
         self._frameworks = frameworks
@@ -245,7 +242,7 @@ class AgentPool:
         Parameters
         ----------
         log : Path or None
-            File for the output of the agents; None: the file that the job's agents share.
+            File for the agents' output; None: the file that the job's agents share.
         frameworks : sequence of str or None
             Frameworks that these agents import; None: those of the job.
 
@@ -267,7 +264,7 @@ class AgentPool:
         self._running[name] = AgentStep(by_node, member, log, log_start, join_until)
 
     def release(self, name: str) -> None:
-        """Tell the agents of a step to leave; agents that connect later are rejected."""
+        """Tell a step's agents to leave; reject agents that connect later."""
         step = self._running.get(name)
         if step is None or step.released_at is not None:
             return
@@ -276,16 +273,16 @@ class AgentPool:
             self._send(agent, {SHUTDOWN: True})
 
     def runs(self, name: str) -> bool:
-        """Return true if the end of a step of that name has not been seen."""
+        """Return true if a step of that name is not known to have ended."""
         return name in self._running
 
     def start_rank(self, step: str, gpu: NodeGpu, framework: str | None) -> None:
-        """Have a rank forked on a GPU, now or when its agent has connected.
+        """Have a rank forked on a GPU, now or when its agent connects.
 
         Parameters
         ----------
         framework : str or None
-            Framework of its code; None if it loads none.
+            Framework that the rank loads; None for none.
         """
         if agent := self._agent_of(step, gpu):
             self._send(agent, {START: framework, "gpu": gpu[1]})
@@ -293,17 +290,17 @@ class AgentPool:
             self._running[step].to_start[gpu] = framework
 
     def serves(self, step: str, gpu: NodeGpu) -> bool:
-        """Return true if the agent of a rank is connected, and its step is not released."""
+        """Return true if a rank's agent is connected, and its step is not released."""
         agent = self._agent_of(step, gpu)
         return agent is not None and not agent.closed and self._running[step].released_at is None
 
     def send(self, step: str, gpu: NodeGpu, key: str, value: Any) -> None:
-        """Send a message for a rank, or a signal to it; the loss of its agent is reported as an event."""
+        """Send a rank a message or signal; the loss of its agent is reported as an event."""
         if agent := self._agent_of(step, gpu):
             self._send(agent, {key: value, "gpu": gpu[1]})
 
     def fetch(self, node: str, name: str, source: str) -> None:
-        """Have a node's agent copy a state from another node; if one of them is lost, report a failure."""
+        """Have a node's agent copy a state from another node; report a failure if either is lost."""
         agent, address = self._agent_on(node), self._stores.get(source)
         if agent and address:
             self._send(agent, {FETCH: name, "address": address})
@@ -311,27 +308,27 @@ class AgentPool:
             self._ranks.report(StateFetched(node, name, error=f"{node} or {source} is lost"))
 
     def forget(self, names: Sequence[str], nodes: Iterable[str]) -> None:
-        """Have the agents of nodes delete states; lost nodes have none any more."""
+        """Have the agents of nodes delete states; a lost node's states are gone."""
         for agent in filter(None, map(self._agent_on, nodes)):
             self._send(agent, {FORGET: list(names)})
 
     def wait(self, seconds: float) -> None:
-        """Wait for messages of connected agents, at most for `seconds`, and process them."""
+        """Wait at most `seconds` for messages of connected agents, and process them."""
         for key, _ in self._selector.select(seconds):
             self._receive_from(key.data)
 
     def receive(self) -> None:
-        """Process all that has arrived, steps that have ended, and agents that are silent or absent.
+        """Process messages, ended steps, and silent or absent agents.
 
-        A step of all nodes that has ended may be started again; its nodes are not lost.
+        A step of all nodes may start again after its end; its nodes are not lost.
         """
         self._touch()
         self._read()
         self._ended.update(self._steps.reap())
         for name, exit_code in list(self._ended.items()):
-            # Messages that agents sent before they ended come first.
+            # First the messages that agents sent before they ended.
             self._read()
-            # Its log says why it has ended: it counts as running until that can be read.
+            # The log tells why the step has ended: it counts as running until the log can be read.
             if (output := self._running[name].output) is None:
                 continue
             del self._ended[name]
@@ -339,8 +336,8 @@ class AgentPool:
                 self._close(agent)
                 self._stores.pop(agent.node, None)
             self._ranks.on_loss(name, exit_code, output=output)
-        # After ended steps: an agent that ended with its step, which is
-        # started again, must not cost the node.
+        # After ended steps: an agent that ended with its step must not cost the node, since the step starts
+        # again.
         self._watch_steps(time.monotonic())
 
     def shutdown(self) -> None:
@@ -350,10 +347,10 @@ class AgentPool:
             self.release(name)
             for agent in step.agents.values():
                 self._close(agent)
-            # Agents that have not connected cannot be told to leave.
+            # No message reaches agents that have not connected.
             if not step.agents:
                 self._steps.signal(signal.SIGTERM, name)
-        # Agents that try to return see that the driver ends.
+        # This shows agents that try to return that the driver ends.
         with suppress(OSError):
             self._files.address.unlink(missing_ok=True)
         self._steps.end(self._shutdown_s)
@@ -383,7 +380,7 @@ class AgentPool:
         return next(filter(None, agents), None)
 
     def _send(self, agent: AgentLink, *messages: Any) -> None:
-        """Send messages; a closed connection is noticed when it is next read."""
+        """Send messages; the next reading notices a closed connection."""
         with suppress(ConnectionError):
             for message in messages:
                 agent.connection.send(message)
@@ -402,13 +399,13 @@ class AgentPool:
         except ConnectionError:
             self._selector.unregister(agent.connection)
             agent.closed = True
-            # If the whole step ends now, it is started again; the node is lost
-            # only if the step goes on without it.
+            # If the whole step ends now, it starts again; the node is lost only if the step goes on without
+            # it.
             agent.lost_at = min(agent.lost_at, now + self._patience_s)
 
     @property
     def _patience_s(self) -> float:
-        """Seconds to wait for the end of a step, or a new agent, after an agent has closed its connection."""
+        """Seconds to wait for the end of a step or a new agent after an agent's closed connection."""
         agents = (agent for step in self._running.values() for agent in step.agents.values())
         return STEP_END_S if any(not agent.closed for agent in agents) else LAST_S
 
@@ -449,11 +446,11 @@ class AgentPool:
 
     def _continue_without_absent(self, name: str, step: AgentStep) -> None:
         for node in [node for node in step.sets if node not in step.agents]:
-            # One slow start must not cost the node for the whole job: it may connect late.
+            # A slow start must not cost the node for the whole job: its agent may connect late.
             self._continue_without(name, step, node, f"no agent of {name} connected from {node}")
 
     def _answer_join(self, facts: Any, connection: Connection) -> None:
-        """Send an agent its resource set, and have it fork the ranks that are requested."""
+        """Send an agent its resource set, and have it fork the requested ranks."""
         found = decode(AgentFacts, facts)
         step = self._running.get(found.step)
         known = (*self.nodes, *(step.lost.values() if step else ()))
@@ -470,7 +467,7 @@ class AgentPool:
             self._fail_member(found.step, step, reason)
 
     def _take_back(self, name: str, step: AgentStep) -> None:
-        """Use a node again that was lost, or whose last agent has ended."""
+        """Use a node again after it was lost or its last agent ended."""
         last = step.agent_on(name)
         if last and last.closed:
             self._mark_node_lost(name)
@@ -483,7 +480,7 @@ class AgentPool:
     def _reject(
         self, found: AgentFacts, node: str | None, step: AgentStep | None, connection: Connection
     ) -> None:
-        """Reject an agent: finally, unless the last one on its node is not known to have ended."""
+        """Reject an agent, for good unless the node's last agent may still run."""
         names = ", ".join(node.name for node in self.nodes)
         log_line(
             f"agent of step {found.step} on {found.host} {found.variables} rejected: "
@@ -495,7 +492,7 @@ class AgentPool:
         connection.close()
 
     def _set_for(self, node: str, step: AgentStep) -> ResourceSet | None:
-        """Return an agent's set on a node; launchers that choose nodes may use any of the same type."""
+        """Return an agent's set on a node; launchers that choose nodes may use any node of the same type."""
         free = {name: held for name, held in step.sets.items() if name not in step.agents}
         same_type = (name for name in free if self.site.type_of(name) == self.site.type_of(node))
         other = next(same_type, "") if LAUNCHERS[self.site.launcher].chooses_nodes else ""
@@ -505,8 +502,8 @@ class AgentPool:
         self, held: ResourceSet, node: str, step: AgentStep, found: AgentFacts, connection: Connection
     ) -> None:
         seen, given = len(found.gpus), len(held.gpus)
-        # The last node of a job may have GPUs that the run does not use;
-        # a member's step must see its own alone.
+        # A job's last node may have GPUs that the run does not use; a member's step must see its own GPUs
+        # alone.
         too_many = step.member and seen > given
         if found.gpus and self.site.device == GPU and (seen < given or too_many):
             reason = f"step {found.step} sees {seen} GPUs on {node}, and not {given}"
@@ -529,23 +526,23 @@ class AgentPool:
         self._send(agent, encode(assignment), *orders)
 
     def _continue_without(self, name: str, step: AgentStep, node: str, reason: str) -> None:
-        """Continue without an agent: a member's step ends; in a step of all nodes the node is lost."""
+        """Continue without an agent: end a member's step, or drop the node from a step of all nodes."""
         if step.member:
             self._fail_member(name, step, reason)
         else:
-            # The agent would say so itself, but its job may have ended before, if this was the last node.
+            # The agent would log it, but its job may end earlier if this was the last node.
             _log_in(step, reason)
             self._mark_node_lost(node)
 
     def _fail_member(self, name: str, step: AgentStep, reason: str) -> None:
-        """End the step of a member that was not placed as planned, and its group; log the reason."""
+        """End a misplaced member's step and group, and log the reason."""
         _log_in(step, f"{MISPLACED}: {reason}")
         self.release(name)
-        # By these words in its log the step counts as not launched, and not as a failure of the member.
+        # These words in the log make the step count as not launched, not as a failure of the member.
         self._ranks.on_loss(name, EXIT_CODES[ExitReason.PROGRAM_ERROR])
 
     def _mark_node_lost(self, node: str) -> None:
-        """Record the loss of a node: its groups end, and nothing is placed on it unless it returns."""
+        """Record the loss of a node: its groups end, and nothing is placed on it until it returns."""
         lost = {other.name: other for other in self.nodes if other.name == node}
         self.nodes = tuple(other for other in self.nodes if other.name != node)
         self._stores.pop(node, None)
@@ -568,16 +565,16 @@ def _new_identity(site: Site) -> JobIdentity:
 
 
 def _reject(connection: Connection, reason: str) -> None:
-    """Tell an agent why it cannot be used; it says so in its log."""
+    """Tell an agent, for its log, why it cannot be used."""
     with suppress(ConnectionError):
         connection.send({REJECTED: reason})
     connection.close()
 
 
 def _log_in(step: AgentStep, line: str) -> None:
-    """Write a line into the log of the driver and into that of a step."""
+    """Write a line into the logs of the driver and a step."""
     log_line(line)
-    # On a full disk the job ends in order.
+    # A full disk ends the job in order.
     with suppress(OSError):
         append(step.log, f"{line}\n")
 

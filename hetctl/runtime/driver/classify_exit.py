@@ -1,4 +1,4 @@
-"""Reasons for the end of a task, from its exit code and the output of its launcher and trainer."""
+"""Reasons for a task's end, from its exit code and the output of launcher and trainer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hetctl.model.events import EXIT_CODES, LOST_PEER, ExitReason
 
 GIBIBYTE = 2**30
 MISPLACED = "placement could not be kept"
-"""Words in the log of a member whose agents run on other nodes or GPUs than planned."""
+"""Words in a member's log if its agents run on other nodes or GPUs than planned."""
 
 OF_LAUNCHERS = tuple(
     (re.compile(launcher.exit_lines + text, re.MULTILINE | re.IGNORECASE), reason)
@@ -48,10 +48,10 @@ def exit_reason_of(exit_code: int, output: str, reported: str | None = None) -> 
     exit_code : int
         Exit code of the task, 128 + n if signal n ended it. It may be 0: srun returns 0 when a node fails.
     output : str
-        Output of the task, the trainers' own lines included.
+        Output of the task, including the trainers' lines.
     reported : str or None
-        Reason in the trainer's own ``failed`` event. It may be a mere consequence: when a rank is lost, the
-        other ranks fail, too.
+        Reason in the trainer's ``failed`` event. It may be a mere consequence: when a rank is lost, the other
+        ranks fail, too.
     """
     for pattern, reason in EVIDENCE:
         if pattern.search(output):
@@ -62,17 +62,17 @@ def exit_reason_of(exit_code: int, output: str, reported: str | None = None) -> 
 
 
 def failed_nodes(output: str, nodes: Iterable[str]) -> tuple[str, ...]:
-    """Return the nodes of a task that failed: those that the launcher names, or its only node."""
+    """Return the failed nodes of a task: those that the launcher names, or its only node."""
     nodes = tuple(nodes)
     starts = [launcher.exit_lines for launcher in LAUNCHERS.values() if launcher.exit_lines]
     lines = "\n".join(line for line in output.splitlines() if any(re.match(each, line) for each in starts))
-    # A name counts only as a whole word: n1 must be found neither in n10 nor in rack-n1.
+    # Match whole words alone: n1 is neither in n10 nor in rack-n1.
     named = tuple(node for node in nodes if re.search(rf"(?<![\w-]){re.escape(node)}(?![\w-])", lines))
     return named if len(nodes) > 1 else nodes
 
 
 def with_peak(description: str, peak_bytes: int, share_bytes: int = 0) -> str:
-    """Append the peak of memory and the share that it exceeded, if they are known (nonzero)."""
+    """Append the peak of memory and the exceeded share, if known (nonzero)."""
     peak = f": {peak_bytes / GIBIBYTE:.2f} GiB at its peak" if peak_bytes else ""
     share = f", and its share of the node is {share_bytes / GIBIBYTE:.2f} GiB" if share_bytes else ""
     return f"{description}{peak}{share}"

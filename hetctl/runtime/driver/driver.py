@@ -1,4 +1,4 @@
-"""The driver of one batch job: executes what its scheduling decides from the events of its ranks."""
+"""The driver of one batch job: executes the decisions of its scheduling on the events of its ranks."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ if TYPE_CHECKING:
 
 SIGNAL_DELAY_S = 0.5
 RATES_EVERY_S = 2.0
-"""Seconds between two checks of the rates of members in training, for planners that may resize them."""
+"""Seconds between two checks of training members' rates, for planners that may resize them."""
 LIVE_METRICS_EVERY_S = 2.0
-"""Seconds between two versions of the file of live metrics."""
+"""Seconds between two writes of live metrics."""
 STATE_EVERY_S, STATE_SHARE = 60.0, 0.01
-"""Seconds between two snapshots of the run's state, and largest share of the driver's time spent on them."""
+"""Seconds between two snapshots of the run's state, and the driver's largest share of time for them."""
 CALM_S = 10.0
-"""Seconds without an error after which the disk counts as answering again: more than between two launches."""
+"""Seconds without an error until the disk counts as answering: more than between two launches."""
 
 
 @dataclass
 class DiskTrouble:
-    """Time in which the disk does not answer.
+    """Period in which the disk does not answer.
 
     Parameters
     ----------
     since, last : float
         First and last error, in seconds of the monotonic clock.
     is_new : bool
-        True if an operation has failed since this was last looked at.
+        True if an operation has failed since the last check.
     """
 
     since: float
@@ -83,10 +83,8 @@ class DiskTrouble:
 class Driver:
     """Process that sends a job's events to its scheduling (`JobScheduler`) and executes the commands.
 
-    One driver runs in each allocation. Members that start together are a round. Times in the scheduling count
-    from the start of the run.
-
-    It waits until it has the lease of the run; GaveWayError if it cannot get it.
+    One driver runs in each allocation. Members that start together form a round. Scheduling times count from
+    the start of the run. The driver first waits for the lease of the run; GaveWayError if it cannot get it.
 
     Parameters
     ----------
@@ -97,7 +95,7 @@ class Driver:
     batch_id : str
         Job number of the batch system.
     signal_delay_s : float
-        Seconds within which the driver receives its signal after the batch system has signalled a step.
+        Seconds within which the driver gets its signal after the batch system has signalled a step.
     """
 
     def __init__(
@@ -117,9 +115,9 @@ class Driver:
             on_lost=_end_at_once,
             say=log_line,
         )
-        # Before anything of earlier jobs is read or removed: one of them may still train.
+        # Before files of earlier jobs are read or removed: one of these may still train.
         self._lease.acquire(lambda: _reason_to_leave(self._files, deadline))
-        # Jobs that were killed leave files that are of use only while they run.
+        # Killed jobs leave files that matter only while they run.
         for earlier in range(job):
             PATIENT.call(folder.job(earlier).clear)
         self._spec: RunSpec = PATIENT.call(lambda: with_kept_modules(spec, folder))
@@ -137,7 +135,7 @@ class Driver:
             grace_s=self._spec.grace_s,
         )
         self._exchanges = Exchanges(self._spec.site, self._files)
-        # On a full disk the driver goes on, since trainers must still be told to stop.
+        # On a full disk the driver goes on, to stop its trainers.
         self._queue = EventQueue(folder.events, self._note_disk_error)
         self._trouble: DiskTrouble | None = None
         self._busy_s = {p.member: p.startup_s + p.evaluate_s + p.checkpoint_s for p in self._spec.profiles}
@@ -193,7 +191,7 @@ class Driver:
         """Return the trials of the run's search; None if it has none."""
         if self._spec.ensemble.search is None:
             return None
-        # Not every run has a search, whose methods are imported with it.
+        # Imported here, with all search methods, since few runs have a search.
         from hetctl.runtime.driver.trial_queue import TrialQueue
 
         return PATIENT.call(
@@ -204,14 +202,14 @@ class Driver:
         )
 
     def _begin_phase(self) -> None:
-        """Begin the next phase of the job; reports for a mode wait until its phase has begun."""
+        """Begin the job's next phase, which reports for its mode have waited for."""
         mode = self._later.pop(0)
         self._executors.update(mode.executors)
         self._scheduler = PATIENT.call(mode.scheduler)
         self._modes.append(mode)
 
     def run(self) -> str:
-        """Run rounds until no work is left or the job has to end; return the reason of the end."""
+        """Run rounds until no work is left or the job has to end; return the reason."""
         self._events.write(
             "job_started",
             job=self._job,
@@ -233,7 +231,7 @@ class Driver:
         self._events.write("job_ended", job=self._job, reason=reason)
         with suppress(OSError):
             PATIENT.call(self._queue.flush)
-            # Files that are of use only while a job runs must not count against a quota of files later.
+            # Of use only while the job runs; later it would count against a quota of files.
             self._files.live_metrics.unlink(missing_ok=True)
         self._next_state = 0.0
         self._keep_state()
@@ -241,11 +239,11 @@ class Driver:
         return reason
 
     def end(self, reason: str) -> None:
-        """Start no more rounds; the first reason stands. Signal handlers call this at any moment."""
+        """Start no more rounds; the first reason stands. Signal handlers may call this at any moment."""
         self._end_reason = self._end_reason or reason
 
     def _note_disk_error(self, error: OSError) -> None:
-        """End the job for an error of the disk, unless it may pass by itself, and has not lasted for long."""
+        """End the job for a disk error, unless the error is recent and may pass by itself."""
         if is_transient(error):
             if self._trouble is None:
                 log_line(f"nothing is started until the disk answers: {error}")
@@ -277,12 +275,12 @@ class Driver:
             except OSError as error:
                 self._note_disk_error(error)
         if self._ended_by is None:
-            # Messages end the wait: a sleep of 50 ms cost each rank that was
-            # done 25 ms on average, this 0.5 to 2 ms.
+            # Messages end the wait: after its task a rank waits 0.5 to 2 ms, with a sleep of 50 ms it waited
+            # 25 ms.
             self._rank_pool.wait(POLL_S)
 
     def _look_at_disk(self) -> None:
-        """Write the events that wait, and read: what is scheduled depends on all of them."""
+        """Write the waiting events, and read all: the scheduling depends on them."""
         try:
             self._queue.flush()
             self._members.read()
@@ -304,10 +302,10 @@ class Driver:
         ended = self._rank_pool.reap()
         self._exchanges.reap()
         if any(task.exit_code for task in ended):
-            # Ranks fail once another driver has the lease: that must not count against their members.
+            # Ranks fail if another driver has the lease, which must not count against their members.
             self._lease.renew()
         if not self._scheduler.ending and any(task.got_sigterm for task in ended):
-            # A batch system that ends a job signals steps and driver in any order.
+            # To end a job, a batch system signals steps and driver in any order.
             time.sleep(self._signal_delay_s)
         self._send(Tick(self._now_s()))
         self._report_joined_nodes()
@@ -330,14 +328,14 @@ class Driver:
             self._end_for(error)
 
     def _end_for(self, error: HetctlError) -> None:
-        """End the job in order since one of its files, such as a trial's, cannot be used."""
+        """End the job in order: one of its files, such as a trial's, cannot be used."""
         log_line(f"the job ends: {error.message} ({error.hint})")
         self.end(error.message)
 
     def _watch_for_the_end(self) -> None:
-        """Report the end of the job; its script receives the batch system's signals and writes a file."""
+        """Report the end of the job, which the job script announces in a file after a signal."""
         try:
-            # On a full disk the script can create the file, but write nothing into it.
+            # On a full disk the script leaves an empty file.
             self.end(self._files.stop.read_text(encoding="utf-8").strip() or "signal")
         except FileNotFoundError:
             pass
@@ -350,54 +348,54 @@ class Driver:
             self._send(JobEnding(self._now_s(), self._end_reason))
 
     def _report_joined_nodes(self) -> None:
-        """Report nodes whose agents connect late or again to the scheduling, before what these agents report.
+        """Report to the scheduling nodes whose agents connect late or again, before these agents' reports.
 
-        A node whose agent has died and is back at once was never lost to the scheduling.
+        A node whose agent returns at once was never lost to the scheduling.
         """
         for node in [node for node in self._rank_pool.nodes if node.name not in self._scheduler.pool.nodes]:
             self._send(NodeJoined(self._now_s(), node))
 
     def _report_lost_nodes(self) -> None:
-        """Report lost nodes to the scheduling, after the ends of the tasks on them."""
+        """Report lost nodes to the scheduling, after the ends of their tasks."""
         present = {node.name for node in self._rank_pool.nodes}
         for name in [name for name in self._scheduler.pool.nodes if name not in present]:
             self._send(NodeLost(self._now_s(), name))
 
     def _record_returns(self) -> None:
-        """Record the nodes that are used again, after the ends of the tasks that were lost with them."""
+        """Record returned nodes, after the ends of the tasks lost with them."""
         returned, self._rank_pool.returned = self._rank_pool.returned, []
         for node in dict.fromkeys(returned):
             self._events.write("node_joined", job=self._job, node=node)
 
     def _close_task(self, task: RankGroup) -> None:
-        """Report the end of a task to the scheduling, and nodes that failed with it."""
+        """Report the end of a task, and the nodes that failed with it, to the scheduling."""
         running = self._scheduler.running[task.name]
         try:
             report = self._rounds.report_of(task.name, running.round)
         except OSError as error:
             self._note_disk_error(error)
             if not self._end_reason:
-                # Its events say how it has ended: the task counts as running until they can be read.
+                # Its events tell how it ended: the task counts as running until they can be read.
                 self._unclosed.append(task)
                 return
             report = TaskReport()
         reason = self._rounds.close(task, running, report, self._members.peak_memory(task.name))
         for mode in self._modes:
             mode.on_task_ended(running, reason.value)
-        # Its next epoch, as measured, would have passed the deadline.
+        # By measurement, its next epoch would end after the deadline.
         no_room = task.exit_code == 0 and DEADLINE in report.stop_reasons
         if reason is ExitReason.NODE_FAILURE:
             self._report_failed_nodes(task)
         self._send(TaskEnded(self._now_s(), task.name, reason, no_room))
         if reason is ExitReason.NODE_FAILURE and (not task.lost_nodes or self._spec.site.launch == MEMBERS):
-            # Named by the launcher, or still needed: Slurm starts no more steps in a job that lost a node.
+            # The launcher reports the loss or needs the node: Slurm starts no steps in a job that lost one.
             self._send(JobEnding(self._now_s(), reason.value))
 
     def _report_failed_nodes(self, task: RankGroup) -> None:
         placed = (place.node for place in task.placement)
         nodes = task.lost_nodes or failed_nodes(task.output, placed)
         self._events.write("node_failed", job=self._job, member=task.name, nodes=list(nodes))
-        # A group on several nodes may end after one of them has returned.
+        # A group on several nodes may end after one of its nodes has returned.
         back = (node.name for node in self._rank_pool.nodes if node.name in task.lost_nodes)
         self._rank_pool.returned += back
 
@@ -414,7 +412,7 @@ class Driver:
             self._send(EpochDone(self._now_s(), name, rate))
 
     def _write_live_metrics(self) -> None:
-        """Write the state of members in training for `hetctl status`; errors of a full disk are ignored."""
+        """Write the state of members in training for `hetctl status`; ignore a full disk."""
         if time.monotonic() < self._next_live_metrics:
             return
         self._next_live_metrics = time.monotonic() + LIVE_METRICS_EVERY_S
@@ -422,7 +420,7 @@ class Driver:
             write_live_metrics(self._files.live_metrics, self._rank_pool.live_metrics())
 
     def _keep_state(self) -> None:
-        """Save a snapshot, which spares readers work; without it they are only slower: errors are ignored."""
+        """Save a snapshot; ignore errors, since without it readers are only slower."""
         began = time.monotonic()
         if began < self._next_state:
             return
@@ -436,7 +434,7 @@ class Driver:
             self._executors[type(command)](command)
 
     def _start(self, command: Start) -> None:
-        """Start tasks; report those that cannot be launched as ended."""
+        """Start tasks; report as ended those that cannot be launched."""
         started: set[str] = set()
         try:
             members = self._members.with_batch_sizes(task.name for task in command.tasks)
@@ -454,7 +452,7 @@ class Driver:
                 self._rank_pool.stop(name, command.reason, busy_s)
 
     def _end_job(self, command: EndJob) -> None:
-        """End the job, or begin its next phase if one has finished."""
+        """Begin the job's next phase if one has finished, else end the job."""
         if command.reason != FINISHED or not self._later:
             self._ended_by = command.reason
             return
@@ -469,11 +467,11 @@ class Driver:
 
 
 def _reason_to_leave(files: JobFiles, deadline: float) -> str:
-    """Return why a driver that waits for the lease has to leave; empty if it does not."""
+    """Return why a driver that waits for the lease has to leave; empty if it may wait."""
     return "the job ended" if files.stop.exists() or time.time() > deadline else ""
 
 
 def _end_at_once(reason: str) -> None:
-    """End the driver without a further step: its agents see the end, and end with their ranks."""
+    """End the driver at once; its agents see that, and end with their ranks."""
     log_line(f"the driver ends at once: {reason}")
     os._exit(GAVE_WAY)

@@ -1,4 +1,4 @@
-"""Visits of a run before a job of hops begins, by its events, and the states from which members continue."""
+"""Earlier visits of a run, from its events, and the states from which members that hop continue."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from hetctl.storage.run_files import checkpoint_folder
 
 @dataclass(frozen=True)
 class RecordedVisits:
-    """Visits that a run's events have, each of which counts.
+    """Visits in a run's events, all of which count.
 
     Parameters
     ----------
     numbers : mapping of str to set of int
-        Their numbers, by member.
+        Numbers of the visits, by member.
     newest : int
-        Number of the newest visit, whether it counts or not; -1 if there was none.
+        Number of the newest visit, even if it does not count; -1 if there was none.
     saved : mapping of str to set of int
-        Numbers of the newest visits in the checkpoints that were written, by member; -1 if it had not hopped.
+        Newest visits in written checkpoints, by member; -1 for a checkpoint before any visit.
     """
 
     numbers: Mapping[str, Set[int]]
@@ -41,7 +41,7 @@ class RecordedVisits:
         return self.numbers.get(member, frozenset())
 
     def has_saved(self, member: str) -> bool:
-        """Return true if a checkpoint of a member was written from which it may continue."""
+        """Return true if a member has written a checkpoint from which it may continue."""
         return any(number < 0 or number in self.of(member) for number in self.saved.get(member, ()))
 
 
@@ -69,13 +69,13 @@ def _recorded(events: Iterable[Event]) -> RecordedVisits:
 def newest_states(
     spec: RunSpec, members: Iterable[str], recorded: RecordedVisits
 ) -> dict[str, TrainingState]:
-    """Return the states of the newest checkpoints that the events have; that of a fresh network without one.
+    """Return the state of each member's newest checkpoint in the events, or of a fresh network.
 
-    Others are left out. A node that was given up may save a visit that was undone, and a rank one that its
-    driver did not live to record; such a visit is repeated.
+    Checkpoints without an event are left out: a node that was given up may have saved an undone visit, or the
+    driver may have died before it recorded the visit, which is then repeated.
 
-    A member all of whose checkpoints are lost does not begin anew: the state has the visit that is looked
-    for in vain, and the rank that is to continue from it fails with an error that says so.
+    A member that has lost all its checkpoints does not begin anew: its state names the missing visit, and the
+    rank that is to continue from it fails with an error that says so.
     """
     folders = {name: CheckpointFolder(checkpoint_folder(spec, name)) for name in members}
     return {name: _newest(name, folder, recorded) for name, folder in folders.items()}
@@ -94,13 +94,13 @@ def _newest(member: str, folder: CheckpointFolder, recorded: RecordedVisits) -> 
 
 
 def drop_leftovers(spec: RunSpec, members: Iterable[str]) -> None:
-    """Delete what killed ranks have left of checkpoints; no rank may be writing states of these members."""
+    """Delete incomplete checkpoints of killed ranks; no rank may be writing states of these members."""
     for name in members:
         CheckpointFolder(checkpoint_folder(spec, name)).drop_unfinished()
 
 
 def progress_of(folder: RunFolder, spec: RunSpec, member: Member) -> HopProgress:
-    """Return the progress of a trial that joins the hops, by its own events and its newest checkpoint."""
+    """Return the progress of a trial that joins the hops, from its events and its newest checkpoint."""
     assert spec.ensemble.partitions is not None
     recorded = _recorded(read_events(folder.events_of(member.name)))
     state = newest_states(spec, [member.name], recorded)[member.name]
@@ -108,13 +108,13 @@ def progress_of(folder: RunFolder, spec: RunSpec, member: Member) -> HopProgress
 
 
 def next_number(spec: RunSpec, members: Iterable[str], recorded: RecordedVisits) -> int:
-    """Return a number that no visit has, not even one that is in a checkpoint alone."""
+    """Return a number that no visit has, in events or in checkpoints."""
     folders = (CheckpointFolder(checkpoint_folder(spec, name)) for name in members)
     return max((recorded.newest, *(folder.newest_visit() for folder in folders))) + 1
 
 
 def hop_progress(member: Member, state: TrainingState, partitions: int) -> HopProgress:
-    """Return the progress of a member in the state of its newest checkpoint."""
+    """Return the progress of a member in a state."""
     history = tuple(epoch.metrics[member.stop.metric] for epoch in state.epochs)
     if len(state.visited) == partitions and not state.evaluating:
         return HopProgress(member, history, evaluating=True, visit=state.visit)

@@ -1,4 +1,4 @@
-"""Hops in a job: reports of agents and ranks become events, and commands become messages and records."""
+"""Hops in a job: turns reports of agents and ranks into events, and commands into messages and records."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from hetctl.scheduling.job_scheduler import RunningTask
 from hetctl.storage.patience import PATIENT
 
 TRIALS_EVERY_S = 1.0
-"""Seconds between two checks for trials that a search asks for while no visit ends."""
+"""Seconds between two checks for new trials of a search while no visit ends."""
 
 
 PLACE_FIELDS = ("number", "epoch", "partition", "evaluates", "worker", "began_at", "ended_at")
@@ -58,8 +58,8 @@ DONE_FIELDS = (*PLACE_FIELDS, *TIME_FIELDS, "bytes", "samples", "loss")
 class HopJob(JobMode):
     """Visits of one job: their records in the event files, and the stores of the job's nodes.
 
-    The driver alone writes these events: a member's ranks are on several nodes, and a file that two nodes
-    append to may be damaged on a shared file system.
+    The driver alone writes these events: a member's ranks are on several nodes, and appends of two nodes may
+    damage a file on a shared file system.
     """
 
     def __init__(self, job: JobContext) -> None:
@@ -83,7 +83,7 @@ class HopJob(JobMode):
         self._next_trials = 0.0
 
     def scheduler(self) -> HopScheduler:
-        """Begin the hops: return their scheduling, for members in the states of their newest checkpoints."""
+        """Begin the hops, from the members' newest checkpoints; return their scheduling."""
         job = self.job
         observer = job.observer(job.planner)
         left = observer.left(job.now_s)
@@ -93,7 +93,7 @@ class HopJob(JobMode):
         states = newest_states(job.spec, left, recorded)
         number = next_number(job.spec, left, recorded)
         self.reconcile(states, job.members.epochs(left), recorded)
-        # Those whose last job ended in the middle of a data-parallel epoch go on with the next phase.
+        # Members within a data-parallel epoch go on in the next phase.
         fit = [name for name in left if not states[name].is_within_epoch]
         self._asked = dict(job.members.asked())
         assert job.spec.ensemble.partitions is not None
@@ -125,13 +125,13 @@ class HopJob(JobMode):
     ) -> None:
         """Make the log agree with the checkpoints from which members continue.
 
-        The last driver may have been killed between a checkpoint and its event, or before the checkpoint of
-        a visit was written.
+        The last driver may have been killed between a checkpoint and its event, or between a visit and its
+        checkpoint.
 
         Parameters
         ----------
         epochs : mapping of str to int
-            Finished epochs by events.
+            Finished epochs in the events, by member.
         """
         for name, state in states.items():
             lost = sorted(number for number in recorded.of(name) if number > state.visit)
@@ -141,7 +141,7 @@ class HopJob(JobMode):
                 self._write(name, "epoch", **encode(state.epochs[-1]))
 
     def reports(self) -> Iterator[Any]:
-        """Yield what agents and ranks have reported since the last call; record visits and checkpoints."""
+        """Yield the reports of agents and ranks since the last call; record visits and checkpoints."""
         rank_pool = self.job.rank_pool
         reports, rank_pool.reports = rank_pool.reports, []
         for report in reports:
@@ -151,7 +151,7 @@ class HopJob(JobMode):
                 self._record_checkpoint(report)
             elif isinstance(report, VisitEnd):
                 task = self._running[report.member].task if report.member in self._running else None
-                # A rank that was given up may report a visit that was started again elsewhere.
+                # A rank that was given up may report a visit that has started again elsewhere.
                 if not (task and task.visit and report.number == task.visit.number):
                     continue
                 self._record_visit(report, task.visit)
@@ -159,7 +159,7 @@ class HopJob(JobMode):
             self._next_trials = 0.0
 
     def arrivals(self, *, some_ended: bool) -> Iterator[HopProgress]:
-        """Yield the trials that a search has asked for; other scheduling looks for itself."""
+        """Yield the trials that a search has asked for."""
         job = self.job
         if job.spec.ensemble.search is None or (not some_ended and time.monotonic() < self._next_trials):
             return
@@ -171,13 +171,13 @@ class HopJob(JobMode):
         self._asked.update(asked)
 
     def on_task_ended(self, running: RunningTask, reason: str) -> None:
-        """Record a visit that has ended without a new state."""
+        """Record a visit that ended without a new state."""
         if (visit := running.task.visit) and not running.done:
             lost = visit.ended(self.job.members.began_at + running.since_s, time.time(), reason=reason)
             self._write(visit.config, "visit_lost", **{name: getattr(lost, name) for name in LOST_FIELDS})
 
     def _open(self, command: OpenHops) -> None:
-        """Begin the round of all visits: the agents of all nodes start now."""
+        """Begin the round of all visits; the agents of all nodes start now."""
         self._round = command.round
         self.job.rounds.open(command.round, command.members)
         try:
@@ -213,12 +213,11 @@ class HopJob(JobMode):
 
 
 def least_to_hop(gpus: int) -> int:
-    """Return the least number of members for which hopping is the mode of choice (CEREBRO, appendix 12)."""
+    """Return the least number of members for which hopping is preferable (CEREBRO, appendix 12)."""
     return next(count for count in range(1, gpus + 1) if modes(count, gpus)[0] == HOPPER)
 
 
 def _store_order(spec: RunSpec) -> StoreOrder:
-    """Return the order for the stores of a run's nodes."""
     assert spec.ensemble.partitions is not None
     paths = spec.ensemble.partitions.paths()
     return StoreOrder(run_key(spec.run, spec.checkpoints), paths, tuple(spec.site.network.control))

@@ -1,4 +1,4 @@
-"""Modes of training in a job: one entry each, with the driver's part of it, imported by jobs that need it."""
+"""Modes of training in a job, and the driver's part of each, which only jobs that need it import."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class JobContext:
     events : EventQueue
         Events of the driver.
     on_failure : callable
-        Function called with the error if something cannot be written or launched; unless it passes by itself,
-        the job ends then.
+        Function called with the error if something cannot be written or launched; it ends the job unless the
+        error may pass by itself.
     """
 
     folder: RunFolder
@@ -51,7 +51,7 @@ class JobContext:
         return time.time() - self.members.began_at
 
     def observer(self, planner: Planner, *, pipelines: bool = False) -> RunObserver:
-        """Return the observer of the members that train as pipelines, or of all others."""
+        """Return the observer of members that train as pipelines, or of all others."""
         piped = frozenset(self.spec.pipelines)
         others = frozenset(member.name for member in self.spec.ensemble.members) - piped
         return RunObserver(
@@ -62,13 +62,12 @@ class JobContext:
 
 
 class JobMode:
-    """A mode of training in one job: the scheduling of its phase, and what the driver does for it.
+    """A mode of training in one job: the scheduling of its phase, and the driver's work for it.
 
     Attributes
     ----------
     executors : mapping of type to callable
-        Commands of its own, beside those of `hetctl.scheduling.commands`, with the functions that execute
-        them.
+        Functions that execute the mode's own commands, beside those of `hetctl.scheduling.commands`.
     """
 
     def __init__(self, job: JobContext) -> None:
@@ -76,15 +75,15 @@ class JobMode:
         self.executors: Mapping[type, Callable[[Any], None]] = {}
 
     def scheduler(self) -> JobScheduler:
-        """Begin the mode's phase: return its scheduling."""
+        """Begin the mode's phase; return its scheduling."""
         raise NotImplementedError
 
     def reports(self) -> Iterable[Any]:
-        """Return the events that agents and ranks have reported; they come before the ends of tasks."""
+        """Return the events that agents and ranks have reported; the ends of tasks come later."""
         return ()
 
     def arrivals(self, *, some_ended: bool) -> Iterable[Any]:  # noqa: ARG002
-        """Return the events that come after the ends of tasks, such as new trials of a search.
+        """Return the events after the ends of tasks, such as new trials of a search.
 
         Parameters
         ----------
@@ -94,11 +93,11 @@ class JobMode:
         return ()
 
     def on_task_ended(self, running: RunningTask, reason: str) -> None:
-        """Record the end of a task, if it is one of this mode, before the scheduling is told."""
+        """Record the end of a task of this mode, before the scheduling learns of it."""
 
 
 class DataParallelJob(JobMode):
-    """Rounds of groups as the run's planner decides."""
+    """Rounds of groups by the run's planner."""
 
     def scheduler(self) -> RoundScheduler:
         """Return the scheduling by the run's planner."""

@@ -1,4 +1,4 @@
-"""Nodes of this batch job."""
+"""Nodes of the batch job."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hetctl.model.site import Node, Site
 
 
 def nodes_of_this_job(site: Site, gpus: int | None = None) -> tuple[Node, ...]:
-    """Ask the batch system for the nodes of this job; each has all its GPUs, except in local jobs.
+    """Return the nodes of this job from the batch system, each with all its GPUs, except in local jobs.
 
-    `gpus` limits the number of GPUs in use: the last node then has fewer.
+    `gpus` limits the GPUs in use: the last node then has fewer.
 
     Raises
     ------

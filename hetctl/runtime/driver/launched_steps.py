@@ -29,7 +29,7 @@ class StepPool:
     def launch(self, step: LaunchSpec, log: Path) -> None:
         """Start a step and append its output to `log`."""
         with private_log(log) as output:
-            # srun(1) reads its standard input and passes it on to its tasks (--input).
+            # srun(1) would read standard input for its tasks (--input).
             self._running[step.name] = subprocess.Popen(
                 step.argv,
                 env={**os.environ, **step.environment},
@@ -48,7 +48,7 @@ class StepPool:
         return ended
 
     def end(self, patience_s: float) -> list[EndedStep]:
-        """Wait for all steps; send SIGTERM after `patience_s` seconds, and SIGKILL after as long again."""
+        """Wait for all steps; send SIGTERM after `patience_s` seconds, SIGKILL after as long again."""
         ended: list[EndedStep] = []
         for number in (signal.SIGTERM, signal.SIGKILL):
             limit = time.monotonic() + patience_s

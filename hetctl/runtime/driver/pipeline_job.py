@@ -1,4 +1,4 @@
-"""Pipelines in a job: members that train one after another, each as a pipeline on all GPUs."""
+"""Pipelines in a job: members train one after another, each as a pipeline on all GPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hetctl.scheduling.round_scheduler import RoundScheduler
 
 
 class PipelineJob(JobMode):
-    """Rounds of one pipeline each, laid out on the nodes that the job has."""
+    """Rounds of one pipeline each, laid out on the job's nodes."""
 
     def scheduler(self) -> RoundScheduler:
         """Return the scheduling of the run's pipelines."""

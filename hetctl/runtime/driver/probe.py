@@ -1,6 +1,6 @@
-"""A short job that tests a site: ranks on all its GPUs, their links, and the leaders of nodes in lockstep.
+"""A short job that tests a site: ranks on all its GPUs, their links, and node leaders in lockstep.
 
-``python -m hetctl.runtime.driver.probe FOLDER`` is one of these leaders.
+``python -m hetctl.runtime.driver.probe FOLDER`` is one of the leaders.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from hetctl.storage.probe_files import END_FILE, ORDER_FILE, GroupEnd, ProbeEnd,
 NAME = "probe"
 LEADERS_LOG = "logs/leaders.log"
 START_S, ALL_REDUCE_S, LEADERS_S = 240.0, 150.0, 120.0
-"""Limits in seconds: start of the ranks with import of a framework, all-reduce of all groups, leaders."""
+"""Time limits in seconds: start of ranks and their framework, all-reduces of all groups, leaders."""
 POLL_S = 0.2
 
 
 def log_file(folder: Path, launch: str) -> Path:
-    """Return the log file of the agents and their launcher, which depends on the site's launch."""
+    """Return the log file of agents and launcher for a site's way to launch."""
     return AgentFiles.within(folder).log if launch == NODES else folder / "logs" / f"{NAME}.log"
 
 
 def all_reduce_task(folder: Path, group: str) -> TaskMessage:
-    """Return the task of a group that runs an all-reduce."""
+    """Return a group's all-reduce task."""
     return TaskMessage(ALL_REDUCE, str(folder), group)
 
 
@@ -66,7 +66,7 @@ def run_probe_job(folder: Path) -> None:
 
 
 def _complete(folder: Path) -> ProbeOrder:
-    """Choose the framework if the order leaves it open, and write the order for the ranks."""
+    """Choose a framework if the order has none, and write the order for the ranks."""
     order = read_order(folder)
     order = replace(order, framework=order.framework or framework_of_groups())
     write_json(folder / ORDER_FILE, encode(order))
@@ -76,7 +76,7 @@ def _complete(folder: Path) -> ProbeOrder:
 def _start_ranks(
     order: ProbeOrder, nodes: Sequence[Node], folder: Path
 ) -> tuple[int | None, tuple[GroupEnd, ...]]:
-    """Run a task on all GPUs and then, if it succeeds, all-reduces of groups; return their results."""
+    """Run a task on all GPUs, then, if it succeeds, all-reduces of groups; return the results."""
     frameworks = (order.framework,) if order.framework else ()
     rank_pool = RankPool(order.site, nodes, AgentFiles.within(folder), frameworks)
     try:
@@ -101,7 +101,7 @@ def _all_reduce(rank_pool: RankPool, nodes: Sequence[Node], folder: Path) -> Ite
 def _work(
     rank_pool: RankPool, task: TaskMessage, placement: tuple[Placement, ...], until: float
 ) -> int | None:
-    """Run a task on a group; return its exit code, or None if it has not ended by time `until`."""
+    """Run a task on a group; return its exit code, or None if it still runs at time `until`."""
     rank_pool.start(task, placement)
     while not (over := rank_pool.reap()) and time.monotonic() < until:
         rank_pool.wait(POLL_S)

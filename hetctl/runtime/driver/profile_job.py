@@ -1,4 +1,4 @@
-"""A profiling job: many measurements packed on the GPUs of one allocation, run by one pool of ranks."""
+"""A profiling job: one pool of ranks runs many measurements, packed on the GPUs of one allocation."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ TASKS = {RATE: MEASURE, LAYERS: MEASURE_LAYERS, LINKS: MEASURE_LINKS}
 def run_profile_job(folder: Path) -> None:
     """Measure every point of a profiling folder.
 
-    A failed point is reported in its event file, and the others continue.
+    A failed point is reported in its event file; the others continue.
     """
     try:
         _ProfileDriver(folder).run()
     finally:
-        # On a full disk the batch system alone tells that the job is over.
+        # On a full disk only the batch system shows that the job is over.
         with suppress(OSError):
             PATIENT.call(write_private, ended_file(folder), "")
 
@@ -77,7 +77,7 @@ class _ProfileDriver:
         )
 
     def run(self) -> None:
-        """Measure the points, then the preprocessing; all ranks end with the points."""
+        """Measure the points; end all ranks; measure the preprocessing."""
         try:
             self._measure_points()
         finally:
@@ -86,21 +86,21 @@ class _ProfileDriver:
             self._measure_preprocessing()
 
     def _measure_points(self) -> None:
-        """Measure each link alone, as others would disturb it, and then all other points."""
+        """Measure each link alone, undisturbed, then all other points."""
         links = [point for point in self._measurements.points if point.what == LINKS]
         for link in links:
             self._measure([link])
         self._measure([point for point in self._measurements.points if point.what != LINKS])
 
     def _measure(self, points: Sequence[ProfileTarget]) -> None:
-        """Start each point as soon as its GPUs are free, the points with most GPUs first."""
+        """Start each point once its GPUs are free, the points with most GPUs first."""
         waiting = sorted(points, key=lambda point: -point.gpus)
         while waiting or self._rank_pool.busy:
             for ended in self._rank_pool.reap():
                 self._report(ended)
             waiting = [point for point in waiting if not self._start(point)]
             if waiting and not self._rank_pool.busy:
-                # All GPUs are free: what does not start now never will.
+                # With all GPUs free, a point that does not start never will.
                 self._give_up(waiting)
                 return
             self._rank_pool.wait(POLL_S)
@@ -115,7 +115,7 @@ class _ProfileDriver:
         return bool(placement)
 
     def _code_of(self, point: ProfileTarget) -> TrainingCode:
-        """Return the code that a point's ranks load; links are measured by the ensemble's framework."""
+        """Return the code that a point's ranks load: for links, the ensemble's framework."""
         ensemble = self._measurements.ensemble
         own = None if point.what == LINKS else ensemble.member(point.member).code
         return own or ensemble.code
@@ -126,7 +126,7 @@ class _ProfileDriver:
 
     def _placed(self, point: ProfileTarget, gpu_type: str | None) -> tuple[Placement, ...]:
         """Return GPUs for a point, all of one type; none if there are too few."""
-        # A group on several types has the rate of none, and a member's rates should be of one.
+        # A group on several types has the rate of none; all rates of a member should be of one type.
         free, nodes = (
             [node for node in each if node.gpu_type == gpu_type]
             for each in (self._rank_pool.free_nodes(), self._rank_pool.nodes)
@@ -134,7 +134,7 @@ class _ProfileDriver:
         return pack([(point.member, point.gpus)], free, 1, nodes)[0].get(point.member, ())
 
     def _ends_of(self, kind: str) -> tuple[Placement, ...]:
-        """Return two GPUs on one node or on two; none if there are no such two."""
+        """Return two GPUs on one node or on two; none if there is no such pair."""
         nodes = self._rank_pool.free_nodes()
         if kind == INTRA_NODE:
             return next(((Placement(n.name, n.gpus[:2]),) for n in nodes if len(n.gpus) > 1), ())
@@ -164,7 +164,7 @@ class _ProfileDriver:
         EventWriter(self._events, source, patience=PATIENT).write("failed", error=error)
 
     def _measure_preprocessing(self) -> None:
-        """Measure preprocessing in its own process, after the ranks: it uses every core of this node."""
+        """Measure preprocessing in a process of its own, after the ranks: it uses all cores of the node."""
         module = "hetctl.runtime.worker.measuring.measure_preprocessing"
         command = [sys.executable, "-m", module, str(self._folder)]
         with private_log(self._logs / f"{PREPROCESS}.log") as output:
@@ -172,7 +172,7 @@ class _ProfileDriver:
 
 
 def _what_lacks(point: ProfileTarget) -> str:
-    """Return why a point found no GPUs in a job whose GPUs are all free."""
+    """Return why a point finds no GPUs although all are free."""
     if point.what == LINKS:
         return "the job has no two GPUs for it"
     if point.gpu_type:
@@ -181,7 +181,7 @@ def _what_lacks(point: ProfileTarget) -> str:
 
 
 def _commonest_type(nodes: Iterable[Node]) -> str | None:
-    """Return the type of GPU that most GPUs of the nodes have; None if the site has one type."""
+    """Return the most frequent GPU type of the nodes; None if the site has one type."""
     gpus = Counter[str | None]()
     for node in nodes:
         gpus[node.gpu_type] += len(node.gpus)

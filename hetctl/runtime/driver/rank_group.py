@@ -32,13 +32,13 @@ class RankSlot:
     step : str
         Name of the step whose agent forks the rank.
     ready : bool
-        True once the rank was forked and waits for assignments.
+        True once the rank has been forked and waits for assignments.
     code : TrainingCode or None
-        Code that it loads with its first member; None: it has loaded none.
+        Code that it loads with its first member; None if it has loaded none.
     awaits_end : bool
-        True until the rank before it on the GPU, which had loaded other code, has ended.
+        True until the GPU's last rank, which had loaded other code, has ended.
     group : RankGroup or None
-        Group to which it belongs; None: it waits for one.
+        Its group; None while it waits for one.
     """
 
     gpu: NodeGpu
@@ -58,37 +58,37 @@ class RankGroup:
     slots : list of RankSlot
         Ranks by number.
     steps : tuple of str
-        Names of the steps of agents that serve this group alone: they end with it, and it ends with them.
+        Names of the steps of agents for this group alone: they end with it, and it ends with them.
     started_at : float
         Start in seconds since the epoch.
     last_message_at : float
-        Time of the last message of any rank, in seconds of the monotonic clock, as for the other times.
+        Time of the last message of any rank, in seconds of the monotonic clock, as the times below.
     live_metrics : LiveMetrics or None
         Last metrics of rank 0.
     stop : str or None
-        Reason why it is to stop with a checkpoint; None if it continues.
+        Reason to stop with a checkpoint; None if it continues.
     stopping_since : float
-        Time from which its delay counts if it was told to stop.
+        Time from which its delay counts after it was told to stop.
     terminated : bool
-        True if it had to be ended by a signal, as it did not stop.
+        True if a signal had to end it because it did not stop.
     assigned, done, lost : set of int
-        Ranks that have their assignment, that have finished, and that have ended.
+        Ranks with an assignment, finished ranks, and ranks that have ended.
     exit_code : int
         Exit code of the first rank that failed by itself, 128 + n if signal n ended it.
     overuse : Overuse or None
-        Memory use of the first rank that an agent has ended for it.
+        Memory use of the first rank that an agent ended for its memory.
     output : str
-        Output of the launcher, if the group was lost with its agents; after the end, that of its ranks, too.
+        Output of the launcher, if the group was lost with its agents; after its end also the ranks' output.
     lost_nodes : tuple of str
-        Nodes whose agents, and thus the group, were lost.
+        Nodes whose loss ended the group.
     hung : bool
         True if it was ended because it sent no heartbeat.
     signalled : bool
-        True if one of its ranks received SIGTERM and is to stop.
+        True if one of its ranks received SIGTERM and has to stop.
     ending : float or None
         Time from which the group has to end; None if it continues.
     killed : bool
-        True if its remaining ranks were killed after it had failed.
+        True if the remaining ranks were killed after a failure.
     """
 
     task: TaskMessage
@@ -128,7 +128,7 @@ class RankGroup:
 
     @property
     def over(self) -> bool:
-        """True if no rank is at work any more."""
+        """True if no rank is at work."""
         return len(self.done | self.lost) == len(self.slots)
 
     @property
@@ -149,7 +149,7 @@ class RankGroup:
             self.done.add(self.slots.index(slot))
 
     def note_overuse(self, overuse: Overuse, rank: str) -> None:
-        """Record that an agent has ended a rank for its memory, also in the log; the first record stands."""
+        """Record and log that an agent ended a rank for its memory; the first record stands."""
         self.overuse = self.overuse or overuse
         with suppress(OSError):
             append(self.task.log, f"{rank} was ended: {_described(overuse)}\n")
@@ -157,7 +157,7 @@ class RankGroup:
     def record_lost_rank(
         self, slot: RankSlot, exit_code: int, output: str = "", lost_node: str | None = None
     ) -> None:
-        """Record the end of a rank; exit codes of ranks lost in consequence of another's loss do not count.
+        """Record the end of a rank; exit codes that follow from the loss of another rank do not count.
 
         Parameters
         ----------
@@ -170,39 +170,39 @@ class RankGroup:
         self.output = output or self.output
         if lost_node is not None and lost_node not in self.lost_nodes:
             self.lost_nodes += (lost_node,)
-        # A rank that only lost a peer may be seen before the peer itself, whose exit code is the cause.
+        # A rank that only lost a peer may be recorded before the peer, whose exit code is the cause.
         if not self.exit_code or (self.exit_code == LOST_PEER and not self.killed):
-            # srun exits with 0 after a node failure, which must not pass for success.
+            # srun exits with 0 after a node failure, which is no success.
             self.exit_code = exit_code or LOST_PEER
         self.end()
 
     def end(self) -> None:
-        """Start the end of the group; ranks without an assignment count as done."""
+        """Begin to end the group; ranks without an assignment count as done."""
         self.ending = self.ending or time.monotonic()
         self.done |= set(range(len(self.slots))) - self.assigned
 
     @property
     def stop_message(self) -> dict[str, Any]:
-        """Message that tells a rank to stop."""
+        """Stop message for its ranks."""
         return {"stop": encode(StopMessage(self.key, self.stop or ""))}
 
     def complete(self) -> bool:
-        """Read its output; if its ranks wrote none, that of the launchers is appended to its log.
+        """Read the ranks' output from the log; if they wrote none, append the launchers' output to it.
 
-        Return false while the disk does not answer: the log says why the group has ended.
+        Return false while the disk does not answer: the log tells why the group has ended.
         """
         output = end_of(self.task.log, self.log_start)
         if output is None:
             return False
         if self.output and not output:
-            # On a full disk the job ends in order.
+            # A full disk ends the job in order.
             with suppress(OSError):
                 append(self.task.log, self.output)
         self.output += output
         return True
 
     def description(self, reason: ExitReason) -> str:
-        """Return a description of the reason for its end."""
+        """Return a description of why it ended."""
         if reason is ExitReason.OUT_OF_MEMORY and self.overuse:
             return _described(self.overuse)
         if reason in DESCRIPTIONS:

@@ -1,9 +1,8 @@
-"""Driver's pool of the ranks of a batch job: groups in training, reached through agents.
+"""Driver's pool of a batch job's ranks: groups in training, reached through agents.
 
-With ``launch: nodes`` a rank is forked on a GPU when it is first needed, and stays, so that the next member
-needs a new group, but no new start of the framework. With ``launch: members`` ranks end with their group. If
-a rank fails, dies or hangs, only the other ranks of its group end with it. If a node is lost, the groups with
-ranks on it end.
+With ``launch: nodes`` a rank is forked when its GPU is first needed, and stays: the next member needs a new
+group, but does not start the framework again. With ``launch: members`` ranks end with their group. A rank
+that fails, dies or hangs ends only its own group. A lost node ends all groups with ranks on it.
 """
 
 from __future__ import annotations
@@ -38,39 +37,35 @@ from hetctl.storage.paths import AgentFiles
 WATCH_EVERY_S = 0.5
 """Seconds between two checks for groups that hang."""
 NODE_LOSS_DELAY_S = 0.05
-"""Seconds to wait after a rank was killed: the loss of its node may be reported later."""
+"""Seconds to wait after a rank was killed, for a report of the loss of its node."""
 URGENT = frozenset({"ready", "master", "signalled", "visited", "saved", "done"})
-"""Keys of messages of ranks on which the driver acts at once."""
+"""Keys of ranks' messages on which the driver acts at once."""
 
 
 class RankPool:
-    """The ranks of one batch job, and the groups they form.
+    """Ranks of one batch job, and the groups they form.
 
-    It receives the reports of its agents, which name GPUs by planned nodes (`on_message` and the like).
+    Its agents report to `on_message` and the like; they name GPUs by planned nodes.
 
     Attributes
     ----------
     agents : AgentPool
-        Agents of the job, through which its ranks are reached.
+        Agents of the job, which reach its ranks.
     reports : list
-        Events about visits and states (`hetctl.model.hops`), in the order of their arrival.
+        Events about visits and states (`hetctl.model.hops`), in order of arrival.
     staged : list of StagedPartitions
-        What nodes have staged; the reader empties it, as the other lists.
+        Results of staging on nodes; the reader empties this list and the others.
     returned : list of str
-        Nodes that were lost and are used again.
+        Lost nodes that are used again.
 
     Parameters
     ----------
     frameworks : sequence of str
-        Frameworks that are imported once on each node, for all its ranks.
-    shutdown_s : float
-        Seconds in which released agents end, as in `AgentPool`.
-    stages : mapping of str to StageOrder
-        Partitions that nodes copy first, as in `AgentPool`.
-    holds_lease : callable
+        Frameworks that each node imports once for all its ranks.
+    shutdown_s, stages, holds_lease
         Same as in `AgentPool`.
     grace_s : float
-        Seconds in which a group that was told to stop has to end.
+        Seconds in which a group has to end after it was told to stop.
     """
 
     def __init__(
@@ -98,7 +93,7 @@ class RankPool:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Nodes that are not lost."""
+        """Nodes of the job that are not lost."""
         return self.agents.nodes
 
     @property
@@ -121,12 +116,12 @@ class RankPool:
     def start(
         self, task: TaskMessage, placement: tuple[Placement, ...], code: TrainingCode | None = None
     ) -> None:
-        """Form a group of the ranks on some GPUs for a task; start ranks that do not run yet.
+        """Form a group on some GPUs for a task; start ranks that do not run yet.
 
         Parameters
         ----------
         code : TrainingCode or None
-            Code that its ranks load; ranks that have loaded another one are replaced. None: they load none.
+            Code that its ranks load; None for none. Ranks that have loaded other code are replaced.
 
         Raises
         ------
@@ -162,7 +157,7 @@ class RankPool:
             self.agents.start_step(name, held)
 
     def reap(self) -> list[RankGroup]:
-        """Return the results of the groups that have ended since the last call; their GPUs are free."""
+        """Return the groups that have ended since the last call, and free their GPUs."""
         self.agents.receive()
         self._record_killed_ranks(time.monotonic())
         due = time.monotonic() >= self._next_watch
@@ -180,18 +175,18 @@ class RankPool:
         return ended
 
     def wait(self, seconds: float) -> None:
-        """Wait for `seconds`, or until a message or the end of a rank arrives on which `reap` acts."""
+        """Wait for `seconds`, or until an urgent message or the end of a rank arrives."""
         limit, self._is_urgent = time.monotonic() + seconds, False
         while not self._is_urgent and (left := limit - time.monotonic()) > 0:
             self.agents.wait(left)
 
     def stop(self, name: str, reason: str, busy_s: float = 0.0) -> None:
-        """Tell the ranks of the group with a task of that name to stop; the first reason stands.
+        """Tell the ranks of a task's group to stop; the first reason stands.
 
         Parameters
         ----------
         busy_s : float
-            Seconds for which they may be too busy to notice it.
+            Seconds for which they may be too busy to notice.
         """
         running = self._running.get(name)
         if running is None:
@@ -204,20 +199,20 @@ class RankPool:
                 self.agents.send(slot.step, slot.gpu, TO, running.stop_message)
 
     def live_metrics(self) -> dict[str, LiveMetrics]:
-        """Return the last metrics of the groups that have sent any, by the names of their tasks."""
+        """Return the last metrics of groups that have sent any, by task name."""
         return {name: group.live_metrics for name, group in self._running.items() if group.live_metrics}
 
     def note_written(self, name: str, length: int) -> None:
-        """Note that the event file of a member has this length in bytes; ranks and driver may write to it."""
+        """Note the length in bytes of a member's event file, which ranks and driver may write."""
         self._written[name] = max(length, self._written.get(name, 0))
 
     def take_written(self) -> dict[str, int]:
-        """Return the lengths, in bytes, of members' event files that have grown since the last call."""
+        """Return the lengths in bytes of members' event files that have grown since the last call."""
         written, self._written = self._written, {}
         return written
 
     def signalled(self) -> tuple[str, ...]:
-        """Return the names of the tasks of groups in which a rank has received SIGTERM."""
+        """Return the tasks of groups in which a rank has received SIGTERM."""
         return tuple(name for name, group in self._running.items() if group.signalled)
 
     def shutdown(self) -> None:
@@ -230,7 +225,7 @@ class RankPool:
         if slot is None:
             return
         group = slot.group
-        # Heartbeats and live metrics need no reaction, and come from all ranks all the time.
+        # Heartbeats and live metrics, which all ranks send all the time, need no reaction.
         self._is_urgent |= not URGENT.isdisjoint(message)
         if "visited" in message:
             self.reports.append(decode(VisitEnd, message["visited"]))
@@ -247,7 +242,7 @@ class RankPool:
                 self.note_written(group.name, message["written"])
 
     def on_end(self, gpu: NodeGpu, exit_code: int, overuse: Overuse | None, node: str) -> None:
-        """Record the end of a rank; one that was killed may be the first sign of the loss of its node."""
+        """Record the end of a rank; a killed rank may be the first sign of the loss of its node."""
         self._is_urgent = True
         slot = self._slots.get(gpu)
         if slot and slot.awaits_end:
@@ -258,7 +253,7 @@ class RankPool:
         if overuse and group:
             group.note_overuse(overuse, f"the rank on GPU {gpu[1]} of {node}")
         if exit_code == KILLED and group:
-            # The loss of an agent kills its ranks, and that of a rank may be reported first.
+            # The loss of an agent kills its ranks, and a rank's end may be reported first.
             self._killed[gpu] = time.monotonic() + NODE_LOSS_DELAY_S
         else:
             self._record_lost_rank(gpu, exit_code)
@@ -276,23 +271,23 @@ class RankPool:
     def on_loss(
         self, step: str, exit_code: int, node: str = "", output: str = "", lost_node: str | None = None
     ) -> None:
-        """Record the loss of the ranks of a step.
+        """Record the loss of a step's ranks.
 
         Parameters
         ----------
         node : str
-            Planned node of the ranks; empty: all nodes of the step.
+            Planned node of the ranks; empty for all nodes of the step.
         output : str
             Output of the launcher.
         lost_node : str or None
-            Node that is lost with the ranks, if one is.
+            Node lost with the ranks, if any.
         """
         of_step = [gpu for gpu, slot in self._slots.items() if slot.step == step]
         for gpu in [gpu for gpu in of_step if node in ("", gpu[0])]:
             self._record_lost_rank(gpu, exit_code, output, lost_node)
 
     def _rank_for(self, gpu: NodeGpu, step: str, code: TrainingCode | None) -> RankSlot:
-        """Return the rank on a GPU, or a new one if there is none, or if it has loaded other code."""
+        """Return the GPU's rank, or a new one if there is none or it has loaded other code."""
         slot = self._slots.get(gpu)
         if slot is None:
             slot = self._slots[gpu] = RankSlot(gpu, step, code=code)
@@ -313,7 +308,7 @@ class RankPool:
         if slot := self._slots.pop(gpu, None):
             if slot.group and slot in slot.group.working:
                 slot.group.record_lost_rank(slot, exit_code, output, lost_node)
-            # Also in a group: it may still have written the checkpoint of the member before.
+            # Also for a rank in a group: it may have been writing the last member's checkpoint.
             self.reports.append(RankEnded(worker_named(gpu[0], gpu[1:])))
 
     def _record_killed_ranks(self, now: float) -> None:
@@ -324,7 +319,7 @@ class RankPool:
                 self._record_lost_rank(gpu, KILLED)
 
     def _assign(self, running: RankGroup) -> None:
-        """Send assignments to ranks that are ready; the others need the address that rank 0 reports."""
+        """Send assignments to ready ranks; all but rank 0 need the address that rank 0 reports."""
         if running.ending is not None or len(running.assigned) == len(running.slots):
             return
         for rank, slot in enumerate(running.slots):
@@ -341,9 +336,9 @@ class RankPool:
                 self.agents.send(slot.step, slot.gpu, TO, running.stop_message)
 
     def _watch(self, running: RankGroup) -> None:
-        """Kill a group that hangs, and the rest of one that has failed: these can write no checkpoint.
+        """Kill a group that hangs, and the rest of a failed one: they can write no checkpoint.
 
-        One that was told to stop and has not done so within the grace period is ended by signals.
+        End a group by signals if it was told to stop and does not do so within the grace period.
         """
         now, ending_s = time.monotonic(), self._timeouts.ending_s
         if running.over:
@@ -366,7 +361,7 @@ class RankPool:
             self.agents.send(slot.step, slot.gpu, SIGNAL, int(number))
 
     def _has_ended(self, running: RankGroup) -> bool:
-        """Return true if a group and its own steps have ended: only then are its GPUs free."""
+        """Return true if a group and its own steps have ended, so that its GPUs are free."""
         if not running.over:
             return False
         for name in running.steps:

@@ -1,4 +1,4 @@
-"""Rounds of a job: their events, the groups of their tasks, and their leaders on several nodes."""
+"""Rounds of a job: their events, their tasks' groups, and their leaders on several nodes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from hetctl.storage.run_files import checkpoint_folder, write_planner_state
 from hetctl.storage.task_fold import TaskReport, report_of
 
 SHUTDOWN_S = 5.0
-"""Seconds that leaders have to end at the end of the job, when no trainer is left."""
+"""Seconds in which leaders have to end at the end of the job, after all trainers."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Rounds:
     Parameters
     ----------
     deadline, max_uninterrupted_s
-        Deadlines of `TrainingSpec`.
+        Same as in `TrainingSpec`.
     queue : EventQueue
         Events of the driver.
     on_failure : callable
@@ -80,17 +80,17 @@ class Rounds:
         self._open.add(index)
 
     def start(self, command: Start, members: Sequence[Member]) -> set[str]:
-        """Start tasks, as a round unless theirs is open; return those that could be launched.
+        """Start tasks, in a new round unless theirs is open; return those that could be launched.
 
         Parameters
         ----------
         members : sequence of Member
-            Members in the order of the tasks, with the batch sizes of this training.
+            Members in the order of the tasks, with their present batch sizes.
 
         Raises
         ------
         OSError
-            If the start of the round cannot be written; no member is started then.
+            If the start of the round cannot be written; then no member starts.
         """
         allocations = [task.allocation for task in command.tasks]
         shares: Mapping[str, tuple[InputShare, ...]]
@@ -122,16 +122,16 @@ class Rounds:
 
     def report_of(self, name: str, index: int) -> TaskReport:
         """Return the report of a member's trainer; OSError if its events cannot be read."""
-        # A trainer that outlives its driver for a moment may still write events of an earlier round.
+        # A trainer that briefly outlives its driver may write events of an earlier round.
         return report_of(e for e in self._event_files[name].fresh() if e.round == index)
 
     def close(self, group: RankGroup, running: RunningTask, report: TaskReport, peak: int) -> ExitReason:
-        """Record the end of a task and its reason; return the reason.
+        """Record the end of a task; return its reason.
 
         Parameters
         ----------
         peak : int
-            Known peak of the member's memory in bytes, used if its trainer reported none.
+            Known peak of the member's memory in bytes, for a trainer that reported none.
         """
         reason = reason_of_end(group, running, report)
         description = group.description(reason)
@@ -141,7 +141,7 @@ class Rounds:
         return reason
 
     def end(self, index: int, reason: str) -> None:
-        """Record the end of a round, if it could be opened."""
+        """Record the end of a round, if it is open."""
         if index in self._open:
             self._open.remove(index)
             self.queue.writer(DRIVER, index).write("round_ended", ended_by=reason)
@@ -175,7 +175,7 @@ class Rounds:
     def _launch(self, index: int, task: Task, member: Member, shares: tuple[InputShare, ...]) -> str | None:
         """Launch a task; return its name, or None if that fails."""
         allocation, visit = task.allocation, task.visit
-        # Before the group forms: GPUs of a step whose driver is killed are counted from this event on.
+        # Before the group forms: the use of its GPUs counts from this event on, even if the driver is killed.
         self.queue.writer(DRIVER, index).write(
             "task_started",
             member=member.name,
@@ -191,7 +191,7 @@ class Rounds:
         kind = VISIT if visit else STAGE if allocation.pipeline else own
         message = TaskMessage(kind, str(self.folder.path), member.name, training)
         try:
-            # Before the ranks start: what the file gets from now on is this round's.
+            # Before the ranks start: all later events in the file are of this round.
             self._event_files[member.name] = end_of_file(self.folder.events_of(member.name), member.name)
             self.rank_pool.start(message, allocation.placement, training.ensemble.code)
         except OSError as error:
@@ -230,47 +230,47 @@ class Rounds:
         )
 
     def _run_key(self, member: Member) -> str:
-        """Return the key of what ranks of a node share; members with code of their own have their own."""
+        """Return the key of resources that a node's ranks share; members with code of their own differ."""
         key = run_key(self.spec.run, self.spec.checkpoints)
         return f"{key}-{member.code.digest}" if member.code else key
 
     def _first_batches(self, allocation: Allocation, member: Member) -> tuple[int, ...]:
-        """Return a batch for each GPU by the profiled rates of its type; empty: the member's own on each."""
+        """Return a batch for each GPU by its type's profiled rates; empty if each has the member's own."""
         profile = next((p for p in self.spec.profiles if p.member == member.name), None)
         types = {node.name: node.gpu_type or "" for node in self.rank_pool.nodes}
         if profile is None or len({types[place.node] for place in allocation.placement}) == 1:
             return ()
-        # Imported here since batches differ only between types of GPU.
+        # Imported here, since batches differ only between types of GPU.
         from hetctl.methods.balance.managers import first_batches
 
         found = {t: rate_on(allocation.gpus, profile.rates_by_type.get(t, {})) for t in types.values()}
-        # A type that was not measured: the manager finds its speed.
+        # For a type without a measurement; the manager will find its speed.
         slowest = min((rate for rate in found.values() if rate), default=1.0)
         return first_batches(allocation, member.chunk(allocation.gpus), types, lambda t: found[t] or slowest)
 
     def _gpu_type_of(self, allocation: Allocation) -> str | None:
-        """Return the type of a member's GPUs; None if they are of several types."""
+        """Return the one type of a member's GPUs; None if they are of several."""
         types = {node.name: node.gpu_type for node in self.rank_pool.nodes}
         held = {types.get(place.node) for place in allocation.placement}
         return next(iter(held)) or None if len(held) == 1 else None
 
 
 def reason_of_end(group: RankGroup, running: RunningTask, report: TaskReport) -> ExitReason:
-    """Return why a task ended; a member that was told to stop may also be killed while it does."""
+    """Return why a task ended; a member that is stopping may also be killed."""
     if group.hung:
         return ExitReason.HUNG
-    # The signal was the driver's own: its exit code must not count as a failure of the member.
+    # The driver itself sent the signal, so the exit code is no failure of the member.
     if group.terminated:
         return ExitReason.STOPPED
     # The ranks of a visit report to the driver, and write no events.
     if group.exit_code == 0 and (report.exit_reason or running.task.visit):
         return report.exit_reason or ExitReason.STOPPED
-    # srun and ranks may exit with 0 after a node is lost, so a clean exit counts
-    # only with the trainer's last event.
+    # srun and ranks may exit with 0 after the loss of a node: a clean exit counts only with the trainer's
+    # last event.
     reason = exit_reason_of(group.exit_code, group.output, report.failed_by)
     if reason is not ExitReason.KILLED:
         return reason
-    # The trainer's last event says that its state is in a checkpoint: it was killed at its very end.
+    # By the trainer's last event its state is in a checkpoint: it was killed at its very end.
     if report.exit_reason:
         return report.exit_reason
     if group.lost_nodes:
@@ -279,10 +279,10 @@ def reason_of_end(group: RankGroup, running: RunningTask, report: TaskReport) ->
 
 
 class Exchanges:
-    """The steps of leaders of a job, one for each round; each ends with the trainers of its round.
+    """Steps of a job's leaders, one for each round, which end with the round's trainers.
 
-    In lockstep on several nodes, leaders exchange data between the nodes. If they fail, the trainers
-    continue without them, so no member counts as failed.
+    In lockstep on several nodes, leaders exchange data between the nodes. If they fail, the trainers continue
+    without them, and no member counts as failed.
     """
 
     def __init__(self, site: Site, files: JobFiles) -> None:

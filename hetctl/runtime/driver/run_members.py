@@ -1,4 +1,4 @@
-"""Input of the scheduling of a run: work left by profiles and events, and the budget."""
+"""Input of a run's scheduling: the work left, from profiles and events, and the budget."""
 
 from __future__ import annotations
 
@@ -23,11 +23,10 @@ if TYPE_CHECKING:
 
 
 class RunMembers:
-    """The members of a run that still need training.
+    """Members of a run that still need training.
 
-    `left`, `asked` and `rates_seen` first read the events that trainers have announced up to the
-    call, each event once; all other methods return the state after the last such reading. While the disk does
-    not answer, all of them do; `read` tells.
+    `left`, `asked` and `rates_seen` first read newly announced events; all other methods return the state
+    after the last reading. While the disk does not answer, all return the last state; `read` raises an error.
 
     Parameters
     ----------
@@ -68,36 +67,36 @@ class RunMembers:
 
     @property
     def began_at(self) -> float:
-        """Start of the run's first job, in seconds since the epoch; start of this job if it is the first."""
+        """Start of the run's first job, which may be this one, in seconds since the epoch."""
         return self._began_at
 
     @property
     def next_round(self) -> int:
-        """Index of the run's next round, as of the last reading of events."""
+        """Index of the run's next round by the last reading."""
         return self._state.usage.next_round
 
     @property
     def is_preparing(self) -> bool:
-        """True while files of trials are copied: no member may be started meanwhile."""
+        """True while files of trials are copied; no member may start meanwhile."""
         return self._trials is not None and self._trials.is_preparing
 
     def finish_preparing(self) -> None:
-        """Wait until no files of trials are copied."""
+        """Wait until all files of trials are copied."""
         if self._trials:
             self._trials.finish_preparing()
 
     def keep(self) -> None:
-        """Save a snapshot from which later readers of the run's files start; OSError if the disk is full."""
+        """Save a snapshot with which later readers start; OSError if the disk is full."""
         self._refresh()
         self._state.keep()
 
     def left(self) -> Mapping[str, Workload]:
-        """Return the work left of all members, in training or not, after finished epochs and checkpoints."""
+        """Return the work left of all members after finished epochs and checkpoints."""
         self._refresh()
         return self._workloads.left
 
     def with_batch_sizes(self, names: Iterable[str]) -> tuple[Member, ...]:
-        """Return members with their current batch sizes, which may be smaller than those of the ensemble."""
+        """Return members with their present batch sizes, which may be below those of the ensemble."""
         progress = self._state.progress
         members = (self._member(name) for name in names)
         return tuple(replace(m, batch_size=progress[m.name].batch_size or m.batch_size) for m in members)
@@ -107,12 +106,12 @@ class RunMembers:
         return {name: len(self._state.progress[name].epochs) for name in names}
 
     def asked(self) -> Mapping[str, int]:
-        """Return the trials that need training, each with the epochs that its search has asked for."""
+        """Return the trials that need training, with the epochs that the search has asked for."""
         progress = self._state.progress
         return {name: epochs for name in self.left() if (epochs := progress[name].asked)}
 
     def planned_like(self, name: str) -> str:
-        """Return the member whose plan suits this one: itself, unless it is a trial of another config."""
+        """Return the member whose plan suits this one: itself, or another trial with a similar config."""
         return self._trials.planned_like(name) if self._trials else name
 
     def peak_memory(self, name: str) -> int:
@@ -133,7 +132,7 @@ class RunMembers:
             if name not in left or task.stopping:
                 continue
             workload, allocation = left[name], task.task.allocation
-            # With several types of GPU, the allocation's rate is that of its own type.
+            # With several types of GPU, use the rate of the allocation's own type.
             rates = {} if workload.rates_by_type else workload.rates
             rate = rates.get(allocation.gpus, allocation.rate)
             since = self._state.reports[task.round, name].epoch_since
@@ -141,7 +140,7 @@ class RunMembers:
             yield Held(known, allocation, task.since_s)
 
     def rates_seen(self, running: Mapping[str, RunningTask]) -> dict[str, float]:
-        """Return the rates of members in training in their last epochs, in samples/s; some have none yet."""
+        """Return the last epochs' rates in samples/s of members in training; some have none yet."""
         self._refresh()
         rates = {name: self._state.reports[task.round, name].rate for name, task in running.items()}
         return {name: rate for name, rate in rates.items() if rate}
@@ -156,12 +155,12 @@ class RunMembers:
             self._on_failure(error)
 
     def read(self) -> None:
-        """Read new events from the disk; OSError leaves the state as it was."""
+        """Read new events from the disk; an OSError leaves the state as it was."""
         progress = self._state.progress
-        # Trials may have got the epochs of their parents meanwhile.
+        # Trials may have inherited epochs of their parents meanwhile.
         inherited = self._trials.take_written() if self._trials else {}
         changed = self._state.refresh({**self._take_written(), **inherited})
-        # Requests and reports of the search are read back, so that all goes by what is on the disk.
+        # Read the search's requests and reports back, so that only what is on the disk counts.
         while self._trials and self._trials.advance(
             progress, self._state.usage.used(time.time()), self._run_s
         ):
@@ -182,7 +181,7 @@ class RunMembers:
 
 @dataclass(frozen=True)
 class RunObserver:
-    """State of a phase's members as the run's events show it (`hetctl.scheduling.job_scheduler.Observer`).
+    """State of a phase's members by the run's events (`hetctl.scheduling.job_scheduler.Observer`).
 
     Parameters
     ----------
@@ -197,11 +196,11 @@ class RunObserver:
     only: frozenset[str]
 
     def left(self, _now_s: float) -> Mapping[str, Workload]:
-        """Return all members that need training, by their finished epochs and checkpoints."""
+        """Return all members that need training, after finished epochs and checkpoints."""
         return {name: workload for name, workload in self.members.left().items() if name in self.only}
 
     def seen(self, now_s: float, running: Mapping[str, RunningTask], deferred: Set[str]) -> ObservedMembers:
-        """Return all members; waiting ones are in the planner's order and exclude `deferred`."""
+        """Return all members; those that wait are in the planner's order, without `deferred`."""
         left = self.left(now_s)
         waiting = [w for name, w in left.items() if name not in running and name not in deferred]
         held = tuple(self.members.held(running, time.time()))
@@ -215,11 +214,10 @@ class RunObserver:
 def as_of_now(
     workload: Workload, part_samples: int, rate: float, epoch_since: float | None, now: float
 ) -> Workload:
-    """Return a member in training with the work that it is likely to have left.
+    """Return a member in training with its likely work left.
 
-    Since its last epoch, or since its first step, it is assumed to train at the predicted rate, but at most
-    to the end of its epoch, since the next event gives the true count. If the length of an epoch is unknown,
-    only events count.
+    From its last epoch or first step on, it is assumed to train at the predicted rate, at most to the end of
+    its epoch: the next event gives the true count. If the length of an epoch is unknown, only events count.
 
     Parameters
     ----------

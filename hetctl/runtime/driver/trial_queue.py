@@ -1,4 +1,4 @@
-"""The trials of a run: results that its trainers have reported go in, requests come out as events."""
+"""Trials of a run: reported results go in, and requests come out as events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from hetctl.storage.run_files import checkpoint_folder
 
 
 class TrialQueue:
-    """Search of a run, as its events have it; each request and each report is on the disk before it counts.
+    """Search of a run by its events; each request and report is on the disk before it counts.
 
     Parameters
     ----------
@@ -37,8 +37,8 @@ class TrialQueue:
     queue : EventQueue
         Events of the driver.
     on_failure : callable
-        Function called with the error if a trial cannot get its parent's files; nothing is asked for
-        afterwards.
+        Function called with the error if a trial cannot get its parent's files; the search then asks for
+        nothing more.
     """
 
     def __init__(
@@ -67,23 +67,23 @@ class TrialQueue:
         self.finish_preparing()
 
     def member(self, name: str) -> Member:
-        """Return a trial as it is to be trained now: with its config, up to the epochs asked for."""
+        """Return a trial as a member: with its config, up to the epochs asked for."""
         slot = self._slots[name]
         trial = self._trial_of(name)
         stop = replace(slot.stop, max_epochs=trial.epochs, expected_epochs=None)
         return replace(slot, config={**slot.config, **trial.config}, stop=stop)
 
     def __contains__(self, name: object) -> bool:
-        """Return true for the name of a trial that has been asked for."""
+        """Return true for the name of a requested trial."""
         return self._numbers.get(str(name), len(self._search.trials)) < len(self._search.trials)
 
     def profile(self, name: str, profiles: Mapping[str, MemberProfile]) -> MemberProfile:
-        """Return the profile of a trial: of its own shape if it was planned, else of the most similar one.
+        """Return the profile of a trial: of its own shape if planned, else of the most similar one.
 
         Parameters
         ----------
         profiles : mapping of str to MemberProfile
-            Profiles of the trials with the configs that were planned.
+            Profiles of the trials with their planned configs.
         """
         keys, member = self._spec.ensemble.rate_keys, self.member(name)
         planned = self.planned_like(name)
@@ -94,9 +94,9 @@ class TrialQueue:
         return predicted_profile(name, profiles[planned])
 
     def planned_like(self, name: str) -> str:
-        """Return the trial whose planned config has the shape of a trial's own config, or the nearest one.
+        """Return the trial whose planned config has the same shape as a trial's config, or the nearest one.
 
-        A trial that was planned with its own shape is planned like itself, and so are all other members.
+        For a trial planned with its own shape, and for any other member, return its own name.
         """
         if name not in self:
             return name
@@ -107,12 +107,12 @@ class TrialQueue:
         return nearest_config(rate_config(member, keys), shapes) or name
 
     def take_written(self) -> dict[str, int]:
-        """Return the lengths of trials' event files, in bytes, that it has written to since the last call."""
+        """Return the lengths in bytes of the event files that it has written since the last call."""
         written, self._written = self._written, {}
         return written
 
     def advance(self, progress: Mapping[str, Progress], used: Usage, run_s: float) -> bool:
-        """Report the trials that are done, and ask for the next; return true if there are new events.
+        """Report finished trials, and ask for the next; return true if there are new events.
 
         Parameters
         ----------
@@ -125,7 +125,7 @@ class TrialQueue:
         try:
             return self._advance(progress, resources, self._queue.writer(DRIVER, used.rounds))
         except OSError as error:
-            # The history in memory is ahead of the disk's: the next job goes on from the disk's.
+            # The history in memory is ahead of the disk, from which the next job goes on.
             self._is_over = True
             self._on_failure(error)
             return True
@@ -154,9 +154,9 @@ class TrialQueue:
         return bool(progress.failed or progress.converged) or progress.last_epoch >= trial.epochs
 
     def _loss(self, name: str, trial: Trial, progress: Progress) -> float | None:
-        """Return the metric after the epochs asked for, negated if more is better; None if the trial failed.
+        """Return the metric after the requested epochs, negated if more is better; None if the trial failed.
 
-        A command may have trained further before it stopped; a trial that has converged has fewer epochs.
+        A command may train further before it stops; a converged trial has fewer epochs.
         """
         objective = self._slots[name].objective
         values = [e.metrics.get(objective.metric) for e in progress.epochs if e.epoch <= trial.epochs]
@@ -166,7 +166,7 @@ class TrialQueue:
 
     @property
     def is_preparing(self) -> bool:
-        """True while a trial gets the files of its parent; after that it has the parent's epochs, too."""
+        """True while a trial gets its parent's files; then it also gets the parent's epochs."""
         while self._copies and self._copies[0][0].done():
             copied, trial, parent = self._copies.popleft()
             try:
@@ -178,14 +178,14 @@ class TrialQueue:
         return bool(self._copies)
 
     def finish_preparing(self) -> None:
-        """Wait until no files are copied."""
+        """Wait until all files are copied."""
         while self.is_preparing:
             self._copies[0][0].exception()
 
     def _inherit(self, trial: Trial) -> None:
-        """Give a trial the checkpoint of its parent, unless it has begun, in a thread: it may take minutes.
+        """Give a trial its parent's checkpoint, in a thread, since it may take minutes, unless it has begun.
 
-        The parent is not trained between the report and the end of this: nothing starts meanwhile.
+        No training starts until this ends, so the parent's checkpoint stays that of the report.
         """
         if trial.parent is None:
             return
@@ -202,7 +202,7 @@ class TrialQueue:
                 copied.set_result(None)
 
         self._copies.append((copied, trial, trial.parent))
-        # The driver must be able to end while it copies.
+        # A daemon thread, since the driver must be able to end meanwhile.
         threading.Thread(target=copy, name="inherit", daemon=True).start()
 
     def _inherit_epochs(self, trial: Trial, parent: Parent) -> None:
