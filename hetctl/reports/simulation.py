@@ -62,7 +62,7 @@ def _report_of_members(result: SimulationResult) -> Report:
             ("rounds", f"{simulation.rounds:,}", ""),
             ("restarts", f"{simulation.restarts:,}", ""),
             ("GPUs\nbusy", format_percent(simulation.gpu_busy_fraction), "restarts left out"),
-            ("planning", f"{simulation.plan_seconds:.3g} s", f"{simulation.slowest_plan_s:.2g} s at most"),
+            ("planning", f"{simulation.plan_seconds:.2f} s", f"{simulation.slowest_plan_s:.2f} s at most"),
         ],
         sections=[Section(notes=[note]) for note in _notes_of_members(result)],
         details=lambda: [
@@ -151,7 +151,7 @@ def _report_of_hops(hops: HopSimulation) -> Report:
             ("ratio", f"{hops.ratio:.3f}", "makespan over the bound"),
             ("workers\nbusy", format_percent(hops.gpu_busy_fraction), "until the makespan"),
             ("lost to\nfailures", format_seconds(hops.lost_s), "over all workers"),
-            ("planning", f"{hops.plan_seconds:.3g} s", hops.scheduler),
+            ("planning", f"{hops.plan_seconds:.2f} s", hops.scheduler),
         ],
         sections=[Section(notes=[(f"an epoch by mode: {times}", "")])] if len(hops.makespans_s) > 1 else [],
         details=lambda: [
