@@ -112,9 +112,9 @@ def profile_command(
 
     project = this_project()
     known, machine = ensemble_and_site(project, ensemble, site, account=account, launch=launch)
-    # The size if nothing is known of the work.
+    # The usual size, since nothing is known of the work.
     size = job_size(machine, gpus, time, queue)
-    # That of the environment is meant for the jobs of runs, which end with checkpoints.
+    # A time in the environment is meant for jobs of runs, which end with checkpoints.
     wall_s = time if "time" in given_options(context) else None
     asked = ProfileCommand(
         *(known, machine, size, jobs, max_concurrent, force, command_s, wall_s, beyond),
@@ -231,7 +231,7 @@ def export_table(member: str | None, output: Any, **options: Any) -> None:
 
 
 def _refuse(context: click.Context, reason: str, names: Container[str] | None = None) -> None:
-    """Raise UsageError on options that were given; of `names` alone, if any are."""
+    """Raise UsageError if options were given; with `names`, only for these."""
     given = given_options(context)
     for option in context.command.params:
         if option.name in given and (names is None or option.name in names):

@@ -130,7 +130,7 @@ def _requested(context: click.Context, options: Mapping[str, Any], budget: Budge
     """Return the options given for a run, without the defaults."""
     from hetctl.app.run.continue_run import RequestedOptions
 
-    # Defaults must not count: an unfinished run keeps what is not given now.
+    # Defaults do not count: an unfinished run keeps what is not given now.
     given = {name: context.params.get(name) for name in given_options(context, also_variables=True)}
     of_run = {"site", "account", "launch", "gpus", "queue", "planner", "sharing", "mode", *OF_RUNS}
     return RequestedOptions(
@@ -313,7 +313,7 @@ def report_command(run: str | None, output: Path) -> None:
 
     project = this_project()
     status = compared_status(project, run)
-    # Matplotlib takes half a second, which a refusal does not need.
+    # Importing Matplotlib takes half a second, which a refusal need not wait for.
     from hetctl.reports.run_page import render_page
     from hetctl.reports.summary import describe_comparison
 

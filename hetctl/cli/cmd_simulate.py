@@ -33,13 +33,13 @@ TABLES = {
     ("workers",): "hetctl.app.balance:BalanceRequest",
     ("replay",): "hetctl.app.balance:BalanceReplayRequest",
 }
-"""Requests by the options that say what is simulated, the first of which all are given counts.
+"""Requests by the options that select them; the first whose options are all given counts.
 
-Their fields are the options that go with them; without any of these options an ensemble is simulated.
+The fields of a request are the options that go with it. Without any match an ensemble is simulated.
 """
 MOST_GPUS = MOST_MEMBERS = 1_000_000
 LEAST_MTBF_S = 600
-"""Least mean time between failures in seconds: with less than a checkpoint interval no work is kept."""
+"""Least mean time between failures in seconds: below a checkpoint interval no work is kept."""
 MOST_SAMPLES, MOST_ITERATIONS = 1_000_000_000, 100_000
 MOST_IN_FLIGHT, MOST_CLOCKS, MOST_MINIBATCHES = 1000, 100, 100_000
 OUTAGE = re.compile(r"(.+)@([^@-]+)(?:-([^@-]+))?")

@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None, waits: Waits | None = None) -> 
 
 
 def _disk_trouble(error: OSError, *, as_json: bool) -> int:
-    """Report errors of the disk: of a full one as bad input, and those that pass; anything else is a bug."""
+    """Report an error of the disk: a full disk as bad input, or a transient error; any other is a bug."""
     hint = DISK_TROUBLES.get(error.errno or 0)
     message = ": ".join(str(part) for part in (error.filename, error.strerror) if part)
     if hint is not None:

@@ -40,17 +40,17 @@ def this_project() -> Project:
 
 
 def given_options(context: click.Context, *, also_variables: bool = False) -> list[str]:
-    """Return the names of the parameters given on the command line, or also by a variable; no defaults."""
+    """Return the names of parameters given on the command line or, if asked, by a variable; no defaults."""
     said = (ParameterSource.COMMANDLINE, *([ParameterSource.ENVIRONMENT] if also_variables else []))
     names = (parameter.name or "" for parameter in context.command.params)
     return [name for name in names if context.get_parameter_source(name) in said]
 
 
 class PlannerOption(click.Option):
-    """``--planner``, whose help names the planners there are."""
+    """``--planner``; its help names the planners."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
-        """Return the option with its help; planners are imported for it alone, as that takes 0.1 s."""
+        """Return the option with its help; only this imports the planners, which takes 0.1 s."""
         from hetctl.app.plan.planner_names import planner_names
 
         self.help = f"Plan with {', '.join(planner_names())}, or auto (the best of all in a simulation)."
@@ -249,7 +249,7 @@ def plan_request(
     given = {name: value for name, value in options.items() if value is not None}
     refuse_conflicts(members.name, *(f"--{name.replace('_', '-')}" for name in given), mode=mode)
     given.setdefault("balance", members.balance.mode)
-    # Where pipelines are an option, members without a profile may fit no GPU, and have no rates to predict.
+    # Where pipelines are an option, members without a profile may fit no GPU: no rate can be predicted.
     predict = predict_rates and mode not in (PIPELINE, "auto")
     sized = sizing(*(project, members, machine, gpus, time, queue, budget or Budget()), predict_rates=predict)
     shared = sharing or (NONE if mode == HOPPER else CACHED)
@@ -260,7 +260,7 @@ def plan_request(
 
 
 def warn(project: Project, request: PlanRequest) -> None:
-    """Print warnings on stderr about the profile that a plan was made from."""
+    """Print warnings on stderr about the profile that a plan uses."""
     from hetctl.app.plan.planning import warnings_about
 
     for warning in warnings_about(project, request):

@@ -1,4 +1,4 @@
-"""Output of commands: one JSON object, or text and tables; and files that the user names."""
+"""Output of commands: one JSON object, or text and tables, or a file that the user names."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _remember(context: click.Context, _parameter: click.Parameter, value: bool) 
 json_option = click.option(
     "--json", "as_json", is_flag=True, expose_value=False, callback=_remember, help="Print one JSON object."
 )
-"""Option ``--json``, by which `show` goes."""
+"""Option ``--json``, which `show` obeys."""
 
 
 def as_json() -> bool:
@@ -43,14 +43,14 @@ def as_json() -> bool:
 
 
 def show(value: Any, shown: Callable[[], Any], failure: HetctlError | None = None) -> None:
-    """Print a result on stdout: as one JSON object with ``--json``, or as people see it.
+    """Print a result on stdout: as one JSON object with ``--json``, else as text.
 
     Parameters
     ----------
     shown : callable
         Function that returns a line, a table, or a list of these.
     failure : HetctlError or None
-        Partial failure, with whose exit code the command ends.
+        Partial failure; the command ends with its exit code.
     """
     if as_json():
         _print_json(value, failure)
@@ -60,7 +60,7 @@ def show(value: Any, shown: Callable[[], Any], failure: HetctlError | None = Non
             # Rich would break long lines of plain texts.
             click.echo(part) if isinstance(part, str) else console().print(part)
     if failure and as_json():
-        # It was printed with the result.
+        # The failure was printed with the result.
         raise click.exceptions.Exit(failure.exit_code)
     if failure:
         raise failure
@@ -70,7 +70,7 @@ def _print_json(value: Any, failure: HetctlError | None) -> None:
     body = encode(value)
     keys: Mapping[str, Any] = body if isinstance(body, Mapping) else {"items": body}
     error = {"error": _error(failure.kind, failure.message, failure.hint)} if failure else {}
-    # NaN and Infinity are no JSON: better an error here than in the program that reads it.
+    # NaN and Infinity are not JSON: better an error here than in the program that reads it.
     click.echo(json.dumps({"schema_version": SCHEMA_VERSION, **error, **keys}, indent=2, allow_nan=False))
 
 
@@ -103,7 +103,7 @@ def fail(kind: str, message: str, hint: str, code: int, *, as_json: bool) -> int
         try:
             click.echo(json.dumps({"schema_version": SCHEMA_VERSION, "error": error}, indent=2))
         except OSError:
-            # Where it cannot be printed, as to a file on a full disk, it is told as to a person.
+            # If stdout takes no JSON, such as a file on a full disk, stderr gets a text.
             _discard(1)
         else:
             return code
@@ -124,7 +124,7 @@ def report_interruption(failure: HetctlError, *, as_json: bool) -> int:
 
 
 def _discard(*streams: int) -> None:
-    """Discard what is written to streams, on which Python would fail again when it flushes them at exit."""
+    """Discard what is written to streams: Python would fail again when it flushes them at exit."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in streams:
         os.dup2(nowhere, stream)

@@ -60,7 +60,7 @@ def _by_rule(parse: Callable[[str], T], value: str) -> T:
 
 
 class FiniteRange(click.FloatRange):
-    """Option for a finite number in a range: comparisons would let NaN pass, and infinity without an end."""
+    """Option for a finite number in a range: comparisons let NaN pass and, in an open range, infinity."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Parse a number in the range."""

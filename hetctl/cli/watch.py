@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hetctl.model.run_status import RunStatus
 
 ADVANCED = (BETWEEN_JOBS, IN_DOUBT)
-"""States that only a job's script, or another command, ends."""
+"""States that only a job's script or another command ends."""
 
 
 def follow(project: Project, run: str, *, advancing: bool, changed: Sequence[Change] | None = None) -> None:
@@ -97,12 +97,12 @@ def _watch(project: Project, run: str, advancing: bool) -> RunStatus:
             status = watch.poll(_room(quiet))
             if not quiet:
                 live.update(_table(status))
-    # The statuses before were limited to what fits the terminal, or to nothing.
+    # Earlier statuses had only the members that fit the terminal, or none.
     return watch.poll(most_shown())
 
 
 def _room(quiet: bool) -> int:
-    """Return the number of visible members: the terminal's lines, which may change."""
+    """Return the number of members that fit the terminal, whose size may change."""
     return 0 if quiet else console().height
 
 

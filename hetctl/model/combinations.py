@@ -1,4 +1,4 @@
-"""Features that do not go together: one table, for keys of ensemble files and for requests."""
+"""Features that conflict: one table, for keys of ensemble files and for requests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hetctl.model.errors import BadInputError
 
 HOPS, STAGES, NO_FLOTILLAS = "a member that hops", "a pipeline", "a planner without flotillas"
 NO_DIVISION = "a framework that cannot divide networks"
-"""Feature of a member whose framework does not go with `shard`."""
+"""Feature of a member whose framework conflicts with `shard`."""
 OWN_CODE = "code of a member's own"
 """Feature of a member with a framework, functions or data of its own."""
 
 
 class Conflict(NamedTuple):
-    """Two features that do not go together; a refusal of keys is told at the place of the first.
+    """Two conflicting features; an error in a file names the place of the first.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ TABLE: tuple[tuple[tuple[str, ...], tuple[str, ...], str, str], ...] = (
         "use --launch nodes, or place the partitions on the nodes yourself and leave out source",
     ),
 )
-"""Features, those with which none of them goes, the reason, and the next step; the first row counts."""
+"""Features, those that conflict with each, the reason, and the next step; the first row that fits counts."""
 CONFLICTS = tuple(
     Conflict(one, other, reason, hint)
     for ones, others, reason, hint in TABLE
@@ -216,24 +216,24 @@ def conflicts(features: Container[str]) -> Iterator[Conflict]:
 
 
 def features_of(ensemble: Ensemble) -> list[str]:
-    """Return the features of an ensemble that do not go with all others."""
+    """Return the features of an ensemble that conflict with some others."""
     return [name for name, holds in FEATURES.items() if holds(ensemble)]
 
 
 def refuse_conflicts(who: str, *features: str, **options: str) -> None:
-    """Refuse a request with two features that do not go together.
+    """Refuse a request with two conflicting features.
 
     Parameters
     ----------
     who : str
-        Name of the ensemble, member or planner that has them.
+        Name of the ensemble, member or planner with these features.
     options : mapping of str to str
         Values of options by name, such as ``mode="hopper"``.
 
     Raises
     ------
     BadInputError
-        If it has.
+        If two of these features conflict.
     """
     for each in conflicts({*features, *(f"--{name} {value}" for name, value in options.items())}):
         raise BadInputError(f"{who}: {each.one} does not go with {each.other}: {each.reason}", each.hint)

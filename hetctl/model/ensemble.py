@@ -22,7 +22,7 @@ from hetctl.model.training_settings import (
 )
 
 COMMAND = "command"
-"""Value of `Ensemble.framework` if all members are commands: hetctl imports no framework for them."""
+"""Framework of an ensemble whose members are commands: hetctl imports none."""
 PARTITION = "{partition}"
 """Placeholder for the number of a partition in a path."""
 RAISABLE = {
@@ -75,7 +75,7 @@ class StopRule:
             return f"{self.metric} reached {self.target:g}"
         best, best_epoch = float("-inf"), 0
         for epoch, score in enumerate(scores, start=1):
-            # The first epoch is the best so far even if its metric is NaN, for which no comparison holds.
+            # The first epoch is the best so far even if its metric is NaN, which compares to nothing.
             if score > best + self.min_delta or best_epoch == 0:
                 best, best_epoch = score, epoch
         if len(scores) - best_epoch >= self.patience:
@@ -253,16 +253,16 @@ class Member:
         return self.search_objective or Objective(self.stop.metric, self.stop.mode)
 
     def most_gpus(self, gpus: int) -> int:
-        """Return the number of GPUs that it may have, out of `gpus`: each needs a sample of every step."""
+        """Return how many of `gpus` GPUs it may have: each needs a sample in every step."""
         return min(gpus, self.max_gpus or gpus, self.global_batch_size or gpus)
 
     def chunk(self, gpus: int) -> int:
-        """Return the samples of a step of a group of so many GPUs."""
+        """Return the samples in a step of a group of so many GPUs."""
         return self.global_batch_size or self.batch_size * gpus
 
     @property
     def micro_batch_size(self) -> int | None:
-        """Largest batch of which several may make a rank's part of a step; None: a step has one batch."""
+        """Largest batch, if a rank's part of a step may have several; None: it has one."""
         return self.batch_size if self.global_batch_size else None
 
     def rows_trained(self, gpus: int) -> int:
@@ -283,7 +283,7 @@ class Member:
         return any(CHECKPOINT_DIR in PLACEHOLDER.findall(word) for word in self.command)
 
     def command_line(self, checkpoint_dir: str) -> tuple[str, ...]:
-        """Return the words of its command with its values in place of the placeholders."""
+        """Return the words of its command, with values in place of placeholders."""
         own = {"name": self.name, "seed": self.seed, "batch_size": self.batch_size}
         return filled(self.command, {**self.config, **own, CHECKPOINT_DIR: checkpoint_dir})
 
@@ -304,7 +304,7 @@ class Member:
         return self.digest_with(self.config)
 
     def digest_with(self, config: Mapping[str, Any]) -> str:
-        """Return a digest of a config, and of all else that a measured rate depends on."""
+        """Return a digest of a config and everything else that a measured rate depends on."""
         sizes = [size for size in (self.batch_size, self.global_batch_size) if size is not None]
         command = [self.command, encode(self.environment)] if self.command else []
         algorithms = ["deterministic"] if self.deterministic else []
@@ -324,18 +324,18 @@ class Partitions:
     count : int
         Number of partitions.
     path : str
-        Path of each on its node, with ``{partition}`` for its number, from 0, and with environment variables
+        Path of each on its node, with ``{partition}`` for its number from 0, and with environment variables
         of the node. Empty: the partitions are only planned with.
     source : str
-        Path from which nodes copy their partitions to `path` at the start of a job. Empty: they are there.
+        Path from which nodes copy partitions to `path` at the start of a job; empty: they are already there.
     replicas : int
-        Number of nodes that have each partition, where `nodes` does not name them.
+        Number of nodes that have each partition, unless `nodes` names them.
     files : tuple of str
         Path of each partition, with environment variables, in place of `path`; empty: as `path` says.
     nodes : tuple of tuple of str
-        Names of the nodes on which each is said to be; empty if unknown. Plans go by them, and copying.
+        Names of the nodes that have each, for plans and copies; empty if unknown.
     source_files : tuple of str
-        Path from which each partition is copied, in place of `source`, or "" if it is there.
+        Path from which each partition is copied, in place of `source`; "" if it is already there.
     """
 
     count: int
@@ -362,9 +362,9 @@ class Partitions:
     def homes(self, nodes: Sequence[str]) -> dict[str, frozenset[int]]:
         """Return the partitions that each node of a job is expected to have.
 
-        Before a job runs, the names of its nodes are unknown. A name that is not among them stands for the
-        node at the same place: the first name for the first node, and so on. A partition p without names is
-        assigned to the nodes p, p + 1, .. p + replicas - 1 modulo their number.
+        Before a job runs, the names of its nodes are unknown. An unknown name stands for the node at the same
+        place: the first name for the first node, and so on. A partition p without names is assigned to the
+        nodes p, p + 1, .. p + replicas - 1 modulo their number.
         """
         found: dict[str, set[int]] = {node: set() for node in nodes}
         named = dict.fromkeys(name for names in self.nodes for name in names)
@@ -402,7 +402,7 @@ class Ensemble:
     rate_keys : tuple of str
         Config keys that can change a member's rate; empty: all except those known not to.
     search : SearchSpec or None
-        Search whose trials are members: before a run, with configs that are likely or certain.
+        Search whose trials are members; before a run their configs are certain or likely.
     """
 
     name: str
@@ -429,7 +429,7 @@ class Ensemble:
 
     @property
     def codes(self) -> tuple[TrainingCode, ...]:
-        """All that its members are trained by, each once."""
+        """Code of all its members, each once."""
         return tuple(dict.fromkeys(member.code or self.code for member in self.members))
 
     @property

@@ -1,4 +1,4 @@
-"""Errors by which hetctl refuses input or fails, each with its exit code, and errors of disks that pass."""
+"""Errors of hetctl, each with its exit code, and transient errors of disks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class BadInputError(HetctlError):
 
 
 class DamagedFileError(BadInputError):
-    """File of hetctl's own that is not as hetctl writes it."""
+    """Damaged file that hetctl wrote."""
 
 
 class InfeasibleError(HetctlError):
@@ -65,7 +65,7 @@ class LockedError(HetctlError):
 
 
 class RunStalledError(HetctlError):
-    """Run that another job would not continue: its last jobs got nothing done, or the disk is full."""
+    """Run that another job would not advance: its last jobs got nothing done, or the disk is full."""
 
     exit_code = 7
     kind = "stalled"
@@ -99,18 +99,18 @@ class InterruptedCommandError(HetctlError):
 DISK_FULL_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 SERVER_ERRORS = frozenset({errno.EIO, errno.ESTALE, errno.ESHUTDOWN})
-"""Errors of an operation on a file while Lustre evicts a client, or a server of Lustre or NFS fails over."""
+"""Errors of file operations while Lustre evicts a client, or a server of Lustre or NFS fails over."""
 
-# Those of sockets, too: a server that does not answer. Then: a node without free descriptors for a moment.
-# EROFS: a file system that was remounted after an error, until it is repaired.
+# ENOTCONN, ETIMEDOUT: a server does not answer. The next three: a node has no free descriptors for a moment.
+# EROFS: a file system was remounted after an error, and awaits repair.
 TRANSIENT_ERRORS = SERVER_ERRORS | {
     *(errno.ENOTCONN, errno.ETIMEDOUT),
     *(errno.EMFILE, errno.ENFILE, errno.EAGAIN),
     errno.EROFS,
 }
-"""Errors of any operation on a file that say nothing about the file: the same operation may succeed later."""
+"""Errors of file operations that say nothing about the file: the same operation may succeed later."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return true for an error of the file system that may pass by itself."""
+    """Return true for an error of the file system that may pass."""
     return isinstance(error, OSError) and error.errno in TRANSIENT_ERRORS

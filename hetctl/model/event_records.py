@@ -1,4 +1,4 @@
-"""Records of events, by their kind: the fields that are read; a line without them was corrupted on disk."""
+"""Records of events by kind: the fields that are read; a line without them is corrupt."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Stages:
 
 @dataclass(frozen=True)
 class TrialParent:
-    """Trial whose checkpoint another trial begins with, and its epochs."""
+    """Trial whose checkpoint another trial begins with, and the epochs in it."""
 
     trial: int
     epochs: int
@@ -56,7 +56,7 @@ class TrialRequested:
 
 
 def _form(**fields: Any) -> type:
-    """Return a record of fields with these types; one that may be missing has its default beside its type."""
+    """Return a record of fields with these types; an optional field has its default beside its type."""
     return make_dataclass(
         "Record",
         [(name, *how) if isinstance(how, tuple) else (name, how) for name, how in fields.items()],
@@ -90,16 +90,16 @@ FORMS: Mapping[str, type] = {
     SEARCH_ENDED: _form(reason=str),
     "converged": _form(reason=str),
     "stopped": _form(reason=str, part_samples=(int, 0)),
-    # Of a member or of a measurement; its reason is the value of an `ExitReason`.
+    # A member or a measurement failed; the reason is the value of an `ExitReason`.
     "failed": _form(error=str, reason=(str | None, None), peak_memory_bytes=(int | None, None)),
     "point": ProfilePoint,
     "layers": LayerPoint,
     "links": LinkPoint,
     "preprocess": PreprocessPoint,
 }
-"""Types of records by kind of event; docs/files.md says what their fields mean."""
+"""Types of records by kind of event; docs/files.md explains the fields."""
 
 
 def record_of(kind: str, data: Mapping[str, Any]) -> Any:
-    """Return the record of an event; of a kind without one its fields. ValueError if it is corrupt."""
+    """Return the record of an event, or its fields for a kind without one; ValueError if it is corrupt."""
     return decode(FORMS[kind], data) if kind in FORMS else data

@@ -40,13 +40,13 @@ CLEAN_EXITS = frozenset({ExitReason.FINISHED, ExitReason.STOPPED})
 MEMBER_FAULTS = frozenset(
     {ExitReason.PROGRAM_ERROR, ExitReason.KILLED, ExitReason.HUNG, ExitReason.OUT_OF_MEMORY}
 )
-"""Failures counted against the member; no other is, except those beyond the free ones below."""
+"""Failures that count against the member; of others, only those beyond the free ones below."""
 
 FREE_NODE_FAILURES = 3
-"""Node failures of a member in one run that are not counted against it; further ones are."""
+"""Node failures of a member in one run that do not count against it."""
 
 FREE_DISK_ERRORS = 3
-"""Disk errors of a member in a row, without progress between them, that are not counted against it."""
+"""Disk errors of a member without progress between them that do not count against it."""
 
 JOB_FATAL = frozenset({ExitReason.TIME, ExitReason.PREEMPTED, ExitReason.CANCELLED, ExitReason.DISK_FULL})
 """Reasons that would end every other task of the job, too."""
@@ -99,7 +99,7 @@ class Event:
     @cached_property
     def record(self) -> Any:
         """Its fields as the type that `FORMS` has for its kind; ValueError if it is corrupt."""
-        # Those who only write events start sooner without the classes of all kinds.
+        # Processes that only write events start sooner without these classes.
         from hetctl.model.event_records import record_of
 
         return record_of(self.kind, self.data)
@@ -107,7 +107,7 @@ class Event:
     @property
     def order(self) -> Order:
         """Sort key: time; for equal times source and line number."""
-        # Clocks of nodes differ and times may be equal; source and line then settle the order.
+        # Times of different nodes may be equal; source and line then decide.
         return self.time, self.source, self.seq
 
 

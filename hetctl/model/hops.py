@@ -58,7 +58,7 @@ class PartitionManifest:
         return sum(partition.validation_samples for partition in self.partitions)
 
     def difference(self, other: PartitionManifest) -> str | None:
-        """Return in words what another manifest has instead; None if both are equal."""
+        """Return in words how another manifest differs; None if both are equal."""
         if len(other.partitions) != len(self.partitions):
             return f"{len(other.partitions)} partitions, not {len(self.partitions)}"
         if other.seed != self.seed:
@@ -89,7 +89,7 @@ def numbers_by_value(name: str) -> list[tuple[int, str]]:
 
 
 def slots_in(worker: str) -> tuple[str, ...]:
-    """Return the name of the worker that each GPU of a worker would be alone."""
+    """Return the names of the workers that its GPUs would be alone."""
     return tuple(worker_named(node_of(worker), (gpu,)) for gpu in gpus_in(worker))
 
 
@@ -103,7 +103,7 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Visit:
-    """Training of a unit at a worker, or its evaluation; the scheduling's order to a group of ranks.
+    """Training or evaluation of a unit at a worker: an order of the scheduler to a group of ranks.
 
     In a run, the training visits of epoch e, counted from 1, are epoch 2(e - 1) here, and the evaluation
     visits that follow them epoch 2(e - 1) + 1.
@@ -111,13 +111,13 @@ class Visit:
     Parameters
     ----------
     number : int
-        Number of the start, which distinguishes repeated attempts at a unit.
+        Number of the start; it distinguishes repeated attempts at a unit.
     state : str or None
         Name of the file in the node's store from which the visit starts; it may not have arrived yet. None:
         the newest checkpoint, or a fresh network.
     checkpoint : int or None
-        Number of the newest visit in that checkpoint, -1 if no visit is in it; None: any. A later one may be
-        of visits that were undone, written by a node that was given up.
+        Number of the newest visit in that checkpoint, -1 if no visit is in it; None: any. A node that was
+        given up may have written a later checkpoint, with visits that were undone.
     """
 
     number: int
@@ -140,7 +140,7 @@ class Visit:
 
     @property
     def evaluates(self) -> bool:
-        """True if it evaluates the member on the partition's validation samples, and trains nothing."""
+        """True if it trains nothing, and evaluates the member on the partition's validation samples."""
         return self.epoch % 2 == 1
 
     @property
@@ -186,7 +186,7 @@ class VisitEnd:
     began_at, ended_at : float
         Arrival of the assignment, and end, in seconds since the epoch.
     waited_s, hop_s : float
-        Seconds for which it waited for the member's state, and of the transfer of the state between nodes.
+        Seconds of waiting for the member's state, and of its transfer between nodes.
     bytes : int
         Bytes that were transferred; 0 within a node.
     samples : int
@@ -196,8 +196,8 @@ class VisitEnd:
     reason : str
         Reason why it was lost.
     meet_s, restore_s, train_s, save_s : float
-        Seconds in which the ranks of a group connected, and for building and restoring the network, training
-        or evaluating, and writing the new state.
+        Seconds of connecting the ranks of a group, of building and restoring the network, of training or
+        evaluating, and of writing the new state.
     member : str
         Member; the events about its visits are in its own file.
     state : str
@@ -205,7 +205,7 @@ class VisitEnd:
     round : int
         Index of the round of its job.
     result : EpochResult or None
-        Epoch that has finished with it, in the report of the rank.
+        Epoch that this visit finished, in the report of the rank.
     """
 
     number: int
@@ -232,7 +232,7 @@ class VisitEnd:
 
     @property
     def hopper_epoch(self) -> int:
-        """Epoch of `Visit`: from 0, even ones train and odd ones evaluate."""
+        """Epoch as in `Visit`: from 0; even ones train, odd ones evaluate."""
         return 2 * (self.epoch - 1) + self.evaluates
 
 
@@ -264,7 +264,7 @@ class StateSaved:
 
 @dataclass(frozen=True)
 class StateFetched:
-    """End of the copy of a state from another node's store to that of a node.
+    """End of copying a state from another node's store.
 
     Parameters
     ----------
@@ -295,14 +295,14 @@ class StoreOpened:
 
 @dataclass(frozen=True)
 class StoreLost:
-    """Loss of a node's store with its agent; the next agent is there, and opens an empty one."""
+    """Loss of a node's store with its agent; the next agent opens an empty one."""
 
     node: str
 
 
 @dataclass(frozen=True)
 class RankEnded:
-    """End of the rank on a GPU, named as a worker; checkpoints that it had still to write are lost."""
+    """End of the rank on a GPU, named as a worker; its unwritten checkpoints are lost."""
 
     worker: str
 
@@ -314,7 +314,7 @@ class HopPlanMade:
     Parameters
     ----------
     predicted_s, lower_bound_s : float
-        Predicted time of the planned visits, and its lower bound, in seconds from then.
+        Predicted time of the planned visits, and its lower bound, in seconds from the plan.
     workers : mapping of str to tuple of str
         Partitions by worker.
     reason : str
@@ -376,7 +376,7 @@ class HopWorkerUse:
     visits, repeated : int
         Visits that are done, and those that were lost or undone.
     gpu_busy_fraction, waiting_fraction : float
-        Shares of the time in visits that are done: in which it worked, and in which it waited for a state.
+        Shares of the time in which it worked, and waited for a state, in visits that are done.
     hop_s : float or None
         Mean time of a transfer from another node in seconds; None if there was none.
     """
@@ -391,7 +391,7 @@ class HopWorkerUse:
 
 @dataclass(frozen=True)
 class HopForecast:
-    """Plan of visits, and what came of it.
+    """Plan of visits, and its measured outcome.
 
     Parameters
     ----------

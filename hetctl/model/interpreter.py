@@ -18,10 +18,10 @@ def load_entry(reference: str) -> Any:
 
 @contextmanager
 def without_collections() -> Iterator[None]:
-    """Disable collections while many objects are made that stay.
+    """Disable collections while many lasting objects are made.
 
-    They are a third of the time in which a large run is read, and a fifth of that in which TensorFlow or
-    PyTorch is imported.
+    Collections take a third of the time of reading a large run, and a fifth of that of importing TensorFlow
+    or PyTorch.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -34,16 +34,16 @@ def without_collections() -> Iterator[None]:
 
 @contextmanager
 def frozen_afterwards() -> Iterator[None]:
-    """Disable collections, and leave what there is then out of all later ones."""
+    """Disable collections; later ones skip all objects that exist at the end."""
     with without_collections():
         yield
         gc.freeze()
 
 
 def skip_last_collections() -> None:
-    """Leave out the collections at the end of this process.
+    """Skip the collections at the end of this process.
 
-    Python collects several times as it ends, though the kernel takes back all memory afterwards. They are a
-    sixth of a short command's time, and take 0.7 s where PyTorch was imported.
+    Python collects several times as it ends, though the kernel then takes back all memory. This takes a sixth
+    of a short command's time, and 0.7 s where PyTorch was imported.
     """
     atexit.register(gc.freeze)

@@ -15,7 +15,7 @@ TRAIN, PROFILE, PROBE = "train", "profile", "probe"
 """Modes of a job: it trains members of a run, measures points of a profile, or tests a site."""
 
 GAVE_WAY = 75
-"""Exit code of a script, or a driver, that leaves the run to another job (EX_TEMPFAIL)."""
+"""Exit code of a script or driver that leaves the run to another job (EX_TEMPFAIL)."""
 
 
 class JobState(enum.Enum):
@@ -98,14 +98,14 @@ class Job:
 
     @property
     def shown_reason(self) -> str:
-        """Reason for the job's state: what the batch system reports beyond the state itself."""
+        """Reason for the job's state that the batch system reports beyond the state itself."""
         names = (self.state.value, self.state.name.lower())
         says_more = not any(name.startswith(self.reason.lower()) for name in names)
         return ", ".join(self.failed_nodes) or (self.reason if says_more else "")
 
     @property
     def left_no_process(self) -> bool:
-        """True if the batch system has ended all processes of the job: on a failed node some may live on."""
+        """True if the batch system has ended all processes; on a failed node some may live on."""
         return self.state in PROCESSES_ENDED and not self.failed_nodes
 
 
@@ -133,7 +133,7 @@ class JobSizeOption:
     Parameters
     ----------
     makespan_s : float
-        Makespan in jobs, without waiting in the queue: the lower bound and the starts of members.
+        Makespan without waiting in the queue: the lower bound and the starts of members.
     """
 
     size: JobSize
@@ -266,14 +266,14 @@ def check_job_removal(state: JobState) -> None:
 
 
 def moved(job: Job, state: JobState, **fields: Any) -> Job:
-    """Return a job in its next state, with other values of `fields`; the same state is no transition.
+    """Return a job in its next state, with new values of `fields`; the same state is no transition.
 
     Raises
     ------
     ValueError
         If the table has no such transition.
     """
-    # Repeated reports of one state are normal: a job is queried as long as it is alive.
+    # A job is queried as long as it is alive, and so reports one state repeatedly.
     if state is not job.state and (job.state, state) not in JOB_REASONS:
         raise ValueError(f"job {job.number} is {job.state.value} and cannot become {state.value}")
     return replace(job, state=state, **fields)

@@ -1,4 +1,4 @@
-"""Pipelines: plans and simulations of them, and in training their layout, times, and weights met."""
+"""Pipelines: plans, simulations, and in training their layouts, times and versions of weights."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class Stage:
     node, gpu : int
         Numbers of the node, and of the GPU within it.
     backward_s : float
-        Seconds of the backward pass, with those of a second forward pass if the stage recomputes.
+        Seconds of the backward pass, and of a second forward pass if the stage recomputes.
     receive_s : float
         Seconds to receive activations from the previous stage and gradients from the next one.
     bytes : int
-        Memory for the minibatches that the stage holds with their weights, for updates and a workspace.
+        Memory for the minibatches that the stage holds, their weights, updates and a workspace.
     recomputes : bool
         True if it keeps the inputs of minibatches alone, and computes their forward passes again.
     first_layer, last_layer : str
@@ -68,7 +68,7 @@ class PipelineSimulation:
     Parameters
     ----------
     ratio : float
-        Ratio of its slowest stage to the lower bound.
+        Ratio of the slowest stage to the lower bound.
     throughput, planned_throughput : float
         Rates of all virtual workers in minibatches/s.
     efficiency : float
@@ -139,7 +139,7 @@ class PipelineLayout:
         Stages of each virtual worker in the order of the layers; the first stage of the first virtual worker
         is on rank 0.
     in_flight : int
-        Minibatches of a virtual worker that are processed concurrently, and those of a wave: N_m.
+        Concurrent minibatches of a virtual worker, which make a wave: N_m.
     distance : int
         Clock distance D between virtual workers.
     servers : tuple of int
@@ -326,7 +326,7 @@ class PipelineStatus:
 
 @dataclass(frozen=True)
 class WaveRecord:
-    """Weights of the minibatches of a wave in one stage.
+    """Weights that the minibatches of a wave used in one stage.
 
     Parameters
     ----------
@@ -339,9 +339,9 @@ class WaveRecord:
     first : int
         Number of the first minibatch of the record, counted from 1.
     completed : tuple of int
-        Own minibatches whose updates the weights contained, for each minibatch.
+        Own minibatches whose updates the weights of each minibatch contained.
     pulled : tuple of int
-        Waves of all virtual workers that they contained.
+        Waves of all virtual workers that these weights contained.
     round : int
         Round of the run.
     """
@@ -365,7 +365,7 @@ class WaveRecord:
 
 @dataclass(frozen=True)
 class WaveCheck:
-    """Staleness of a member's weights beside the bounds of its layouts with the same N_m and D.
+    """Staleness of a member's weights against the bounds of its layouts with the same N_m and D.
 
     Parameters
     ----------
@@ -374,13 +374,13 @@ class WaveCheck:
     minibatches : int
         Minibatches of all virtual workers and stages in the logs.
     local, local_bound : int
-        Most updates of its own virtual worker that a minibatch missed, and may miss, s_local.
+        Most updates of its own virtual worker that a minibatch missed, and that it may miss (s_local).
     overall : int or None
-        Most updates of another virtual worker that a minibatch may have missed; None if there is no other.
+        Most updates of another virtual worker that a minibatch may have missed; None without another.
     overall_bound : int
-        Most of them that it may miss, s_global.
+        Most of these that it may miss (s_global).
     violations : tuple of str
-        Minibatches that met older weights than the bounds allow, a line for each.
+        A line for each minibatch with older weights than the bounds allow.
     """
 
     member: str

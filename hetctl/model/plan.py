@@ -19,7 +19,7 @@ LOCAL, ROUND_ROBIN = "local", "round-robin"
 PS_PLACEMENTS = (LOCAL, ROUND_ROBIN)
 """Placements of layers on the parameter servers of a pipeline, one server on each node; the default first."""
 BALANCED = "balanced"
-"""Mode of data-parallel training over all GPU types, with batch sizes that give all GPUs equal step times."""
+"""Mode of data-parallel training on all GPU types, with batch sizes that give equal step times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Allocation:
     batch_sizes : tuple of int
         Samples per GPU and step, in the order of the placement; empty: the member's own on each GPU.
     pipeline : PipelineLayout or None
-        Stages by rank, that is, by GPU in the order of the placement, in the mode ``pipeline``; else None.
+        Stages by rank, in the order of the placement's GPUs; None in any mode but ``pipeline``.
     """
 
     member: str
@@ -60,7 +60,7 @@ class Round:
     Parameters
     ----------
     reasons : mapping
-        Reasons by member why it got its GPUs, or why it waits.
+        Reason by member why it got its GPUs or waits.
     """
 
     index: int
@@ -86,7 +86,7 @@ class Phase:
     Parameters
     ----------
     makespans_s : mapping of str to float
-        Simulated seconds of these members' work by mode: the mode of the phase and its alternatives.
+        Simulated seconds of these members' work, by mode of the phase and its alternatives.
     """
 
     mode: str
@@ -118,13 +118,13 @@ class Plan:
     reason : str
         Reason for the choice of the planner; empty if the user named it.
     choices : tuple of ModeChoice
-        Modes of the members; empty if all members train data-parallel without any choice.
+        Modes of the members; empty if all train data-parallel without a choice.
     phases : tuple of Phase
         Consecutive phases; `rounds` are those of the data-parallel one.
     inputs : str
-        Digest of all that the plan was made from.
+        Digest of all inputs of the plan.
     balance_gains : mapping of str to float
-        Expected rate with balanced batches over that with equal ones, by member, for those that begin on
+        Ratio of the expected rates with balanced and with equal batches, by member, for those that begin on
         several types of GPU and were measured on each.
     """
 

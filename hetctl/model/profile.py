@@ -24,7 +24,7 @@ class MemberProfile:
     samples_per_epoch : int or None
         Training samples per epoch.
     startup_s : float
-        Seconds from its start to its first sample, one-time costs such as tracing included.
+        Seconds from its start to its first sample, with one-time costs such as tracing.
     evaluate_s, checkpoint_s : float
         Seconds of an evaluation, and of a checkpoint during which training waits.
     save_s : float or None
@@ -41,7 +41,7 @@ class MemberProfile:
         Rates in training that are newer than the measured ones, by type of GPU ("" at a site with one
         type) and number of GPUs.
     predicted_from : str
-        Member of another shape from whose rates they are predicted; empty: its own shape was measured.
+        Member of another shape whose rates predict these; empty: its own shape was measured.
     """
 
     member: str
@@ -81,7 +81,7 @@ class ProfilePoint:
     measured_at : float
         Seconds since the epoch.
     startup_s : float
-        Seconds from the rank's assignment to the member to its first sample, one-time costs included.
+        Seconds from the rank's assignment to the member's first sample, with one-time costs.
     epoch_s, save_s : float
         Seconds of each epoch beyond its samples at `rate`, without evaluation and checkpoint, and seconds
         that it loses by a checkpoint written in parallel.
@@ -92,9 +92,9 @@ class ProfilePoint:
     steps : int
         Number of timed steps.
     slow_steps_s : tuple of float
-        Excluded outliers: seconds per step of each run of steps that was far too slow.
+        Seconds per step of each run of steps that was far too slow, and excluded.
     shape : str
-        Digest of the member's shape, for all members of which it holds; empty: it holds for the member.
+        Digest of the shape whose members it holds for; empty: it holds for this member.
     """
 
     member: str
@@ -141,11 +141,11 @@ class MeasuredLayer:
     held_bytes : int or None
         Data kept on the GPU from the forward to the backward pass; None, in files: `activation_bytes`.
     workspace_bytes : int
-        Peak of memory during the passes and the update beyond what was there before, what is held, the
-        activations received and the gradients of the weights: temporary memory of operations.
+        Temporary memory of operations: the peak during the passes and the update, without the memory in use
+        before, what is held, received activations and gradients of the weights.
     optimizer_bytes : int or None
-        State that the optimizer keeps for its weights after a step. None in files that do not say, and in
-        measurements of earlier versions, whose workspace includes the gradients.
+        State that the optimizer keeps for its weights after a step. None in files without it, and in old
+        measurements, whose workspace includes the gradients.
     """
 
     name: str
@@ -215,11 +215,11 @@ LEARNING_RATES = ("learning_rate", "lr", "base_lr", "initial_learning_rate", "in
 COEFFICIENTS = ("beta_1", "beta_2", "beta1", "beta2", "betas", "rho", "epsilon", "eps")
 SEEDS = ("seed", "random_seed", "random_state")
 RATE_NEUTRAL = frozenset((*LEARNING_RATES, *COEFFICIENTS, *SEEDS))
-"""Names of config keys that do not change the rate, at any depth; `rate_keys` replaces this table."""
+"""Config keys, at any depth, that do not change the rate; `rate_keys` replaces this table."""
 RATE_SWITCHES = frozenset(
     ("dropout", "dropout_rate", "l1", "l2", "label_smoothing", "momentum", "weight_decay")
 )
-"""Names of config keys that count only as 0 or not, which switches a layer or a term off or on; likewise."""
+"""Config keys of which only 0 or not counts: 0 switches a layer or a term off."""
 
 
 @dataclass(frozen=True)
@@ -229,9 +229,9 @@ class RateShape:
     Parameters
     ----------
     member : str
-        The first of them with a config of this shape, which is measured for all.
+        First member with a config of this shape; it is measured for all.
     shared_by : tuple of str
-        The others, in the ensemble's order.
+        Other members, in the ensemble's order.
     max_gpus : int or None
         Largest number of GPUs that any of them may get; None: no limit.
     min_gpus : int
@@ -265,12 +265,12 @@ def compared_config(member: Member, rate_keys: tuple[str, ...]) -> dict[str, Any
 
 
 def shape_digest(member: Member, rate_keys: tuple[str, ...]) -> str:
-    """Return a digest of a member's shape: its fingerprint with nothing but `rate_config` of its config."""
+    """Return a digest of a member's shape: its fingerprint with `rate_config` in place of its config."""
     return member.digest_with(rate_config(member, rate_keys))
 
 
 def measured_members(ensemble: Ensemble) -> dict[str, Member]:
-    """Return by name whose rates each member has: its own, or those of the one `profile_as` leads to."""
+    """Return, by name, the member whose rates each has: itself, or the one that `profile_as` leads to."""
     members = {member.name: member for member in ensemble.members}
     return {name: _end_of_chain(member, members) for name, member in members.items()}
 
@@ -286,7 +286,7 @@ def shapes_of(ensemble: Ensemble) -> tuple[RateShape, ...]:
 
 
 def some_of(members: Sequence[str], most: int) -> str:
-    """Return the first of some names as text, with the number of the others: ``a, b, c and 97 more``."""
+    """Return the first names as text, with the number of the others: ``a, b, c and 97 more``."""
     rest = len(members) - most
     return ", ".join(members[:most]) + (f" and {rest:,} more" if rest > 0 else "")
 

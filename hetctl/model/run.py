@@ -14,7 +14,7 @@ from hetctl.model.site import Site
 SCHEMA_VERSION = 1
 
 NONE, CACHED, LOCKSTEP = "none", "cached", "lockstep"
-"""Ways in which the members on a node share the preparation of samples."""
+"""Ways in which members on a node share the preparation of samples."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits of the resources of a run from the time on at which they were granted; None means no limit.
+    """Limits of a run's resources from the time at which they were granted; None means no limit.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ class Budget:
         return None
 
     def exceeded_by_jobs(self, jobs: int) -> str | None:
-        """Return the limit on jobs if it forbids another one after those since it was granted, or None."""
+        """Return the limit on jobs if it forbids another after `jobs` since it was granted, or None."""
         if self.max_jobs is not None and jobs >= self.max_jobs:
             return f"--max-jobs {self.max_jobs} is reached"
         return None
@@ -71,31 +71,31 @@ class RunSpec:
     chain : bool
         If true, each job submits the next one as soon as it starts.
     retries : int
-        Number of failed tasks without a finished epoch after which a member is still retried.
+        Failed tasks without a finished epoch after which a member is still retried.
     checkpoints : str
         Absolute folder of all checkpoints.
     sharing : str
         ``none``: each member prepares its samples for itself. ``cached``: each sample is prepared once per
         node, for all members.
     mode : str
-        Requested mode of training: ``data-parallel``, ``hopper``, ``pipeline``, or ``auto``, of which jobs
+        Requested mode of training: ``data-parallel``, ``hopper``, ``pipeline``, or ``auto``, in which jobs
         train pipelines, hops, and the data-parallel or balanced phase one after another.
     phases : tuple of str
         Modes of the plan's phases, in their order.
     pipelines : mapping of str to Any
         Members that train as pipelines, each with its encoded `methods.pipeline.layouts.PipelineProblem`.
     replay : str
-        Absolute path of the trace whose visits are repeated by members that hop; empty: they are planned.
+        Absolute path of the trace whose visits the run repeats; empty: visits are planned.
     preprocess : tuple of PreprocessPoint
         Measured throughputs of preprocessors.
     modules : mapping of str to str
-        Digests of the user's modules by their paths in the ensemble's folder, of which the run keeps a copy;
-        empty: it has none, and jobs import from that folder.
+        Digests of the user's modules by path in the ensemble's folder; the run keeps a copy of these. Empty:
+        jobs import from that folder.
     given : mapping
         Values that the user gave for `site` (a name, or an absolute path), `account`, `launch`, `queue`
         and `planner`, which take precedence when the site file changes, and for `modules`.
     earlier_jobs : int
-        Number of jobs before `hetctl submit` last continued the run, of which none is a reason to stall it.
+        Number of jobs before `hetctl submit` last continued the run; these cannot stall it.
     """
 
     run: str

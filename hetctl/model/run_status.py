@@ -19,7 +19,7 @@ MOST_MEMBERS = 200
 
 
 def foremost(states: Mapping[str, str], most: int) -> Mapping[str, str]:
-    """Select the members to show of many: failed ones first, then those in training, then waiting ones.
+    """Select the members to show: failed ones first, then those in training, then waiting ones.
 
     Parameters
     ----------
@@ -43,8 +43,8 @@ class MemberRate:
     gpu_type : str or None
         Type of the GPUs, at a site with several types.
     profiled, planned : float or None
-        Rate as profiled or predicted from the profile, and rate assumed by the plan, which includes
-        observations of earlier runs; None: there is no profile.
+        Rate that the profile has or predicts, and rate in the plan, which also heeds earlier runs; None:
+        there is no profile.
     seen : float or None
         Rate of the last epochs; None: no epoch was trained on these GPUs.
     """
@@ -65,7 +65,7 @@ class Comparison:
     baseline : str
         Name of the planner with which the run is compared.
     baseline_s, simulated_s : float
-        Simulated makespans in seconds with that planner, and with the run's own.
+        Simulated makespans in seconds with that planner and with the run's own.
     epochs : int
         Epochs of all members together.
     """
@@ -83,7 +83,7 @@ class BatchChange:
     Parameters
     ----------
     epoch : int
-        First epoch that ended with the new one.
+        First epoch that ended with the new batch.
     before, after : int
         Samples of a step.
     gpus : int
@@ -114,13 +114,13 @@ class MemberStatus:
     reason : str or None
         Reason why the member converged or failed.
     log_tail : tuple of str
-        Last lines of the log of a failed member that `reason` does not say.
+        Last lines of a failed member's log that `reason` does not repeat.
     log : str
         Path of that log; empty if the member has not failed.
     live_metrics : LiveMetrics or None
         Current metrics of a member in training.
     rates : tuple of MemberRate
-        Rates on its least number of GPUs, and on every number of GPUs that it has trained on.
+        Rates on its least number of GPUs, and on every number that it has trained on.
     batch_changes : tuple of BatchChange
         Changes of its global batch, which are in its results.
     config : mapping or None
@@ -173,7 +173,7 @@ class BalancePoint:
     batches : tuple of int
         Batch of each worker.
     iteration_s, t_star_s : float
-        Time of the slowest worker in seconds, and the least time of any split of the batch, as estimated.
+        Time of the slowest worker in seconds, and the estimated least time of any split of the batch.
     """
 
     time: float
@@ -202,7 +202,7 @@ class BalanceHistory:
 
     @property
     def gain(self) -> float:
-        """Iterations in the time of one with equal batches."""
+        """Number of iterations in the time of one with equal batches."""
         return self.equal_batches_s / self.iteration_s
 
 
@@ -213,7 +213,7 @@ class TaskSpan:
     Parameters
     ----------
     exit_code : int or None
-        Exit code; None while it runs, and of one that ended with a driver that was killed.
+        Exit code; None while it runs, or if its driver was killed.
     """
 
     member: str
@@ -226,7 +226,7 @@ class TaskSpan:
 
     @property
     def failed(self) -> bool:
-        """True if it has ended, and not by itself."""
+        """True if it ended without exit code 0."""
         return self.end_s is not None and self.exit_code != 0
 
 
@@ -279,7 +279,7 @@ class RunStatus:
     pipelines : tuple of PipelineStatus
         Pipelines of the members that train, or trained, in that mode.
     wave_checks : tuple of WaveCheck
-        Staleness of the pipelines' weights beside its bounds, if requested.
+        Staleness of the pipelines' weights against its bounds, if requested.
     """
 
     run: str

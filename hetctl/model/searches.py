@@ -10,12 +10,13 @@ from typing import Annotated, Any
 from hetctl.model.file_keys import DURATION, Key
 
 TRIAL, REPORT, SEARCH_ENDED = "trial", "trial_report", "search_ended"
-"""Kinds of the events of a search, which the driver writes: a trial is asked for, its result, the end."""
+"""Kinds of a search's events, which the driver writes: request of a trial, its result, the end."""
 OF_SEARCHES = frozenset({TRIAL, REPORT, SEARCH_ENDED})
 DELAYED, PROMOTION, STOPPING = "delayed", "promotion", "stopping"
 ASHA_VARIANTS = (DELAYED, PROMOTION, STOPPING)
-"""Variants of ASHA: trials pause at a rung until they are among its best, or go on or end as soon as they
-report. In the first, fewer trials of the first rung are promoted while others are left to begin."""
+"""Variants of ASHA. In the first two, trials pause at a rung until they are among its best; the first
+promotes fewer from the first rung while others are left to begin. In the last, trials go on or end as soon as
+they report."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class SearchSpec:
     method : str
         ``grid``, ``random``, ``hyperband``, ``asha``, ``pbt`` or ``optuna``.
     members : tuple of str
-        Names of the trials by number; as many as the search can ever begin.
+        Names of all trials that the search can begin, by number.
     space : mapping
         Distribution by key of the config, as in the ensemble file: ``{"log_uniform": [0.001, 0.1]}``.
     epochs : int
@@ -61,7 +62,7 @@ class SearchSpec:
     settings : mapping
         Settings of the method, as in the ensemble file.
     sampler, pruner : NamedPart or None
-        Optuna's sampler of new configs, and its pruner; None: random draws or a grid, and none.
+        Optuna's sampler of new configs, and its pruner; None: random draws or a grid, and no pruner.
     parallel : int or None
         Most trials at a time; None: as many as fit the GPUs of a job.
     """
@@ -110,7 +111,7 @@ class TrialStatus:
     state : str
         State of the member, as in `MemberStatus`.
     epochs, asked : int
-        Finished epochs, those of its parent included, and those that the search has asked for.
+        Finished and requested epochs, those of its parent included.
     best, last : float or None
         Best and newest value of the search's metric; None before the first epoch.
     parent : str or None
@@ -139,12 +140,12 @@ class SearchStatus:
     max_trials : int
         Most trials that it ever begins.
     ended : str or None
-        Reason for which it asks for no more trials; None if it may.
+        Reason why it asks for no more trials; None if it may ask.
     trials : tuple of TrialStatus
         Trials that it has asked for, the best first.
     importance : mapping of str to float
-        Shares of the keys of the configs in what makes a trial good, the largest first; empty if there are
-        too few trials, or Optuna is not installed.
+        Importance of each key of the configs for the metric, as shares, the largest first; empty with too few
+        trials or without Optuna.
     """
 
     run: str

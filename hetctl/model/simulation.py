@@ -103,7 +103,7 @@ class SimulationResult:
     arrivals : mapping
         Seconds from the start by member.
     work_errors : mapping
-        Median errors of the predicted work by the share of it that was done; empty if it was known.
+        Median errors of the predicted work by the share that was done; empty if the work was known.
     search : SearchOutcome or None
         Size of the ensemble's search; None if it has none.
     """
@@ -135,9 +135,9 @@ class HopSimulation:
     ratio : float
         Makespan divided by the bound; 1 is optimal.
     gpu_busy_fraction : float
-        Share of all workers' time until the makespan that was spent on completed units.
+        Share of all workers' time until the makespan in completed units.
     lost_s : float
-        Seconds of units whose results were lost by failures of workers, over all workers.
+        Seconds of all units whose results failures of workers lost.
     plan_seconds : float
         Time that the scheduler took, in seconds.
     makespans_s : mapping of str to float
@@ -206,7 +206,7 @@ class ConditionSpan:
     ratio : float
         `steady_s` / `t_star_s`; 1.0 is the limit.
     reached_at : int or None
-        First iteration that takes at most 1.05 `t_star_s`; None if there is none.
+        First iteration that takes at most 1.05 `t_star_s`; None without one.
     """
 
     first: int
@@ -247,7 +247,7 @@ class BalanceSimulation:
 
 @dataclass(frozen=True)
 class AnswerDifference:
-    """Iteration after which a repeated manager sets other batches than the log says."""
+    """Iteration after which a repeated manager sets other batches than the log has."""
 
     iteration: int
     logged: tuple[int, ...]
@@ -261,11 +261,11 @@ class BalanceReplay:
     Parameters
     ----------
     iterations, segments : int
-        Iterations in the log that count, and starts of managers: one for each start of the member.
+        Iterations in the log that count, and starts of managers, one for each start of the member.
     repeated : int
-        Iterations that a new manager repeats: those before any that a long log has left out.
+        Iterations that a new manager repeats: those before the first gap of a long log.
     equal : bool
-        True if it sets all their batches as the log has them.
+        True if it sets the same batches as in the log.
     difference : AnswerDifference or None
         First difference, with the number of its iteration.
     first_batches, last_batches : tuple of int
@@ -273,7 +273,7 @@ class BalanceReplay:
     iteration_s : float
         Mean time of the slowest worker in seconds, without exchange between workers.
     equal_batches_s : float
-        Estimate of it with equal batches.
+        Estimate of `iteration_s` with equal batches.
     gain : float
         `equal_batches_s` / `iteration_s`.
     """
@@ -304,7 +304,7 @@ class Simulated:
     fields : object
         Fields of the JSON object.
     trace : callable or None
-        Function that returns a line of JSON for each interval or hop; None: the result has neither.
+        Function that returns a line of JSON for each interval or hop; None if there are none.
     """
 
     result: object

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from hetctl.model.file_keys import DURATION, SIZE, Key, Limits, Pattern
 
 NODES, MEMBERS = "nodes", "members"
-"""Resource sets of agents: whole nodes for the whole job, or a member's GPUs on a node for a round."""
+"""Resource sets of agents: whole nodes for a job, or a member's GPUs on a node for a round."""
 
 
 # Control characters and line ends would break out of a line of the script that the value is put into.
@@ -130,9 +130,9 @@ class NodeLinks:
 HEARTBEAT_EVERY_S = 2.0
 """Interval in seconds between heartbeats of an agent, and of a rank at work."""
 LEASE_SHARE = 0.8
-"""Share of the time after which a silent process counts as dead, at which it ends itself.
+"""Share of the time limit for silent processes after which a silent process ends itself.
 
-All that it has begun has thus ended when others take its place.
+What it has begun has thus ended when others take its place.
 """
 
 
@@ -170,7 +170,7 @@ class Timeouts:
             form=DURATION,
         ),
     ] = 420.0
-    # Leaders of nodes without progress are given up after half of it: trainers then go on without them.
+    # After half of it, trainers go on without leaders of nodes that make no progress.
     samples_s: Annotated[float, Key("Time limit for preprocessors to prepare a batch", form=DURATION)] = 600.0
     lockstep_s: Annotated[
         float,
@@ -189,12 +189,12 @@ USUAL_TIMEOUTS = Timeouts()
 
 @dataclass(frozen=True)
 class SiteKey:
-    """Effective value of a key of a site, and its place; no file for a default.
+    """Effective value of a site's key, and its place; a default has no file.
 
     Parameters
     ----------
     measured_at : float or None
-        Time of a measurement that stands for a missing value, in seconds since the epoch; else None.
+        Time of the measurement that replaces a missing value, in seconds since the epoch; else None.
     """
 
     key: str
@@ -205,7 +205,7 @@ class SiteKey:
 
 
 OF_COMMUNICATION = ("NCCL_", "RCCL_", "GLOO_", "HOROVOD_GLOO_", "FI_")
-"""Prefixes of environment variables of NCCL, RCCL, Gloo and libfabric; a site gives defaults for these."""
+"""Prefixes of variables of NCCL, RCCL, Gloo and libfabric; a site only gives defaults for these."""
 
 
 def yields(variable: str) -> bool:
@@ -341,8 +341,8 @@ class Site:
         return None
 
     def yielding_to(self, environment: Mapping[str, str]) -> Site:
-        """Return the site with the user's values of the variables of communication libraries."""
-        # The script must not export these: it submits the next job, which would take them for the user's own.
+        """Return the site with the user's values of communication libraries' variables."""
+        # The script must not export these: the next job, which it submits, would take them for the user's.
         set_by_user = {n: environment[n] for n in self.environment if yields(n) and n in environment}
         return replace(self, environment={**self.environment, **set_by_user})
 
@@ -363,7 +363,7 @@ class Site:
 
     @property
     def requested_cores(self) -> int:
-        """Cores that jobs and their steps request on each node: as many for each GPU."""
+        """Cores that jobs and their steps request on each node, equally many for each GPU."""
         return self.gpus_per_node * self.cores_per_gpu
 
     @property
@@ -404,7 +404,7 @@ class Cluster:
         for node_type in site.node_types:
             here = min(left, node_type.nodes * site.gpus_per_node)
             if here:
-                # Several kinds of node may have one type of GPU.
+                # Several kinds of node may have the same type of GPU.
                 before, _ = parts.get(node_type.gpu_type, (0, 0))
                 parts[node_type.gpu_type] = before + here, site.gpus_per_node
             left -= here

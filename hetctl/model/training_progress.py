@@ -36,8 +36,8 @@ class EpochResult:
     gpu_type : str or None
         Type of its GPUs, if the site has several types and these were of one.
     overhead_s : float or None
-        Seconds from the end of training of the previous epoch to that of this one, minus those of its samples
-        at `rate`; None: the process had trained no epoch before, or trained only part of this one.
+        Seconds between the ends of training of the previous epoch and this one, minus those of its samples at
+        `rate`; None if the process trained no epoch before, or only part of this one.
     """
 
     epoch: int
@@ -62,17 +62,17 @@ class Progress:
     part_samples : int
         Samples of the unfinished epoch in the last checkpoint.
     node_failures : int
-        Number of tasks that ended because one of their nodes failed.
+        Tasks that ended because one of their nodes failed.
     disk_errors : int
-        Number of tasks that ended with a disk error since a checkpoint or an epoch got further than ever.
+        Tasks that ended with a disk error since a checkpoint or an epoch last got further than before.
     batch_size : int or None
         Batch size to which it was reduced after it ran out of memory; None: it was not reduced.
     furthest : int
-        Largest number of finished epochs so far, also before a return to an earlier checkpoint.
+        Largest number of finished epochs so far, even if it has returned to an earlier checkpoint.
     asked : int or None
-        Epochs in all that a search has asked for; 0 before it begins the trial, None if it is no trial.
+        Total epochs that a search has asked for; 0 before it begins the trial, None if it is no trial.
     reported : int
-        Epochs in all of the last request that the search has got a report of.
+        Total epochs of the last request that the search has a report of.
     restarts_s : tuple of float
         Seconds to the first step of its newest starts on ranks that had trained before.
     """
@@ -98,7 +98,7 @@ class Progress:
 
     @property
     def is_awaited(self) -> bool:
-        """True if it is a trial that its search has asked for, and has no report of yet."""
+        """True if its search has asked for the trial and has no report of it yet."""
         return self.asked is not None and self.asked > self.reported
 
     @property
@@ -109,7 +109,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class RankShare:
-    """Part of a rank in the steps of a balanced group.
+    """Share of a rank in the steps of a balanced group.
 
     Parameters
     ----------
@@ -143,9 +143,9 @@ class LiveMetrics:
     loss : float or None
         Loss of the last batch; None if ``train_fn`` does not report it.
     gpu_busy_fraction : float or None
-        Share of its GPU, or of its cores, that rank 0 used since the previous report.
+        Share of its GPU or cores that rank 0 used since the previous report.
     ranks : tuple of RankShare
-        Parts of all ranks of a group whose times are compared; empty for others.
+        Shares of all ranks of a group whose times are compared; empty for others.
     """
 
     time: float
@@ -163,9 +163,9 @@ NEWEST = 3
 
 
 Kind = tuple[str | None, bool, bool, bool, tuple[str, ...]]
-"""Contents of a row: type of GPU; whether there are a rate, a batch size, an overhead; names of metrics."""
+"""Contents of a row: type of GPU; whether it has a rate, a batch size, an overhead; names of metrics."""
 LINE, EPOCH, GPUS, BATCH, FIRST_METRIC = 1, 2, 4, 7, 9
-"""Columns. Column 0 is the number of the kind; the others follow as in `_numbers`."""
+"""Columns; column 0 is the number of the kind, and the others are those of `_numbers`."""
 
 
 def _kind(done: EpochResult) -> Kind:
@@ -182,7 +182,7 @@ def _numbers(kind: int, line: int, done: EpochResult) -> tuple[float, ...]:
 
 
 class _Rows:
-    """Rows of one width, only ever added to: histories that begin alike share them."""
+    """Rows of one width that only grow: histories with the same beginning share them."""
 
     __slots__ = ("kinds", "numbers", "width")
 
@@ -227,8 +227,8 @@ class _Rows:
 class EpochHistory(Sequence[EpochResult]):
     """Finished epochs of a member; it never changes.
 
-    To add an epoch takes no copy of those before. One that was read from its `row` unpacks its epochs when
-    they are needed.
+    Adding an epoch copies no earlier ones. A history that was read from its `row` unpacks its epochs on
+    demand.
 
     Attributes
     ----------
@@ -257,12 +257,12 @@ class EpochHistory(Sequence[EpochResult]):
         return cls().plus(epochs)
 
     def plus(self, epochs: Iterable[EpochResult], lines: Iterable[int] = ()) -> EpochHistory:
-        """Return a history with more epochs behind; OverflowError if a number fits no float.
+        """Return a history with more epochs at its end; OverflowError if a number fits no float.
 
         Parameters
         ----------
         lines : iterable of int
-            Line of each in the member's file; empty: they have none.
+            Line of each epoch in the member's file; empty: they have none.
         """
         numbers = iter(lines)
         history = self
@@ -272,7 +272,7 @@ class EpochHistory(Sequence[EpochResult]):
 
     def _with(self, done: EpochResult, line: int) -> EpochHistory:
         rows, width = self._rows, FIRST_METRIC + len(done.metrics)
-        # Another history may have added its own rows behind these.
+        # Another history may have added its rows to these.
         if len(rows.numbers) != self._count * rows.width:
             rows = rows.first(self._count)
         if width > rows.width:
@@ -294,7 +294,7 @@ class EpochHistory(Sequence[EpochResult]):
             self.overheads_s = {**self.overheads_s, done.batch_size: (*before, done.overhead_s)[-NEWEST:]}
 
     def until(self, epoch: int) -> EpochHistory:
-        """Return the epochs up to that number; all must be in the order of their numbers."""
+        """Return the epochs up to that number; all must be in order."""
         if self._last is None or epoch >= self._last.epoch:
             return self
         made = EpochHistory.__new__(EpochHistory)
@@ -305,7 +305,7 @@ class EpochHistory(Sequence[EpochResult]):
         return made
 
     def after(self, epoch: int) -> list[tuple[EpochResult, int]]:
-        """Return the epochs behind that number, each with its line; all must be in their order."""
+        """Return the epochs after that number, each with its line; all must be in order."""
         if self._last is None or epoch >= self._last.epoch:
             return []
         rows, begin = self._rows, self._position(epoch)
@@ -320,7 +320,7 @@ class EpochHistory(Sequence[EpochResult]):
         )
 
     def values(self, metric: str) -> list[float]:
-        """Return the values of a metric, of the epochs that have it."""
+        """Return the values of a metric in the epochs that have it."""
         rows = self._rows
         places = {names.index(metric) if metric in names else None for *_, names in rows.kinds}
         if len(places) == 1 and None not in places:
@@ -340,7 +340,7 @@ class EpochHistory(Sequence[EpochResult]):
 
     @property
     def _summarised(self) -> Any:
-        """Extremes by metric, and batches: kept in `row`, so that no epoch has to be unpacked for them."""
+        """Extremes by metric, and batches; `row` keeps them, so that they need no unpacked epochs."""
         if self._summary is None:
             columns = {name: self.values(name) for *_, names in self._rows.kinds for name in names}
             extremes = {name: (min(values), max(values)) for name, values in columns.items() if values}
@@ -372,9 +372,9 @@ class EpochHistory(Sequence[EpochResult]):
 
     @classmethod
     def from_row(cls, row: Sequence[Any], packed: bytes | memoryview) -> EpochHistory:
-        """Return the history of which these are `row` and `packed`."""
+        """Return the history with this `row` and `packed`."""
         made = cls.__new__(cls)
-        # Rows of earlier versions have no summary.
+        # Old rows have no summary.
         made._count, last, rates, overheads_s, made._summary = (*row, None)[:5]
         made._last = last and EpochResult(*last)
         made.rates = {(gpu_type, gpus, size): tuple(newest) for gpu_type, gpus, size, newest in rates}

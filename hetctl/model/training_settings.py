@@ -24,12 +24,11 @@ class FrameworkEntry:
     packages : tuple of str
         Packages that groups of several ranks import, its own first.
     preloaded : tuple of str
-        Modules that ranks share with the template from which they are forked, in addition to `module`.
+        Modules besides `module` that ranks share with the template from which they are forked.
     withheld : tuple of str
-        Packages that it imports if they are installed, for parts of it that no rank needs; hidden from it
-        during its import.
+        Optional packages that it imports for parts that no rank needs; they are hidden during its import.
     nccl_fix : str
-        Next step where its groups of GPUs do not communicate through NCCL.
+        Next step if its groups of GPUs do not communicate through NCCL.
     can_divide : bool
         True if it can divide parameters, gradients and optimizer state among a member's GPUs (``shard``).
     out_of_memory : tuple of str
@@ -54,17 +53,17 @@ TENSORBOARD = (
     "tensorboard.compat.proto.summary_pb2",
     "tensorboard.summary.writer.record_writer",
 )
-"""Modules for the first epoch of a member, whose import takes 30 ms of each rank beside PyTorch."""
+"""Modules for a member's first epoch; importing them would take each rank 30 ms beside PyTorch."""
 TENSORFLOW = FrameworkEntry(
     name="tensorflow",
     module="hetctl.runtime.frameworks.tensorflow",
     packages=("tensorflow", "horovod"),
     nccl_fix="install a TensorFlow that sees the GPUs, and Horovod with HOROVOD_GPU_OPERATIONS=NCCL",
     preloaded=TENSORBOARD,
-    # For keras.wrappers and keras.visualization: with SciPy and more, a third of the time of TensorFlow.
+    # keras.wrappers and keras.visualization import these, with SciPy: a third of TensorFlow's time.
     withheld=("sklearn", "matplotlib"),
     out_of_memory=("ResourceExhaustedError",),
-    # Of XLA, for which it has no class.
+    # An error of XLA, for which it has no class.
     full_memory=("RESOURCE_EXHAUSTED",),
 )
 PYTORCH = FrameworkEntry(
@@ -76,7 +75,7 @@ PYTORCH = FrameworkEntry(
     preloaded=("torch._dynamo", *TENSORBOARD),
     can_divide=True,
     out_of_memory=("OutOfMemoryError",),
-    # Of the node's memory, and of a GPU's outside of its allocator, for which it has no class.
+    # Errors of the node's memory, and of a GPU's outside its allocator, which have no class.
     full_memory=("DefaultCPUAllocator: can't allocate memory", "CUDA error: out of memory"),
 )
 FRAMEWORKS: dict[str, FrameworkEntry] = {entry.name: entry for entry in (TENSORFLOW, PYTORCH)}
@@ -100,7 +99,7 @@ def unknown_placeholders(command: Iterable[str], config: Mapping[str, Any]) -> l
 
 
 def filled(command: Iterable[str], values: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the words of a command with values in place of placeholders; those other than text as JSON."""
+    """Return the words of a command with values, as JSON unless they are text, in place of placeholders."""
     return tuple(PLACEHOLDER.sub(lambda found: _word(values[found[1]]), word) for word in command)
 
 
@@ -111,7 +110,7 @@ def _word(value: Any) -> str:
 PROGRESS_VARIABLE = "HETCTL_PROGRESS_FD"
 """Variable with the descriptor to which the script writes its reports, one line of JSON each."""
 ANSWER_VARIABLE = "HETCTL_ANSWER_FD"
-"""Variable with a descriptor that has one byte for each of these lines, after hetctl has judged it."""
+"""Variable with a descriptor that gives one byte for each line after hetctl has judged it."""
 STOP_VARIABLE = "HETCTL_STOP_FD"
 """Variable with a descriptor whose other end is closed when the script has to stop."""
 RESUME_VARIABLE = "HETCTL_RESUME_FROM"
@@ -139,7 +138,7 @@ class CheckpointInterval:
 
     @property
     def is_timed(self) -> bool:
-        """True if it is a time, whatever is trained in it."""
+        """True if it is a time."""
         return self.unit == SECONDS
 
     def saves_of_epoch(self, steps: float, seconds: float) -> float:

@@ -13,7 +13,7 @@ class Workload:
     Parameters
     ----------
     rates : mapping of int to float
-        Samples/s for every number of GPUs that the planner may assign, in ascending order of these.
+        Samples/s for every number of GPUs that the planner may assign, in ascending order.
     samples_left : float
         Predicted samples left, at least zero.
     startup_s : float
@@ -29,8 +29,8 @@ class Workload:
     rates_by_type : mapping
         Rates of each type of GPU by name, if the types differ.
     unsure : mapping of int to float
-        Predicted samples/s on still more GPUs, whose gain is not above the error of the prediction. Only a
-        planner that explores rates gives a member so many.
+        Predicted samples/s on still more GPUs, whose gain is within the error of prediction. Only a planner
+        that explores rates gives a member so many.
     """
 
     name: str
@@ -51,7 +51,7 @@ class Workload:
     @property
     def overhead_s(self) -> float:
         """Seconds of each epoch beyond its samples at the rate."""
-        # Without a known length of epochs their number is unknown too, and so is the total of such times.
+        # If the length of epochs is unknown, so are their number and the total of such times.
         of_epoch_s = self.epoch_s + self.evaluate_s if self.samples_per_epoch else 0.0
         return of_epoch_s + (self.checkpoint_s if self.save_s is None else self.save_s)
 
@@ -75,7 +75,7 @@ class Workload:
     @property
     def min_gpus(self) -> int:
         """Least number of GPUs on which this member trains."""
-        # Asked of all members at each decision: the first key, without a look at the others.
+        # Called for all members at each decision: only the first key is looked at.
         return next(iter(self.rates))
 
     @property
