@@ -19,8 +19,8 @@ def main() -> int:
     parser.add_argument("--threads", type=int, required=True)
     arguments = parser.parse_args()
     set_variables(arguments.threads)
-    # This imports NumPy, whose BLAS reads the variables when it is loaded: otherwise each rank would use all
-    # cores of the node, and the agent would create threads before it forks ranks.
+    # Only now: this imports NumPy, whose BLAS reads the variables. Without them each rank would use all cores
+    # of the node, and the agent would create threads before it forks ranks.
     from hetctl.runtime.agent.agent_process import run_agent
 
     return run_agent(arguments.driver_file, arguments.step, arguments.framework)

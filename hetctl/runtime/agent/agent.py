@@ -48,16 +48,16 @@ from hetctl.runtime.transport import Address, Connection, JobIdentity
 from hetctl.storage.processes import Process
 
 END_S = 10.0
-"""Seconds in which killed ranks end; one that waits for a disk or a GPU may take longer."""
+"""Seconds in which killed ranks end; a rank that waits for a disk or a GPU may take longer."""
 POLL_S = 0.01
 CANCEL_PAUSES_S = (1.0, 2.0, 5.0, 10.0, 20.0, *(30.0,) * 20)
-"""Pauses after attempts to cancel a job; after ten minutes a success is unlikely."""
+"""Pauses after attempts to cancel a job; after ten minutes success is unlikely."""
 DEVICE_VARIABLES = (*sorted(VISIBLE_DEVICES), *STEP_DEVICES)
-"""Variables that show which GPUs a batch system has given to a step."""
+"""Variables with the GPUs that a batch system has given to a step."""
 
 
 def facts_of_this_node(step: str) -> AgentFacts:
-    """Return the facts that the driver needs, with the name of the step that started this agent."""
+    """Return the facts that the driver needs of this node, and the agent's step."""
     gpus = (GpuFacts(gpu.uuid, gpu.name, gpu.cores) for gpu in visible_gpus(gpus_of_node(), os.environ))
     return AgentFacts(
         step=step,
@@ -74,7 +74,7 @@ def _values_of(names: Sequence[str]) -> dict[str, str]:
 
 
 Join = Callable[[AgentFacts], tuple[Connection, AgentAssignment]]
-"""Function that connects to the driver; it returns the connection and the driver's answer."""
+"""Function that connects to the driver and returns the connection and the driver's answer."""
 
 
 class TemplateEndedError(ConnectionError):
@@ -82,7 +82,7 @@ class TemplateEndedError(ConnectionError):
 
 
 class Agent:
-    """Process that runs the ranks of one resource set: a node, or the part of it that a member has.
+    """Process that runs the ranks of one resource set: a node, or a member's part of one.
 
     Parameters
     ----------
@@ -91,13 +91,13 @@ class Agent:
     step : str
         Name of the step that started the agent.
     frameworks : sequence of str
-        Frameworks, each of which a template imports; without any, one template imports none.
+        Frameworks, each for a template of its own; if empty, one template imports none.
     preload : callable
-        Function that imports a framework, or none for None, in its template.
+        Function that imports a framework in its template; for None, nothing.
     serve : callable
         Function of `Template`.
     identity : JobIdentity or None
-        JobIdentity of the job, for its store of states; None: the job is on this machine alone.
+        Identity of the job, for its store of states; None if the job is on this machine alone.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Agent:
         serve: Serve,
         identity: JobIdentity | None = None,
     ) -> None:
-        # Forked before the GPUs' management library is loaded; they import while the agent connects.
+        # Fork them before the GPUs' management library is loaded; they import while the agent connects.
         self._templates = {name: Template(partial(preload, name), serve) for name in frameworks or (None,)}
         self._importing = set(self._templates)
         self._facts = facts_of_this_node(step)
@@ -120,7 +120,7 @@ class Agent:
         self._next_heartbeat = 0.0
         self._heard_at = time.monotonic()
         self._released = False
-        # The counter covers the whole life of the control group, with kills before this agent.
+        # The counter includes kills in the control group before this agent.
         self._oom_kills = oom_kills()
         self._memory = MemoryWatch(self._assignment.memory_per_gpu, len(self._assignment.gpus))
         self._overuse: dict[int, Overuse] = {}
@@ -129,11 +129,11 @@ class Agent:
         self._bytes_staged = 0
         order, node = self._assignment.store, self._assignment.node
         self._store = StateStore(order.run_key, node, order.control, identity) if order else None
-        # GPUs of ranks that are forked when partitions are there, with their frameworks; None: they are.
+        # GPUs and frameworks of ranks to fork after staging; None once it is done.
         self._to_start: dict[int, str | None] | None = {} if stage else None
 
     def run(self) -> bool:
-        """Run until the driver releases the agent, or is lost; what it has begun ends with its process.
+        """Run until the driver releases the agent or is lost; all that the agent began ends with its process.
 
         Returns
         -------
@@ -165,7 +165,7 @@ class Agent:
         return self._released
 
     def _serve_driver(self) -> None:
-        # Messages may have arrived together with the assignment.
+        # Messages may have arrived with the assignment.
         self._receive_from_driver()
         while not self._released:
             self._send_heartbeat()
@@ -174,7 +174,7 @@ class Agent:
                 key.data()
 
     def _end(self) -> None:
-        """End all that was begun; the next agent here must find free GPUs and an unused store."""
+        """End all that it began: the next agent here must find free GPUs and an unused store."""
         ranks = [*_processes(self._pids.values())]
         for template in self._templates.values():
             template.close()
@@ -197,20 +197,20 @@ class Agent:
             self._watch_memory()
 
     def _heed_silence(self) -> None:
-        """End with the ranks, as after a lost connection, if the driver stands still: another may begin."""
+        """End with the ranks if the driver is silent, as after a lost connection: another may begin."""
         silent_s = time.monotonic() - self._heard_at
         if silent_s > LEASE_SHARE * self._assignment.lease_s:
             raise ConnectionError(f"no heartbeat of the driver for {silent_s:.0f} s")
 
     def _send_heartbeats_of_waiting(self) -> None:
-        """Send heartbeats of ranks that wait for partitions, as long as these come: they do not hang."""
+        """Send heartbeats for ranks that wait for partitions as long as staging goes on."""
         if self._staging and self._staging.bytes_read > self._bytes_staged:
             self._bytes_staged = self._staging.bytes_read
             for gpu in self._to_start or ():
                 self._driver.send({FROM: {}, "gpu": gpu})
 
     def _watch_memory(self) -> None:
-        """End the rank that uses the memory of others; at most one at a time, until its memory is free."""
+        """End the rank that uses others' memory; one at a time, until its memory is free."""
         if not self._overuse and (found := self._memory.check(self._pids)):
             gpu, overuse = found
             self._overuse[gpu] = overuse
@@ -246,14 +246,14 @@ class Agent:
             self._start(gpu, framework)
 
     def _report_store(self) -> None:
-        """Report where other agents get this node's states, and the partitions that are on the node.
+        """Report where other agents get this node's states, and the node's partitions.
 
-        Not before ranks can begin: members would wait here for imports instead of visiting other nodes.
+        Do so once ranks can begin: members would wait here for imports instead of visiting other nodes.
         """
         is_ready = not self._importing and self._to_start is None
         if self._store and is_ready and (order := self._assignment.store):
             paths = list(map(path_on_node, order.partitions))
-            # Others may lie where this user has no access, which is no error.
+            # This user may have no access to other nodes' partitions, which is no error.
             here = [number for number, path in enumerate(paths) if os.access(path, os.R_OK)]
             self._driver.send({STATES: encode(self._store.address), "partitions": here})
 
@@ -266,12 +266,12 @@ class Agent:
         if self._to_start is not None:
             self._to_start[gpu] = framework
             return
-        # A rank that loads no framework may be forked from any template.
+        # A rank without a framework may come from any template.
         template = self._templates.get(framework) or next(iter(self._templates.values()))
         binding = binding_of(self._assignment, gpu, self._facts)
         agent_end, rank_end = socket.socketpair()
-        # The template gets a duplicate (unix(7), SCM_RIGHTS): with this
-        # one open, the rank's end would not show.
+        # The template gets a duplicate (unix(7), SCM_RIGHTS). While this one is open, the rank's end does not
+        # show.
         with rank_end:
             template.fork(binding, rank_end)
         rank = self._ranks[gpu] = Connection(agent_end)
@@ -286,13 +286,13 @@ class Agent:
                 os.kill(pid, signal.Signals(number))
 
     def _pass_on(self, gpu: int, message: Any) -> None:
-        """Forward a message to a rank; a closed connection is reported with the rank's end."""
+        """Forward a message to a rank; the rank's end will report a closed connection."""
         if rank := self._ranks.get(gpu):
             with suppress(ConnectionError):
                 rank.send(message)
 
     def _receive_from_rank(self, gpu: int, rank: Connection) -> None:
-        """Forward the messages of a rank; one that closes its connection is about to end."""
+        """Forward a rank's messages; a rank that closes its connection is about to end."""
         try:
             for message in rank.arrived():
                 self._driver.send({FROM: message, "gpu": gpu})
@@ -317,7 +317,7 @@ class Agent:
             return
         remove_shared_files(self._pids.pop(event.gpu))
         if rank := self._ranks.get(event.gpu):
-            # The rank's last messages come first.
+            # First the rank's last messages.
             self._receive_from_rank(event.gpu, rank)
         if rank := self._ranks.get(event.gpu):
             self._forget(event.gpu, rank)
@@ -326,10 +326,10 @@ class Agent:
         self._driver.send({ENDED: exit_code, "gpu": event.gpu, OVERUSE: encode(overuse)})
 
     def _final_exit_code(self, exit_code: int, overuse: Overuse | None) -> int:
-        """Return the exit code, replaced if the kernel or this agent killed the rank for lack of memory."""
+        """Return the exit code, replaced if the kernel or this agent killed the rank for its memory."""
         if exit_code != 128 + signal.SIGKILL:
             return exit_code
-        # The kernel does not say which process it chose: a rise of the group's count and a SIGKILL must do.
+        # The kernel does not tell which process it chose: a SIGKILL and a rise of the group's count must do.
         before, self._oom_kills = self._oom_kills, oom_kills()
         return EXIT_CODES[ExitReason.OUT_OF_MEMORY] if overuse or self._oom_kills > before else exit_code
 
@@ -341,19 +341,19 @@ def _processes(pids: Iterable[int]) -> Iterator[Process]:
 
 
 def end_orphaned_job(cancel: Sequence[str], patience_s: float) -> None:
-    """End the job if its script does not, which would end this process: the script's node may be lost.
+    """End the job if its script, whose node may be lost, does not end it and this process with it.
 
-    The batch system may be busy with the loss of the node: a refused command is given again.
+    Repeat a refused command: the batch system may be busy with the loss of the node.
 
     Parameters
     ----------
     cancel : sequence of str
-        Command that ends the job; empty: it is not for agents to end.
+        Command that ends the job; empty if agents must not end it.
     """
-    # Compute nodes need not have the commands of the batch system.
+    # Compute nodes may lack the batch system's commands.
     if not cancel or shutil.which(cancel[0]) is None:
         return
-    # Agents ignore SIGTERM, but now it is how the batch system ends this process.
+    # Agents ignore SIGTERM, but now the batch system is to end this process by it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     time.sleep(patience_s)
     for pause_s in CANCEL_PAUSES_S:

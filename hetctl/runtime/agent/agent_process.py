@@ -1,8 +1,7 @@
 """Life of an agent, from its connection to the end of its driver.
 
-It ignores signals of the batch system: these are for the ranks, which write a checkpoint, and for the
-driver, which ends the job. In the step of all nodes it is a child of a `Keeper`, and is started again after
-the loss of its connection, and after it was killed.
+It ignores the batch system's signals, on which ranks write a checkpoint and the driver ends the job. In the
+step of all nodes a `Keeper` starts it again after it has lost its connection or was killed.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ def run_agent(driver_file: Path, step: str, frameworks: Sequence[str]) -> int:
     Parameters
     ----------
     step : str
-        Name of the step that started it.
+        Name of the step that started the agent.
     frameworks : sequence of str
-        Frameworks that are imported once for all its ranks.
+        Frameworks to import once for all its ranks.
     """
     raise_descriptor_limit()
     driver = PATIENT.call(DriverFile, driver_file)
     if step == AGENTS:
         return Keeper().keep(lambda is_first: _run_once(driver, step, frameworks, is_first=is_first))
-    # A member's step ends with its agent, whose exit code gives the cause.
+    # A member's step ends with its agent, and the agent's exit code tells why.
     if (code := _run_once(driver, step, frameworks, is_first=True)) != RETURNS:
         return code
     end_orphaned_job(driver.address.cancel, driver.address.orphaned_s)

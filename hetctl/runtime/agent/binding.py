@@ -1,4 +1,4 @@
-"""Assignment of a GPU and cores to each rank on a node, and variables that all ranks inherit."""
+"""Assignment of a GPU and cores to each rank on a node, and variables for all ranks."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from hetctl.runtime.agent.messages import AgentAssignment, AgentFacts
 
 GPU = "gpu"
 VISIBLE_DEVICES = frozenset({"CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"})
-"""Variables that limit the GPUs of a process; empty ones hide all of them."""
+"""Variables that limit the GPUs of a process; an empty one hides them all."""
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""Variables that numerical libraries read when they are loaded."""
+"""Variables that numerical libraries read when loaded."""
 
 MPI_VARIABLES = ("PMI_", "PMIX_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE")
-"""Prefixes of the variables by which MPI would mistake each rank for the agent."""
+"""Prefixes of variables by which MPI would take each rank for the agent."""
 
 
 def set_variables(threads: int) -> None:
-    """Set the variables that an agent's ranks inherit; values set by the user stay.
+    """Set the variables that an agent's ranks inherit; keep the user's values.
 
     Parameters
     ----------
@@ -29,13 +29,13 @@ def set_variables(threads: int) -> None:
     of_mpi = {name for name in os.environ if name.startswith(MPI_VARIABLES)}
     for name in of_mpi.difference(NODE_VARIABLES):
         del os.environ[name]
-    # Otherwise CUDA puts the fastest GPU first, and indices would differ from those of the node.
+    # By default CUDA puts the fastest GPU first, unlike the order of the node.
     for name, value in (("CUDA_DEVICE_ORDER", "PCI_BUS_ID"), *((v, str(threads)) for v in THREAD_VARIABLES)):
         os.environ.setdefault(name, value)
 
 
 def hide_gpus() -> None:
-    """Hide all GPUs from this process, which must not have used one yet."""
+    """Hide all GPUs from this process; call it before the first use of a GPU."""
     os.environ.update(dict.fromkeys(VISIBLE_DEVICES, ""))
 
 
@@ -54,7 +54,7 @@ class Binding:
     cores : tuple of int
         Numbers of the cores, as in `os.sched_getaffinity`.
     memory_bytes : int
-        Rank's share of the node's memory; 0: unknown.
+        Rank's share of the node's memory; 0 if unknown.
     """
 
     node: str
@@ -65,23 +65,22 @@ class Binding:
 
 
 def binding_of(assignment: AgentAssignment, gpu: int, facts: AgentFacts) -> Binding:
-    """Return the GPU and the cores of a rank, near its GPU if these are known.
+    """Return the GPU and the cores of a rank: cores near the GPU if known.
 
-    If they are not, the cores follow from the number of the GPU; if the agent may use no more cores than
-    belong to its GPUs, they are divided in order. With fewer cores than the site file says, ranks share them.
+    Else the cores follow from the GPU's number, or, if the agent has no more cores than its GPUs need, they
+    are divided in order. With fewer cores than in the site file, ranks share them.
     """
     index = assignment.gpus.index(gpu)
     device = index if assignment.device == GPU else None
     confined = len(facts.cores) <= len(assignment.gpus) * assignment.cores_per_gpu
-    # In a member's own step the agent sees the member's cores alone: the numbers
-    # of GPUs on the node do not lead to them.
+    # In a member's own step the agent sees only the member's cores, which numbers of GPUs on the node do not
+    # index.
     cores, place = facts.cores, index if confined else gpu
     if device is not None and device < len(facts.gpus):
         near = facts.gpus[device].cores
-        # A job that shares its node may lack the cores near a GPU: any of its own are better than none.
+        # A job that shares its node may have no cores near a GPU: then it takes any of its own.
         if usable := tuple(core for core in near if core in facts.cores):
-            # GPUs of one NUMA node list the same cores: each takes the share
-            # behind those of the GPUs before it.
+            # GPUs of one NUMA node list the same cores: each takes the share after those of the GPUs before.
             cores, place = usable, sum(other.cores == near for other in facts.gpus[:device])
     first = place * assignment.cores_per_gpu
     own = {cores[core % len(cores)] for core in range(first, first + assignment.cores_per_gpu)}

@@ -1,9 +1,9 @@
 """GPUs of this node, as NVIDIA's and AMD's management libraries describe them.
 
-The libraries are used through the vendors' Python packages: ``pynvml`` (``nvidia-ml-py`` on PyPI) and
-``amdsmi`` (part of ROCm). If the package, its library or the driver is missing, no GPUs are found.
+The vendors' Python packages are ``pynvml`` (``nvidia-ml-py`` on PyPI) and ``amdsmi`` (part of ROCm). Without
+the package, its library or the driver, no GPUs are found.
 
-Both libraries list all GPUs that the control group of this process permits, independent of
+Both libraries list all GPUs that this process's control group permits, independent of
 ``CUDA_VISIBLE_DEVICES`` and the like; `visible_gpus` applies those variables.
 
 The index of a GPU
@@ -12,8 +12,8 @@ The index of a GPU
     fastest GPU first by default, and orders by PCI bus address with ``CUDA_DEVICE_ORDER=PCI_BUS_ID``
     (https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html). An index
     here is the position in the order of bus addresses: CUDA's index in a process with ``PCI_BUS_ID`` that
-    sees all GPUs. On AMD it is the position in the order of HIP's indices if AMD SMI provides them (ROCm 6.4
-    and later), or else of bus addresses. The UUID is the only name without such conditions.
+    sees all GPUs. On AMD it is HIP's index if AMD SMI provides it (ROCm 6.4 and later), or else the position
+    by bus address. Only the UUID has no such conditions.
 
 MIG
     A GPU in MIG mode is listed as one GPU, with the UUIDs of its MIG devices. A CUDA process uses at most one
@@ -86,14 +86,14 @@ class Vendor:
     read : callable
         Function that returns the GPUs, in the order of their indices.
     utilization : callable
-        Function that returns the percentage of time in which the GPU at a PCI bus address was busy.
+        Function that returns the percentage of busy time of the GPU at a PCI bus address.
     links : callable or None
         Function that returns the number of active links of the GPU at a PCI bus address; None if unavailable.
     memory_in_use : callable
         Function that returns the bytes that a process uses on the GPU at a PCI bus address.
     variables : tuple of tuple of str
-        Variables that restrict the visible GPUs. Each group applies to the GPUs left by the group before; in
-        a group the first variable that is set counts.
+        Variables that restrict the visible GPUs. Each group applies to the GPUs that the last group leaves;
+        in a group the first variable with a value counts.
     """
 
     package: str
@@ -111,7 +111,7 @@ def gpus_of_node() -> tuple[Gpu, ...]:
 
 
 def visible_gpus(gpus: Sequence[Gpu], environment: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs that a process with these variables uses, in the order of its own indices.
+    """Return the GPUs that a process with these variables uses, in the order of its indices.
 
     Entries are indices, UUIDs, unique prefixes of UUIDs, or MIG devices. An entry that names no GPU hides
     itself and all later entries, as CUDA documents it. Indices are those of `gpus`: on a node with different
@@ -141,7 +141,7 @@ def active_links(gpu: Gpu) -> int | None:
 
 
 def memory_in_use(gpu: Gpu, pid: int) -> int | None:
-    """Return the bytes that a process uses on a GPU, which it has alone; None if unknown."""
+    """Return the bytes that a process uses on a GPU of its own; None if unknown."""
     library = _library(gpu.vendor)
     return library and _or_none(VENDORS[gpu.vendor].memory_in_use, library, gpu.bus_address, pid)
 
@@ -154,9 +154,9 @@ def _gpus_of(vendor: str) -> list[Gpu]:
 
 @functools.cache
 def _library(vendor: str) -> Any:
-    """Import a vendor's package and start its library, once per process; None if it is not available."""
+    """Import a vendor's package and start its library, once per process; None if unavailable."""
     try:
-        # amdsmi prints, and then fails with a KeyError, if it does not find its library.
+        # Without its library amdsmi prints, then raises a KeyError.
         with contextlib.redirect_stdout(io.StringIO()):
             package = importlib.import_module(VENDORS[vendor].package)
         getattr(package, VENDORS[vendor].start)()
@@ -166,7 +166,7 @@ def _library(vendor: str) -> Any:
 
 
 def _or_none(call: Callable[..., T], *arguments: Any) -> T | None:
-    """Return the result of a library call; None if it fails, since each library has errors of its own."""
+    """Return the result of a library call; None on any error, since each library has errors of its own."""
     try:
         return call(*arguments)
     except Exception:
@@ -238,7 +238,7 @@ def _nvidia_utilization(nvml: Any, bus_address: str) -> Any:
 
 
 def _nvidia_memory(nvml: Any, bus_address: str, pid: int) -> int:
-    """Return the bytes of the process, or of the GPU if a container gives processes other numbers."""
+    """Return the process's bytes, or the GPU's if a container gives processes other numbers."""
     handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_address)
     running = _or_none(nvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     own = next((one.usedGpuMemory for one in running if one.pid == pid), None)
@@ -246,7 +246,7 @@ def _nvidia_memory(nvml: Any, bus_address: str, pid: int) -> int:
 
 
 def _nvidia_links(nvml: Any, bus_address: str) -> int:
-    """Count the active links; a query of a link that the GPU does not have fails."""
+    """Count the active links; queries of missing links fail."""
     handle = nvml.nvmlDeviceGetHandleByPciBusId(bus_address)
     links = range(nvml.NVML_NVLINK_MAX_LINKS)
     states = [_or_none(nvml.nvmlDeviceGetNvLinkState, handle, link) for link in links]
@@ -295,7 +295,7 @@ def _set_bits(words: Iterable[int]) -> tuple[int, ...]:
 
 
 def _local_cpus(bus_address: str) -> tuple[int, ...]:
-    """Return the logical CPUs near a PCI device, as the kernel lists them; none if it does not."""
+    """Return the logical CPUs near a PCI device by the kernel's list; none without one."""
     try:
         return parse_cpu_list((PCI_DEVICES / bus_address / "local_cpulist").read_text(encoding="ascii"))
     except OSError:
@@ -303,7 +303,7 @@ def _local_cpus(bus_address: str) -> tuple[int, ...]:
 
 
 def parse_cpu_list(text: str) -> tuple[int, ...]:
-    """Return the numbers in a list such as ``0-3,8,10-11``, the format of the kernel in /sys."""
+    """Return the numbers in a list such as ``0-3,8,10-11``, the kernel's format in /sys."""
     cpus: list[int] = []
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")

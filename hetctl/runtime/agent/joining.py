@@ -1,4 +1,4 @@
-"""Connection of an agent to its driver, and reconnection after the driver has counted it as lost."""
+"""Connection of an agent to its driver, and reconnection after the driver counts it as lost."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from hetctl.runtime.transport import Address, Connection, JobIdentity, connect
 CONNECT_S = 60.0
 ASSIGNMENT_TIMEOUT_S = 60.0
 ATTEMPT_S = 5.0
-"""Seconds of one attempt to connect again."""
+"""Seconds per attempt to reconnect."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 5.0
-"""Pauses between attempts; each is twice as long as the one before."""
+"""Pauses between attempts; each is twice as long as the last."""
 
 
 class DismissedError(ConnectionError):
@@ -41,16 +41,16 @@ class OrphanedError(ConnectionError):
 
 @dataclass(frozen=True, kw_only=True)
 class DriverAddress(Address):
-    """Address of a driver, as in its file.
+    """Address of a driver from its file.
 
     Parameters
     ----------
     identity : JobIdentity or None
-        JobIdentity of the job; None: it is on one machine.
+        Identity of the job; None if it is on one machine.
     orphaned_s : float
         Time of the site's `Timeouts`, in seconds.
     cancel : tuple of str
-        Command by which agents end the job when the driver is dead; empty: none.
+        Command by which agents end the job of a dead driver; empty for none.
     """
 
     identity: JobIdentity | None = None
@@ -59,7 +59,7 @@ class DriverAddress(Address):
 
 
 class DriverFile:
-    """File with the address of a driver, which the driver touches as long as it runs."""
+    """File with a driver's address, which the driver touches as long as it runs."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,7 +68,7 @@ class DriverFile:
         self._touched = path.stat().st_mtime_ns
 
     def touched(self) -> int | None:
-        """Return the time of the last touch in nanoseconds; None if the file is gone, or another driver's."""
+        """Return the last touch in nanoseconds; None if the file is gone or another driver's."""
         try:
             if self._path.read_text(encoding="utf-8") != self._text:
                 return None
@@ -76,7 +76,7 @@ class DriverFile:
         except FileNotFoundError:
             return None
         except OSError:
-            pass  # The file system does not answer, which says nothing about the driver.
+            pass  # A file system that does not answer says nothing about the driver.
         return self._touched
 
 
@@ -90,7 +90,7 @@ def join(
     DismissedError
         If the driver does not need the agent.
     ConnectionError, TimeoutError
-        If it cannot be reached, or rejects the agent for now.
+        If the driver cannot be reached, or rejects the agent for now.
     """
     connection = connect(address, encode(facts), connect_s, address.identity)
     try:
@@ -100,7 +100,7 @@ def join(
         if REJECTED in answer:
             raise ConnectionError(answer[REJECTED])
         assignment = decode(AgentAssignment, answer)
-        # The ranks of a disconnected node have ended when the driver starts their members on other nodes.
+        # A disconnected node's ranks end before the driver starts their members on other nodes.
         connection.limit_unanswered(LEASE_SHARE * assignment.silence_s)
     except BaseException:
         connection.close()
@@ -115,20 +115,20 @@ def reconnect(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> tuple[Connection, AgentAssignment]:
-    """Connect to the driver again, with growing pauses; it accepts once the last agent here counts as lost.
+    """Reconnect with growing pauses; the driver accepts once the last agent here counts as lost.
 
     Parameters
     ----------
     attempt_s : float
-        Seconds of one attempt.
+        Seconds per attempt.
 
     Raises
     ------
     DismissedError
-        If the driver has ended in order, or does not need the agent any more.
+        If the driver has ended in order, or does not need the agent.
     OrphanedError
-        If the driver has ended without dismissing its agents: it ran on this machine and its port is closed,
-        or it has not touched its file for `orphaned_s`.
+        If the driver has ended without dismissing its agents: its port on this machine is closed, or it has
+        not touched its file for `orphaned_s`.
     """
     pause_s, touched, last_touch_at = FIRST_PAUSE_S, file.touched(), clock()
     while True:

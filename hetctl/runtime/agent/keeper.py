@@ -1,7 +1,7 @@
-"""The process of a step that starts its agent, and starts it again when that was lost.
+"""The process of a step that starts its agent, and starts it again after a loss.
 
-All that an agent has begun ends with its process: its ranks, copies of partitions and of states. A new
-process therefore begins with nothing, and its driver sees a node that joins.
+An agent's ranks, and its copies of partitions and states, end with its process. A new process begins with
+nothing, and its driver sees a node that joins.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from hetctl.runtime.agent.rank_template import run_to_the_end
 from hetctl.storage.processes import die_with_parent
 
 RETURNS = 77
-"""Exit code of an agent that has lost its driver, which may take the node back."""
+"""Exit code of an agent that has lost its driver; the driver may take the node back."""
 KILLED = 128 + signal.SIGKILL
 """Exit code of an agent that was killed, or whose ranks were all killed with their template."""
 MOST_RESTARTS = 3
-"""Restarts of an agent that was killed; after more, the cause is likely to stay."""
+"""Most restarts of a killed agent; after so many, the cause is likely to stay."""
 RESTART_PAUSE_S = 0.1
 
 
 class Keeper:
-    """Process that keeps an agent running; SIGTERM to it is passed on, and an agent at work ignores that."""
+    """Process that keeps an agent running; it passes SIGTERM on, which an agent at work ignores."""
 
     def __init__(self) -> None:
         self._child = 0
         signal.signal(signal.SIGTERM, self._pass_on)
 
     def keep(self, live: Callable[[bool], int]) -> int:
-        """Run an agent in a process of its own, again and again until it ends in order.
+        """Run an agent in a process of its own, repeatedly, until it ends in order.
 
         Parameters
         ----------
         live : callable
-            Body of the agent, which returns its exit code; its argument is true at the first time.
+            Body of the agent, which returns its exit code; its argument is true in the first run.
 
         Returns
         -------
@@ -51,13 +51,13 @@ class Keeper:
                 restarts += 1
                 time.sleep(RESTART_PAUSE_S)
             code = self._run(lambda: live(False))
-        # Nothing is left to pass it on to, and an exception amid Python's own end would be printed.
+        # No child is left, and an exception while Python ends would be printed.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         return code
 
     def _run(self, body: Callable[[], int]) -> int:
         end_with_keeper = die_with_parent(signal.SIGKILL)
-        # Between the fork and the next lines a signal would find the handler in the child, or no child.
+        # Right after the fork a signal would meet this handler in the child, or no child number here.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
         if pid == 0:
@@ -67,7 +67,7 @@ class Keeper:
             run_to_the_end(body)
         self._child = pid
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-        # Until it is reaped, its number is no other process's, and a signal that comes with its end finds it.
+        # Until it is reaped, no other process gets its number, so a late signal meets the right process.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         self._child = 0
         _, status = os.waitpid(pid, 0)
@@ -81,5 +81,5 @@ class Keeper:
 
 
 def _was_killed(code: int) -> bool:
-    """Return true if a signal other than SIGTERM has ended the agent, or its ranks."""
+    """Return true if a signal other than SIGTERM ended the agent or its ranks."""
     return code > 128 and code != 128 + signal.SIGTERM

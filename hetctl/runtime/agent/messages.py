@@ -1,9 +1,9 @@
 """Messages between the driver of a job and its agents, as lines of JSON.
 
-The driver sends `AgentAssignment`, or `SHUTDOWN` to an agent that it does not need, or `REJECTED` to one that
-it cannot use, and then dictionaries with one of the keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and
-`SHUTDOWN`. The agent sends its `AgentFacts`, and then dictionaries with `FROM`, `ENDED`, `STAGED`, `STATES`
-or `FETCHED`. Empty ones are heartbeats of either.
+The agent first sends its `AgentFacts`. The driver answers with `AgentAssignment`, with `SHUTDOWN` if it does
+not need the agent, or with `REJECTED` if it cannot use it. Then the driver sends dictionaries with one of the
+keys `START`, `SIGNAL`, `TO`, `FETCH`, `FORGET` and `SHUTDOWN`, and the agent with `FROM`, `ENDED`, `STAGED`,
+`STATES` or `FETCHED`. Empty dictionaries are heartbeats of either.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from dataclasses import dataclass, field
 from hetctl.model.site import USUAL_TIMEOUTS
 
 START = "start"
-"""Key with the framework, or None, from whose template a rank is forked on ``gpu``."""
+"""Key with the framework, or None, whose template forks a rank on ``gpu``."""
 SIGNAL = "signal"
 """Key with the number of a signal for the rank on ``gpu``."""
 TO, FROM = "to", "from"
-"""Keys with a message for the rank on ``gpu``, or from it."""
+"""Keys with a message to or from the rank on ``gpu``."""
 SHUTDOWN = "shutdown"
-"""Key of the driver's last message: the agent is not needed any more."""
+"""Key of the driver's last message: it does not need the agent."""
 REJECTED = "rejected"
-"""Key with the reason for which the driver cannot use the agent."""
+"""Key with the reason why the driver cannot use the agent."""
 ENDED = "ended"
-"""Key with the exit code of the rank on ``gpu``, which has ended, with `OVERUSE` if that is why."""
+"""Key with the exit code of the ended rank on ``gpu``, beside `OVERUSE` if that is why."""
 STAGED = "staged"
-"""Key with the `StagedPartitions` of the node: its ranks are forked from now on."""
+"""Key with the node's `StagedPartitions`: ranks can be forked from now on."""
 STATES = "states"
-"""Key with the address of the node's store of states, and ``partitions``, the numbers that exist there."""
+"""Key with the address of the node's store of states, beside ``partitions``, the node's numbers."""
 FETCH, FETCHED = "fetch", "fetched"
-"""Keys of the driver's order to copy a state from the store at ``address``, and of its `StateFetched`."""
+"""Keys of an order to copy a state from the store at ``address``, and of its result, a `StateFetched`."""
 FORGET = "forget"
-"""Key with the names of states that the agent deletes from its store."""
+"""Key with the names of states that the agent must delete."""
 OVERUSE = "overuse"
 """Key with an `Overuse`, or None."""
 
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """A GPU that processes on the node see.
+    """GPU that processes on the node see.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class AgentFacts:
-    """Facts that an agent found about its node, or about the part of it that it may use.
+    """Facts of an agent about its node, or about the part of it that it may use.
 
     Parameters
     ----------
@@ -62,13 +62,13 @@ class AgentFacts:
     host : str
         Name of the machine.
     variables : dict
-        Values of variables in which launchers give the node's name, as far as they are set.
+        Values of set variables in which launchers give the node's name.
     cores : tuple of int
         Numbers of the cores that the agent may use.
     gpus : tuple of GpuFacts
         GPUs in the order in which processes see them; empty if no management library lists them.
     devices : dict
-        Values of variables that name visible GPUs, as far as they are set.
+        Values of set variables that name visible GPUs.
     """
 
     step: str
@@ -81,12 +81,12 @@ class AgentFacts:
 
 @dataclass(frozen=True)
 class PartitionToStage:
-    """A partition that an agent copies to its node.
+    """Partition that an agent copies to its node.
 
     Parameters
     ----------
     source, path : str
-        Paths from which and to which it is copied, with variables of the node.
+        Paths of origin and copy, with variables of the node.
     """
 
     number: int
@@ -96,7 +96,7 @@ class PartitionToStage:
 
 @dataclass(frozen=True)
 class StageOrder:
-    """Partitions of the data that an agent copies to its node before it forks ranks.
+    """Partitions that an agent copies to its node before it forks ranks.
 
     Parameters
     ----------
@@ -115,11 +115,11 @@ class StoreOrder:
     Parameters
     ----------
     run_key : str
-        Name of the run that no other run has, as of `run_key`.
+        Unique name of the run, from `run_key`.
     partitions : tuple of str
         Path of each partition, with variables of the node.
     control : tuple of str
-        Patterns of the network interfaces over which states are copied; empty: any.
+        Patterns of the network interfaces for copies of states; empty for any.
     """
 
     run_key: str
@@ -136,13 +136,13 @@ class StagedPartitions:
     node : str
         Name of the node.
     copied, kept : tuple of int
-        Numbers of the partitions that were copied, and of those that were there already.
+        Numbers of the copied partitions, and of those already there.
     bytes : int
         Size of the copied partitions.
     duration_s : float
         Time of copying and checking.
     errors : tuple of str
-        Reason for each partition that is missing now.
+        Reason for each missing partition.
     """
 
     node: str
@@ -155,7 +155,7 @@ class StagedPartitions:
 
 @dataclass(frozen=True)
 class AgentAssignment:
-    """Answer of the driver: the resource set that the agent holds.
+    """Answer of the driver: the agent's resource set.
 
     Parameters
     ----------
@@ -190,12 +190,12 @@ class AgentAssignment:
 
 @dataclass(frozen=True)
 class Overuse:
-    """Memory use of a rank that was ended since it exceeded its share and the node's memory was nearly full.
+    """Memory use of a rank that was ended for exceeding its share while memory was nearly full.
 
     Parameters
     ----------
     peak : int
-        Private memory of the rank when it was ended, in bytes.
+        Private memory of the rank at its end, in bytes.
     share : int
         Share of the rank, in bytes.
     """

@@ -1,4 +1,4 @@
-"""Memory of this node: its limits, the ranks' shares of it, kills for lack of it, and files that are left."""
+"""Memory of this node: its limits, the ranks' shares, kills for lack of it, and leftover files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NEARLY = 0.95
 
 @dataclass(frozen=True)
 class _ControlGroupVersion:
-    """Names of the files in one version of control groups, and of a line in one of them.
+    """Names of files and a line in one version of control groups.
 
     Parameters
     ----------
@@ -48,12 +48,12 @@ VERSIONS = {
         "total_inactive_file",
     ),
 }
-"""Versions 2 and 1 of control groups by the controllers in `MEMBERSHIP`, as in cgroups(7)."""
+"""Versions 2 and 1 of control groups, by the controllers in `MEMBERSHIP` (cgroups(7))."""
 
 
 @dataclass(frozen=True)
 class Level:
-    """Bytes of a memory that are in use, and its limit in bytes."""
+    """Used bytes of a memory, and its limit in bytes."""
 
     used: int
     limit: int
@@ -65,12 +65,12 @@ class Level:
 
 
 def most_above(private: Mapping[int, int], share: int, levels: Iterable[Level]) -> tuple[int, Overuse] | None:
-    """Return the rank to end, by its GPU: if any memory is nearly full, the one most above its share.
+    """Return the GPU of the rank to end: the one most above its share, if any memory is nearly full.
 
     Parameters
     ----------
     private : mapping of int to int
-        Private memory of each rank and of its commands in bytes, by GPU.
+        Private memory of each rank and its commands in bytes, by GPU.
     share : int
         Share of each rank in bytes. A rank may use more while memory is free.
     """
@@ -81,7 +81,7 @@ def most_above(private: Mapping[int, int], share: int, levels: Iterable[Level]) 
 
 
 class MemoryWatch:
-    """Watch that finds the rank to end before the kernel kills another one.
+    """Watch that finds the rank to end before the kernel kills another.
 
     Parameters
     ----------
@@ -93,20 +93,20 @@ class MemoryWatch:
 
     def __init__(self, share: int, gpus: int) -> None:
         machine = machine_level().limit
-        # Version 1 writes a number near 2**63 where there is no limit, version 2 the word max.
+        # For no limit version 1 writes a number near 2**63, version 2 the word max.
         self._groups = tuple(group for group in limited_groups() if group.limit < machine)
         limits = (machine, *(group.limit for group in self._groups))
         self._share = min(share, *(limit // gpus for limit in limits))
         self._limit = self._share * gpus
 
     def check(self, pids: Mapping[int, int]) -> tuple[int, Overuse] | None:
-        """Return the rank to end, if there is one; `pids` has the processes of all ranks, by GPU.
+        """Return the rank to end, if any; `pids` has the processes of all ranks, by GPU.
 
-        While nothing is nearly full, it reads only two or three small files, and none of the ranks.
+        Unless memory is nearly full, it reads only two or three small files, and none of the ranks.
         """
         machine = machine_level()
         levels = [machine, *(group.level() for group in self._groups)]
-        # All processes of the machine together are a bound of the ranks' memory that costs one file.
+        # The memory of all processes bounds that of the ranks, and costs one file.
         whole = Level(machine.used, self._limit)
         if not any(level.nearly_full for level in (*levels, whole)):
             return None
@@ -124,7 +124,7 @@ def machine_level(processes: Path = PROCESSES) -> Level:
 
 
 def bytes_with_commands(pids: Iterable[int]) -> dict[int, int]:
-    """Return the private memory of processes in bytes, each with the commands that it has started."""
+    """Return the private memory of processes in bytes, each with the commands it has started."""
     below = commands_below(pids)
     return {pid: sum(map(private_bytes, [pid, *commands])) for pid, commands in below.items()}
 
@@ -132,8 +132,8 @@ def bytes_with_commands(pids: Iterable[int]) -> dict[int, int]:
 def private_bytes(pid: int, processes: Path = PROCESSES) -> int:
     """Return a process's resident memory without files and shared memory, in bytes; 0 if it has ended.
 
-    Memory that forked processes share until one of them writes is divided among them, where the kernel counts
-    it (Linux 5.4); otherwise that of a process alone counts.
+    Memory that forked processes share until one writes is divided among them if the kernel counts it (from
+    Linux 5.4); otherwise only a process's own memory counts.
     """
     rollup = processes / str(pid) / "smaps_rollup"
     if kibibytes := _line(rollup, "Pss_Anon:") or _line(rollup, "Private_Dirty:"):
@@ -142,13 +142,13 @@ def private_bytes(pid: int, processes: Path = PROCESSES) -> int:
         _, resident, shared, *_ = (processes / str(pid) / "statm").read_text(encoding="ascii").split()
     except (OSError, ValueError):
         return 0
-    # Samples in the node's memory are mapped by all ranks: they count for none of them.
+    # All ranks map the samples in the node's memory, which therefore count for none of them.
     return (int(resident) - int(shared)) * PAGE_BYTES
 
 
 @dataclass(frozen=True)
 class LimitedGroup:
-    """A control group with a limit, including the groups inside it.
+    """Control group with a limit, including the groups inside it.
 
     Parameters
     ----------
@@ -172,8 +172,7 @@ def limited_groups(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Iterator
     """Yield the control groups that contain this process and have limits, from the inside out."""
     for version, own in _own_groups(membership, root):
         top = root / version.folder
-        # Slurm sets limits for the job, the step and the task in nested groups:
-        # any of them may be the tight one.
+        # Slurm limits job, step and task in nested groups; any limit may be the tight one.
         for folder in (own, *own.parents):
             if limit := _number(folder / version.limit):
                 yield LimitedGroup(folder, version, limit)
@@ -182,16 +181,16 @@ def limited_groups(membership: Path = MEMBERSHIP, root: Path = ROOT) -> Iterator
 
 
 def oom_kills(membership: Path = MEMBERSHIP, root: Path = ROOT) -> int:
-    """Return how many processes of this control group were killed for memory; 0 if that is not counted."""
+    """Return how many processes of this control group were killed for memory; 0 if unknown."""
     own = _own_groups(membership, root)
     return max((_line(folder / version.kills, "oom_kill") for version, folder in own), default=0)
 
 
 def remove_shared_files(pid: int, folder: Path = SHARED_MEMORY) -> None:
-    """Remove what a process has shared with other processes; those that have it open keep it.
+    """Remove a process's files in shared memory; processes that have them open keep them.
 
-    Ranks end without exit handlers. PyTorch counts there who has opened tensors of the process (80 kB), and
-    CUDA keeps handles of events.
+    Ranks end without exit handlers, and leave PyTorch's counters of shared tensors (80 kB) and CUDA's handles
+    of events.
     """
     for pattern in (f"torch_{pid}_*", f"cuda.shm.{os.getuid():x}.{pid:x}.*"):
         for path in folder.glob(pattern):
@@ -213,7 +212,7 @@ def _own_groups(membership: Path, root: Path) -> list[tuple[_ControlGroupVersion
 
 
 def _number(path: Path) -> int:
-    """Return the number in a file; 0 if there is no such file, or if it contains ``max``."""
+    """Return the number in a file; 0 if the file is missing or contains ``max``."""
     try:
         return int(path.read_text(encoding="ascii"))
     except (OSError, ValueError):

@@ -1,7 +1,7 @@
-"""The template: a process that has imported the framework once, and from which ranks are forked.
+"""The template: a process that imports the framework once, and from which ranks are forked.
 
-An import takes seconds, a fork a hundredth of one. Nothing that creates threads, opens devices or starts MPI
-runs before the fork: the template imports, and forks.
+An import takes seconds, a fork a hundredth of one. The template only imports and forks: nothing before the
+fork creates threads, opens devices or starts MPI.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LONGEST_MESSAGE = 2**16
 CRASHED = 1
 
 Serve = Callable[[Binding, socket.socket], int]
-"""Body of a rank: it communicates with the agent over the socket, and returns its process's exit code."""
+"""Body of a rank, which talks to the agent over the socket and returns an exit code."""
 
 
 @dataclass(frozen=True)
 class TemplateReady:
-    """End of the template's imports, which took so long: it forks ranks at once from now on."""
+    """End of the template's imports and their duration; from now on it forks at once."""
 
     seconds: float
 
@@ -61,12 +61,12 @@ class RankStart:
 
 
 class Template:
-    """The template process, seen from its agent.
+    """Template process, seen from its agent.
 
     Parameters
     ----------
     preload : callable
-        Function that imports what all ranks need, in the template.
+        Function that, in the template, imports the needs of all ranks.
     serve : callable
         Function that runs in each rank.
     """
@@ -74,10 +74,10 @@ class Template:
     def __init__(self, preload: Callable[[], None], serve: Serve) -> None:
         # SOCK_SEQPACKET keeps messages apart and shows the other end's death; SOCK_DGRAM does not (unix(7)).
         self._control, template_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # Text that is still in a buffer would be written by both processes after the fork.
+        # Both processes would write text left in a buffer.
         sys.stdout.flush()
         sys.stderr.flush()
-        # Before the fork, since it notes the number of the process that is to be the parent.
+        # Before the fork, to note the parent's number.
         end_with_agent = die_with_parent(signal.SIGKILL)
         if os.fork() == 0:
             end_with_agent()
@@ -95,7 +95,7 @@ class Template:
         socket.send_fds(self._control, [message], [channel.fileno()])
 
     def receive(self) -> TemplateReady | RankStart | RankEnd | None:
-        """Wait for the end of the imports, and then for starts and ends of ranks; None: it has ended."""
+        """Wait for the end of the imports, then for starts and ends of ranks; None if it has ended."""
         try:
             message = self._control.recv(LONGEST_MESSAGE)
         except ConnectionError:
@@ -113,14 +113,14 @@ class Template:
 
 
 def _serve_forks(control: socket.socket, preload: Callable[[], None], serve: Serve) -> int:
-    """Fork a rank for each message, and report the end of each rank, until the agent has ended."""
-    # Batch systems signal all processes of a step: ranks write checkpoints
-    # then, and would die with the template.
+    """Fork a rank for each message, and report each rank's end, until the agent has ended."""
+    # Batch systems signal all processes of a step: ranks then write checkpoints, and would die with the
+    # template.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # Once a node: on 2 cores PyTorch 2.13 imports in 3.1 s, TensorFlow 2.18 with Horovod in 8.4 s.
+    # Once per node: on 2 cores PyTorch 2.13 imports in 3.1 s, TensorFlow 2.18 with Horovod in 8.4 s.
     began = time.monotonic()
-    # Collections during the imports visit the objects of all modules and free next to nothing: without them,
-    # PyTorch imports in three quarters of the time. Frozen objects stay on pages that all ranks share.
+    # Without garbage collections, which free next to nothing here, PyTorch imports in three quarters of the
+    # time. Frozen objects stay on pages that all ranks share.
     gc.disable()
     preload()
     gc.freeze()
@@ -130,7 +130,7 @@ def _serve_forks(control: socket.socket, preload: Callable[[], None], serve: Ser
     # set_wakeup_fd() requires it: a full pipe must not block a signal handler.
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
-    # Without a handler Python writes nothing to the wakeup descriptor; SIGCHLD's default is to be ignored.
+    # SIGCHLD is ignored by default, and Python writes to the wakeup descriptor only for handled signals.
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
     selector = selectors.DefaultSelector()
@@ -164,7 +164,7 @@ def _fork_rank(binding: Binding, channel: socket.socket, serve: Serve, inherited
         # The pipe is the template's: signals to the rank would wake it.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        # As long as a rank holds a copy of the control socket, the agent would not see the template's end.
+        # A rank's copy of the control socket would hide the template's end from the agent.
         for descriptor in inherited:
             os.close(descriptor)
         run_to_the_end(lambda: serve(binding, channel))
@@ -178,7 +178,7 @@ def _report(control: socket.socket, event: TemplateReady | RankStart | RankEnd) 
 
 
 def run_to_the_end(body: Callable[[], int]) -> None:
-    """Run the body of a forked process; exit without Python's cleanup, which may wait for other processes."""
+    """Run a forked process's body; exit without Python's cleanup, which may wait for other processes."""
     code = CRASHED
     try:
         code = body()
@@ -190,8 +190,7 @@ def run_to_the_end(body: Callable[[], int]) -> None:
         with suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()
-        # Handlers of sys.exit() belong to the parent, too, and those of frameworks
-        # wait for ranks that may be gone.
+        # Exit handlers may be the parent's, and those of frameworks wait for ranks that may be gone.
         os._exit(code)
 
 
@@ -199,7 +198,7 @@ def _reaped(children: dict[int, int]) -> Iterator[tuple[int, int]]:
     """Yield the processes that have ended, with their exit codes."""
     while True:
         try:
-            # Pending signals of one kind merge into one (signal(7)): a SIGCHLD may stand for several ranks.
+            # Pending signals of one kind merge (signal(7)): one SIGCHLD may stand for several ranks.
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return

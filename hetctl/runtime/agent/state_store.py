@@ -1,7 +1,7 @@
 """Store of the states of members that hop: files in the node's memory, copied between nodes on order.
 
-A file is immutable and has its name only when it is complete. The ranks of the node write and read the files
-themselves; other nodes' agents get them over connections of their own.
+A file is immutable, and gets its name when complete. The node's ranks write and read the files themselves;
+other nodes' agents get them over connections of their own.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from hetctl.runtime.interfaces import control_address
 from hetctl.runtime.transport import Address, Connection, JobIdentity, Listener, connect
 
 SILENT_S = 10.0
-"""A node that was switched off closes no connection."""
+"""Seconds without a byte after which a copy fails: a node that is switched off closes no connection."""
 BLOCK_BYTES = 2**20
 POLL_S = 0.5
-"""Seconds between two checks of the serving thread whether the store was closed."""
+"""Seconds between two checks of the serving thread for a closed store."""
 END_S = 2.0
 """Seconds in which copies under way end with the store."""
 MOST_SPARE_BYTES = 2**28
-"""Largest size of a spare file: a larger state gets the rest of its memory while it is written."""
+"""Largest size of a spare file; a larger state gets the rest of its memory as it is written."""
 
 
 class StateStore:
-    """States on one node, served to other nodes and fetched from them in threads of their own.
+    """States on one node; threads serve them to other nodes and fetch states from there.
 
     Parameters
     ----------
     run_key, node : str
-        Run and node, by which its folder is named.
+        Run and node, which give the name of its folder.
     control : sequence of str
-        Patterns of the network interfaces for the connections; empty: any.
+        Patterns of the network interfaces for the connections; empty for any.
     identity : JobIdentity or None
-        JobIdentity of the job; None: all its stores are on one machine.
+        Identity of the job; None if all its stores are on one machine.
     silent_s : float
         Seconds without a byte after which a copy fails.
     """
@@ -60,7 +60,7 @@ class StateStore:
         self._silent_s = silent_s
         self._keep = ExitStack()
         self.folder: Path = self._keep.enter_context(node_folder(state_folder(run_key, node)))
-        # The driver does not know what an agent that was killed has left, halves of copies among it.
+        # A killed agent leaves states, and halves of copies, that the driver does not know of.
         for left in self.folder.iterdir():
             if left.name != USERS:
                 left.unlink(missing_ok=True)
@@ -83,7 +83,7 @@ class StateStore:
         return self._woken
 
     def fetch(self, name: str, address: Address) -> None:
-        """Copy a state from another store in the background, unless it is under way."""
+        """Copy a state from another store in the background, unless a copy is under way."""
         with self._lock:
             if name in self._under_way:
                 return
@@ -92,7 +92,7 @@ class StateStore:
         copier.start()
 
     def fetched(self) -> list[StateFetched]:
-        """Return the results of copies that have ended since the last call."""
+        """Return the results of copies ended since the last call."""
         results = []
         with suppress(queue.Empty):
             while True:
@@ -101,15 +101,15 @@ class StateStore:
         return results
 
     def forget(self, names: Iterable[str]) -> None:
-        """Delete states; processes that have mapped one keep their view of it."""
+        """Delete states; processes that have mapped one keep it."""
         for name in names:
             _file_in(self.folder, name).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """End the service and all copies, and remove the folder if no other process uses it."""
+        """End service and copies, and remove the folder if no other process uses it."""
         self._closed = True
         self._listener.close()
-        # One that goes on would write into the folder while it is removed.
+        # A copy that goes on would write into the folder during its removal.
         limit = time.monotonic() + END_S
         for copier in self._copiers():
             copier.join(max(0.0, limit - time.monotonic()))
@@ -127,7 +127,7 @@ class StateStore:
                 threading.Thread(target=self._send, args=(str(name), connection), daemon=True).start()
 
     def _send(self, name: str, connection: Connection) -> None:
-        """Send the length of a state and its bytes; nothing but -1 if it is not there."""
+        """Send the length of a state and its bytes; only -1 if it is missing."""
         connection.limit_silence(self._silent_s)
         with suppress(OSError):
             try:
@@ -154,7 +154,7 @@ class StateStore:
             del self._under_way[name]
         self._results.put(result)
         os.write(self._wake, b".")
-        # After the report, which must not wait for the allocation.
+        # After the report: the allocation must not delay it.
         self._spare.renew(result.bytes)
 
     def _copy(self, target: Path, name: str, address: Address) -> int:
@@ -178,8 +178,7 @@ class StateStore:
         return size_bytes
 
     def _receive_into(self, file: FileIO, size_bytes: int, connection: Connection) -> None:
-        # Through a block that stays in the processor's cache: page faults of a mapped file take longer than
-        # this second copy.
+        # Through a block in the processor's cache: page faults of a mapped file take longer than this copy.
         block = memoryview(bytearray(min(BLOCK_BYTES, size_bytes)))
         for start in range(0, size_bytes, BLOCK_BYTES):
             if self._closed:
@@ -190,28 +189,28 @@ class StateStore:
 
 
 def _send_blocks(data: memoryview, connection: Connection) -> None:
-    # By blocks, since the limit of `limit_silence` holds for each send as a whole (socket.sendall).
+    # By blocks, since `limit_silence` limits each send as a whole (socket.sendall).
     for start in range(0, len(data), BLOCK_BYTES):
         connection.send_bytes(data[start : start + BLOCK_BYTES])
 
 
 def _write_all(file: FileIO, data: memoryview) -> None:
-    """Write bytes to a file without a buffer; one write need not take all of them (write(2))."""
+    """Write all bytes to an unbuffered file; one write may take only a part (write(2))."""
     while len(data):
         data = data[file.write(data) :]
 
 
 def _file_in(folder: Path, name: str) -> Path:
-    """Return the path of a state; ValueError if the name could lead out of the folder."""
+    """Return the path of a state; ValueError for a name that could lead out of the folder."""
     if not name or "/" in name or name.startswith("."):
         raise ValueError(f"{name!r} is no name of a state")
     return folder / name
 
 
 class SpareFile:
-    """Memory allocated ahead for the next copy of a state, which would take longer than its bytes.
+    """Memory allocated ahead for the next copy of a state: allocation takes longer than copying.
 
-    It is one file at most, under a hidden name in a folder of the node's memory.
+    It is at most one file, with a hidden name in a folder of the node's memory.
 
     Parameters
     ----------
@@ -226,12 +225,12 @@ class SpareFile:
         self._closed = False
 
     def rename_to(self, path: Path) -> None:
-        """Give the file, if there is one, another name; its content is arbitrary."""
+        """Rename the file, if there is one; its content is arbitrary."""
         with suppress(FileNotFoundError):
             self.path.replace(path)
 
     def renew(self, size_bytes: int) -> None:
-        """Provide a file for the next copy, which is expected to be as large as the last one."""
+        """Provide a file for the next copy, likely as large as the last one."""
         with self._lock, suppress(OSError):
             if self._closed or self.path.exists():
                 return
@@ -241,7 +240,7 @@ class SpareFile:
                 self._allocate(size_bytes)
 
     def close(self) -> None:
-        """Provide no more files; the present one is deleted."""
+        """Delete the present file, and provide no more."""
         with self._lock:
             self._closed = True
             self.path.unlink(missing_ok=True)
