@@ -23,7 +23,7 @@ from hetctl.model.simulation import BalanceReplay, BalanceSimulation, Simulated
 from hetctl.model.training_settings import ON, BalanceSettings
 
 PREDICTING, USUAL_PREDICTOR = "cpu", "narx"
-"""Algorithm that has a predictor of speeds, and the predictor that it has if none is named."""
+"""Algorithm that has a predictor of speeds, and its predictor by default."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def _conditions(request: BalanceRequest, workers: Sequence[WorkerPoints]) -> lis
 
 
 def _changed(path: Path, known: Mapping[str, WorkerPoints]) -> dict[str, WorkerPoints]:
-    """Read the workers that change; their memory limits do not."""
+    """Read the workers that change; they keep their memory limits."""
     changed = {worker.name: worker for worker in read_workers(path)}
     problems = [
         (worker.place, f"worker: there is no '{name}'" + suggestion(name, known))

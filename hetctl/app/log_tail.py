@@ -9,7 +9,7 @@ READ_BYTES = 64_000
 
 
 def tail_of(path: Path, said: str = "") -> tuple[str, ...]:
-    """Return the last lines of a log that a text does not say already; none if there is no log."""
+    """Return the last lines of a log, without those that `said` contains; none if there is no log."""
     try:
         with path.open("rb") as log:
             log.seek(max(0, path.stat().st_size - READ_BYTES))

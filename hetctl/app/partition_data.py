@@ -63,7 +63,7 @@ def partition_data(
     count : int or None
         Number of partitions; None: that of the ensemble file.
     replicas : int or None
-        Nodes to whose own disks a job copies each partition; None: nodes read them where they are.
+        Number of nodes to whose disks a job copies each partition; None: nodes read it where it is.
 
     Raises
     ------

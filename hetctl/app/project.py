@@ -79,9 +79,9 @@ class Project:
         return self.folder / "templates", Path.home() / ".config" / "hetctl" / "templates"
 
     def require_catalog(self, *, create: bool = False) -> None:
-        """Raise BadInputError if there is no catalog, although it is not to be created, or there are runs.
+        """Raise BadInputError if there is no catalog, unless it is to be created and there are no runs.
 
-        An UnusableCatalogError says that it has been lost.
+        If there are runs, the catalog was lost, and the error is an UnusableCatalogError.
         """
         # An empty file, as a full disk may leave it, would be taken for a new catalog.
         if self.home.catalog.exists() and self.home.catalog.stat().st_size:
@@ -182,7 +182,7 @@ class Project:
         return batch_system_of(site, self.home.local_jobs)
 
     def _site_of_this_machine(self) -> str:
-        # Imported on use: pydantic was a quarter of the import time of commands that read no file of a user.
+        # Imported on use: pydantic is a quarter of the import time of commands that read no user's file.
         from hetctl.inputs.site_file import detect_site
 
         # Patterns of sites contain domains, since login nodes of many sites are called `login1`.

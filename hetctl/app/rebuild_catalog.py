@@ -1,6 +1,6 @@
 """Catalog made anew from its newest sound copy, and from the files of runs and profiling jobs.
 
-What files have goes over what the copy has: they are written before the catalog is.
+Files take precedence over the copy, as they are written before the catalog.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class RebuiltCatalog:
     beginning : str
         Sound copy that it began with: the catalog as it was, or a backup; empty if there was none.
     replaced : str
-        Path under which the catalog before is kept; empty if there was none.
+        Path under which the previous catalog is kept; empty if there was none.
     runs : tuple of str
         Names of its runs, the oldest first.
     profiles : int
@@ -78,7 +78,7 @@ def rebuilding_if_needed(project: Project, act: Callable[[], T]) -> T:
 
 
 def rebuild_catalog(project: Project) -> RebuiltCatalog:
-    """Make the catalog of a project anew; one that is sound stays, with what the files have over it.
+    """Make the catalog of a project anew: keep a sound one, and add what the files have beyond it.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def rebuild_catalog(project: Project) -> RebuiltCatalog:
             engine = open_to_read(beginning)
             copy_database(engine, new)
             engine.dispose()
-        # Constructed, not opened: no backup is to be made of what is no catalog yet.
+        # Constructed, not opened: opening would make a backup of what is no catalog yet.
         with Catalog(new, open_database(new), is_protected=True) as catalog:
             _restore_runs(catalog, home)
             profiles = _restore_profiles(catalog, home)
@@ -177,8 +177,8 @@ def _inputs(home: Home) -> Iterator[tuple[float, Ensemble, Site]]:
 
 
 def _swap(home: Home, new: Path) -> str:
-    """Replace the catalog by the new one; return the path under which it is kept."""
-    # First: SQLite would take the journal of a killed writer for one of the new file.
+    """Replace the catalog by the new one; return the path under which the old one is kept."""
+    # Move the journal of a killed writer first: SQLite would take it for one of the new file.
     journal = home.catalog.with_name(f"{home.catalog.name}-journal")
     kept = home.damaged_catalog
     if journal.exists():
@@ -193,9 +193,9 @@ def _swap(home: Home, new: Path) -> str:
 
 
 def record_by_files(catalog: Catalog, home: Home, folder: RunFolder, spec: RunSpec) -> CatalogRecord:
-    """Return what other files say of a run without a record, from a version that wrote none.
+    """Return a record of a run whose version of hetctl wrote none, from its other files.
 
-    Nothing in them says why a run without a job has stopped, or what its plan predicted.
+    They do not say why a run without a job has stopped, or what its plan predicted.
     """
     jobs = ended_by_files(tuple(_jobs_of(home, folder, spec)), job_events(folder), done=False, silent=True)
     end = reason_to_end(spec, folder, jobs)
@@ -213,7 +213,7 @@ def record_by_files(catalog: Catalog, home: Home, folder: RunFolder, spec: RunSp
 
 
 def _jobs_of(home: Home, folder: RunFolder, spec: RunSpec) -> Iterator[Job]:
-    """Yield the jobs that have a script; which of them the batch system has, the next command finds out."""
+    """Yield the jobs that have a script; the next command finds out which the batch system has."""
     number = 0
     while (files := folder.job(number)).script.exists():
         name = _name_of(home, spec.run, number, files.script.read_text(encoding="utf-8"))
@@ -235,7 +235,7 @@ def _jobs_of(home: Home, folder: RunFolder, spec: RunSpec) -> Iterator[Job]:
 
 
 def _name_of(home: Home, run: str, number: int, script: str) -> str:
-    """Return the unique name of a job, by its script or, of a local one, by its supervisor's file."""
+    """Return the unique name of a job, from its script or, if it is local, its supervisor's file."""
     pattern = re.compile(rf"hetctl-{re.escape(run)}-{number}-[0-9a-f]{{8}}")
     claims = " ".join(path.name for path in home.local_jobs.glob("*.claim"))
     found = pattern.search(script) or pattern.search(claims)

@@ -65,7 +65,7 @@ class SimulateRequest:
     node_mtbf_s : float or None
         Mean time between failures of a node in seconds; None: no failures.
     predicted : bool
-        True if planners are told only the work left that is predicted from the losses so far.
+        True if planners see the work left only as predicted from the losses so far.
     """
 
     ensemble: Ensemble
@@ -252,7 +252,7 @@ def _search(members: Sequence[Workload], request: SimulateRequest, seed: int) ->
     Raises
     ------
     BadInputError
-        If the request has what does not go with a search.
+        If an option of the request does not go with a search.
     """
     if request.ensemble.search is None:
         return None

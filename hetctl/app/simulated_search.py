@@ -14,7 +14,7 @@ from hetctl.model.workload import Workload
 
 
 class SimulatedSearch:
-    """Trials of an ensemble's search, as they would be asked for.
+    """Trials of an ensemble's search, as a run would ask for them.
 
     The loss of a trial is drawn once and stays the same: the trial that is ahead after one epoch is ahead at
     the end.
@@ -54,12 +54,12 @@ class SimulatedSearch:
         return list(self._asked(UsedResources(0.0, 0.0)))
 
     def after(self, name: str, now_s: float, gpu_s: float) -> list[Workload]:
-        """Return the trials that are asked for when one has had its epochs.
+        """Return the trials that the search asks for when one has had its epochs.
 
         Parameters
         ----------
         name : str
-            That member; one that is no trial asks for nothing.
+            Name of that trial; after another member no trial follows.
         now_s, gpu_s : float
             Seconds and GPU-seconds since the start.
         """
@@ -83,7 +83,7 @@ class SimulatedSearch:
             yield self._workload(self._search.trials[number], before[number] if number < len(before) else 0)
 
     def _workload(self, trial: Trial, trained: int) -> Workload:
-        """Return a trial with the epochs that it still needs, of which those of its parent are none."""
+        """Return a trial with the epochs that it still needs; it has those of its parent."""
         workload = self._workloads[self._search.member_of(trial)]
         done = max(trained, trial.parent.epochs if trial.parent else 0)
         self._epochs += trial.epochs - done

@@ -38,7 +38,7 @@ def plan_hopper(request: PlanRequest) -> Plan:
                 "lower its batch_size, use GPUs with more memory, or plan with --mode auto",
             )
     members = candidates(request)
-    # Before the size of groups, which members that no worker can train do not have.
+    # This comes before the size of groups: members that no worker can train have none.
     phases = [hops(request, members)] if members else []
     reason = (
         f"the mode was given: {_together(request, members)}, and hops over {request.partitions} partitions"

@@ -140,7 +140,7 @@ def _members(project: Project, ensemble: Ensemble, site: Site, *, predict: bool)
 
 
 def refuse_wide_members(members: Iterable[Member], cluster: Cluster, *, mix_types: bool) -> None:
-    """Refuse members that train on no fewer GPUs than one of them can have.
+    """Refuse members that need more GPUs than one member can have.
 
     Parameters
     ----------

@@ -64,12 +64,12 @@ def _drafts(
 ) -> dict[int, list[PhaseDraft]]:
     """Return the alternatives for members that fit a GPU, by epochs of hopping before data-parallel training.
 
-    None hops; all hop while there are enough configurations; or, if that is cheaper still, to their end.
+    None hops, all hop while there are enough configurations or, if that is cheaper, all hop to their end.
 
     Raises
     ------
     InfeasibleError
-        If no alternative has a plan: the reason that data-parallel training has none.
+        If no alternative has a plan; it gives the reason that data-parallel training has none.
     """
     if not members:
         return {}

@@ -43,7 +43,7 @@ class MemberLayers:
 
     @property
     def source(self) -> Path:
-        """File of the layers, or words that say that they were measured."""
+        """File of the layers, or words for measured ones."""
         return self.rows[0].place.path
 
     @property
@@ -90,7 +90,7 @@ def layers_of(
 
 
 def _with_type(layers: MemberLayers, types: Sequence[str]) -> MemberLayers:
-    """Return layers of the only type with its name at the site, if one of both is missing."""
+    """Return layers of a single type under its name at the site, if the site or they lack its name."""
     known = sorted(layers.profile.gpu_types)
     # With one type on either side a missing name leaves no doubt about which type is meant.
     if len(types) != 1 or len(known) != 1 or UNNAMED not in (*types, *known):
@@ -158,7 +158,7 @@ class PipelineMember:
     profile: MemberProfile | None = None
 
     def ideal(self, gpus: int) -> Workload:
-        """Return an upper bound of any pipeline's rate: no layer waits, each on its fastest type of GPU."""
+        """Return the member at a rate that no pipeline exceeds: no layer waits, each has its fastest type."""
         layers = self.layers.profile
         times = [layers.forward_s(kind) + layers.backward_s(kind) for kind in layers.gpu_types]
         rate = self.member.batch_size / float(np.min(times, axis=0).sum())
@@ -170,7 +170,7 @@ class PipelineMember:
         )
 
     def problem(self, site: Site, cluster: Cluster, options: Options) -> PipelineProblem:
-        """Return what its pipelines are planned from.
+        """Return the input for planning its pipelines.
 
         Raises
         ------
@@ -251,7 +251,7 @@ def known_layers(request: PlanRequest) -> dict[str, MemberLayers]:
             member, request.site, request.scenario.cluster, request.layers.get(member.name, ())
         )
         for member in request.ensemble.members
-        # A network is divided by one of both.
+        # A network is divided into shards or into stages, not both.
         if not member.shard
     }
     return {name: layers for name, layers in found.items() if layers is not None}
@@ -306,7 +306,7 @@ def _laid_out(request: PlanRequest, pipelined: Sequence[PipelineMember]) -> dict
 def with_pipelines(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
     """Add the layers, links and memory from which drivers lay out the pipelines of a plan on their nodes.
 
-    The rate of such a member's profile becomes that of its pipeline, by which the driver schedules it.
+    In the profile of such a member its pipeline's rate replaces its own, since the driver schedules by it.
 
     Raises
     ------

@@ -74,7 +74,7 @@ class PlanRequest:
     predict_rates : bool
         True to predict the rates of members whose shape was not measured.
     profiles : mapping of str to MemberProfile
-        Profiles by member, those that are predicted among them; members that fit no GPU may have none.
+        Measured and predicted profiles by member; members that fit no GPU may have none.
     progress : mapping of str to Progress
         Progress of members that have been trained.
     """
@@ -105,7 +105,7 @@ class PlanRequest:
 
     @cached_property
     def planner_options(self) -> Options:
-        """Options of the planner, those that were not given included."""
+        """Options of the planner, with defaults for those that were not given."""
         return options_from(self.options)
 
     @cached_property
@@ -161,14 +161,14 @@ def data_parallel_plan(request: PlanRequest, members: Sequence[Workload], option
 
 
 def _balance_gains(plan: Plan, members: Sequence[Workload], cluster: Cluster) -> dict[str, float]:
-    """Return what balanced batches gain each member on the first several types of GPU that it has at once."""
+    """Return each member's gain by balanced batches, where it first has GPUs of several types."""
     types = {node.name: node.gpu_type or "" for node in cluster.nodes}
     workloads = {member.name: member for member in members}
     gains: dict[str, float] = {}
     for given in (allocation for planned in plan.rounds for allocation in planned.allocations):
         gpus = gpus_by_type(given, types)
         workload, count = workloads[given.member], given.gpus
-        # A type on which the member was not measured counts as one that was, and would hide the gain.
+        # A type on which the member was not measured counts as another type, and would hide the gain.
         if len(gpus) > 1 and gpus.keys() <= workload.rates_by_type.keys() and given.member not in gains:
             equal = workload.on_slowest(gpus).rates[count]
             gains[given.member] = workload.on_balanced(gpus).rates[count] / equal
@@ -219,9 +219,9 @@ def demands_of(request: PlanRequest, summed: Mapping[str, int]) -> list[Demand]:
 
 
 def demand_in_parts(member: Member, memory_bytes: int | None, gpus: int) -> int | None:
-    """Return the least memory of a rank of a member that needs so much on its least number of GPUs.
+    """Return the least memory of a member's rank on up to `gpus` GPUs, from that on its fewest.
 
-    For divided members, a lower bound: activations are as large on any number of GPUs.
+    For divided members it is a lower bound: more GPUs do not make activations smaller.
     """
     if memory_bytes is None or not member.shard:
         return memory_bytes
@@ -229,7 +229,7 @@ def demand_in_parts(member: Member, memory_bytes: int | None, gpus: int) -> int 
 
 
 def refuse_large_parts(ensemble: Ensemble, demands: Sequence[Demand], room: ModeLimits) -> None:
-    """Raise InfeasibleError for a divided member of which even the least part is too large."""
+    """Raise InfeasibleError if even the least part of a divided member is too large."""
     for demand in demands:
         if ensemble.member(demand.member).shard and too_large(demand, room):
             raise InfeasibleError(
@@ -243,14 +243,14 @@ PLANS_BY_MODE = {
     HOPPER: "hetctl.app.plan.hop_phases:plan_hopper",
     PIPELINE: "hetctl.app.plan.pipeline_phases:plan_pipelined",
 }
-"""Functions that plan in other modes than data-parallel, as ``module:function``: they import the methods."""
+"""Functions that plan in modes other than data-parallel, as ``module:function``: they import the methods."""
 
 
 def with_profiles(catalog: Catalog, request: PlanRequest) -> PlanRequest:
     """Add the profiles in a catalog, and the measured layers and links where the files give none.
 
-    Where pipelines are an option, a member that has layers but no profile is one that fits no GPU: it is
-    planned by its layers.
+    Where pipelines are an option, a member with layers but without a profile fits no GPU: it is planned by
+    its layers.
     """
     known = member_profiles(catalog, request.ensemble, request.site, predict=request.predict_rates)
     found = {profile.member: profile for profile in known}
