@@ -134,8 +134,8 @@ def lower_bound(units: UnitTimes) -> float:
 def shares(seconds: NDArray[np.float64], one_at_a_time: bool) -> tuple[float, NDArray[np.float64]]:
     """Return the least makespan, and the share of each unit that each worker processes in it.
 
-    With preemption it is sufficient that no worker is busy for longer than the makespan, and, if a
-    configuration can be on only one worker at a time, no configuration either (Lawler and Labetoulle, 1978).
+    With preemption a makespan is feasible if no worker is busy for longer and, where a configuration can be
+    on only one worker at a time, no configuration is either (Lawler and Labetoulle, 1978).
 
     Parameters
     ----------

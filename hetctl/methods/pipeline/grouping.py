@@ -2,9 +2,9 @@
 
 The throughput of all virtual workers is their number divided by the period of the slowest one (with a
 finite clock distance). For each number of virtual workers the slowest period is minimised: the bottleneck
-of every set of GPUs is known exactly, so it remains to pack disjoint sets into the cluster whose
-bottlenecks are within some limit (`exact_groupings`). For clusters that are too large for that, `improved`
-is a local search.
+of every set of GPUs is known exactly, so it remains to fill the cluster with disjoint sets whose bottlenecks
+are within a limit (`exact_groupings`). For clusters that are too large for that, `improved` is a local
+search.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Taken = tuple[int, ...]
 Bottleneck = Callable[[Group], float]
 """Function from a group of GPUs to the seconds of the slowest stage of its best partition."""
 Rate = Callable[[Grouping], float]
-"""Function from a grouping to its rate, which is compared with that of other groupings only."""
+"""Function from a grouping to its rate, which compares only with rates of other groupings."""
 
 
 def node_partition(_profile: LayerProfile, cluster: PipelineCluster) -> Grouping:
@@ -52,9 +52,9 @@ def equal_distribution(_profile: LayerProfile, cluster: PipelineCluster) -> Grou
 def hybrid_distribution(profile: LayerProfile, cluster: PipelineCluster) -> Grouping:
     """Return HD: each virtual worker has GPUs of a pair of types, such that all pairs are similar.
 
-    The type with the highest total computing capability is paired with that of the lowest, in the paper V
-    with Q and R with G; the middle one of an odd number stays alone. A pair makes as many virtual workers
-    as its GPUs allow, each of the size of an average node.
+    The type with the highest total computing capability is paired with the one with the lowest, in the paper
+    V with Q and R with G; the middle one of an odd number stays alone. A pair forms as many virtual workers
+    as its GPUs allow, each as large as an average node.
     """
     size = max(1, round(len(cluster.gpus) / len(cluster.nodes)))
     groups: list[Group] = []
@@ -218,7 +218,7 @@ def _packed(good: NDArray[np.bool_]) -> list[Taken]:
 
 
 def _minimal(good: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return the good sets that are not good without any one of their GPUs."""
+    """Return the good sets that need each of their GPUs to be good."""
     smaller = np.zeros_like(good)
     for axis in range(good.ndim):
         with_one = [slice(None)] * good.ndim
@@ -237,8 +237,8 @@ def improved(
 ) -> Grouping:
     """Return a grouping that is no slower: a local optimum, unless the time is over earlier.
 
-    A step changes a virtual worker, the slowest one first: it exchanges a GPU with another one or takes one
-    over, is split in two, merged with another one or given up. Each step raises the rate.
+    A step changes a virtual worker, the slowest one first: it swaps a GPU with another virtual worker, takes
+    a GPU over, is split in two, merged or given up. Each step raises the rate.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ PLANNER = "pipelines"
 SLACK = 2
 """Minibatches in flight beyond the fewest with which no stage waits if all passes take exactly their times.
 
-Measured with 2 virtual workers x 4 stages of 60 ms: the fewest, 4, reach 0.83 of the bound, 6 0.96, 8 0.97.
+Measured with 2 virtual workers x 4 stages of 60 ms: 4, the fewest, reach 0.83 of the bound, 6 0.96, 8 0.97.
 """
 
 
@@ -47,8 +47,7 @@ class PipelineProblem:
     gpu_type : str
         Type of the GPUs of nodes that name none.
     node_memory_bytes : int or None
-        Memory of a node, of which minibatches on their way, waves and parameter servers take a part; None: no
-        limit.
+        Memory of a node for minibatches on their way, waves and parameter servers; None: no limit.
     max_gpus : int or None
         Most GPUs that the member may have; None: no limit.
     policy : str
@@ -96,7 +95,7 @@ def lay_out(problem: PipelineProblem, nodes: Sequence[Node]) -> PlacedPipeline:
     Raises
     ------
     InfeasibleError
-        If its layers do not fit the GPUs, or what is beside them the memory of the nodes.
+        If its layers do not fit the GPUs, or the rest does not fit the memory of the nodes.
     """
     used = _first_gpus(nodes, problem.max_gpus)
     types = tuple((node.gpu_type or problem.gpu_type,) * len(node.gpus) for node in used)
@@ -105,7 +104,7 @@ def lay_out(problem: PipelineProblem, nodes: Sequence[Node]) -> PlacedPipeline:
     cluster = PipelineCluster(types, memory, problem.links, problem.context_bytes)
     options = PipelineOptions(problem.in_flight, problem.search_s, problem.waves)
     fewest = plan(problem.layers, cluster, problem.policy, options)
-    # No stage recomputes for more minibatches in flight alone.
+    # More minibatches in flight are not worth recomputing.
     recomputes = any(stage.recomputes for stage in fewest.stages)
     for more in range(SLACK, 0, -1) if problem.in_flight is None else ():
         with suppress(InfeasibleError):
@@ -139,7 +138,7 @@ def _refuse_without_memory(
 
 
 def _less_memory(layout: PipelineLayout) -> str:
-    """Return what lowers the memory that a pipeline takes of nodes, most effective first."""
+    """Return the changes that lower a pipeline's use of node memory, the most effective first."""
     if layout.distance and len(layout.workers) > 1:
         return f"lower --clock-distance, now {layout.distance}"
     if layout.in_flight > 1:
@@ -196,7 +195,7 @@ def _placed(planned: PipelinePlan, nodes: Sequence[Node]) -> tuple[tuple[Placeme
 
 
 def _first_gpus(nodes: Sequence[Node], most: int | None) -> list[Node]:
-    """Return nodes with at most so many GPUs."""
+    """Return the first nodes, with at most `most` GPUs in all."""
     found, left = [], most
     for node in nodes:
         gpus = node.gpus if left is None else node.gpus[:left]
@@ -214,8 +213,8 @@ class Layouts:
     problems : mapping of str to Any
         Encoded `PipelineProblem` by member.
     planned_like : callable
-        Function that returns whose problem a member has: of a trial, which may have another config than was
-        planned, that of a member of its shape.
+        Function from a member to the member whose problem it has. A trial may have another config than was
+        planned: it has the problem of a member of its shape.
     """
 
     def __init__(

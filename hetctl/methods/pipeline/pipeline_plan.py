@@ -55,7 +55,7 @@ OWN_SHARE = 0.5
 DEPTHS = 4
 """Most minibatches in flight per stage of a virtual worker; more than necessary, for longer waves."""
 NEAR = 0.99
-"""Share of the highest throughput that has to be reached with the fewest minibatches in flight."""
+"""Share of the highest throughput that the fewest minibatches in flight have to reach."""
 DEPTH_PRECISION = 8
 """Precision of that number: up to an eighth more than the fewest minibatches may be taken."""
 LEAST_WAVES, MINIBATCHES = 32, 4000
@@ -104,7 +104,7 @@ class PipelineOptions:
     waves : Waves
         Synchronisation of virtual workers.
     recompute : bool
-        Let stages without memory for what the backward pass needs compute the forward pass again.
+        True if stages that lack memory for the data of backward passes may compute forward passes again.
     """
 
     in_flight: int | None = None
@@ -229,9 +229,9 @@ class Search:
 def _fastest_number(evaluator: GroupingEvaluator, grouping: Grouping) -> PipelinePlan:
     """Return the fastest result over all numbers of minibatches in flight, with the fewest possible.
 
-    More minibatches leave less memory for layers. If the slowest stage is as fast with the most as with one,
-    the most are sufficient. No more are tried than keep the slowest stage busy or fit into memory. Of
-    high numbers only some are tried.
+    More minibatches leave less memory for layers. The most come first: if the slowest stage is as fast with
+    them as with one, no others are tried. The search ends when the slowest stage is busy or memory is full,
+    and skips some of the high numbers.
     """
     fastest = evaluator.with_best_depth(evaluator.evaluate(grouping, 1))
     alone_s = fastest.bottleneck_s
@@ -419,8 +419,8 @@ class GroupingEvaluator:
     def with_best_depth(self, evaluated: PipelinePlan) -> PipelinePlan:
         """Return the same partitions with the fewest minibatches in flight that keep the throughput.
 
-        They may be more, within memory: then waves are longer, and fewer of them are sent. The number is
-        bisected, although with first come, first served, fewer may be faster than more.
+        That may be more than before, within memory: waves are then longer, and fewer are sent. The number is
+        bisected, although fewer may be faster than more, as tasks run first come, first served.
         """
         deepest = self._deepest(evaluated)
         distinct = {worker.passes for worker in evaluated.virtual_workers}

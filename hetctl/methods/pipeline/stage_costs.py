@@ -62,7 +62,7 @@ def fit_inter(points: Sequence[Point]) -> tuple[float, float]:
     offsets = sizes - sizes.mean()
     slope = float(offsets @ (seconds - seconds.mean()) / (offsets @ offsets))
     latency = float(seconds.mean() - slope * sizes.mean())
-    # Noise of measurements may tilt the line; a negative bandwidth or latency would be exploited by a plan.
+    # Noise may tilt the line, and plans would exploit a negative bandwidth or latency.
     if slope < 0:
         return float(seconds.mean()), 0.0
     if latency < 0:
@@ -248,9 +248,9 @@ def minibatches_held(stages_after: int, in_flight: int, *, is_first: bool = Fals
 
     The last stage runs both passes as one and holds one minibatch, also where it is the only one. The first
     stage of several holds all that are in flight: a minibatch is in flight from its first forward to its
-    last backward pass, and both are there (section 4). In a pipeline in which each stage runs each pass once
-    per period, a minibatch takes at most two periods per following stage to return, so a stage between holds
-    no more to be always busy.
+    last backward pass, and both are there (section 4). A stage between needs no more than two per following
+    stage, and one, to be always busy: if each stage runs each pass once per period, a minibatch returns after
+    at most two periods per following stage.
     """
     return in_flight if is_first and stages_after else min(in_flight, 2 * stages_after + 1)
 
@@ -272,7 +272,7 @@ def stage_bytes(profile: LayerProfile, held: int, *, recomputes: bool = False) -
     Parameters
     ----------
     recomputes : bool
-        The data of layers are kept for one minibatch, from a second forward pass to the backward pass.
+        True if the data of layers are kept for one minibatch, from a second forward to the backward pass.
     """
     received = np.concatenate([[0], profile.activation_bytes[:-1]])
     once = np.concatenate([[0], np.cumsum(_bytes_once(profile))])
@@ -316,8 +316,8 @@ class StageCosts:
     Parameters
     ----------
     recompute : bool
-        Stages without memory for the data of all layers of the minibatches that they hold may compute their
-        forward passes again. The last stage holds none. Not in HetPipe.
+        True if stages may compute forward passes again when their memory cannot keep the data of all layers
+        for the minibatches that they hold. The last stage holds none. Not in HetPipe.
 
     Attributes
     ----------
@@ -357,7 +357,7 @@ class StageCosts:
         return self._fitting[key]
 
     def recomputes(self, gpu_type: str, stages_after: int, in_flight: int) -> NDArray[np.bool_]:
-        """Return whether a stage computes forward passes again, by first and last layer: only if it must."""
+        """Return true where a stage has to compute forward passes again, by first and last layer."""
         bytes_ = self.bytes(stages_after, in_flight)
         return (bytes_ > self._free_bytes[gpu_type]) & (self.least_bytes(stages_after, in_flight) < bytes_)
 
@@ -371,7 +371,7 @@ class StageCosts:
         in_flight : int
             N_m: minibatches in the pipeline.
         recomputes : bool
-            The stage computes forward passes again.
+            True if the stage computes forward passes again.
         """
         held = minibatches_held(stages_after, in_flight)
         if (held, in_flight, recomputes) not in self._bytes:

@@ -1,7 +1,7 @@
 """Stages of virtual workers: computation, transfers, and memory of each GPU and node.
 
-The memory of nodes has minibatches on their way between stages, waves and parameter servers (HetPipe,
-section 5), as the runtime takes it: most bytes by node, GPUs left out.
+The memory of nodes holds minibatches on their way between stages, waves and parameter servers (HetPipe,
+section 5). It is counted as the runtime takes it: the most bytes of each node, GPUs left out.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ def virtual_worker(
 
 
 SLOTS = 2
-"""Messages from one rank to another that are in the memory of their node at a time."""
+"""Most messages from one rank to another that are in their node's memory at a time."""
 
 
 def client_versions(distance: int) -> int:
-    """Return how many times its weights a stage has in the node's memory for waves, at most.
+    """Return the most copies, as large as its weights, that a stage has in the node's memory for waves.
 
     The weights of its last push, the updates of its own last D waves, and the global weights that arrive.
     """
@@ -121,7 +121,7 @@ def client_versions(distance: int) -> int:
 
 
 def server_versions(workers: int, distance: int) -> int:
-    """Return how many times its weights a parameter server has, at most.
+    """Return the most copies, as large as its weights, that a parameter server has.
 
     The slowest of V virtual workers reads the global weights D waves after they exist, and a new version is
     there before the oldest goes: D + 2 versions. Each of the others is ahead of it by up to D + 1 waves,
@@ -151,11 +151,10 @@ def node_bytes(
 def passing_bytes(profile: LayerProfile, worker: VirtualWorker) -> dict[int, int]:
     """Return the most bytes that minibatches of a virtual worker take of each node's memory, by node.
 
-    The first stage has the inputs of all N_m, which wait for their forward passes, or are kept by a stage
-    that recomputes. On its way between two stages a minibatch is at one cut at a time, as activations or as
-    gradients. A stage that recomputes keeps its inputs where they came in. And two ranks of a node share
-    slots, of which their messages of both directions have their own. Tensors that ranks open on GPUs are
-    counted as if they went through the node's memory.
+    The first stage has the inputs of all N_m minibatches: they wait for forward passes, or are kept to
+    recompute. Between two stages a minibatch is at one cut at a time, as activations or as gradients. A stage
+    that recomputes keeps its inputs where they arrive. Two ranks of a node share slots, own ones for each
+    direction. Tensors that ranks open on GPUs count as if they went through the node's memory.
     """
     found: Counter[int] = Counter()
     on_their_way: dict[int, int] = {}

@@ -1,7 +1,7 @@
 """Simulated pipelines, the period of virtual workers, and the minibatches in flight that they need (HetPipe).
 
 Each GPU runs one task at a time, under the three conditions of section 4 ("Partition Scheduling"): forward
-passes in the order of minibatches, likewise backward passes, and of both the one that was ready first. In
+passes run in the order of minibatches, backward passes, too, and of both the one that was ready first. In
 the last stage a minibatch's forward and backward pass are one task. A minibatch enters a pipeline when the
 one N_m before it has left. Between waves virtual workers keep the clock distance of `wsp`, and share links
 and servers (`transfers`). The period is found by simulation, and is never below its limits: the slowest
@@ -150,7 +150,7 @@ class Flow:
         self.fill(now_s)
 
     def _sent(self, now_s: float) -> None:
-        """Waves are sent one after another."""
+        """Record the arrival of a wave at the servers, and send the next one."""
         self._to_send -= 1
         self._servers.receive(self._number, now_s)
         if self._to_send:
@@ -167,7 +167,7 @@ class Flow:
         end_s = now_s + (sum(passes) if stage == self._last else passes[backward])
         lines, seconds = self._receiving[stage][backward] if self._receiving else ((), 0.0)
         if lines:
-            # Links may carry something else at first.
+            # Links may be busy at first.
             end_s += self._network.end_s(lines, now_s, seconds) - now_s - seconds
         self.tasks.append(StageTask(stage, minibatch, backward, ready_s, now_s, end_s))
         self._network.at(end_s, partial(self._end, stage, backward, minibatch))
@@ -190,7 +190,7 @@ class Flow:
 SAME = 1e-9
 """Relative tolerance within which times count as equal."""
 WAVES, MINIBATCHES = 8, 96
-"""Waves until the steady state, or fewer that contain this number of minibatches; twice as many more are
+"""Waves until the steady state, or fewer that contain this number of minibatches; then twice as many are
 measured."""
 
 
@@ -292,7 +292,7 @@ class PipelineRun:
 
     @property
     def idle_fraction(self) -> float:
-        """Mean share of the run in which it waited and none of its GPUs had a pass."""
+        """Mean share of the run in which a virtual worker waited and none of its GPUs had a pass."""
         return fmean(map(self.idle_s, range(len(self.flows)))) / self.end_s
 
     def waiting_s(self, worker: int) -> float:
@@ -300,7 +300,7 @@ class PipelineRun:
         return sum(end_s - begin_s for begin_s, end_s in self.flows[worker].waits_s)
 
     def idle_s(self, worker: int) -> float:
-        """Return the part of these seconds in which none of its GPUs had a pass."""
+        """Return the part of `waiting_s` in which none of the virtual worker's GPUs had a pass."""
         busy = [(task.start_s, task.end_s) for task in self.flows[worker].tasks]
         return sum(_gaps_s(busy, begin_s, end_s) for begin_s, end_s in self.flows[worker].waits_s)
 

@@ -142,7 +142,7 @@ class Network:
         self._free_s: dict[Line, float] = defaultdict(float)
 
     def at(self, at_s: float, call: Callable[[float], None]) -> None:
-        """Call a function with the time when it has come."""
+        """Call a function at a time, with that time."""
         heappush(self._calls, (at_s, next(self._number), call))
 
     def step(self) -> None:

@@ -162,7 +162,7 @@ class GlobalClock:
 
 
 def staleness(records: Iterable[WaveRecord], bounds: Bounds) -> tuple[int, int]:
-    """Return the most updates that a minibatch missed of its own virtual worker, and may have of another."""
+    """Return the most updates that a minibatch missed of its own virtual worker, and may miss of another."""
     local = overall = 0
     for record in records:
         for minibatch, completed, pulled in record.minibatches:

@@ -120,7 +120,7 @@ def _fitting(counts: dict[str, int], workloads: Mapping[str, Workload], request:
 
 
 def _has_room(counts: Mapping[str, int], request: Request) -> Callable[[str], bool]:
-    """Return a test if a member can have one GPU more than in `counts` at the time of the test."""
+    """Return a function that tells if a member can have one GPU more than `counts` gives it at the call."""
     too_many = set[int]()
 
     def has_room(name: str) -> bool:
