@@ -1,7 +1,4 @@
-"""Transfer times between two ranks, as stages of a pipeline exchange activations.
-
-From the device of one rank to that of the other, over the transport that stages use.
-"""
+"""Transfer times between the devices of two ranks, over the transport that stages of a pipeline use."""
 
 from __future__ import annotations
 
@@ -70,11 +67,11 @@ def measured_points(
     memory : TensorMemory
         Memory of tensors on the device of this rank.
     copy_s : callable
-        Function that returns the seconds in which an array is copied to the device, or back.
+        Function that returns the seconds to copy an array to the device, or back.
     heartbeat : callable
-        Function called after each size, as a heartbeat.
+        Function called after each size.
     """
-    # An acknowledgement takes half of the time of an exchange of two small messages.
+    # An acknowledgement takes half as long as an exchange of two small messages.
     answer_s = _median_s(transport, memory, np.zeros(1, np.float32)) / 2
     for size in SIZES:
         numbers = size // ITEM_BYTES

@@ -1,8 +1,8 @@
 """Tensors between the ranks of a group, directly from rank to rank, while they compute.
 
-A thread for each other rank sends, and one receives: what a rank has handed over is on its way while it
-computes, and what arrives is taken in at once. No rank waits for another one to take its tensors, so that no
-circle of waiting ranks can form; memory is bounded since a virtual worker has N_m minibatches in flight.
+Each rank has a thread per other rank to send, and one to receive: tensors travel while the rank computes, and
+what arrives is taken in at once. No rank waits for another one to take its tensors, so ranks cannot deadlock;
+memory is bounded since a virtual worker has N_m minibatches in flight.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from hetctl.runtime.transport import Address, Connection, Listener, connect
 from hetctl.runtime.worker.group import Group, LostPeerError, RankInfo, all_gather
 
 POLL_S = 0.2
-"""Seconds between two checks of the accepting thread whether the transport was closed."""
+"""Seconds between the accepting thread's checks for the end of the transport."""
 LEAST_SHARED_BYTES = 4096
-"""Size from which tensors go through shared memory: smaller ones fit into the message's packet."""
+"""Size in bytes from which tensors go through shared memory; smaller ones fit into the message."""
 LOST = "lost"
-"""Kind of the message that says that another rank has ended."""
+"""Kind of the message that reports the end of another rank."""
 Handles = tuple[str | None, ...]
-"""For each tensor of a message its handle, with which the other rank opens it; None: it gets a copy."""
+"""Handle with which the other rank opens each tensor of a message; None: it gets a copy."""
 WITHIN_NODE, BETWEEN_NODES = "within_node", "between_nodes"
-"""Ways of bytes that are sent, as in `StageReport`."""
+"""Ways on which bytes are sent, as in `StageReport`."""
 CLOSE: dict[str, Any] = {}
-"""Last message over a connection: its end is not the loss of a rank."""
+"""Last message of a connection: its end then is not the loss of a rank."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class TensorMessage:
     fields : mapping
         Values of JSON types.
     tensors : tuple of PassedTensor
-        Activations and gradients may be tensors of a GPU; all others are arrays.
+        Activations and gradients may be on a GPU; all others are arrays.
     """
 
     sender: int
@@ -70,7 +70,7 @@ class P2PTransport:
     Parameters
     ----------
     nodes : sequence of str
-        Node of each rank; ranks of one node exchange tensors through its memory, or open those on a GPU.
+        Node of each rank; ranks of one node share memory, or open each other's tensors on a GPU.
     queues : mapping of str to queue
         Queue for each kind of message; other kinds go into `inbox`.
     memory : TensorMemory
@@ -79,7 +79,7 @@ class P2PTransport:
     Attributes
     ----------
     inbox : queue of TensorMessage
-        Messages in the order of their arrival. The kind `LOST` says that a rank has ended.
+        Messages in the order of their arrival; the kind `LOST` reports the end of a rank.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class P2PTransport:
         self._sent = _no_bytes()
         self._outgoing: dict[int, Outgoing] = {}
         self._senders: list[threading.Thread] = []
-        # Stage and server of a rank send from threads of their own.
+        # A rank's stage and server send from different threads.
         self._sending = threading.Lock()
         self._acceptor = threading.Thread(target=self._accept, name="p2p-in", daemon=True)
         self._acceptor.start()
@@ -120,7 +120,7 @@ class P2PTransport:
             self._sent[way][kind] += sum(tensor.nbytes for tensor in tensors)
             if target not in self._outgoing:
                 self._outgoing[target] = self._connected(target)
-        # By the thread that computes: while a framework exports a tensor, nobody may use it.
+        # In the computing thread: nobody may use a tensor while a framework exports it.
         handles = tuple(
             self._memory.exported(one) if target in self._openers and one.nbytes >= LEAST_BYTES else None
             for one in message.tensors
@@ -144,7 +144,7 @@ class P2PTransport:
         self._listener.close()
 
     def fail(self, reason: str) -> None:
-        """Have the rank's threads that receive messages raise LostPeerError."""
+        """Make the rank's threads that receive messages raise LostPeerError."""
         lost = TensorMessage(self.rank, LOST, {"reason": reason})
         for each in {id(each): each for each in (self.inbox, *self._queues.values())}.values():
             each.put(lost)
@@ -156,7 +156,7 @@ class P2PTransport:
         self._queues.get(message.kind, self.inbox).put(message)
 
     def _connected(self, target: int) -> Outgoing:
-        """Connect to a rank; return the queue of what a thread sends to it, in order."""
+        """Connect to a rank; return the queue of messages that a thread sends to it."""
         try:
             connection = connect(self._peers[target], self.rank, self._meeting_s, self._identity)
         except ConnectionError as error:
@@ -187,7 +187,7 @@ class P2PTransport:
                 slots.close()
 
     def _send_next(self, outgoing: Outgoing, connection: Connection, slots: SharedSlots | None) -> bool:
-        """Wait for a message and send it; false: there is none. Afterwards nobody refers to its tensors."""
+        """Send the next message, then drop its tensors; return false if there are no more."""
         if (next_one := outgoing.get()) is None:
             return False
         message, handles = next_one
@@ -200,7 +200,7 @@ class P2PTransport:
         if slots is not None and sum(t.nbytes for t in tensors) >= LEAST_SHARED_BYTES:
             for descriptor in connection.arrived():
                 slots.release(descriptor)
-            # The other rank's thread takes what comes in at once, whatever that rank computes.
+            # The other rank's thread receives at once, whatever that rank computes.
             while not slots.has_room:
                 slots.release(connection.receive())
             connection.send({**header, "slot": slots.fill(tensors)})
@@ -235,7 +235,7 @@ class P2PTransport:
     def _received(
         self, header: Any, connection: Connection, slots: dict[int, mmap.mmap]
     ) -> tuple[PassedTensor, ...]:
-        """Return the tensors of a message: opened where they are, or copies of those that come."""
+        """Return the tensors of a message: opened where they are, or copied."""
         tensors = tuple(
             self._memory.opened(described)
             if isinstance(described, str)
@@ -281,19 +281,17 @@ def receive(
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous array."""
     return tensor.reshape(-1).view(np.uint8).data
 
 
 LEAST_BYTES = 1 << 20
-"""Size from which a tensor is opened sooner than it is copied to the node's memory and from there."""
+"""Size in bytes from which opening a tensor takes less time than a copy through the node's memory."""
 
 
 def openers(group: Group, nodes: Sequence[str], memory: TensorMemory) -> frozenset[int]:
-    """Return the other ranks that can open tensors of this one: found by trying.
+    """Return the other ranks that can open this rank's tensors, found by trying.
 
-    Whether GPUs reach each other, see each other, and may share memory depends on links, drivers, containers
-    and the step. All ranks of the group must call this.
+    It depends on links, drivers, containers and the step. All ranks of the group must call this.
 
     Parameters
     ----------
@@ -301,7 +299,7 @@ def openers(group: Group, nodes: Sequence[str], memory: TensorMemory) -> frozens
         Node of each rank.
     """
     trial, handle = memory.filled(group.rank, 1), None
-    # Allocators with pools of the driver, which users can choose, share nothing.
+    # Users may choose an allocator with pools of the driver, which shares nothing.
     with suppress(RuntimeError):
         handle = None if trial is None else memory.exported(trial)
     handles = all_gather(group, handle or "")
@@ -325,10 +323,10 @@ def _opens(memory: TensorMemory, handle: str, value: float) -> bool:
 
 
 class SharedSlots:
-    """Slots of one sender, each of which holds the tensors of one message until they are received.
+    """Slots of one sender; each holds the tensors of one message until they are received.
 
-    There are at most `SLOTS`, which grow with the messages: one is filled while the other is read. The memory
-    has no name in any file system, so that nothing is left of processes that are killed.
+    At most `SLOTS` grow with the messages: one is filled while the other is read. The memory has no name in
+    any file system, so killed processes leave nothing.
     """
 
     def __init__(self) -> None:
@@ -343,8 +341,7 @@ class SharedSlots:
     def fill(self, tensors: Sequence[Tensor]) -> tuple[int, int, int]:
         """Copy tensors one after another into a free slot, if there is room.
 
-        Returns the place of the slot, as another process of the node finds it: process, file descriptor
-        there, and bytes.
+        Returns the slot's place for other processes of the node: process, its file descriptor, and bytes.
         """
         size = sum(tensor.nbytes for tensor in tensors)
         if self._free:
@@ -363,7 +360,7 @@ class SharedSlots:
         return os.getpid(), descriptor, len(self._maps[descriptor])
 
     def release(self, descriptor: int) -> None:
-        """Use a slot again: its tensors are received."""
+        """Free a slot whose tensors are received."""
         self._free.append(descriptor)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Parameter servers, which hold weights of layers by whole waves, and their clients (HetPipe, 5)."""
+"""Parameter servers, which update layers by whole waves, and their clients (HetPipe, 5)."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ Weights = list[npt.NDArray[Any]]
 class GlobalWeights:
     """Global weights of one layer.
 
-    The version c is w_global with the waves 0 to c - 1 of every virtual worker, added wave by wave and in the
-    order of the virtual workers: it does not depend on the order in which they arrive.
+    Version c is w_global with the waves 0 to c - 1 of every virtual worker, added wave by wave in the order
+    of the virtual workers: the order of arrival does not matter.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ class GlobalWeights:
         self._read = [0] * workers
 
     def push(self, worker: int, wave: int, updates: Sequence[npt.NDArray[Any]]) -> None:
-        """Add the aggregated update of a wave; none: a virtual worker had no minibatches in it.
+        """Add the aggregated update of a wave; empty if a virtual worker had no minibatches in it.
 
         Raises
         ------
@@ -55,11 +55,11 @@ class GlobalWeights:
         self._forget()
 
     def at(self, waves: int) -> Weights | None:
-        """Return the weights with a number of waves; None if some of these have not arrived."""
+        """Return the weights after a number of waves; None until these have arrived."""
         return self._versions[waves] if waves <= self.clock.now else None
 
     def note_read(self, worker: int, waves: int) -> None:
-        """Record that a virtual worker has these weights, and will not ask for earlier ones."""
+        """Note that a virtual worker has the weights after some waves, and will not ask for earlier ones."""
         self._read[worker] = max(self._read[worker], waves)
         self._forget()
 
@@ -91,23 +91,22 @@ WEIGHTS, CLOCK = "weights", "clock"
 TRAIN, SAVE, END = "train", "save", "end"
 """Purposes of a fetch: to go on training, to write a checkpoint, and to end a part of an epoch."""
 LAYER = "layer-{}/"
-"""Beginning of the names of what belongs to a layer, as in `StageNetwork.save`."""
+"""Prefix of the names of a layer's state, as in `StageNetwork.save`."""
 
 
 class WaveServer:
-    """Parameter server of a rank: thread that answers the stages of all virtual workers.
+    """Parameter server of a rank: a thread that answers the stages of all virtual workers.
 
-    A message belongs to one layer. ``init`` has its weights before the first wave. ``push`` has the
-    aggregated update of a wave, or, in the empty wave that ends a part of an epoch, the statistics of the
-    layer with their number of samples. ``fetch`` asks for the weights with a number of waves, which are sent
-    as soon as they exist.
+    A message belongs to one layer. ``init`` has its initial weights. ``push`` has the aggregated update of a
+    wave; in the empty wave that ends a part of an epoch it has the layer's statistics and their number of
+    samples. ``fetch`` asks for the weights after a number of waves, which are sent once they exist.
 
     Parameters
     ----------
     layers : sequence of int
         Layers of this server.
     heads : sequence of int
-        Ranks that are told about the clock of this server: the first stages.
+        Ranks that get this server's clock: the first stages.
     """
 
     def __init__(
@@ -135,11 +134,11 @@ class WaveServer:
 
     def _run(self) -> None:
         try:
-            # The stage of this rank gets the same message of a loss, and reports it.
+            # This rank's stage gets the same message of a loss, and reports it.
             while (message := self._messages.get()).kind not in (LOST, SHUTDOWN):
                 self._act(message)
         except Exception as error:
-            # Or the stages would wait for weights in silence.
+            # Otherwise the stages would wait for weights in silence.
             self._transport.fail(f"the parameter server on rank {self._transport.rank} failed: {error!r}")
             raise
 
@@ -147,7 +146,7 @@ class WaveServer:
         layer = message.fields["layer"]
         if message.kind == INIT:
             self._held[layer] = GlobalWeights(list(message.tensors), len(self._heads))
-            # At once: the next wave of the same virtual worker may be in the queue already.
+            # At once: the queue may hold the next wave of the same virtual worker.
             early, self._early = self._early, []
             for before in early:
                 self._act(before)
@@ -169,7 +168,7 @@ class WaveServer:
         self._report_clock()
 
     def _answer(self, message: TensorMessage) -> bool:
-        """Send weights that were asked for; return false if they do not exist yet."""
+        """Send requested weights; return false if they do not exist yet."""
         fields = message.fields
         layer, waves, purpose = fields["layer"], fields["waves"], fields["purpose"]
         weights = self._held[layer].at(waves)
@@ -209,9 +208,9 @@ class WaveServer:
 
 
 class WaveClient:
-    """Exchange of a stage with the parameter servers of its layers; nothing if there is one virtual worker.
+    """Exchange of a stage with the parameter servers of its layers; idle with a single virtual worker.
 
-    Waves count from the first part of an epoch that the ranks have trained together.
+    Waves count from the first part of an epoch that the ranks train together.
     """
 
     def __init__(self, network: StageNetwork, layout: PipelineLayout, transport: P2PTransport) -> None:
@@ -230,7 +229,7 @@ class WaveClient:
         self._arrived: dict[tuple[str, int], dict[int, TensorMessage]] = {}
 
     def begin(self) -> None:
-        """Give the servers the initial weights, which are equal in all virtual workers."""
+        """Send the servers the initial weights, which are equal in all virtual workers."""
         if not self.shares:
             return
         self._network.updates()
@@ -244,13 +243,13 @@ class WaveClient:
         if not self.shares:
             return
         updates = self._own[wave] = self._network.updates()
-        # The next global weights lack no more waves than that.
+        # The next global weights lack at most the waves of that distance.
         self._own = {kept: own for kept, own in self._own.items() if kept > wave - self._distance}
         for layer, places in self._weights.items():
             self._push(layer, wave, [updates[at] for at in places])
 
     def push_statistics(self, wave: int, samples: int) -> None:
-        """Send a wave without updates, which ends a part of an epoch, with the statistics of its samples."""
+        """End a part of an epoch: send an empty wave with the statistics of the part's samples."""
         if not self.shares:
             return
         statistics = self._network.statistics()
@@ -263,10 +262,9 @@ class WaveClient:
         )
 
     def ask(self, purpose: str, waves: int) -> None:
-        """Request weights with a number of waves, which are sent once they exist, unless training has them.
+        """Request weights after a number of waves, which are sent once they exist, unless training has them.
 
-        After a request for those at the end of a part there is no other one in it: servers then forget what
-        all virtual workers have left behind.
+        A request for a part's final weights is the last one of the part: servers then forget older versions.
         """
         if not self.shares or self._is_ending or (purpose, waves) in self._asked:
             return
@@ -294,7 +292,7 @@ class WaveClient:
         return not self.shares or len(self._arrived.get((purpose, waves), ())) == len(self._weights)
 
     def adopt(self, waves: int) -> None:
-        """Replace the weights by those with `waves` waves of all, plus the own updates that these lack."""
+        """Replace the weights by the global ones after `waves` waves, plus own updates that these lack."""
         if waves <= self.pulled:
             return
         if not self.shares:
@@ -305,7 +303,7 @@ class WaveClient:
         self.pulled = waves
 
     def _with_own(self, weights: deque[Tensor]) -> Iterator[Tensor]:
-        """Yield weights plus all own updates that are kept; what is yielded is left to the caller alone."""
+        """Yield weights plus all own updates that are kept; only the caller keeps the results."""
         own = [self._own[wave] for wave in sorted(self._own)]
         for place in range(len(weights)):
             weight = weights.popleft()
@@ -314,7 +312,7 @@ class WaveClient:
             yield weight
 
     def finish(self, waves: int) -> None:
-        """Replace weights and statistics by those at the end of a part: all updates of all are in them."""
+        """Replace weights and statistics by a part's final ones, with all updates of all virtual workers."""
         if not self.shares:
             return
         messages = self._arrived[END, waves]
@@ -342,5 +340,4 @@ class WaveClient:
 
 
 def _places(layer: int, names: Sequence[str]) -> list[int]:
-    """Return the places of a layer's names."""
     return [at for at, name in enumerate(names) if name.startswith(LAYER.format(layer))]

@@ -48,24 +48,24 @@ from hetctl.runtime.worker.training import (
 from hetctl.storage.atomic_io import make_private_folder
 
 LEAST_SAVE_S, SAVE_SHARE = 2.0, 0.05
-"""Least seconds between two checkpoints within an epoch, and largest share of the time of writing them."""
+"""Least seconds between two checkpoints within an epoch, and largest share of time to write them."""
 
 PART = "part"
-"""Kind of the message that says that a stage has written its part."""
+"""Kind of the message of a stage that has written its part."""
 
 
 @dataclass
 class PipelineTrainer(MemberTrainer):
     """A pipeline's training in one round, on one of its ranks.
 
-    A checkpoint is written after each epoch, and within epochs at the ends of waves; of a member with another
-    interval, at the first end of an epoch or wave after it. Its weights contain these waves of all virtual
-    workers; the optimizer's state is that of the first virtual worker.
+    A checkpoint is written after each epoch, and within epochs at the ends of waves; with an interval set, at
+    the first end of an epoch or wave after it. Its weights contain these waves of all virtual workers; the
+    optimizer's state is the first virtual worker's.
 
     Parameters
     ----------
     stage : StageWorker
-        Part of this rank.
+        Stage of this rank.
     worker_names : tuple of str
         Node and GPU of each rank.
     """
@@ -78,11 +78,11 @@ class PipelineTrainer(MemberTrainer):
         self._parts = self._waves = 0
         self._order: Order = ()
         self._losses: list[float] = []
-        # An epoch is shown when its checkpoint is written: the next one may have ended by then.
+        # An epoch is shown once its checkpoint is written: the next epoch may have ended by then.
         self._reported: deque[tuple[int, tuple[StageReport, ...]]] = deque(maxlen=2)
         self._saved_at = self._began_at = time.monotonic()
         self._write_s = 0.0
-        # From the decision to save a wave until its weights with those of all virtual workers are there.
+        # From the decision to save a wave until the weights of all virtual workers have come.
         self._awaits_wave = False
 
     def _load(self) -> Loaded:
@@ -161,7 +161,7 @@ class PipelineTrainer(MemberTrainer):
         }
         gathered = all_gather(self.group, [trained.loss, trained.samples, report])
         losses, samples = zip(*(gathered[head][:2] for head in self.stage.heads), strict=True)
-        # No samples: it was stopped before its first minibatch.
+        # A part that was stopped before its first minibatch has no samples.
         loss = sum(losses) / max(1, sum(samples))
         position = part.position_after(trained.minibatches)
         self.state = replace(
@@ -177,7 +177,7 @@ class PipelineTrainer(MemberTrainer):
         self.events.write("stages", epoch=part.epoch, duration_s=seconds, stages=encode(stages))
 
     def figures_of(self, epoch: int) -> Mapping[str, float]:
-        """Return what TensorBoard shows of the stages in one of the last two epochs."""
+        """Return the stages' figures for TensorBoard in one of the last two epochs."""
         return stage_figures(dict(self._reported)[epoch])
 
     def _evaluate(self, number: int) -> dict[str, float]:
@@ -211,7 +211,7 @@ class PipelineTrainer(MemberTrainer):
         """Write a checkpoint at the end of a wave, while training goes on."""
         self._awaits_wave = False
         position = part.position_after(minibatch)
-        # Of the other virtual workers only the weights are known by now.
+        # Other virtual workers have sent only their weights by now.
         loss = sum(self._losses) / max(1, len(self._losses))
         state = replace(
             self.state,
@@ -236,17 +236,17 @@ class PipelineTrainer(MemberTrainer):
 
 
 class PartSaver(Saver):
-    """Writer of the part of this rank; on rank 0 it completes the checkpoint when all parts exist.
+    """Writer of this rank's part; rank 0 completes the checkpoint once all parts exist.
 
-    Waiting there raises LostPeerError if the rank of another part has ended.
+    Rank 0's wait raises LostPeerError if the rank of another part has ended.
 
     Parameters
     ----------
     messages : queue of TensorMessage
         Queue of the messages of the kind `PART`, on rank 0.
     part : int or None
-        Number of this rank's part: of its stage in the first virtual worker. None: it writes nothing, since
-        the others have the same weights.
+        Number of this rank's part, if it is a stage of the first virtual worker. None: it writes nothing, as
+        its weights are in the others' parts.
     parts : int
         Number of all parts.
     """
@@ -265,7 +265,7 @@ class PartSaver(Saver):
         self._files: dict[tuple[int, ...], dict[int, ArrayFile]] = {}
 
     def save(self, arrays: Mapping[str, Tensor], state: TrainingState, report: OnSaved) -> None:
-        """Write this rank's arrays, which must not change any more, once the previous ones are written.
+        """Write this rank's arrays once the previous ones are written; they must not change.
 
         Parameters
         ----------
@@ -341,7 +341,7 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
         server = WaveServer(transport, to_server, served, [stages[0].rank for stages in layout.workers])
         recorder = WaveRecorder(assignment.task.wave_log(group.rank), spec.round)
         fields = trainer_fields(assignment, context, network, training, validation, restarted_at)
-        # A checkpoint has the servers' weights of a wave, of which the first virtual worker's copy is enough.
+        # The first virtual worker's copy of the servers' weights is enough for a checkpoint.
         part = stage if worker == 0 else None
         saver = PartSaver(fields["checkpoints"], transport, parts, part, len(layout.workers[0]))
         trainer = PipelineTrainer(
@@ -351,19 +351,19 @@ def train_stage(assignment: Assignment, context: WorkerContext) -> None:
             worker_names=spec.worker_names,
         )
         run_shown(trainer, context, trainer.figures_of)
-    # Only behind the barrier has every rank sent its last wave to this one's server.
+    # After the barrier every rank has sent its last wave to this rank's server.
     group.barrier_and_close()
     server.close()
     transport.close()
 
 
 def _check_layers(name: str, planned: int, chain: Chain) -> None:
-    """Refuse a layout of other layers than those of the network.
+    """Refuse a layout with another number of layers than the network's.
 
     Raises
     ------
     BadInputError
-        If their numbers differ.
+        If the numbers differ.
     """
     if planned != len(chain.layers):
         raise BadInputError(
@@ -384,7 +384,7 @@ def _loaders(
 ) -> tuple[Loader, Loader]:
     """Return the loaders of a first stage; the other stages get one sample, and the number of samples."""
     if stage > 0:
-        # The first stage may load data for minutes; without heartbeats this rank would be taken for hung.
+        # The first stage may load data for minutes; without heartbeats this rank would seem to hang.
         while (message := receive(transport.inbox)) is None or message.kind != SAMPLE:
             context.heartbeat()
         x, y = message.tensors
@@ -406,7 +406,7 @@ def _loaders(
 
 
 class WaveRecorder:
-    """Writer of a rank's log: the weights that its minibatches met, a line for each wave.
+    """Writer of a rank's log: a line for each wave with the weights that its minibatches met.
 
     Training goes on if the disk is full.
 
@@ -419,7 +419,7 @@ class WaveRecorder:
     def __init__(self, log: Path, round_index: int) -> None:
         self._log, self._round, self._begin = log, round_index, ""
         with suppress(OSError):
-            # It ends an incomplete line of a process that was killed.
+            # A newline ends the incomplete line of a killed process.
             self._begin = "" if log.read_bytes().endswith(b"\n") else "\n"
 
     def write(self, record: WaveRecord) -> None:

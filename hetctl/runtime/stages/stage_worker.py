@@ -27,7 +27,7 @@ class EpochPart:
     epoch : int
         Epoch, counted from 1.
     position : int
-        Samples of the epoch that were trained before.
+        Samples of the epoch that were trained before the part.
     samples : int
         Samples of the whole epoch.
     chunk : int
@@ -49,12 +49,12 @@ class EpochPart:
         return -(-(self.samples - self.position) // self.chunk)
 
     def minibatches_of(self, worker: int, workers: int) -> int:
-        """Return the minibatches of a virtual worker: the last chunk may have no samples for it."""
+        """Return a virtual worker's number of minibatches: the last chunk may have no samples for it."""
         last = self.samples - self.position - (self.minibatches - 1) * self.chunk
         return self.minibatches - (parts_of(last, (1,) * workers)[worker] == 0)
 
     def position_after(self, minibatch: int) -> int:
-        """Return the samples of the epoch that are trained when all have completed a minibatch."""
+        """Return the samples of the epoch that are trained once all workers have completed a minibatch."""
         return min(self.samples, self.position + minibatch * self.chunk)
 
 
@@ -71,7 +71,7 @@ class TrainedPart:
     samples : int
         Number of these samples.
     times : mapping of str to float
-        Times of the stage by the names that they have in `StageReport`.
+        Times of the stage, named as in `StageReport`.
     """
 
     minibatches: int
@@ -84,10 +84,10 @@ class TrainedPart:
 FORWARD, BACKWARD, INFER, SCORED = "forward", "backward", "infer", "scored"
 PULL, FREEZE, FROZEN, FINISH = "pull", "freeze", "frozen", "finish"
 POLL_S = 0.1
-"""Longest wait for a message in seconds, after which a stage sends a heartbeat, or looks for a stop."""
+"""Longest wait for a message in seconds; then a stage sends a heartbeat, or checks for a stop."""
 
 Save = Callable[[int, dict[str, Tensor]], None]
-"""Function called with the number of the minibatch after which a state is, and with its arrays."""
+"""Function called with a minibatch's number and the arrays of the state after it."""
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,13 @@ class PartHooks:
     Parameters
     ----------
     should_stop : callable
-        Returns true if training has to stop after the waves that have begun; asked on rank 0 alone.
+        Returns true if training must stop after the waves that have begun; called on rank 0 alone.
     should_save : callable
-        Returns true if the end of the next wave is to be saved; asked on rank 0 alone.
+        Returns true to save the end of the next wave; called on rank 0 alone.
     on_step : callable
         Called on first stages after each minibatch with its number and loss.
     save : callable
-        Called on the stages of the first virtual worker with a state to be written.
+        Called on the stages of the first virtual worker with a state to write.
     """
 
     should_stop: Callable[[], bool] = lambda: False
@@ -113,12 +113,12 @@ class PartHooks:
 
 
 class StageWorker:
-    """The part of this rank in a virtual worker.
+    """Stage of a virtual worker on this rank.
 
     Parameters
     ----------
     log : callable
-        Function called with the weights that the minibatches of a wave have met.
+        Function called after each wave with the weights that its minibatches met.
     heartbeat : callable
         Function called regularly as a heartbeat.
     """
@@ -141,12 +141,12 @@ class StageWorker:
 
     @property
     def is_first(self) -> bool:
-        """True on the stage that admits minibatches."""
+        """True for the stage that admits minibatches."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """True on the stage that has the loss."""
+        """True for the stage with the loss."""
         return self.stage == len(self.ranks) - 1
 
     def train(
@@ -176,13 +176,13 @@ class StageWorker:
             while (message := self._await(INFER)).tensors:
                 self._infer(*message.tensors)
         if not self.is_last:
-            # Without tensors: no more batches follow.
+            # A message without tensors ends the batches.
             self.transport.send(self.ranks[self.stage + 1], INFER)
             return {}, 0
         return self.network.scores()
 
     def _stream(self, feed: Iterator[tuple[Samples, int]]) -> None:
-        """Send batches through the stages, as many at a time as minibatches in training."""
+        """Send batches through the stages; as many are in flight as minibatches in training."""
         under_way = 0
         for samples, count in feed:
             if not count:
@@ -213,9 +213,9 @@ class StageWorker:
 class _StageRun:
     """A stage in one part of an epoch.
 
-    A pass that waits for its turn is the message with its tensors. Fields of both passes are the number of
-    the `minibatch`, its `samples`, and whether it `saves` the state after it; of a forward pass the waves of
-    all virtual workers that its weights must contain (`pulled`), of a backward pass the `loss`.
+    A pass that waits for its turn is the message with its tensors. Its fields are the number of the
+    `minibatch`, its `samples`, and whether it `saves` the state after it; a forward pass also has the number
+    of waves that its weights must contain (`pulled`), a backward pass the `loss`.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class _StageRun:
         return TrainedPart(self._minibatches, self._waves_in_all, self._loss, self._samples, self._times)
 
     def _advance(self) -> None:
-        """Run one pass, or wait for a message; afterwards nobody refers to the tensor of the pass."""
+        """Run one pass, or wait for a message; drop the tensor of the pass."""
         if (ready := self._queue.take(self._has_weights)) is None:
             self._wait()
         else:
@@ -255,7 +255,7 @@ class _StageRun:
         return -(-self._minibatches // self._wave) + 1
 
     def _is_open(self) -> bool:
-        """Return true if minibatches may still follow although all known ones are complete."""
+        """Return true if minibatches may follow although all known ones are complete."""
         return False
 
     def _admit(self) -> None:
@@ -319,7 +319,7 @@ class _StageRun:
         self._waves.adopt(pulled)
         self._met.append((minibatch, self._completed, self._waves.pulled - self._part.first_wave))
         x, y = ready.tensors
-        # No name for the version: the update would copy all weights if it were still in use.
+        # No name for the version: the update would copy all weights while it is in use.
         if self._stage.is_last:
             loss, gradient = self._network.both(minibatch, self._network.version(), x, y)
             self._return(ready, gradient, loss)
@@ -333,7 +333,7 @@ class _StageRun:
         self._return(ready, gradient, ready.fields["loss"])
 
     def _return(self, ready: TensorMessage, gradient: PassedTensor | None, loss: float) -> None:
-        """Send the gradient to the previous stage, which waits for it; then complete the minibatch."""
+        """Send the gradient to the waiting previous stage; then complete the minibatch."""
         fields = {name: ready.fields[name] for name in ("minibatch", "samples", "saves")}
         if gradient is not None:
             before = self._stage.ranks[self._stage.stage - 1]
@@ -363,8 +363,8 @@ class _StageRun:
         )
 
     def _save(self, minibatch: int) -> None:
-        """Save the state at the end of a wave, with the weights that contain this wave of all."""
-        # Of several virtual workers the weights are those that the servers send.
+        """Save the state at the end of a wave, with the weights that contain this wave of all workers."""
+        # With several virtual workers, the servers send these weights.
         left_out = self._network.weight_names if self._waves.shares else ()
         saved = self._network.save().items()
         arrays = {name: tensor.copy() for name, tensor in saved if name not in left_out}
@@ -376,7 +376,7 @@ class _StageRun:
         self._waves.ask(SAVE, waves)
 
     def _end(self) -> None:
-        """Send the waves that are left, of which some are empty, and take over the common weights."""
+        """Send the remaining waves, some of them empty, and take over the common weights."""
         for wave in range(self._completed // self._wave, self._waves_in_all - 1):
             self._end_wave(wave)
         end = self._part.first_wave + self._waves_in_all
@@ -395,7 +395,7 @@ class _FirstStageRun(_StageRun):
     ) -> None:
         super().__init__(stage, part, feed, hooks)
         self._clock = WspClock(Bounds(self._wave, stage.layout.distance))
-        # Servers that have not reported have at least the waves of the earlier parts.
+        # Before its report, a server has at least the waves of the earlier parts.
         self._global = dict.fromkeys(stage.layout.servers, part.first_wave)
         self._pulling = part.first_wave
         self._decides = stage.transport.rank == 0
@@ -403,11 +403,11 @@ class _FirstStageRun(_StageRun):
         self._frozen = self._asked_to_stop = self._knows_end = False
 
     def _is_open(self) -> bool:
-        """Return true while it is not known after which wave all stop; no minibatch is admitted meanwhile."""
+        """Return true while the last wave before a stop is unknown; no minibatch is admitted meanwhile."""
         return self._frozen or (self._asked_to_stop and not self._knows_end)
 
     def _admit(self) -> None:
-        """Start the minibatches that may start, and request weights without which none will."""
+        """Start all minibatches that may start, and request the weights that the next ones need."""
         if self._decides and not self._asked_to_stop:
             self._stop_if_requested()
         self._pull()
@@ -426,7 +426,7 @@ class _FirstStageRun(_StageRun):
             "pulled": self._part.first_wave + self._clock.pulled,
             "saves": self._decides and ends_wave and self._hooks.should_save(),
         }
-        # The loader uses its memory again for the next batch.
+        # The loader reuses its memory for the next batch.
         tensors = x.copy(), y.copy()
         self._queue.add(TensorMessage(self._transport.rank, FORWARD, fields, tensors), backward=False)
 
@@ -453,7 +453,7 @@ class _FirstStageRun(_StageRun):
     def _on_complete(self, loss_sum: float, loss: float) -> None:
         self._clock = self._clock.complete()
         if not self._waves.shares:
-            # The weights of the only virtual worker are the global ones.
+            # A single virtual worker's weights are the global ones.
             self._clock = self._clock.pull(self._clock.waves)
         self._loss += loss_sum
         self._hooks.on_step(self._completed, loss)
@@ -462,7 +462,7 @@ class _FirstStageRun(_StageRun):
         self._global[message.sender] = max(self._global[message.sender], message.fields["waves"])
 
     def _stop_if_requested(self) -> None:
-        """Ask all first stages to admit no more; then all end after the last wave that one has begun."""
+        """Ask all first stages to admit no more; then all stop after the last wave that any has begun."""
         if self._hooks.should_stop():
             self._asked_to_stop = True
             for head in self._stage.heads:
@@ -496,4 +496,4 @@ _MESSAGES: dict[str, Callable[[Any, TensorMessage], None]] = {
     FROZEN: lambda run, message: run._on_frozen(message),
     FINISH: lambda run, message: run._on_finish(message),
 }
-"""Methods of a run by the kinds of messages; first stages alone get those of clocks and of stopping."""
+"""Methods of a run by kind of message; only first stages get clocks, freezes and their answers."""
