@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hetctl.runtime.worker.measuring.layer_memory import MemoryGauge
 
 NCCL, GLOO = "nccl", "gloo"
-"""Libraries that exchange the gradients of groups: between GPUs directly, and through the nodes' memory."""
+"""Libraries that exchange gradients: NCCL between GPUs directly, Gloo through the nodes' memory."""
 
 
 class TrainableNetwork(StatefulNetwork):
@@ -44,7 +44,7 @@ class TrainableNetwork(StatefulNetwork):
     Parameters
     ----------
     model, optimizer : Any
-        Those of the framework, as a ``train_fn`` gets them.
+        Objects of the framework, as a ``train_fn`` gets them.
     default_train_fn : callable
         Training of members without a ``train_fn``.
     device : Any
@@ -87,9 +87,9 @@ class TrainableNetwork(StatefulNetwork):
     def train(self, batches: Batches) -> float:
         """Train on the batches; return the mean training loss over them, equal on every rank.
 
-        Gradients, losses and statistics of the ranks are weighted by their samples (LB-BSP, Equation 7). Of a
-        member with a global batch size, a step may have several batches of a rank: their gradients, weighted
-        by `batches.weight`, are added up until `batches.ends_step`.
+        Gradients, losses and statistics of the ranks are weighted by their samples (LB-BSP, Equation 7). With
+        a global batch size, a rank may have several batches in a step: their gradients, weighted by
+        `batches.weight`, are added up until `batches.ends_step`.
         """
         if self._accumulation is not None:
             self._accumulation.begin()
@@ -105,7 +105,7 @@ class TrainableNetwork(StatefulNetwork):
         return loss
 
     def _noting(self, _batches: Batches) -> Callable[[int], None]:
-        """Return a function to be called before each batch with its number of samples."""
+        """Return a function to call before each batch with its number of samples."""
         return lambda _samples: None
 
     def _agreed(self, loss: float, _batches: Batches) -> float:
@@ -123,7 +123,7 @@ class TrainableNetwork(StatefulNetwork):
         """
 
     def _with_whole(self, found: dict[str, float]) -> dict[str, float]:
-        """Add the metrics that rank 0 computes of the predictions of all ranks, if there are any."""
+        """Add the metrics, if any, that rank 0 computes from all ranks' predictions."""
         if self._whole is None:
             return found
         own = self._whole.taken()
@@ -134,17 +134,16 @@ class TrainableNetwork(StatefulNetwork):
     def metric_sums(self) -> dict[str, npt.NDArray[Any]]:
         """Return the sums over samples from which the last evaluation's metrics are computed.
 
-        Evaluations of parts of the samples are merged exactly by adding their sums. Empty: the metrics are
-        means over the samples.
+        Adding the sums of two evaluations merges them exactly. Empty: the metrics are means over the samples.
         """
         return {}
 
     def metrics_of(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
-        """Return ``val_*`` metrics of sums; the network was evaluated before."""
+        """Return ``val_*`` metrics of sums; evaluate the network before."""
         raise NotImplementedError
 
     def end_epoch(self, metrics: Mapping[str, float]) -> None:
-        """Take note of the results of an epoch, equal on every rank; called before its state is saved."""
+        """Note an epoch's results, equal on every rank; call it before saving the state."""
         if self._context is not None:
             self._context.metrics = metrics
 
@@ -158,16 +157,16 @@ class TrainableNetwork(StatefulNetwork):
         """
 
     def open_shards(self, folder: Path) -> None:
-        """Take the parts of later calls of `restore` and `adopt` from a folder."""
+        """Set the folder from which `restore` and `adopt` read parts."""
 
     def generators(self) -> Any:
-        """Return the states of this rank's own random generators, as a JSON value; None if it has none.
+        """Return the states of this rank's random generators, as a JSON value; None if it has none.
 
-        They are those of the framework and its layers; `save` has those of rank 0, too.
+        They include the framework's and its layers'; `save` has those of rank 0, too.
         """
 
     def set_generators(self, states: Any) -> None:
-        """Set this rank's own generators to states that `generators` returned; called after `restore`."""
+        """Set this rank's generators to states that `generators` returned; call it after `restore`."""
 
     def gather(self, value: Any) -> list[Any]:
         """Return the values of all ranks, by rank, on rank 0; all ranks of a group of several call it."""
@@ -213,7 +212,7 @@ class Framework(CollectiveBackend, ABC):
         """
 
     def unreached(self, device: int, devices: int) -> tuple[int, ...]:  # noqa: ARG002
-        """Return the devices of this node to which the rank's GPU has no direct access, as far as known.
+        """Return the devices of this node that the rank's GPU cannot access directly, as far as known.
 
         Parameters
         ----------
@@ -237,7 +236,7 @@ class Framework(CollectiveBackend, ABC):
         """Restart the measurement of that peak."""
 
     def tensor_memory(self) -> TensorMemory:
-        """Return the memory of tensors that stages pass to each other, after `prepare`."""
+        """Return the memory for tensors that stages pass to each other; call it after `prepare`."""
         return TensorMemory()
 
     @abstractmethod
@@ -251,7 +250,7 @@ class Framework(CollectiveBackend, ABC):
         """
 
     def remove_temporary_files(self) -> None:
-        """Remove files of this process that the framework would remove only when Python ends in order."""
+        """Remove files of this process that the framework removes only at a regular exit of Python."""
 
     @abstractmethod
     def build(
@@ -261,7 +260,7 @@ class Framework(CollectiveBackend, ABC):
 
     @abstractmethod
     def chain(self, member: Member, functions: UserFunctions) -> Chain:
-        """Return a member's network as a chain that is cut into stages.
+        """Return a member's network as a chain that can be cut into stages.
 
         Call `prepare` with the member's seed just before. ``model_fn`` is called here and for each stage.
 
@@ -273,7 +272,7 @@ class Framework(CollectiveBackend, ABC):
 
 
 def load_framework(name: str) -> Framework:
-    """Import a framework, which costs its start-up time only now.
+    """Import a framework; only this call takes its start-up time.
 
     Raises
     ------
@@ -290,14 +289,14 @@ def load_framework(name: str) -> Framework:
 
 
 def framework_of_groups() -> str | None:
-    """Return the first framework for which this Python has all packages of groups; None if there is none."""
+    """Return the first framework whose packages for groups are all installed, or None."""
     # find_spec() finds a package without importing it, which would take seconds.
     installed = (entry.name for entry in FRAMEWORKS.values() if all(map(find_spec, entry.packages)))
     return next(installed, None)
 
 
 def preload_framework(name: str | None) -> None:
-    """Import modules that ranks of a framework share; `load_framework` reports missing ones in each rank."""
+    """Import modules that ranks share; each rank's `load_framework` reports missing ones."""
     if name is None:
         return
     entry = FRAMEWORKS[name]
@@ -309,9 +308,9 @@ def preload_framework(name: str | None) -> None:
 
 
 def _imported(entry: FrameworkEntry) -> ModuleType:
-    """Import a framework without the packages that it would import for parts which no rank needs."""
+    """Import a framework without packages that no rank needs."""
     withheld = [name for name in entry.withheld if name not in sys.modules]
-    # Python raises ModuleNotFoundError for a module that is None here, as for one that is not installed.
+    # Python takes a module that is None here for one that is not installed.
     sys.modules.update(dict.fromkeys(withheld))  # type: ignore[arg-type]
     try:
         with without_collections():

@@ -1,4 +1,4 @@
-"""Chains in Keras: sequential and functional models that are cut into stages, each built alone."""
+"""Chains in Keras: sequential and functional models, cut into stages that are built alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HINT = "return a keras.Sequential, or a functional model with places where one t
 
 @dataclass(frozen=True)
 class Segment:
-    """Operations between two places where one tensor alone passes, and these tensors."""
+    """Operations between two cuts, where a single tensor passes, and these two tensors."""
 
     operations: tuple[Any, ...]
     inputs: Any
@@ -29,7 +29,7 @@ class Segment:
 
     @property
     def name(self) -> str:
-        """The name of its only operation, or those of the first and the last."""
+        """Name of its only operation, or names of the first and the last."""
         names = [operation.name for operation in self.operations]
         return " .. ".join(dict.fromkeys((names[0], names[-1])))
 
@@ -59,7 +59,7 @@ class KerasChain:
             raise _uncut(member.name, f"one layer alone, {self.layers[0]},")
 
     def build(self, layers: range, sample: Samples, *, recomputes: bool = False) -> KerasStage:
-        """Call ``model_fn`` without values of weights, and compute those of these layers alone."""
+        """Call ``model_fn`` without values of weights, then compute the values of these layers alone."""
         with deferred_values() as deferred:
             model = self._call()
             like = sample[0] if _is_unbuilt(model) else model.inputs[0]
@@ -70,7 +70,7 @@ class KerasChain:
         stage = keras.Model(own[0].inputs, own[-1].outputs)
         give_values(stage.variables)
         of_layers = {id(one) for segment in segments for one in _variables(segment)}
-        # Those of the optimizer, of metrics, and of Keras' generator of seeds.
+        # Variables of the optimizer, of metrics, and of Keras' generator of seeds.
         give_values(variable for variable in deferred if id(variable) not in of_layers)
         training = TrainedWith(model.optimizer, model._compile_config.config)
         variables = [_variables(one) for one in own]
@@ -98,7 +98,6 @@ class KerasChain:
 
 
 def _check(name: str, model: Any) -> None:
-    """Refuse models that cannot be divided."""
     problem = None
     optimizer = model.optimizer
     if type(model) not in (keras.Sequential, Functional):

@@ -1,7 +1,6 @@
 """Keras models and optimizers: values of variables, batches of one size, and steps over several batches.
 
-A step that is compiled is traced again for every other size of its batches: all its batches get one size, and
-the padding is ignored.
+A compiled step is traced again for each new batch size: all batches get one size, and the padding is ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from hetctl.model.errors import BadInputError
 
 
 def compiled_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a step as a graph, without AutoGraph, as Keras' own steps are: layers never have it.
+    """Compile a step to a graph, as Keras' own steps are: without AutoGraph.
 
     AutoGraph would write the step's code into a temporary file.
     """
@@ -45,11 +44,11 @@ def compiled_model(returned: Any, name: str) -> Any:
 
 @contextmanager
 def deferred_values() -> Iterator[list[Any]]:
-    """Have variables that begin with an initializer get no values meanwhile; yield the list of these.
+    """Defer the values of new variables that have an initializer; yield the list of these variables.
 
-    `give_values` computes them. A variable that a value is assigned to gets its memory at once. Keras' own
-    ``StatelessScope`` defers values in the same way, but refuses variables that begin with a number, such as
-    those of optimizers.
+    `give_values` computes the values; an assignment allocates a variable at once. Keras' own
+    ``StatelessScope`` defers values, too, but refuses variables that begin with a number, such as an
+    optimizer's.
     """
     deferred: list[Any] = []
     kind = keras.Variable
@@ -73,9 +72,9 @@ def deferred_values() -> Iterator[list[Any]]:
 
 
 def give_values(variables: Iterator[Any]) -> None:
-    """Compute the first values of variables that have none; seeds are those of the whole network.
+    """Compute the first values of variables that have none, with the seeds of the whole network.
 
-    An initializer gets its seed when it is constructed, so that the order does not matter.
+    The order does not matter: an initializer gets its seed when it is constructed.
     """
     for variable in variables:
         if variable._value is None:
@@ -100,7 +99,7 @@ def ignore_padding(model: Any, rows: Any) -> None:
 
 def _moments_of_samples(moments: Callable[[Any, Any], Any], rows: Any) -> Callable[[Any, Any], Any]:
     def of_samples(inputs: Any, mask: Any) -> Any:
-        # A slice of all rows would cost each full batch a copy of its gradients.
+        # A slice would cost each full batch a copy of its gradients.
         return tf.cond(
             rows < tf.shape(inputs)[0],
             lambda: moments(inputs[:rows], None if mask is None else mask[:rows]),
@@ -143,7 +142,7 @@ class KerasRate:
     Attributes
     ----------
     factor : float
-        Factor of a schedule, which is not a variable; 1 for a constant rate, which is one.
+        Factor of a schedule; 1 for a constant rate, which is a variable.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -159,12 +158,12 @@ class KerasRate:
             self._optimizer.learning_rate.assign(self._optimizer.learning_rate * factor)
 
     def restore(self, factor: float) -> None:
-        """Set the factor of a schedule, which may have one already."""
+        """Set the total factor of a schedule."""
         self._scale_schedule(factor / self.factor)
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep the rate while the state of another network is restored; a schedule is kept in any case."""
+        """Keep the rate while the state of another network is restored; a schedule stays anyway."""
         constant = None if self._has_schedule else float(self._optimizer.learning_rate.numpy())
         yield
         self.restore(1.0)
@@ -184,14 +183,14 @@ class KerasRate:
 
 
 class KerasAccumulation:
-    """Weighted sum of the gradients of the batches of one step; the optimizer steps with the last of them.
+    """Weighted sum of the gradients of a step's batches; the optimizer steps after the last batch.
 
-    Keras' own ``gradient_accumulation_steps`` is a constant, with equal weights for all batches.
+    Keras' own ``gradient_accumulation_steps`` is constant, and weights all batches equally.
 
     Parameters
     ----------
     add_up : callable
-        Function from gradients of this rank to those of all ranks.
+        Function that returns the sums of this rank's gradients over all ranks.
 
     Attributes
     ----------
@@ -214,12 +213,12 @@ class KerasAccumulation:
         model.optimizer.apply = self.apply
 
     def begin(self) -> None:
-        """Begin a step: drop the gradients of one that was not finished."""
+        """Begin a step; drop the gradients of an unfinished one."""
         for total in self._totals.values():
             total.assign(tf.zeros_like(total))
 
     def apply(self, gradients: Any, trainable_variables: Any = None) -> None:
-        """Add gradients to those of the step; after its last batch, take the step with the sums.
+        """Add gradients to the step's sums; after its last batch, take the step with them.
 
         Raises
         ------
@@ -252,7 +251,7 @@ class KerasAccumulation:
 
 
 def with_gradients(gradients: Sequence[Any], variables: Sequence[Any] | None) -> tuple[list[Any], Any]:
-    """Leave out the variables that the loss does not depend on, whose gradients are None, as Keras does."""
+    """Leave out variables that do not affect the loss and have the gradient None, as Keras does."""
     if variables is None:
         return list(gradients), None
     pairs = [pair for pair in zip(gradients, variables, strict=True) if pair[0] is not None]
@@ -260,7 +259,7 @@ def with_gradients(gradients: Sequence[Any], variables: Sequence[Any] | None) ->
 
 
 class Turns:
-    """Groups of operations of a graph, each of which runs after those of the group before."""
+    """Groups of a graph's operations; each group runs after the group before it."""
 
     def __init__(self) -> None:
         self._graph: Any = None
@@ -268,7 +267,7 @@ class Turns:
 
     @contextmanager
     def next(self) -> Iterator[None]:
-        """Add the operations of the next group to the present graph meanwhile."""
+        """Add new operations of the present graph to the next group."""
         graph = tf.compat.v1.get_default_graph()
         if graph is not self._graph:
             self._graph, self._done = graph, []
@@ -280,10 +279,10 @@ class Turns:
 
 
 def update_in_turn(optimizer: Any) -> None:
-    """Have an optimizer update one weight after another in compiled functions, with the same results.
+    """Make an optimizer update one weight after another in compiled functions, with the same results.
 
-    A graph runs what does not depend on one another in any order: the terms of the updates of all weights,
-    of the size of these, would be in memory at once.
+    A graph runs independent operations in any order: the temporary values of all updates, each as large as
+    its weight, would be in memory at once.
     """
     turns = Turns()
     clip, decay, step = optimizer._clip_gradients, optimizer._apply_weight_decay, optimizer.update_step
@@ -297,7 +296,7 @@ def update_in_turn(optimizer: Any) -> None:
         with turns.next():
             step(*clip([gradient]), variable, learning_rate)
 
-    # A stage has no clipping by the norm of all gradients: each weight's is clipped when its turn comes.
+    # Stages do not clip by the norm of all gradients: each gradient is clipped in its turn.
     optimizer._clip_gradients = list
     optimizer._apply_weight_decay = decay_in_turn
     optimizer.update_step = step_in_turn

@@ -1,4 +1,4 @@
-"""A compiled Keras model in training on one rank; several ranks average gradients through Horovod."""
+"""A compiled Keras model on one rank; several ranks average gradients through Horovod."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 CONTEXT = "context/"
-"""Prefix of the names of the state of a ``train_fn``."""
+"""Prefix of names in the state of a ``train_fn``."""
 RATE_FACTOR = "learning_rate_factor"
 SEED = "seed_generator_state"
 """Name of the variables of Keras' ``SeedGenerator``."""
 
 
 def horovod() -> Any:
-    """Import Horovod, which takes a second, for groups of several ranks only."""
+    """Import Horovod, which takes a second: only groups of several ranks need it."""
     import horovod.tensorflow as hvd
 
     return hvd
@@ -50,7 +50,7 @@ def _raw(variable: Any) -> Any:
 
 def gather(value: Any) -> list[Any]:
     """Return the values of all ranks, by rank: mappings, lists and tuples of arrays and plain values."""
-    # Horovod's own function pickles values, and would run what another process has put into them.
+    # Horovod's own function pickles values: another process could make it run code.
     own = np.frombuffer(packed_state.to_bytes(value), np.uint8)
     lengths = horovod().allgather(tf.constant([len(own)], tf.int64), name="lengths").numpy()
     whole = horovod().allgather(tf.constant(own), name="values").numpy()
@@ -75,7 +75,7 @@ class KerasNetwork(TrainableNetwork):
             "GPU:0" if tf.config.get_visible_devices("GPU") else "CPU:0",
             lambda arrays: tuple(map(fields_of, arrays)),
         )
-        # Each is traced once for batches of one size. Keras' own test step returns no outputs.
+        # Each step is traced once for batches of one size. Keras' own test step returns no outputs.
         self._test_step = compiled_step(lambda x, y, count: model.test_step((_first(x, count), y[:count])))
         self._predict_step = compiled_step(lambda x, count: _first(model(x, training=False), count))
         self.timer = GraphStepTimer() if group.size > 1 else None
@@ -90,8 +90,8 @@ class KerasNetwork(TrainableNetwork):
         if self._group.size == 1:
             return loss
         hvd, share = horovod(), batches.share
-        # The statistics that each rank has gathered, such as batch-normalisation means. The weights are the
-        # ranks' shares of the samples, as for gradients.
+        # Each rank's statistics, such as batch-normalisation means, weighted by its share of the samples as
+        # gradients are.
         own = [_raw(v) for v in self._model.non_trainable_variables if "float" in str(v.dtype)]
         if own:
             weighted = [variable * tf.cast(share, variable.dtype) for variable in own]
@@ -100,7 +100,7 @@ class KerasNetwork(TrainableNetwork):
         return float(hvd.allreduce(tf.constant(loss * share, tf.float64), op=hvd.Sum))
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
-        """Evaluate each rank's share; the metrics' variables are summed over the ranks."""
+        """Evaluate this rank's share, and sum the metrics' variables over the ranks."""
         self._model.reset_metrics()
         tested = False
         for samples, count in batches:
@@ -118,11 +118,11 @@ class KerasNetwork(TrainableNetwork):
         return self._with_whole(self._metrics())
 
     def metric_sums(self) -> dict[str, npt.NDArray[Any]]:
-        """Return the variables of the metrics, by position: they are sums, as in Keras' own."""
+        """Return the variables of the metrics, by position: they are sums, as in Keras' own metrics."""
         return {str(i): array_of(variable) for i, variable in enumerate(self._model.metrics_variables)}
 
     def metrics_of(self, sums: Mapping[str, npt.NDArray[Any]]) -> dict[str, float]:
-        """Return the metrics of sums; the variables have them afterwards."""
+        """Return the metrics of sums, which are assigned to the variables."""
         for i, variable in enumerate(self._model.metrics_variables):
             variable.assign(sums[str(i)])
         return self._metrics()
@@ -173,7 +173,7 @@ class KerasNetwork(TrainableNetwork):
             variable.assign(state)
 
     def _seeds(self) -> list[Any]:
-        """Return the states of the layers' random generators, which are variables."""
+        """Return the variables with the states of the layers' random generators."""
         return [variable for variable in self._model.variables if variable.name == SEED]
 
     def _variables(self) -> list[tuple[str, Any]]:
@@ -196,24 +196,23 @@ class KerasNetwork(TrainableNetwork):
 
         def apply_averaged(gradients: Any, trainable_variables: Any = None) -> Any:
             gradients, trainable_variables = with_gradients(gradients, trainable_variables)
-            # Embeddings have sparse gradients, whose rows Horovod would gather
-            # from all ranks instead of adding them.
+            # Horovod would gather the rows of sparse gradients, as of embeddings, instead of adding them.
             dense = [tf.convert_to_tensor(g) for g in gradients]
-            # Horovod's own prescale_factor must be equal on all ranks, and shares of a last batch are not.
+            # Horovod's prescale_factor must be equal on all ranks; shares of a last batch may differ.
             weighted = [g * tf.cast(self._weight, g.dtype) for g in dense]
             return apply(self._added_up(weighted), trainable_variables)
 
         self._optimizer.apply = apply_averaged
 
     def _added_up(self, gradients: list[Any]) -> list[Any]:
-        """Return the sums of weighted gradients over the ranks, whose own part of a step ends here."""
+        """Return the sums of weighted gradients over the ranks; the rank's own part of a step ends here."""
         if self.timer is None:
             return gradients
         summed: list[Any] = horovod().grouped_allreduce(self.timer.end(gradients), op=horovod().Sum)
         return summed
 
     def _noting(self, batches: Batches) -> Callable[[int], None]:
-        """Tell the compiled step the number of samples in each batch, and the averaging their share."""
+        """Tell the compiled step each batch's number of samples, and the averaging their share."""
         noted: dict[Any, Any] = {}
 
         def note(variable: Any, value: float) -> None:
@@ -234,7 +233,7 @@ class KerasNetwork(TrainableNetwork):
         return on_batch
 
     def _add_up_metrics(self, tested: bool, samples: Samples) -> None:
-        """Set every rank's metrics to those of all samples: their variables are sums, as in Keras' own."""
+        """Set every rank's metrics to those of all samples, by adding their variables, which are sums."""
         if not tested:
             # The first step creates the variables; a rank without samples needs them, too, at zero.
             self._test_step(*map(_tensors_of, samples), tf.constant(1))
@@ -255,11 +254,11 @@ class GraphStepTimer:
 
     def begin(self, step: int) -> None:
         """Start the time of a step."""
-        # The same clock as tf.timestamp(): the wall clock, which a jump may disturb once.
+        # The wall clock, as tf.timestamp(): a jump may disturb one step.
         self._step, self._began = step, time.time()
 
     def end(self, gradients: list[Any]) -> list[Any]:
-        """Return the gradients, which are available only after the time is taken."""
+        """Return the gradients, available only after the time is taken."""
         with tf.device("CPU:0"), tf.control_dependencies(self._computed(gradients)):
             ended = self._ended.assign(tf.timestamp())
         with tf.control_dependencies([ended]):
@@ -273,17 +272,17 @@ class GraphStepTimer:
 
     @staticmethod
     def _computed(gradients: list[Any]) -> list[Any]:
-        """Return a tensor that exists when all gradients are computed; on a GPU, operations return before."""
+        """Return tensors that exist once all gradients are computed: on a GPU, operations return earlier."""
         if not tf.config.get_visible_devices("GPU"):
             return gradients
-        # One number of each in one copy to the node's memory, for which the GPU has to finish them.
+        # To copy one number of each to the node's memory, the GPU has to finish them.
         numbers = [tf.cast(tf.reshape(gradient, [-1])[:1], tf.float32) for gradient in gradients]
         with tf.device("CPU:0"):
             return [tf.identity(tf.concat(numbers, axis=0))]
 
 
 def make_variables(model: Any, x: Any, y: Any) -> None:
-    """Create all variables of a model, its optimizer, loss and metrics by a step that changes none.
+    """Create all variables of a model, its optimizer, loss and metrics, and leave their values.
 
     A compiled step that creates variables is traced twice.
     """
@@ -306,10 +305,10 @@ def _first(values: Any, count: Any) -> Any:
 
 
 def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[str, Any]], float]:
-    """Return plain training by the model's compiled loss, which returns the mean loss over samples.
+    """Return plain training by the model's compiled loss; it returns the mean loss over samples.
 
-    Batches are padded to one size, so that the step is traced once; the loss is that of the first `rows`
-    rows, with any reduction, so that the other rows have no gradient.
+    Batches are padded to one size, so that the step is traced once. The loss takes only the first `rows`
+    rows, so the padding has no gradient, whatever the reduction.
     """
 
     @compiled_step
@@ -329,7 +328,7 @@ def _default_train_fn(model: Any, rows: Any) -> Callable[[Any, Any, Any, dict[st
         losses, sizes = [], []
         for x, y, _ in data.padded():
             data.loss = step(tf.nest.map_structure(tf.convert_to_tensor, x), tf.convert_to_tensor(y))
-            # Kept as a tensor: to read its value in each step would wait for the GPU.
+            # A tensor: reading its value in each step would wait for the GPU.
             losses.append(data.loss)
             sizes.append(data.counted)
         return float(np.average(np.array(losses, dtype=float), weights=sizes)) if any(sizes) else 0.0

@@ -36,7 +36,7 @@ class TrainedWith:
 
 @dataclass(frozen=True)
 class RecordedPass:
-    """A minibatch before its backward pass: the tape keeps what the compiled forward pass left behind."""
+    """A minibatch before its backward pass, with the tape of the compiled forward pass."""
 
     tape: Any
     sources: list[Any]
@@ -103,7 +103,7 @@ class KerasStage(StageNetwork):
         self._sent = self.weights()
 
     def version(self) -> list[Any]:
-        """Return the present weights; TensorFlow copies them when an update comes while this is in use."""
+        """Return the present weights; TensorFlow copies them if an update comes while they are in use."""
         return [tf.convert_to_tensor(variable) for variable in self._model.trainable_variables]
 
     def forward(self, minibatch: int, version: list[Any], inputs: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class KerasStage(StageNetwork):
         self._update(self._gradients.pop(minibatch))
 
     def slot_bytes(self) -> int:
-        """Return the bytes of the variables that belong to one weight each."""
+        """Return the bytes of the optimizer's variables for single weights."""
         return sum(array_of(slot).nbytes for slots in self._slots.values() for slot in slots)
 
     def statistics(self) -> list[Tensor]:
@@ -146,7 +146,7 @@ class KerasStage(StageNetwork):
         return [array_of(variable).copy() for variable in self._statistics]
 
     def set_statistics(self, statistics: Sequence[Tensor]) -> None:
-        """Assign them."""
+        """Assign values to these variables."""
         for variable, values in zip(self._statistics, statistics, strict=True):
             variable.assign(values)
 
@@ -206,7 +206,7 @@ class KerasStage(StageNetwork):
         self._model.trainable_variables[at].assign(values)
 
     def _owns(self, name: str) -> bool:
-        """Return true if a name is one of its layers' state, or of the optimizer's as a whole."""
+        """Return true if a name belongs to one of its layers, or to the optimizer as a whole."""
         return name.split("/")[0] in {"optimizer", *(f"layer-{layer}" for layer in self.layers)}
 
     def _named(self) -> dict[str, Any]:
@@ -226,7 +226,7 @@ class KerasStage(StageNetwork):
         return [one for one in self._model.non_trainable_variables if "float" in str(one.dtype)]
 
     def _padded(self, values: Tensor) -> Any:
-        """Return a tensor with the rows of a full batch, and tell the compiled steps how many are samples."""
+        """Pad values to the rows of a full batch, and tell the compiled steps how many are samples."""
         if len(values) != self._samples:
             self._samples = len(values)
             self._rows.assign(self._samples)
@@ -243,17 +243,17 @@ class KerasStage(StageNetwork):
         return RecordedPass(tape, sources, results)
 
     def _end(self, minibatch: int, gradients: list[Any], samples: int) -> Tensor | None:
-        """Keep the gradients of the weights, and return that of the inputs, without padding."""
+        """Keep the gradients of the weights; return the gradient of the inputs, without padding."""
         weights = len(self._model.trainable_variables)
         self._gradients[minibatch] = gradients[:weights]
         return array_of(gradients[weights])[:samples] if gradients[weights:] else None
 
     def _called(self, version: list[Any], x: Any, loss_of: Any, state: Sequence[Any] = ()) -> Any:
-        """Return a function's value of the outputs, computed with the weights of a version.
+        """Return ``loss_of(outputs)``, computed with the weights of a version.
 
-        State that no optimizer changes is that of the model, which changes; or a given one, and that of the
-        model stays. The value is computed in the scope as well, since losses of layers depend on weights.
-        Therefore the model is not called by its ``stateless_call``, which ends such a scope before.
+        Without a given `state`, the pass uses and changes the model's statistics; with one, it changes none.
+        Losses of layers depend on weights, so `loss_of` runs inside the scope; the model's own
+        ``stateless_call`` would leave it too early.
         """
         model = self._model
         mapping = [
@@ -271,12 +271,12 @@ class KerasStage(StageNetwork):
         return value
 
     def _forward_step(self, version: list[Any], x: Any) -> tuple[Any, Any]:
-        """Return the activations, and the sum of the losses that layers add, as regularizers do."""
+        """Return the activations, and the sum of the losses that layers add, such as regularizers."""
         outputs: tuple[Any, Any] = self._called(version, x, self._with_losses)
         return outputs
 
     def _again_step(self, state: list[Any], version: list[Any], x: Any) -> tuple[Any, Any]:
-        """Return the same from the state of the first time."""
+        """Return the same as `_forward_step`, from the state of the first pass."""
         outputs: tuple[Any, Any] = self._called(version, x, self._with_losses, state)
         return outputs
 
@@ -303,7 +303,7 @@ class KerasStage(StageNetwork):
 
 
 def _repeated(values: Tensor, rows: int) -> Any:
-    """Return a tensor with at least so many rows; its memory is not that of the values."""
+    """Repeat values to at least `rows` rows, in a tensor with its own memory."""
     return tf.convert_to_tensor(values[np.arange(max(rows, len(values))) % len(values)])
 
 

@@ -1,4 +1,4 @@
-"""State as NumPy arrays: each tensor and each array under its path, and the structure as JSON."""
+"""State as NumPy arrays: each tensor and array under its path, and the structure as JSON."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 Dissolve = Callable[[Any], tuple[npt.NDArray[Any], str] | None]
 """Function that returns the array and the type of a framework's tensor; None for any other value."""
 Form = Callable[[npt.NDArray[Any], str], Any]
-"""Function that returns a new tensor of an array, and of the type that `Dissolve` returned."""
+"""Function that makes a new tensor from the array and the type that `Dissolve` returned."""
 
 
 def no_tensors(_value: Any) -> None:
-    """Return None, as of a framework without tensors of its own."""
+    """Return None: there are no tensors of a framework."""
 
 
 def pack(state: Any, dissolve: Dissolve = no_tensors) -> dict[str, npt.NDArray[Any]]:
@@ -52,7 +52,7 @@ def to_bytes(state: Any) -> bytes:
 
 
 def from_bytes(data: bytes) -> Any:
-    """Return the state of which `to_bytes` has made these bytes."""
+    """Return the state that `to_bytes` has packed."""
     with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
         return unpack(arrays)
 
@@ -63,11 +63,11 @@ def _described(value: Any, place: str, arrays: dict[str, npt.NDArray[Any]], diss
         arrays[place], dtype = dissolved
         return {"tensor": place, "dtype": dtype}
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        # NumPy writes the types of others, such as bfloat16, without their names.
+        # NumPy writes types that are not its own, such as bfloat16, without their names.
         is_foreign = value.dtype.kind == "V" and value.dtype.names is None
         arrays[place] = value.view(f"u{value.itemsize}") if is_foreign else value
         return {"array": place, **({"dtype": value.dtype.name} if is_foreign else {})}
-    # Schedulers of PyTorch use its methods; as a mapping it would come back as a plain one.
+    # PyTorch's schedulers need its methods; a plain mapping has none of them.
     if isinstance(value, Counter):
         return {"counter": list(value.items())}
     if isinstance(value, Mapping):

@@ -57,7 +57,7 @@ from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions, takes_context
 
 CONTEXT, GRADIENTS = "context", "gradients"
-"""Names of the state of a ``train_fn``, and of gradients that await the optimizer's next step."""
+"""Names in the state: of a ``train_fn``, and of gradients that await the optimizer's next step."""
 
 
 class TorchNetwork(TrainableNetwork):
@@ -66,7 +66,7 @@ class TorchNetwork(TrainableNetwork):
     Attributes
     ----------
     evaluates_examples : bool
-        True if a rank without samples in a batch of an evaluation has to run the network with the others.
+        True if a rank without samples in a validation batch must run the network with the others.
     """
 
     evaluates_examples = False
@@ -115,8 +115,8 @@ class TorchNetwork(TrainableNetwork):
         if self._averaging is None:
             return loss
         self._averaging.release()
-        # The statistics that each rank has gathered, such as batch-norm means. The weights are the ranks'
-        # shares of the samples, as for gradients: a rank with more of each batch has seen more of the data.
+        # Each rank's statistics, such as batch-norm means, weighted by its share of the samples as gradients
+        # are: a rank with more of each batch has seen more of the data.
         buffers = list(self._model.buffers())
         average((buffer for buffer in buffers if buffer.is_floating_point()), batches.share)
         make_equal(buffer for buffer in buffers if not buffer.is_floating_point())
@@ -125,16 +125,16 @@ class TorchNetwork(TrainableNetwork):
         return float(losses)
 
     def end_epoch(self, metrics: Mapping[str, float]) -> None:
-        """Advance a scheduler that waits for the stop rule's metric; show the results to ``train_fn``."""
+        """Advance a scheduler that waits for the stop rule's metric; give ``train_fn`` the results."""
         if self._parts.scheduler is not None and self._parts.waits_for_metric:
             self._parts.scheduler.step(metrics[self._member.stop.metric])
         super().end_epoch(metrics)
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
-        """Evaluate each rank's share: scores are means over samples, and their sums are added over ranks."""
+        """Evaluate this rank's share: scores are means over samples, and their sums are added over ranks."""
         self._model.eval()
         scores = {**self._parts.metrics, "loss": self._parts.loss}
-        # The last sum is the number of samples. On the device, for which float() would wait each time.
+        # The last sum is the number of samples. On the device: float() would wait for it in each batch.
         sums = torch.zeros(len(scores) + 1, dtype=torch.float64, device=self._device)
         with torch.no_grad():
             for samples, count in batches:
@@ -184,7 +184,7 @@ class TorchNetwork(TrainableNetwork):
                 raise KeyError(*state)
         except (KeyError, RuntimeError, ValueError) as error:
             raise other_variables(error) from error
-        # A network that was trained before has gradients of another state.
+        # Gradients of earlier training belong to another state.
         self._optimizer.zero_grad()
         for name, parameter in self._model.named_parameters():
             if name in gradients:
@@ -208,23 +208,22 @@ class TorchNetwork(TrainableNetwork):
         )
 
     def _unpacked(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
-        """Return the state of which these are the arrays."""
         return unpack(arrays)
 
     def _joined(self) -> Averaging | GradientShares:
-        """Begin with equal networks on all ranks; return what averages their gradients."""
+        """Make the networks of all ranks equal; return what averages their gradients."""
         make_equal([*self._model.parameters(), *self._model.buffers()])
         return Averaging(self._optimizer, self._accumulation)
 
     def _weight_in_step(self, batches: Batches) -> float:
-        """Return the weight with which the gradients of a batch are added to those of its step."""
+        """Return the weight of a batch's gradients in its step."""
         return batches.weight
 
     def _after_step(self, *_: Any) -> None:
         self._accumulates = False
 
     def _gradients(self) -> dict[str, torch.Tensor]:
-        """Return the gradients since the optimizer's last step: training may stop before the next."""
+        """Return the gradients since the optimizer's last step: training may stop before the next one."""
         parameters = self._model.named_parameters() if self._accumulates else ()
         return {name: parameter.grad for name, parameter in parameters if parameter.grad is not None}
 
@@ -256,7 +255,7 @@ class TorchNetwork(TrainableNetwork):
         return mapped_outputs(lambda tensor: tensor[:count], self._model(x)), y[:count]
 
     def _number(self, value: Any) -> torch.Tensor:
-        """Return a number on the device, where it may still have to be computed."""
+        """Return a number on the device, which may still be computing it."""
         return torch.as_tensor(value, dtype=torch.float64, device=self._device).reshape(())
 
     def _holders(self) -> dict[str, Any]:
@@ -288,13 +287,13 @@ class PyTorch(Framework):
         """Limit threads, choose the GPU and the kind of algorithms, seed all generators."""
         torch.set_num_threads(len(cores))
         if device is not None and torch.cuda.is_available():
-            # The others stay visible to NCCL, which would lose its fast paths without them.
+            # The other GPUs stay visible: NCCL would lose its fast paths without them.
             torch.cuda.set_device(device)
         if deterministic:
-            # PyTorch requires it of matrix products on GPUs, whose results depend on the workspace.
+            # PyTorch requires it: results of matrix products on GPUs depend on the workspace.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         if deterministic or torch.are_deterministic_algorithms_enabled():
-            # The call imports torch._dynamo, which takes as long as PyTorch: leaders and probes do without.
+            # The call imports torch._dynamo, as slow as PyTorch itself: leaders and probes do without.
             torch.use_deterministic_algorithms(deterministic)
         random.seed(seed)
         # NumPy's global generator refuses seeds of more than 32 bits.
@@ -302,7 +301,7 @@ class PyTorch(Framework):
         torch.manual_seed(seed)
 
     def build(self, member: Member, functions: UserFunctions, group: Group, sample: Samples) -> TorchNetwork:
-        """Call ``model_fn``, move the network to the GPU if there is one, and create all lazy parameters.
+        """Call ``model_fn``, move the network to the GPU if there is one, create lazy parameters.
 
         Raises
         ------
@@ -314,7 +313,7 @@ class PyTorch(Framework):
         _check_mode(parts.scheduler, member)
         device = present_device()
         if member.shard:
-            # Its packages take memory and time, which members without it need not spend.
+            # Its packages take memory and time: only members that use it import them.
             from hetctl.runtime.frameworks.torch_sharded import sharded_network
 
             return sharded_network(parts, member, functions, group, sample, device)
@@ -340,7 +339,7 @@ class PyTorch(Framework):
         return str(dist.get_backend())
 
     def all_reduce(self, count: int) -> Callable[[], None]:
-        """Return a function that sums zeros, which do not change."""
+        """Return a function that sums zeros."""
         values = torch.zeros(count, device=present_device())
 
         def run() -> None:
@@ -381,7 +380,7 @@ class PyTorch(Framework):
         # Reference cycles hold tensors until a collection, and empty_cache() returns unused blocks only.
         gc.collect()
         if torch.cuda.is_available():
-            # What other ranks had opened, too.
+            # Also what other ranks had opened.
             torch.cuda.ipc_collect()
             torch.cuda.empty_cache()
 
@@ -399,7 +398,7 @@ def _check_loss_scale(parts: Parts, name: str, train_fn: Callable[..., Any] | No
 
 
 def _check_mode(scheduler: Any, member: Member) -> None:
-    """Refuse a scheduler that takes an improvement of the stop rule's metric for the contrary."""
+    """Refuse a scheduler that takes a better value of the stop rule's metric for a worse one."""
     mode = getattr(scheduler, "mode", member.stop.mode)
     if isinstance(scheduler, ReduceLROnPlateau) and mode != member.stop.mode:
         raise BadInputError(
@@ -426,7 +425,7 @@ def _default_train_fn(
             loss.backward()
             optimizer.step()
             data.loss = loss.detach()
-            # A sum on the device: float() in each step would wait for the GPU.
+            # On the device: float() in each step would wait for the GPU.
             total = total + data.loss * data.counted
             samples += data.counted
         return float(total) / samples if samples else 0.0

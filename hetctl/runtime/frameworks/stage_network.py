@@ -1,4 +1,4 @@
-"""Networks that are cut into stages of a pipeline: interface of frameworks (HetPipe, section 4)."""
+"""Interface of frameworks for networks that are cut into stages of a pipeline (HetPipe, section 4)."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from hetctl.runtime.data.loaders import Samples
 Tensor = npt.NDArray[Any]
 """Activations, gradients or weights in the memory of the node; the first axis of activations are samples.
 
-Given arrays may be read-only, and are not used after the return. Returned activations and gradients may share
+Arguments may be read-only, and are not used after the return. Returned activations and gradients may share
 memory with the network: send or copy them before the next call, and do not change them.
 """
 
 
 PassedTensor = Any
-"""Activations or gradients on their way between stages: a `Tensor`, or a tensor of the framework on a GPU.
+"""Activations or gradients on their way between stages: a `Tensor`, or a framework's tensor on a GPU.
 
-The latter is computed, and kept in memory while anybody refers to it. Both have `nbytes`.
+The GPU's tensor is computed, and stays in memory while anybody refers to it. Both have `nbytes`.
 """
 
 
 class TensorMemory:
-    """Memory of the tensors that stages pass to each other: of this rank's GPU or, by default, of the node.
+    """Memory of the tensors that stages pass to each other: on this rank's GPU or, by default, the node's.
 
-    The node's is that of slots, and of frameworks whose tensors no other process can open.
+    Slots use the node's memory, and so do frameworks whose tensors other processes cannot open.
     """
 
     def filled(self, value: float, size: int) -> PassedTensor | None:
-        """Return a tensor of 32-bit numbers on the GPU, `size` times a value; None for a slot."""
+        """Return a tensor of `size` equal 32-bit numbers on the GPU; None for a slot."""
 
     def empty(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Tensor:
         """Return an array in the memory from which tensors reach the device fastest."""
         return np.empty(shape, dtype)
 
     def array(self, tensor: PassedTensor) -> Tensor:
-        """Return a tensor in the node's memory; one that is there already without a copy."""
+        """Return a tensor in the node's memory, without a copy if it is there."""
         return np.asarray(tensor)
 
     def exported(self, tensor: PassedTensor) -> str | None:
         """Return a handle by which other processes of the node open a tensor where it is.
 
-        None: it cannot be opened elsewhere, as arrays cannot. The tensor stays in memory, also if nobody here
-        refers to it any more, until the other process has opened it and refers to it no more.
+        None: other processes cannot open it, such as an array. The tensor stays in memory until the other
+        process has opened and dropped it, even if nobody here refers to it.
         """
 
     def opened(self, handle: str) -> PassedTensor:
@@ -63,7 +63,7 @@ class TensorMemory:
         raise RuntimeError(f"no tensor of another process can be opened here, such as {handle[:20]}")
 
     def received(self, tensor: PassedTensor) -> PassedTensor:
-        """Return a tensor of another rank in this rank's memory, when it is there."""
+        """Return another rank's tensor in this rank's memory, once it is complete."""
         return tensor
 
 
@@ -73,9 +73,9 @@ class ComputeTime(NamedTuple):
     Parameters
     ----------
     compute_s : float
-        Seconds for which the GPU computes if it never waits for a kernel to be launched.
+        Seconds for which the GPU computes if it never waits for a launch.
     launch_s : float
-        Seconds in which the host launches the kernels; 0 on a slot, which does both.
+        Seconds in which the host launches the kernels; 0 on a slot.
     """
 
     compute_s: float
@@ -100,7 +100,7 @@ class RecomputedPass:
 
 
 class LearningRate(Protocol):
-    """Learning rate of an optimizer, whether it is constant or a scheduler sets it."""
+    """Learning rate of an optimizer, constant or set by a scheduler."""
 
     def scale(self, factor: float) -> None:
         """Multiply the rate of all later steps."""
@@ -136,7 +136,7 @@ class StatefulNetwork(ABC):
     def adopt(self, arrays: Mapping[str, Tensor]) -> None:
         """Restore the state of another network, but keep the hyper-parameters of this one's optimizer.
 
-        To be called before the network has trained or its learning rate was scaled.
+        Call it before the network trains, and before its learning rate is scaled.
         """
         with self._rate.kept():
             self.restore(arrays)
@@ -149,24 +149,24 @@ class StatefulNetwork(ABC):
 class StageNetwork(StatefulNetwork):
     """Consecutive layers of a network with their optimizer, on this rank; the other layers do not exist here.
 
-    Minibatches are numbered. Several may be between their forward and backward passes, each with a version
-    of the weights of its own, which both passes use. A minibatch goes through `forward`, `backward` and
-    `update`, in the last stage through `both` and `update`.
+    Minibatches are numbered. Several may be between their forward and backward passes; both passes of one use
+    the same version of the weights. A minibatch goes through `forward`, `backward` and `update`, in the last
+    stage through `both` and `update`.
 
     State that no optimizer changes, such as batch-norm means, has no versions: every forward pass in training
-    uses and changes the present one. Random numbers, as of dropout, are drawn on each rank by itself.
+    uses and changes the present one. Each rank draws its own random numbers, such as dropout's.
 
-    Names in `save` begin with ``layer-<number>/`` for what belongs to a layer, with its optimizer slots; what
-    belongs to the optimizer as a whole has names without a layer, and is equal in all stages. PyTorch's
-    random generators belong to the first layer of a stage. No minibatch may have begun and not ended.
-    `restore` takes what stages saved, and ignores arrays of other layers.
+    In `save`, names of a layer's state and optimizer slots begin with ``layer-<number>/``. State of the
+    optimizer as a whole has no such prefix, and is equal in all stages. PyTorch's random generators belong to
+    the first layer of a stage. Save only while no minibatch is in progress. `restore` takes what stages
+    saved, and ignores arrays of other layers.
 
     Attributes
     ----------
     layers : range
         Numbers of its layers in the chain, counted from 0.
     weight_names, statistic_names : tuple of str
-        Names in `save` of each of `weights` and of `statistics`.
+        Names in `save` of the arrays of `weights` and of `statistics`.
     """
 
     layers: range
@@ -178,22 +178,22 @@ class StageNetwork(StatefulNetwork):
     def version(self) -> Any:
         """Return the present weights; later updates do not change them.
 
-        They are copied only if an update comes while the version, or a minibatch that has begun with it, is
-        in use: drop it when no other minibatch is to begin with it.
+        They are copied only if an update comes while the version, or a minibatch begun with it, is in use:
+        drop it when no other minibatch will begin with it.
         """
 
     @abstractmethod
     def forward(self, minibatch: int, version: Any, inputs: PassedTensor) -> PassedTensor:
-        """Return the activations after the last layer; what the backward pass needs is kept."""
+        """Return the activations after the last layer; keep what the backward pass needs."""
 
     @abstractmethod
     def backward(self, minibatch: int, gradient: PassedTensor) -> PassedTensor | None:
-        """Compute the gradients of the weights, and return that of the inputs; None for the first layer.
+        """Compute the gradients of the weights; return the gradient of the inputs, None for the first layer.
 
         Parameters
         ----------
         gradient : array
-            Gradient of the loss by the activations that `forward` returned.
+            Gradient of the loss with respect to the activations that `forward` returned.
         """
 
     @abstractmethod
@@ -202,17 +202,17 @@ class StageNetwork(StatefulNetwork):
     ) -> tuple[float, PassedTensor | None]:
         """Return the mean loss over the samples, and the gradient of the inputs; for the last stage.
 
-        The gradient is None if the stage has the first layer, too. The loss includes what layers of this
-        stage add to it, as Keras' regularizers do; those of other stages only get its gradients.
+        The gradient is None if the stage has the first layer, too. The loss includes losses that layers of
+        this stage add, such as Keras' regularizers; losses of other stages only affect gradients.
         """
 
     @abstractmethod
     def update(self, minibatch: int) -> None:
-        """Have the optimizer change the present weights by the gradients of a minibatch, and forget it."""
+        """Update the present weights by the gradients of a minibatch, and forget it."""
 
     @abstractmethod
     def slot_bytes(self) -> int:
-        """Return the bytes of the optimizer's state for the weights, once it has updated them."""
+        """Return the bytes of the optimizer's state for the weights; call it after an update."""
 
     @abstractmethod
     def statistics(self) -> list[Tensor]:
@@ -224,7 +224,7 @@ class StageNetwork(StatefulNetwork):
 
     @abstractmethod
     def infer(self, inputs: PassedTensor) -> PassedTensor:
-        """Return the activations of validation samples, without padding, as in `evaluate` of a network."""
+        """Return the activations of validation samples in evaluation mode, without padding."""
 
     @abstractmethod
     def score(self, inputs: PassedTensor, targets: Tensor) -> None:
@@ -240,33 +240,33 @@ class StageNetwork(StatefulNetwork):
     def computed(self) -> ComputeTime | None:
         """Return the time of the passes and updates since the last call; the first call returns zeros.
 
-        The copies before and after are left out. None: there is no GPU, or it is not known.
+        Copies before and after do not count. None: there is no GPU, or the time is unknown.
         """
         return None
 
     def end_epoch(self) -> None:
-        """Advance schedulers of the learning rate that step once an epoch."""
+        """Advance learning-rate schedulers that step once an epoch."""
 
     def weights(self) -> list[Tensor]:
-        """Return copies of the present trainable weights, in an order that only the layers determine."""
+        """Return copies of the present trainable weights, in an order that depends only on the layers."""
         return list(self._copies())
 
     def updates(self) -> list[Tensor]:
-        """Return the sum of all updates since the last call, in the order of `weights`: those of a wave.
+        """Return the sum of all updates since the last call, in the order of `weights`: a wave's.
 
-        The first call counts from the first weights, or from those of `restore`.
+        The first call counts from the initial or restored weights.
         """
         updates = []
         for at, now in enumerate(self._copies()):
             then, self._sent[at] = self._sent[at], now
-            # In the memory of the weights before, which nothing else uses.
+            # In the memory of the old weights, which nothing else uses.
             updates.append(np.subtract(now, then, out=then))
         return updates
 
     def rebase(self, weights: Iterable[Tensor]) -> None:
-        """Set the weights to these plus the sum of the updates since the last call of `updates`.
+        """Set the weights to the given ones plus the updates since the last call of `updates`.
 
-        They are taken one by one, so that those that are computed need not be in memory at once.
+        They are taken one by one, and need not be in memory at once.
         """
         for at, (now, new) in enumerate(zip(self._copies(), weights, strict=True)):
             np.subtract(now, self._sent[at], out=now)
@@ -283,20 +283,20 @@ class StageNetwork(StatefulNetwork):
 
 
 class Chain(Protocol):
-    """A network whose layers follow one another: only one tensor passes from each to the next.
+    """A network whose layers follow one another, with a single tensor between two layers.
 
     Attributes
     ----------
     layers : tuple of str
-        Names of the layers, in order of computation; layers between which no cut is possible count as one.
+        Names of the layers, in order of computation; layers that cannot be cut apart count as one.
     """
 
     layers: tuple[str, ...]
 
     def build(self, layers: range, sample: Samples, *, recomputes: bool = False) -> StageNetwork:
-        """Build consecutive layers alone; weights begin as they would in the whole network of that seed.
+        """Build consecutive layers alone, with the initial weights that they have in the whole network.
 
-        It may be called repeatedly; each call builds a network of its own.
+        Each call builds a new network.
 
         Parameters
         ----------
@@ -305,7 +305,6 @@ class Chain(Protocol):
         sample : tuple of array
             A batch of the whole network with one sample, for shapes.
         recomputes : bool
-            Between the passes of a minibatch keep its inputs alone, and compute the forward pass again before
-            the backward pass: with its version of the weights, and with the statistics and random numbers of
-            the first time, so that all has the same bits.
+            Keep only a minibatch's inputs between its passes, and repeat the forward pass before the backward
+            pass: with the same weights, statistics and random numbers, so that all bits are the same.
         """

@@ -37,7 +37,7 @@ from hetctl.runtime.worker.user_functions import UserFunctions
 
 HOST = "localhost"
 CONVERTED = "__autograph_generated_file"
-"""Beginning of the names of modules in which AutoGraph stores what it has made of Python functions."""
+"""Prefix of the modules in which AutoGraph stores the code that it makes of Python functions."""
 
 
 class TensorFlow(Framework):
@@ -63,7 +63,7 @@ class TensorFlow(Framework):
         tf.config.threading.set_intra_op_parallelism_threads(len(cores))
         tf.config.threading.set_inter_op_parallelism_threads(len(cores))
         if device is not None and (gpus := tf.config.list_physical_devices("GPU")):
-            # The others stay visible to NCCL, which would lose its fast paths without them.
+            # The other GPUs stay visible: NCCL would lose its fast paths without them.
             tf.config.set_visible_devices(gpus[device], "GPU")
             # By default TensorFlow takes nearly all of a GPU's memory at its first operation.
             tf.config.experimental.set_memory_growth(gpus[device], True)
@@ -100,7 +100,7 @@ class TensorFlow(Framework):
         horovod()
 
     def initialize(self, group: ProcessGroup) -> None:
-        """Start Horovod over Gloo: unlike an MPI world, its worlds can be formed repeatedly.
+        """Start Horovod over Gloo, whose worlds can be formed repeatedly, unlike MPI's.
 
         Raises
         ------
@@ -114,7 +114,7 @@ class TensorFlow(Framework):
             )
         found = None
         if group.rank == 0:
-            # All ranks are as on one host: that matters only for hierarchical operations, which are off.
+            # All ranks count as on one host; only hierarchical operations care, and they are off.
             alone = {f"cross_{rank}": 1 for rank in range(group.size)}
             scopes = {"global": group.size, f"local_{HOST}": group.size, **alone}
             found = self._rendezvous.enter_context(horovod_rendezvous(scopes, group.host))
@@ -128,7 +128,7 @@ class TensorFlow(Framework):
         self._rendezvous.close()
 
     def backend(self) -> str:
-        """Return NCCL if Horovod supports it and there is a GPU; without it, data go through host memory."""
+        """Return NCCL if Horovod supports it and there is a GPU, else Gloo, through the host's memory."""
         has_gpu = bool(tf.config.get_visible_devices("GPU"))
         return NCCL if has_gpu and horovod().nccl_built() else GLOO
 
@@ -144,7 +144,7 @@ class TensorFlow(Framework):
         return run
 
     def gpu_memory(self) -> int:
-        """Return the bytes of the first visible GPU as the node tells them: TensorFlow does not."""
+        """Return the bytes of the first visible GPU, from the node: TensorFlow does not tell them."""
         if not self.peak_gpu_memory():
             return 0
         return next((gpu.memory or 0 for gpu in visible_gpus(gpus_of_node(), os.environ)), 0)
@@ -175,16 +175,16 @@ class TensorFlow(Framework):
         return GpuMemory(
             device=device or 0,
             allocated=allocated,
-            # It does not tell what its allocator has taken; before the first layer that is hardly more.
+            # TensorFlow hides what its allocator has reserved; before the first layer that is hardly more.
             reserved=allocated,
             wait=tf.test.experimental.sync_devices,
             there_and_back=there_and_back,
         )
 
     def remove_temporary_files(self) -> None:
-        """Remove the code that AutoGraph has made of functions, as those of Horovod and of input pipelines.
+        """Remove the code that AutoGraph has made, such as of Horovod's and input pipelines' functions.
 
-        AutoGraph removes sources in an exit handler, which ranks do not run, and bytecode never.
+        AutoGraph removes sources in an exit handler, which ranks do not run, and never removes bytecode.
         """
         for name, module in list(sys.modules.items()):
             if name.startswith(CONVERTED):
@@ -195,7 +195,7 @@ class TensorFlow(Framework):
     def clear(self) -> None:
         """Delete graphs and names, and collect their garbage."""
         with unused_gradients_released():
-            # It collects garbage itself: a second collection found nothing, and took 3 ms.
+            # It collects garbage itself: another collection found nothing, and took 3 ms.
             keras.backend.clear_session()
 
 
@@ -219,19 +219,19 @@ def _gloo_environment(group: ProcessGroup) -> dict[str, str]:
 
 
 GPU, CPU = "GPU:0", "CPU:0"
-"""The only GPU that set_visible_devices() has left, whichever it is on the node, and the CPU."""
+"""The only GPU that set_visible_devices() leaves, and the CPU."""
 CUSTOM_GRADIENT = "CustomGradient-"
-"""Beginning of the names under which TensorFlow registers gradients that are made with a graph."""
+"""Prefix of the names under which TensorFlow registers gradients of a graph."""
 GRADIENTS = "_hetctl_custom_gradients"
-"""Attribute of a graph with what is registered for it."""
+"""Attribute of a graph with the gradients registered for it."""
 POOLED_BYTES = 2**20
-"""Size of a tensor in oneDNN's pool, which leaves those below 256 KiB to the C library."""
+"""Size of a tensor in oneDNN's pool; tensors below 256 KiB are the C library's."""
 
 
 class PoolMemory(MemoryGauge):
     """Memory of TensorFlow on a slot, by its own count.
 
-    The pool of oneDNN keeps what is freed: the resident memory would hide what the next passes need.
+    oneDNN's pool keeps freed memory: the resident memory would hide what the next passes need.
     """
 
     def context_bytes(self) -> int:
@@ -252,7 +252,7 @@ class PoolMemory(MemoryGauge):
 
 
 def has_pool() -> bool:
-    """Return true if TensorFlow counts tensors in the node's memory, as the pool of oneDNN does."""
+    """Return true if TensorFlow counts tensors in the node's memory, as oneDNN's pool does."""
     tensor = tf.zeros(POOLED_BYTES, tf.uint8)
     try:
         counted: int = tf.config.experimental.get_memory_info(CPU)["current"]
@@ -267,8 +267,8 @@ def unused_gradients_released() -> Iterator[None]:
 
     TensorFlow registers each call of `tf.custom_gradient` in a graph for good, and with it the graph, its
     weights and the optimizer's state. Every compiled step has one: Keras' optimizers call `all_reduce` of a
-    `ReplicaContext`. Meanwhile the graphs alone refer to their gradients; those of graphs that are in use
-    otherwise are registered again, since their backward passes may still have to be made.
+    `ReplicaContext`. Inside the block only graphs refer to their gradients. The gradients of graphs that
+    survive are registered again: their backward passes may still come.
     """
     registered = gradient_registry._registry
     graphs = []
@@ -286,9 +286,9 @@ def unused_gradients_released() -> Iterator[None]:
 
 
 def _graph_of(gradient: Callable[..., Any]) -> Any:
-    """Return the graph for which a gradient was made, None if it is not found.
+    """Return the graph for which a gradient was made, or None.
 
-    It is that of the results, to which the function that is called by the registered one refers.
+    The registered function calls another one, which refers to the graph's results.
     """
     functions: list[Callable[..., Any]] = [gradient]
     functions += filter(inspect.isfunction, _captured(gradient))

@@ -1,7 +1,7 @@
-"""Batches in PyTorch: their tensors, and the last ones of an epoch, padded or of a single sample.
+"""Batches in PyTorch: their tensors, and an epoch's last batches, padded or with a single sample.
 
-A compiled module is traced again for each size of its batches: all its batches get one size, and the padding
-is ignored. Modules that are not compiled get batches without padding.
+A compiled module is traced again for each batch size: all its batches get one size, and the padding is
+ignored. Other modules get batches without padding.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def tensor_of(values: Any, device: torch.device) -> torch.Tensor:
 
 
 class Uploads:
-    """Copies of batches to the device, which on a GPU go on while it computes.
+    """Copies of batches to the device, made while a GPU computes.
 
-    The GPU can only read page-locked memory by itself. A batch is copied there first, so that its own memory
-    may be overwritten at once, and then in a queue beside that of the computation, which waits for it. The
-    values are those of `tensor_of`.
+    A GPU itself reads only page-locked memory. A batch is first copied there, which frees its own memory, and
+    then to the GPU in a queue of its own, for which the computation waits. The values are those of
+    `tensor_of`.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -48,13 +48,13 @@ class Uploads:
         """Return the arrays of a batch as tensors on the device; of records, their fields by name."""
         if self._copies is None:
             return tuple(tensors_of(values, self._device) for values in arrays)
-        # Kept by PyTorch until the copy from it is done, and then used for later batches.
+        # PyTorch keeps this memory until the copy is done, and uses it again for later batches.
         locked = tree_map(page_locked, tuple(map(fields_of, arrays)))
         with torch.cuda.stream(self._copies):
             tensors = tree_map(lambda values: values.to(self._device, non_blocking=True), locked)
         computation = torch.cuda.current_stream(self._device)
         computation.wait_stream(self._copies)
-        # Or their memory would be given to the next batch while this one is still in use.
+        # Otherwise the next batch would get their memory while this one is still in use.
         for tensor in tree_leaves(tensors):
             tensor.record_stream(computation)
         return tuple(tensors)
@@ -87,10 +87,9 @@ def array_of(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def sent_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
-    """Return what `array_of` does, of a tensor of which the likes are copied again and again.
+    """Return a tensor's values as `array_of` does, for tensors of one shape that are sent again and again.
 
-    From a GPU it is copied into locked pages, which PyTorch keeps for the next ones: other memory, which is
-    new each time, takes several times as long.
+    From a GPU they go into locked pages, which PyTorch reuses: new memory takes several times as long.
     """
     if not tensor.is_cuda:
         return array_of(tensor)
@@ -98,7 +97,7 @@ def sent_array(tensor: torch.Tensor) -> npt.NDArray[Any]:
 
 
 def empty_array(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return an array for values that go to the device next, with locked pages if that is a GPU."""
+    """Return an array for values that go to the device next, with locked pages for a GPU."""
     if not torch.cuda.is_available():
         return np.empty(shape, dtype)
     kind = np.dtype(dtype)
@@ -107,7 +106,7 @@ def empty_array(shape: Sequence[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
 
 
 def mapped_outputs(function: Callable[[torch.Tensor], Any], outputs: Any) -> Any:
-    """Return a network's outputs, of which mappings and sequences may be nested, with changed tensors."""
+    """Apply a function to each tensor of a network's outputs: nested mappings and sequences."""
     if isinstance(outputs, torch.Tensor):
         return function(outputs)
     if isinstance(outputs, Mapping):
@@ -116,7 +115,7 @@ def mapped_outputs(function: Callable[[torch.Tensor], Any], outputs: Any) -> Any
 
 
 def _type_of(tensor: torch.Tensor) -> torch.dtype:
-    """Return the type that a network gets values in: for floating-point ones the default type of modules."""
+    """Return the type of a network's inputs: modules' default type for floating-point values."""
     return torch.get_default_dtype() if tensor.is_floating_point() else tensor.dtype
 
 
@@ -133,21 +132,21 @@ def ignore_padding(model: torch.nn.Module, is_sample: torch.Tensor) -> None:
     Parameters
     ----------
     is_sample : torch.Tensor
-        Shape (at least the rows of a batch,): 1 for each row of a batch that is a sample, 0 for padding; read
-        at every step.
+        Shape (at least the rows of a batch,): 1 for each row that is a sample, 0 for padding; read at every
+        step.
     """
     for part in model.modules():
         if isinstance(part, _BatchNorm) and not isinstance(part, torch.nn.SyncBatchNorm):
-            # Another class rather than hooks, which would split the graph of a compiled module.
+            # Another class, since hooks would split the graph of a compiled module.
             part.__class__ = _masked(type(part))  # type: ignore[arg-type]
             part.is_sample = is_sample
 
 
 def accept_lone_samples(model: torch.nn.Module) -> None:
-    """Make batch norm use its running statistics for a single sample, which it would reject in training.
+    """Make batch norm use its running statistics for a single sample, which it rejects in training.
 
-    For any batch size, the last batch of an epoch may leave a rank with one sample. The module must not be
-    compiled: the hooks would split its graph.
+    The last batch of an epoch may leave a rank with one sample. The module must not be compiled: the hooks
+    would split its graph.
     """
     lone: set[torch.nn.Module] = set()
 
@@ -213,17 +212,16 @@ def _moments(norm: Any, inputs: torch.Tensor, is_sample: torch.Tensor) -> tuple[
     with torch.no_grad():
         norm.num_batches_tracked.add_(1)
         share = 1.0 / norm.num_batches_tracked if norm.momentum is None else norm.momentum
-        # PyTorch's running variance is the unbiased one, though a batch is normalised by the biased one.
+        # PyTorch normalises a batch by the biased variance, but tracks the unbiased one.
         unbiased = variance * count / (count - 1).clamp(min=1)
         for running, current in ((norm.running_mean, mean), (norm.running_var, unbiased)):
             updated = running + share * (current.to(running.dtype) - running)
             running.copy_(torch.where(count > 1, updated, running))
-    # torch.where() rather than a branch on the value of a tensor, which would
-    # split the graph of a compiled module.
+    # A branch on the value of a tensor would split the graph of a compiled module.
     several = count > 1
     return torch.where(several, mean, norm.running_mean), torch.where(several, variance, norm.running_var)
 
 
 def _wide(values: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
-    """Return a value per channel in a shape that broadcasts with `inputs`."""
+    """Reshape a value per channel so that it broadcasts with `inputs`."""
     return values.view(1, -1, *[1] * (inputs.dim() - 2))

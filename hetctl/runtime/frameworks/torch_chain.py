@@ -1,4 +1,4 @@
-"""Chains in PyTorch: sequential modules that are cut into stages, of which each is built alone."""
+"""Chains in PyTorch: sequential modules, cut into stages that are built alone."""
 
 from __future__ import annotations
 
@@ -32,17 +32,16 @@ HINT = 'return {"model": torch.nn.Sequential(..), ..}, nested ones included, wit
 
 aten = torch.ops.aten
 COPYING = {aten.clone, aten._to_copy}
-"""Operations by which copies of layers, and layers of another type, get their weights."""
+"""Operations that make the weights of copied or converted layers."""
 OVERWRITING = {aten.copy_, aten.fill_, aten.normal_, aten.uniform_, aten.zero_}
-"""Operations that leave nothing of the values that a tensor had before."""
+"""Operations that replace all values of a tensor."""
 REGISTRATIONS = (register_module_parameter_registration_hook, register_module_buffer_registration_hook)
 
 
 class TorchChain:
     """A sequential module; sequential modules inside it are cut, too.
 
-    ``model_fn`` is called here, and again in each `build`, always with the generators of random numbers as
-    they are now.
+    ``model_fn`` is called here and in each `build`, always with the present state of the random generators.
 
     Raises
     ------
@@ -62,11 +61,11 @@ class TorchChain:
         if len(self.layers) < 2:
             raise _uncut(member.name, f"one layer alone, {', '.join(modules)},")
         self._is_lazy = any(is_lazy(parameter) for parameter in parts.model.parameters())
-        # Layers that wait for their inputs have weights only when they are called.
+        # Lazy layers have weights only after a call.
         self._weights = None if self._is_lazy else _numbers(parts, memory)
 
     def build(self, layers: range, sample: Samples, *, recomputes: bool = False) -> TorchStage:
-        """Call ``model_fn`` with memory for the weights of these layers, and those that determine them."""
+        """Call ``model_fn`` with memory for these layers' weights, and for weights that determine them."""
         shapes_of = sample if self._is_lazy else None
         if self._weights is None:
             self._weights = _numbers(*self._call((), shapes_of))
@@ -93,7 +92,6 @@ class TorchChain:
 
 
 def _check(name: str, parts: Parts) -> None:
-    """Refuse parts of a network that cannot be divided."""
     problem = None
     if not isinstance(parts.model, nn.Sequential):
         problem = f"{type(parts.model).__name__} as model instead of torch.nn.Sequential"
@@ -130,9 +128,9 @@ def _check_shared(name: str, modules: dict[str, nn.Module]) -> None:
 
 
 def _modules(model: nn.Module, path: str = "") -> dict[str, nn.Module]:
-    """Return the layers by name, in order: modules that are not plain sequences, with path and type."""
+    """Return the layers by path and type, in order: all modules but plain sequences."""
     modules: dict[str, nn.Module] = {}
-    # Not named_children(), which leaves out a module that comes again.
+    # named_children() would leave out a repeated module.
     for name, child in model._modules.items():
         layer = {f"{path}{name}-{type(child).__name__}": child}
         modules |= _modules(child, f"{path}{name}.") if _is_plain(child) else layer
@@ -140,7 +138,7 @@ def _modules(model: nn.Module, path: str = "") -> dict[str, nn.Module]:
 
 
 def _is_plain(module: nn.Module | None) -> bool:
-    """Return true if the module only calls those in it one after the other."""
+    """Return true if the module only calls its children one after the other."""
     return (
         isinstance(module, nn.Sequential)
         and type(module).forward is nn.Sequential.forward
@@ -149,20 +147,20 @@ def _is_plain(module: nn.Module | None) -> bool:
 
 
 def _tensors(parts: Iterable[Any]) -> Iterator[torch.Tensor]:
-    """Return parameters and buffers of those parts that are modules."""
+    """Yield parameters and buffers of all parts that are modules."""
     for part in parts:
         if isinstance(part, nn.Module):
             yield from (*part.parameters(), *part.buffers())
 
 
 def _numbers(parts: Parts, memory: PartialMemory) -> list[frozenset[int]]:
-    """Return the numbers of the storages that each layer needs; the last ones are those of the loss."""
+    """Return the numbers of the storages that each layer needs; the last entry is the loss's."""
     owners = (*_modules(parts.model).values(), parts.loss)
     return [frozenset[int]().union(*map(memory.origins, _tensors([owner]))) for owner in owners]
 
 
 def _part(parts: Parts, layers: range) -> Parts:
-    """Return the parts with these layers alone, to which the optimizer is confined; release the others."""
+    """Return the parts with these layers alone, also in the optimizer; release the other layers."""
     modules = list(_modules(parts.model).values())
     own = [*modules[layers.start : layers.stop], *([parts.loss] if layers.stop == len(modules) else [])]
     kept = {id(tensor) for tensor in _tensors(own)}
@@ -180,23 +178,23 @@ def _part(parts: Parts, layers: range) -> Parts:
 
 
 class PartialMemory(TorchDispatchMode):  # type: ignore[misc]
-    """Memory for chosen storages of weights; of the others those used last keep it, two of the largest size.
+    """Memory for chosen storages of weights, and for the last used others, up to twice the largest of these.
 
-    A weight that lost its memory is zero when it is used again: keep those from which kept ones are computed.
-    ``model_fn`` runs as always, so that random numbers are drawn in the same order, and weights have the same
+    A weight that lost its memory is zero when it is used again: also keep those from which kept ones are
+    computed. ``model_fn`` runs unchanged, so random numbers come in the same order, and weights have the same
     bits, as in the whole network. Meta tensors would cost less, but functions of ``torch.nn.init`` skip them.
 
     Parameters
     ----------
     kept : container of int
-        Numbers of the storages that keep their memory. Storages of weights are numbered as they appear, in
-        the same order whenever ``model_fn`` is called with the same states of the generators.
+        Numbers of the storages that keep their memory. Storages of weights are numbered as they appear: each
+        call of ``model_fn`` with the same states of the generators gives the same order.
     """
 
     def __init__(self, kept: Container[int]) -> None:
         super().__init__()
         self._kept = kept
-        # A storage that is referred to has an address that no other gets.
+        # While it is referred to, no other storage gets its address.
         self._storages: dict[int, torch.UntypedStorage] = {}
         self._numbers: dict[int, int] = {}
         self._recent: dict[int, int] = {}
@@ -217,7 +215,7 @@ class PartialMemory(TorchDispatchMode):  # type: ignore[misc]
             hook.remove()
 
     def __torch_dispatch__(self, function: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Compute an operation on tensors that have their memory again."""
+        """Give the tensors of an operation their memory back, and compute it."""
         given = _tensors_in((args, kwargs))
         for tensor in given:
             if isinstance(tensor, torch.nn.Parameter):
@@ -232,7 +230,7 @@ class PartialMemory(TorchDispatchMode):  # type: ignore[misc]
         return results
 
     def origins(self, tensor: torch.Tensor) -> frozenset[int]:
-        """Return the numbers of the storages that determine the values of a tensor, its own included."""
+        """Return the numbers of the storages that determine a tensor's values, including its own."""
         return frozenset() if is_lazy(tensor) else self._origins_at(_address(tensor))
 
     def _origins_at(self, address: int) -> frozenset[int]:
@@ -253,14 +251,14 @@ class PartialMemory(TorchDispatchMode):  # type: ignore[misc]
             self._use(address)
 
     def _use(self, address: int) -> None:
-        """Make a storage of other layers the last used."""
+        """Mark a storage that is not kept as used last."""
         if address in self._numbers and self._numbers[address] not in self._kept:
             self._recent.pop(address, None)
             self._recent[address] = self._storages[address].nbytes()
             self._largest = max(self._largest, self._recent[address])
 
     def _is_whole(self, tensor: torch.Tensor) -> bool:
-        """Return true if no other values are in the tensor's storage."""
+        """Return true if the tensor fills its storage."""
         stored_bytes = self._released.get(_address(tensor), tensor.untyped_storage().nbytes())
         return bool(tensor.is_contiguous() and tensor.numel() * tensor.element_size() == stored_bytes)
 
@@ -273,18 +271,18 @@ class PartialMemory(TorchDispatchMode):  # type: ignore[misc]
         self._use(address)
 
     def _follow(self, function: Any, read: list[torch.Tensor], results: list[torch.Tensor]) -> None:
-        """Note copies of weights as weights, and from which weights the results were computed."""
+        """Note copies of weights as weights, and the weights from which results were computed."""
         addresses = [_address(tensor) for tensor in read]
         is_copy = function.overloadpacket in COPYING and any(one in self._numbers for one in addresses)
         origins = frozenset[int]().union(*map(self._origins_at, addresses))
         for tensor in results:
             if is_copy:
                 self._note(tensor)
-            # Also without any: the address may have been that of a tensor which is gone.
+            # Also if there are none: a dead tensor may have had this address.
             self._origins[_address(tensor)] = origins
 
     def _release(self) -> None:
-        """Release memory that was used longest ago."""
+        """Release the least recently used memory."""
         held = sum(self._recent.values())
         while held > 2 * self._largest:
             address, size_bytes = next(iter(self._recent.items()))
@@ -295,7 +293,7 @@ class PartialMemory(TorchDispatchMode):  # type: ignore[misc]
 
 
 def _tensors_in(values: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested values that have a shape already."""
+    """Return the tensors in nested values, without lazy ones."""
     leaves = tree_leaves(values)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and not is_lazy(leaf)]
 

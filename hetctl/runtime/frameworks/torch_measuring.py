@@ -1,4 +1,4 @@
-"""Measurement of layers in PyTorch: what a GPU computes, what layers save, and tensors of other ranks."""
+"""Measurement of layers in PyTorch: compute time, saved tensors, and tensors of other ranks."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from hetctl.runtime.worker.measuring.layer_memory import GpuMemory, MemoryGauge
 
 Arguments = tuple[Any, ...]
 """Arguments of PyTorch's `rebuild_cuda_tensor`: kind, size, stride and offset of the tensor; kind of storage,
-type, index of the GPU; handles and sizes, of which only PyTorch knows more.
+type, index of the GPU; handles and sizes that only PyTorch interprets.
 """
 
 
 class GpuTensors(TensorMemory):
     """Tensors on this rank's GPU.
 
-    PyTorch counts who has opened a tensor, and uses its memory again when nobody refers to it.
+    PyTorch counts the processes that opened a tensor, and reuses its memory when none refers to it.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # Not behind what this rank computes meanwhile: what it passes on is complete.
+        # A queue beside this rank's computation: tensors that it passes on are complete.
         self._copies = torch.cuda.Stream(device)
         self._index = torch.cuda.current_device()
 
@@ -55,34 +55,34 @@ class GpuTensors(TensorMemory):
             return sent_array(tensor)
 
     def exported(self, tensor: PassedTensor) -> str | None:
-        """Return the arguments with which PyTorch opens it, as JSON; None for arrays."""
+        """Return PyTorch's arguments to open the tensor, as JSON; None for arrays."""
         if isinstance(tensor, np.ndarray):
             return None
         _, arguments = reduce_tensor(tensor)
         return handle_of(arguments)
 
     def opened(self, handle: str) -> torch.Tensor:
-        """Open a tensor in the context of this rank's GPU, which need not be the one that holds it."""
-        # On the other GPU this process would need a context, which takes memory there.
+        """Open a tensor, which may lie on another GPU, in the context of this rank's GPU."""
+        # A context on the other GPU would take memory there.
         with torch.cuda.device(self._index):
             return rebuild_cuda_tensor(*arguments_of(handle, self._index))
 
     def received(self, tensor: PassedTensor) -> torch.Tensor:
-        """Copy an array, or a tensor that another rank has, to this rank's GPU."""
+        """Copy an array or another rank's tensor to this rank's GPU."""
         copy = torch.as_tensor(tensor).to(self._device, copy=True)
         torch.cuda.current_stream(self._device).synchronize()
         return copy
 
 
 def handle_of(arguments: Arguments) -> str:
-    """Return arguments as JSON, without the kinds, which are always the same, and the GPU."""
+    """Return arguments as JSON, without the constant kinds and the GPU."""
     _, size, stride, offset, _, dtype, _, *rest = arguments
     handles = [b64encode(one).decode() if isinstance(one, bytes) else one for one in rest]
     return json.dumps([size, stride, offset, str(dtype).removeprefix("torch."), handles])
 
 
 def arguments_of(handle: str, device: int) -> Arguments:
-    """Return the arguments that `handle_of` was given, for another GPU."""
+    """Return the arguments of a handle, for another GPU."""
     size, stride, offset, dtype, handles = json.loads(handle)
     rest = [b64decode(one) if isinstance(one, str) else one for one in handles]
     shape = torch.Size(size), tuple(stride), offset
@@ -105,21 +105,21 @@ def memory_gauge(device: int | None) -> MemoryGauge:
 
 
 def as_received(array: Tensor) -> Tensor:
-    """Return a copy in memory like that of tensors that a stage receives."""
+    """Return a copy in the kind of memory in which a stage receives tensors."""
     copy = empty_array(array.shape, array.dtype)
     np.copyto(copy, array)
     return copy
 
 
 def saved_bytes(forward: Callable[[], Tensor], inputs: Tensor) -> int:
-    """Run a forward pass; return the bytes of its outputs and of what PyTorch saves for the backward pass.
+    """Run a forward pass; return the bytes of its outputs and of tensors saved for the backward pass.
 
-    Weights, and tensors equal to the inputs, do not count: other layers, or receivers, hold those.
+    Weights and tensors equal to the inputs do not count: others hold these.
     """
     saved: dict[int, torch.Tensor] = {}
 
     def note(tensor: torch.Tensor) -> torch.Tensor:
-        # The tensor itself, if it is an output, would be part of a reference cycle.
+        # An output itself would be part of a reference cycle.
         content = tensor.detach()
         if not _is_weight(tensor):
             saved[tensor.untyped_storage().data_ptr()] = content
@@ -138,16 +138,16 @@ def _equal(tensor: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Return true for a weight or a view of one: a leaf of the graph whose gradient is wanted."""
+    """Return true for a weight or a view of one: a leaf of the graph that requires a gradient."""
     whole = tensor if tensor._base is None else tensor._base
     return bool(whole.is_leaf and whole.requires_grad)
 
 
 MS_PER_S = 1000.0
 AHEAD = 2.0
-"""For how long a GPU spins, in times of the launches that have to be ahead of it."""
+"""Time for which a GPU spins, in multiples of the launch time to be hidden."""
 LEAST_CYCLES, MOST_CYCLES = 100_000, 200_000_000
-"""Limits of that in cycles of the GPU: from 0.05 to 100 ms at 2 GHz."""
+"""Limits of the spinning in cycles of the GPU: from 0.05 to 100 ms at 2 GHz."""
 
 
 @dataclass(frozen=True)
@@ -169,10 +169,10 @@ class ComputeSpan:
 
 
 class ComputeClock:
-    """Clock of what a GPU computes, by events in its queue.
+    """Clock of a GPU's computation, by events in its queue.
 
-    Small kernels take less time than their launches, for which the GPU then waits. Ahead of each span the GPU
-    spins, until all kernels of the span are in its queue: the events have the time of the kernels alone.
+    Small kernels take less time than their launches, so the GPU waits for launches. Before each span the GPU
+    spins until all kernels of the span are in its queue: the events then time the kernels alone.
 
     Parameters
     ----------
@@ -187,10 +187,10 @@ class ComputeClock:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time what is queued meanwhile."""
+        """Time the kernels queued inside the block."""
         queued, began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(3))
         queued.record()
-        # Not documented, but in PyTorch's own tests since its first years; cycles are those of the GPU.
+        # Undocumented, but long used in PyTorch's own tests; it takes cycles of the GPU.
         torch.cuda._sleep(self._cycles)
         began.record()
         began_s = self._now()

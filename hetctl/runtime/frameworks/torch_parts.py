@@ -1,6 +1,6 @@
-"""Results of ``model_fn`` in PyTorch: the state as arrays, steps of the optimizer over several batches.
+"""Results of ``model_fn`` in PyTorch: their state as arrays, and optimizer steps over several batches.
 
-Each tensor of the state lies under its path, as `packed_state` has them.
+Each tensor of the state lies under its path, as in `packed_state`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from hetctl.runtime.frameworks import packed_state
 from hetctl.runtime.frameworks.torch_batches import tensors_of
 
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-"""Types, by size in bytes, that hold the bits of numbers that NumPy lacks, such as bfloat16."""
+"""Types, by size in bytes, for the bits of numbers that NumPy lacks, such as bfloat16."""
 
 
 def without_functions(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def without_functions(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def generators() -> dict[str, torch.Tensor]:
-    """Return the states of the generators of random numbers, by device."""
+    """Return the states of the random generators, by device."""
     cuda = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
     return {"cpu": torch.get_rng_state(), **cuda}
 
@@ -54,7 +54,6 @@ def other_variables(error: Exception) -> BadInputError:
 
 
 def _dissolved(value: Any) -> tuple[npt.NDArray[Any], str] | None:
-    """Return the array of a tensor and its type."""
     if not isinstance(value, torch.Tensor):
         return None
     dtype = str(value.dtype).removeprefix("torch.")
@@ -74,12 +73,12 @@ unpack = partial(packed_state.unpack, form=_formed)
 
 
 class TorchRate:
-    """Learning rates of an optimizer, a `LearningRate`; except in steps its groups hold those for one GPU.
+    """Learning rates of an optimizer, a `LearningRate`; outside of steps its groups hold the unscaled rates.
 
     Attributes
     ----------
     factor : float
-        Factor of all later steps, also if a scheduler sets the rates.
+        Factor of all later steps, even if a scheduler sets the rates.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -95,7 +94,7 @@ class TorchRate:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Keep the options of the optimizer's groups and the scheduler's base rates over a `restore`."""
+        """Keep the options of the optimizer's groups, and the scheduler's base rates, through a `restore`."""
         groups, scheduler = self._parts.optimizer.param_groups, self._parts.scheduler
         kept = [{key: value for key, value in group.items() if key != "params"} for group in groups]
         rates = getattr(scheduler, "base_lrs", None)
@@ -118,7 +117,7 @@ class TorchRate:
 
 
 def at_end_of_backward(parameters: Iterable[torch.Tensor], call: Callable[[], None]) -> None:
-    """Have a function called once at the end of every backward pass that gives a parameter a gradient."""
+    """Call a function once at the end of every backward pass that gives a parameter a gradient."""
     queued = False
 
     def end() -> None:
@@ -130,8 +129,7 @@ def at_end_of_backward(parameters: Iterable[torch.Tensor], call: Callable[[], No
         nonlocal queued
         if not queued:
             queued = True
-            # The engine calls it once, at the end of this backward pass; DistributedDataParallel
-            # relies on it, too.
+            # The engine calls it once, at the end of this pass; DistributedDataParallel relies on it, too.
             Variable._execution_engine.queue_callback(end)
 
     for parameter in parameters:
@@ -145,16 +143,15 @@ def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 class Accumulation:
-    """Weighted sum of the gradients of the batches of one step; the optimizer steps with the last of them.
+    """Weighted sum of the gradients of a step's batches; the optimizer steps after the last batch.
 
-    At the end of the last backward pass of a step the parameters have the gradients of the whole step, of
-    all ranks. So clipping between that pass and the step is that of the whole step. After the other batches
-    ``optimizer.step()`` does nothing.
+    After the last backward pass of a step the parameters have the gradients of the whole step, of all ranks,
+    so clipping sees these. After the other batches ``optimizer.step()`` does nothing.
 
     Parameters
     ----------
     averaged : bool
-        True if an average of the ranks' gradients calls `finish`; False: there is one rank.
+        True if `Averaging` calls `finish`; False for one rank.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, *, averaged: bool) -> None:
@@ -165,25 +162,25 @@ class Accumulation:
         self._taken = False
         self._totals: dict[torch.Tensor, torch.Tensor] = {}
         at_end_of_backward(parameters_of(optimizer), self._after_backward)
-        # A pre-hook cannot prevent a step. Schedulers mark the method, and `wraps` keeps their mark.
+        # A pre-hook cannot prevent a step. `wraps` keeps the mark that schedulers put on the method.
         optimizer.step = self._at_the_end(optimizer.step)
 
     def begin(self) -> None:
-        """Begin a step: drop the gradients of one that was not finished."""
+        """Begin a step; drop the gradients of an unfinished one."""
         self._totals.clear()
 
     def expect(self, weight: float, *, ends_step: bool) -> None:
-        """Note the next batch: its share in the samples of the step, and whether it is this rank's last."""
+        """Note the next batch's share in the samples of the step, and whether it is this rank's last."""
         self._weight, self._ends_step, self._taken = weight, ends_step, False
 
     def finish(self, parameter: torch.Tensor) -> None:
-        """Set a parameter's gradient to that of the whole step; call it once after the last batch."""
+        """Set a parameter's gradient to the whole step's; call it once after the last batch."""
         self._add(parameter)
         parameter.grad = self._totals.pop(parameter, None)
 
     def _add(self, parameter: torch.Tensor) -> None:
-        """Add the gradient of a batch to that of the step."""
-        # A rank without samples runs its example batch only to take part: its gradients must not count.
+        """Add the gradient of a batch to the step's."""
+        # A rank without samples runs an example only to take part: its gradients must not count.
         if parameter.grad is not None and self._weight:
             with torch.no_grad():
                 part, total = parameter.grad * self._weight, self._totals.get(parameter)
@@ -214,7 +211,7 @@ class Accumulation:
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
-            # Gradients that were not computed by a backward pass.
+            # No backward pass computed these gradients.
             if not self._taken:
                 self._take()
             if self._ends_step:
@@ -227,7 +224,7 @@ class Accumulation:
 
 
 Score = Callable[[Any, Any], Any]
-"""A loss or a metric: function of outputs and targets that returns its mean over them."""
+"""A loss or a metric: function of outputs and targets that returns the mean over samples."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +240,7 @@ class Parts:
 
     @property
     def waits_for_metric(self) -> bool:
-        """True if the scheduler's ``step`` takes the value of a metric, as that of ReduceLROnPlateau does."""
+        """True if the scheduler's ``step`` takes the value of a metric, as ReduceLROnPlateau's does."""
         step = getattr(self.scheduler, "step", None)
         return step is not None and "metrics" in inspect.signature(step).parameters
 
@@ -276,13 +273,13 @@ def parts_of(returned: Any, name: str) -> Parts:
 
 
 def make_parameters(parts: Parts, sample: Samples, device: torch.device) -> None:
-    """Move the parts to the device, and create the parameters that depend on the shapes of inputs."""
+    """Move the parts to the device, and create lazy parameters."""
     for part in (parts.model, parts.loss):
         if isinstance(part, torch.nn.Module):
             part.to(device)
     if any(is_lazy(parameter) for parameter in parts.model.parameters()):
         with torch.no_grad():
-            # In eval mode, or this sample would enter the running statistics of batch norm.
+            # In eval mode: this sample must not enter the running statistics of batch norm.
             parts.model.eval()(tensors_of(sample[0][:1], device))
 
 

@@ -2,8 +2,8 @@
 
 Gradients are sent while the backward pass still computes others, in buckets in the reverse order of their
 parameters, as in Li et al., "PyTorch Distributed" (VLDB 2020), section 3.2.3. `DistributedDataParallel`
-itself averages with equal weights only, renames the module's parameters, and refuses to leave some without a
-gradient unless it is told to look.
+itself weights all ranks equally, renames the module's parameters, and by default refuses parameters without a
+gradient.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ MS_PER_S = 1000.0
 FLOAT_BYTES = 4
 """Bytes of the smallest numbers in which means are computed."""
 ERROR_HANDLING, CLEAN_UP_ONLY = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"
-"""Variable of PyTorch for errors of NCCL; the value has operations fail, where others end the process."""
+"""Variable of PyTorch for errors of NCCL; with this value operations fail, with others the process ends."""
 
 
 def init_group(group: ProcessGroup) -> None:
     """Initialize ``torch.distributed``: NCCL with GPUs, else Gloo; rank 0 broadcasts its store's port.
 
-    NCCL's operations wait for a rank that has ended: they are aborted when its connection ends.
+    NCCL's operations would wait for a lost rank: they are aborted when its connection ends.
     """
     store = None
     if group.rank == 0:
-        # By default it would listen at all addresses, and wait for ranks, which do not have the port yet.
+        # By default it would listen at all addresses, and wait for ranks that do not know the port yet.
         family = socket.AF_INET6 if ":" in group.host else socket.AF_INET
         listener = socket.create_server((group.host, 0), family=family, backlog=group.size)
         own = {"is_master": True, "wait_for_workers": False, "master_listen_fd": listener.fileno()}
@@ -50,7 +50,7 @@ def init_group(group: ProcessGroup) -> None:
     port = group.broadcast(store and store.port)
     store = store or dist.TCPStore(group.host, port, group.size, is_master=False)
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    # Without it, PyTorch's own limits hold: 10 minutes with NCCL, 30 with Gloo.
+    # PyTorch's own limits are 10 minutes with NCCL, 30 with Gloo.
     limit = timedelta(seconds=group.hang_s)
     # Otherwise PyTorch would end the process amid a checkpoint.
     os.environ.setdefault(ERROR_HANDLING, CLEAN_UP_ONLY)
@@ -64,7 +64,7 @@ def make_equal(tensors: Iterable[torch.Tensor]) -> None:
     """Set the tensors on every rank to rank 0's values."""
     with torch.no_grad():
         for tensor in tensors:
-            # Broadcasts refuse tensors that are not contiguous, such as transposed weights, and some types.
+            # Broadcasts refuse some types, and tensors that are not contiguous, such as transposed weights.
             values = tensor.contiguous()
             dist.broadcast(values.reshape(-1).view(torch.uint8), 0)
             tensor.copy_(values)
@@ -80,7 +80,7 @@ def average(tensors: Iterable[torch.Tensor], weight: float) -> None:
     """
     with torch.no_grad():
         for tensor in tensors:
-            # Numbers of 16 bits would lose digits each time. Infinite ones, as in masks, are not 0 times 0.
+            # 16-bit numbers would lose digits each time. Infinite values, as in masks, times 0 are not 0.
             values = tensor.float() if tensor.element_size() < FLOAT_BYTES else tensor
             values = values * weight if weight else torch.zeros_like(values)
             dist.all_reduce(values)
@@ -93,7 +93,7 @@ def gather(value: Any) -> list[Any]:
     Values are mappings, lists and tuples of arrays and plain values.
     """
     device = torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
-    # PyTorch's own function pickles values, and would run what another process has put into them.
+    # PyTorch's own function pickles values: another process could make it run code.
     data = torch.frombuffer(bytearray(to_bytes(value)), dtype=torch.uint8)
     lengths = torch.zeros(dist.get_world_size(), dtype=torch.int64, device=device)
     lengths[dist.get_rank()] = len(data)
@@ -107,7 +107,7 @@ def gather(value: Any) -> list[Any]:
 
 
 class CudaStepTimer:
-    """Timer by events in the GPU's queue, which are read when the GPU has passed them."""
+    """Timer by events in the GPU's queue, read once the GPU has passed them."""
 
     def __init__(self) -> None:
         self._step = 0
@@ -120,7 +120,7 @@ class CudaStepTimer:
         self._began.record()
 
     def end(self) -> None:
-        """End the time of the step; a later end of the same step, as of its next backward pass, holds."""
+        """End the time of the step; a later call, after another backward pass of the step, replaces it."""
         ended = torch.cuda.Event(enable_timing=True)
         ended.record()
         if self._queued and self._queued[-1][0] == self._step:
@@ -152,12 +152,12 @@ class Bucket:
     def put(self, weight: float) -> torch.Tensor:
         """Return the message: weighted gradients, and the number of ranks that have each."""
         if self._message is None:
-            # Kept for the next pass: new memory of this size comes from the kernel, page by page.
+            # Kept for the next pass: the kernel gives new memory of this size page by page.
             self._message = self.parameters[0].new_empty(sum(self._sizes))
         *parts, ranks = self._message.split(self._sizes)
         for parameter, part in zip(self.parameters, parts, strict=True):
             _put(parameter.grad, part.view_as(parameter), weight)
-        # Not a copy of a list, which would wait until the GPU has computed all that is queued.
+        # To copy a list would wait until the GPU has computed all that is queued.
         ranks.fill_(1.0)
         for number, parameter in enumerate(self.parameters):
             if parameter.grad is None:
@@ -169,8 +169,8 @@ class Bucket:
         assert self._message is not None
         *means, ranks = self._message.split(self._sizes)
         for parameter, mean, count in zip(self.parameters, means, ranks, strict=True):
-            # A parameter without a gradient on all ranks must keep none: with zeros, weight
-            # decay or momentum would change it.
+            # A parameter without a gradient on any rank must get none: with zeros, weight decay or momentum
+            # would change it.
             if parameter.grad is not None or count > 0:
                 _set_gradient(parameter, mean.view_as(parameter))
 
@@ -182,19 +182,18 @@ class Bucket:
 class Averaging:
     """Average of an optimizer's gradients over the ranks in every backward pass.
 
-    At the end of the pass all ranks have the gradients of the whole batch. So clipping and loss scaling,
-    which come between the backward pass and the step, see them. Averaging an average again does not change
-    it: gradients may be accumulated over several passes.
+    After the pass all ranks have the gradients of the whole batch, so clipping and loss scaling see them.
+    Averaging an average does not change it, so gradients may be accumulated over several passes.
 
     Parameters
     ----------
     accumulation : Accumulation or None
-        Sum of the gradients of several batches, of which only that of a whole step is averaged.
+        Sum of the gradients of a step's batches: only the whole sum is averaged.
 
     Attributes
     ----------
     timer : HostStepTimer or CudaStepTimer
-        Timer of the steps, which ends before this rank waits for others.
+        Timer of this rank's steps, without its waits for other ranks.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, accumulation: Accumulation | None = None) -> None:
@@ -205,7 +204,7 @@ class Averaging:
         self._holds = False
         self._averaged = False
         self._average: BucketAverage | None = None
-        # Not before a pass has shown that gradients are final when their hooks are called.
+        # The first pass must show that gradients are final when their hooks are called.
         self._overlaps = False
         self._hooked: set[torch.Tensor] = set()
         self._known: list[torch.Tensor] = []
@@ -224,7 +223,7 @@ class Averaging:
             Share of this rank in the batch of the whole group, |B_i| / X of LB-BSP, Equation 7; the shares
             of all ranks add up to 1.
         ends_step : bool
-            False if more batches of the step follow: backward passes then leave gradients as they are.
+            False if more batches of the step follow: backward passes then do not average.
         """
         self._holds = not ends_step
         if self._accumulation is None:
@@ -240,8 +239,7 @@ class Averaging:
             return
         if self._average is None:
             self._average = self._new_average()
-            # The engine calls it once, at the end of this backward pass; DistributedDataParallel relies on
-            # it, too.
+            # The engine calls it once, at the end of this pass; DistributedDataParallel relies on it, too.
             Variable._execution_engine.queue_callback(self._average_all)
         self._average.note(parameter)
         if self._overlaps:
@@ -262,7 +260,7 @@ class Averaging:
         self._hook_new()
 
     def _before_step(self, *_: Any) -> None:
-        """Average gradients that were not computed by a backward pass."""
+        """Average gradients that no backward pass has averaged."""
         if self._averaged:
             return
         for parameter in parameters_of(self._optimizer):
@@ -275,14 +273,14 @@ class Averaging:
 
     def _new_average(self) -> BucketAverage:
         parameters = parameters_of(self._optimizer)
-        # An optimizer may be given more parameters, or other ones, while a network trains.
+        # An optimizer may get more or other parameters while a network trains.
         if [*map(id, parameters)] != [*map(id, self._known)]:
             self._known, self._ordered = parameters, False
             self._buckets = _buckets_of(parameters)
         return BucketAverage(self._buckets, self._weight, self._finish)
 
     def _hook_new(self) -> None:
-        """Watch for the gradients of parameters that are not watched yet, such as unfrozen ones."""
+        """Watch for the gradients of new parameters, such as unfrozen ones."""
         for parameter in parameters_of(self._optimizer):
             if parameter.requires_grad and parameter not in self._hooked:
                 self._hooked.add(parameter)
@@ -293,12 +291,12 @@ class Averaging:
         if self._accumulation is not None:
             self._accumulation.finish(parameter)
         elif not self._weight:
-            # A rank without samples runs its example batch only to take part: its gradients must not count.
+            # A rank without samples runs an example only to take part: its gradients must not count.
             parameter.grad = None
 
 
 class BucketAverage:
-    """One average of all gradients; all ranks send equal buckets in equal order, whenever each is ready.
+    """One average of all gradients; all ranks send equal buckets in equal order, each when it is ready.
 
     Parameters
     ----------
@@ -310,7 +308,7 @@ class BucketAverage:
     Attributes
     ----------
     repeats : bool
-        True if a parameter was given gradients more than once in this backward pass.
+        True if a parameter got gradients more than once in this backward pass.
     """
 
     def __init__(
@@ -325,7 +323,7 @@ class BucketAverage:
         self.repeats = False
 
     def note(self, parameter: torch.Tensor) -> None:
-        """Note that a parameter was given its gradient.
+        """Note that a parameter has its gradient.
 
         Raises
         ------
@@ -386,16 +384,16 @@ def _buckets_of(parameters: Iterable[torch.Tensor]) -> list[Bucket]:
 
 
 def _unused_first(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return parameters in an order in which those without a gradient on any rank are sent last.
+    """Sort parameters so that those without a gradient are sent last.
 
-    Nothing is sent before they are known to get none, which is at the end of a pass. After an average a
-    parameter has a gradient on all ranks or on none, so that the order is the same everywhere.
+    Only the end of a pass shows that they get none. After an average a parameter has a gradient on all ranks
+    or on none, so the order is the same everywhere.
     """
     return sorted(parameters, key=lambda parameter: parameter.grad is not None)
 
 
 def _put(gradient: torch.Tensor | None, part: torch.Tensor, weight: float) -> None:
-    """Write a weighted gradient, or zeros in the place of none, into its part of a message."""
+    """Write a weighted gradient into its part of a message; zeros if there is none."""
     if gradient is None:
         part.zero_()
     else:
@@ -412,14 +410,14 @@ def _set_gradient(parameter: torch.Tensor, mean: torch.Tensor) -> None:
 
 
 class GradientShares:
-    """Weights of the ranks' gradients in the sum that FSDP makes of them; in the place of `Averaging`.
+    """Weights of the ranks' gradients in FSDP's sum; replaces `Averaging`.
 
-    The gradient by the network's outputs is multiplied, and with it those by all parameters: FSDP adds
-    gradients up within the backward pass, where nothing can weight them any more.
+    The gradient of the outputs is multiplied, and thereby those of all parameters: FSDP adds gradients up
+    within the backward pass, where nothing else can weight them.
     """
 
     timer = None
-    """Ranks wait for one another in each layer, so that their own times of steps are unknown."""
+    """Ranks wait for one another in each layer, so their own step times are unknown."""
 
     def __init__(self, model: torch.nn.Module, ranks: int) -> None:
         self._ranks = ranks

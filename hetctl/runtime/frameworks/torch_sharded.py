@@ -1,10 +1,10 @@
 """PyTorch networks that are divided among the ranks of a group by FSDP (``fully_shard``).
 
-A rank holds its part of each parameter, and of its gradient and of the optimizer's state. The parameters of
-a unit are gathered for its forward and its backward pass, as in Zhao et al., "PyTorch FSDP" (VLDB 2023).
+A rank holds its part of each parameter, its gradient and the optimizer's state. The parameters of a unit are
+gathered for its forward and its backward pass, as in Zhao et al., "PyTorch FSDP" (VLDB 2023).
 
-Parts of the state that have the shapes of parameters are written and read by each rank for itself:
-``torch.distributed.checkpoint`` writes what a rank holds of each, and reads it for any number of ranks.
+Each rank writes and reads its own parts of tensors that have the shapes of parameters:
+``torch.distributed.checkpoint`` reads them for any number of ranks.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from hetctl.runtime.worker.group import Group
 from hetctl.runtime.worker.user_functions import UserFunctions
 
 LISTS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
-"""Modules of which each item is a unit."""
+"""Modules whose items are units."""
 
 
 class ShardedNetwork(TorchNetwork):
-    """A module of which this rank holds a part; alone it holds all, and writes the same checkpoints."""
+    """A module that is divided among ranks; a single rank holds it whole, and writes the same checkpoints."""
 
     evaluates_examples = True
 
@@ -61,7 +61,7 @@ class ShardedNetwork(TorchNetwork):
         self._folder: Path | None = None
 
     def evaluate(self, batches: Iterable[tuple[Samples, int]]) -> dict[str, float]:
-        """Evaluate, as `TorchNetwork` does; release the gathered parameters after it."""
+        """Evaluate as `TorchNetwork` does, then release the gathered parameters."""
         found = super().evaluate(batches)
         for module in self._model.modules():
             if isinstance(module, FSDPModule):
@@ -69,7 +69,7 @@ class ShardedNetwork(TorchNetwork):
         return found
 
     def save(self) -> dict[str, npt.NDArray[Any]]:
-        """Return all state without the shards, for which there is `write_shards`."""
+        """Return all state but the shards, which `write_shards` writes."""
         return pack(self._cutter.cut(self._state())[0])
 
     def write_shards(self, folder: Path) -> None:
@@ -83,7 +83,7 @@ class ShardedNetwork(TorchNetwork):
         write_shards(self._cutter.cut(self._state())[1], folder, alone=self._group.size == 1)
 
     def open_shards(self, folder: Path) -> None:
-        """Take the shards of later calls of `restore` and `adopt` from a folder."""
+        """Set the folder from which `restore` and `adopt` read shards."""
         self._folder = folder
 
     def _unpacked(self, arrays: Mapping[str, npt.NDArray[Any]]) -> Any:
@@ -97,7 +97,7 @@ class ShardedNetwork(TorchNetwork):
         return GradientShares(self._model, self._group.size)
 
     def _weight_in_step(self, batches: Batches) -> float:
-        # Of several ranks the gradients are weighted before they are added up.
+        # With several ranks, `GradientShares` has weighted the gradients.
         return batches.weight if self._group.size == 1 else 1.0
 
 
@@ -153,7 +153,7 @@ def _check(parts: Parts, name: str) -> None:
 
 
 def _divide(parts: Parts, name: str, mesh: DeviceMesh, device: torch.device) -> None:
-    """Divide the module unit by unit, and have the optimizer go on with the parts."""
+    """Divide the module unit by unit, and give the optimizer the parts."""
     model, optimizer = parts.model, parts.optimizer
     whole = dict(model.named_parameters())
     _make_equal(whole.values(), device)
@@ -176,14 +176,14 @@ def _divide(parts: Parts, name: str, mesh: DeviceMesh, device: torch.device) -> 
 
 
 def _divided_like(value: Any, parameter: torch.Tensor, mesh: DeviceMesh) -> Any:
-    """Return the part of a tensor that an optimizer keeps for a parameter from the start."""
+    """Return this rank's part of a tensor that an optimizer keeps for a parameter from the start."""
     if not isinstance(value, torch.Tensor) or value.shape != parameter.shape:
         return value
     return distribute_tensor(value.to(mesh.device_type), mesh, [Shard(0)])
 
 
 def _make_equal(parameters: Iterable[torch.Tensor], device: torch.device) -> None:
-    """Set parameters that may still be in the node's memory to rank 0's values, one after another."""
+    """Set parameters, which may be in the node's memory, to rank 0's values, one after another."""
     with torch.no_grad():
         for parameter in parameters:
             values = parameter.to(device)
@@ -192,9 +192,9 @@ def _make_equal(parameters: Iterable[torch.Tensor], device: torch.device) -> Non
 
 
 def _units(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """Return the modules whose parameters are gathered at once: items of lists, and then the children.
+    """Return the modules whose parameters are gathered at once: items of lists, then the other children.
 
-    A module that shares a parameter with another one is left to the whole model: each would have its own.
+    A module that shares a parameter stays with the whole model: as a unit it would get its own copy.
     """
     uses = _uses(model)
     return [
@@ -209,7 +209,7 @@ def _uses(module: torch.nn.Module) -> Counter[torch.Tensor]:
 
 
 def _candidates(model: torch.nn.Module, *, is_root: bool = True) -> Iterator[torch.nn.Module]:
-    """Yield the items of the outermost lists, and of the whole model the other children, too."""
+    """Yield the items of the outermost lists, and the whole model's other children."""
     for child in model.children():
         if isinstance(child, LISTS):
             yield from _items(child)
@@ -228,7 +228,7 @@ def _items(modules: torch.nn.Module) -> Iterator[torch.nn.Module]:
 
 
 SHARD = "shard"
-"""Key of the mapping that stands for a tensor in the rest of a state; its value is the tensor's type."""
+"""Key of a mapping that replaces a tensor in the rest of a state; its value is the tensor's type."""
 OF_NAMES = ("model", "gradients")
 """Entries of a state that map names of parameters to tensors."""
 
@@ -257,7 +257,7 @@ OF_METADATA = frozenset(
         *(("torch", name) for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
     }
 )
-"""Modules and names in the metadata that PyTorch has written, which are in a pickle."""
+"""Modules and names in PyTorch's pickled metadata."""
 
 
 class ShardCutter:
@@ -281,7 +281,7 @@ class ShardCutter:
         Raises
         ------
         BadInputError
-            If a rank's part of another tensor is left.
+            If another tensor in the state is divided.
         """
         shards: Shards = {}
 
@@ -296,7 +296,7 @@ class ShardCutter:
         return rest, shards
 
     def fill(self, rest: Mapping[str, Any]) -> tuple[dict[str, Any], Shards]:
-        """Return a whole state with new tensors, and these by name: their values are still to be read."""
+        """Return a whole state with new, empty tensors, and these tensors by name."""
         shards: Shards = {}
 
         def put(value: Any, owner: torch.Tensor | None, place: str) -> Any:
@@ -310,7 +310,7 @@ class ShardCutter:
     def _mapped(
         self, state: Mapping[str, Any], change: Callable[[Any, torch.Tensor | None, str], Any]
     ) -> dict[str, Any]:
-        """Return a copy of the state in which the values that belong to a parameter are changed."""
+        """Return a copy of the state with the values of parameters changed."""
         changed = dict(state)
         for kind in OF_NAMES:
             if kind in state:
@@ -330,7 +330,7 @@ class ShardCutter:
 
 
 def write_shards(shards: Shards, folder: Path, *, alone: bool) -> None:
-    """Write what this rank holds into the folder; all ranks of the group call it.
+    """Write this rank's shards into the folder; all ranks of the group call it.
 
     Raises
     ------
@@ -342,12 +342,12 @@ def write_shards(shards: Shards, folder: Path, *, alone: bool) -> None:
 
 
 def read_shards(shards: Shards, folder: Path, *, alone: bool) -> None:
-    """Read what this rank holds from the folder, which any number of ranks has written.
+    """Read this rank's shards from the folder, which any number of ranks may have written.
 
     Raises
     ------
     BadInputError
-        If they are of another network.
+        If the shards belong to another network.
     """
     try:
         with _plain_errors():
@@ -357,12 +357,12 @@ def read_shards(shards: Shards, folder: Path, *, alone: bool) -> None:
 
 
 class CheckedReader(dcp.FileSystemReader):  # type: ignore[misc]
-    """Reader of parts whose metadata hold nothing but what PyTorch writes: a pickle could run any program.
+    """Reader of shards that refuses unknown metadata: a pickle could run any program.
 
     Raises
     ------
     BadInputError
-        If the metadata hold anything else.
+        If the metadata hold anything that PyTorch does not write.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -376,10 +376,10 @@ class CheckedReader(dcp.FileSystemReader):  # type: ignore[misc]
 
 
 class PlainUnpickler(pickle.Unpickler):
-    """Reader of a pickle in which nothing but `OF_METADATA` is named."""
+    """Reader of a pickle that may name nothing but `OF_METADATA`."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what the pickle names; BadInputError for anything else."""
+        """Return an object of `OF_METADATA`; BadInputError for any other."""
         if (module, name) not in OF_METADATA:
             raise BadInputError(f"the metadata of a checkpoint name {module}.{name}, which PyTorch does not")
         return super().find_class(module, name)
@@ -387,7 +387,7 @@ class PlainUnpickler(pickle.Unpickler):
 
 @contextmanager
 def _plain_errors() -> Iterator[None]:
-    """Raise the first rank's error in the place of PyTorch's collection of them, which is no Exception."""
+    """Raise the first rank's error instead of PyTorch's collection, which is no Exception."""
     try:
         yield
     except CheckpointException as collected:
@@ -396,7 +396,7 @@ def _plain_errors() -> Iterator[None]:
 
 
 def _is_like(value: Any, owner: torch.Tensor) -> bool:
-    """Return true for a tensor that is divided as its parameter is; on one rank neither is."""
+    """Return true for a tensor that is divided like its parameter, or not at all on one rank."""
     if not isinstance(value, torch.Tensor) or value.shape != owner.shape:
         return False
     if isinstance(owner, DTensor):

@@ -40,7 +40,7 @@ OF_PARAMETERS = {"params", "param_names"}
 
 
 class StageModule(nn.Module):  # type: ignore[misc]
-    """Layers, and after the last one the loss."""
+    """Layers, followed by the loss in the last stage."""
 
     def __init__(self, layers: nn.Sequential, loss: Any) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class WeightVersion:
 
 @dataclass
 class InputGradient:
-    """Gradient of the inputs of a minibatch, of which it has the shape and not the values."""
+    """Gradient of a minibatch's inputs; until the backward pass it has only their shape."""
 
     gradient: torch.Tensor
 
@@ -70,12 +70,12 @@ class InputGradient:
 class Entering(torch.autograd.Function):  # type: ignore[misc]
     """Copy the inputs of a stage, and keep their gradient.
 
-    An input that is a leaf of the graph itself would be held until the backward pass, beside its copy.
+    As a leaf of the graph, the input itself would be held until the backward pass, beside its copy.
     """
 
     @staticmethod
     def forward(ctx: Any, _root: torch.Tensor, inputs: torch.Tensor, received: InputGradient) -> torch.Tensor:
-        """Return a copy, which gradients reach because the root wants one."""
+        """Return a copy; gradients reach it because the root requires one."""
         ctx.received = received
         return inputs.clone()
 
@@ -143,10 +143,10 @@ class TorchStage(StageNetwork):
         self._clock: ComputeClock | None = None
 
     def version(self) -> WeightVersion:
-        """Return the present weights, which are copied only if they are updated while this is in use."""
+        """Return the present weights, copied only if an update comes while they are in use."""
         present = self._present() if self._present else None
         if present is None:
-            # Not detach(), which would share the count of changes that autograd checks.
+            # detach() would share the count of changes that autograd checks.
             present = WeightVersion({name: parameter.data for name, parameter in self._trainable.items()})
             self._present = weakref.ref(present)
         return present
@@ -177,7 +177,7 @@ class TorchStage(StageNetwork):
         begun = self._passes.pop(minibatch)
         if isinstance(begun, RecomputedPass):
             begun = self._computed_again(begun)
-        # Layers without weights after the inputs of the network have nothing to compute.
+        # First layers without weights have nothing to compute.
         if begun.outputs.requires_grad:
             passed = _own(gradient, self._passed(gradient))
             with self._computing():
@@ -237,7 +237,7 @@ class TorchStage(StageNetwork):
         return {name: total / max(count, 1) for name, total in zip(names, totals, strict=True)}, int(count)
 
     def computed(self) -> ComputeTime | None:
-        """Return the time between events in the queue of the GPU; None for a slot."""
+        """Return the compute time by events in the GPU's queue; None for a slot."""
         if self._device.type != "cuda":
             return None
         self._clock = self._clock or ComputeClock()
@@ -259,7 +259,7 @@ class TorchStage(StageNetwork):
         return saved
 
     def restore(self, arrays: Mapping[str, Tensor]) -> None:
-        """Restore the state of its layers; the generators only if a stage began with the same layer."""
+        """Restore the state of its layers; the generators only if a saved stage began with the same layer."""
         try:
             states = {layer: unpack(_inside(arrays, f"layer-{layer}/")) for layer in self.layers}
             self._part_from_version()
@@ -283,7 +283,7 @@ class TorchStage(StageNetwork):
         """Return the activations; keep what is needed to compute them again."""
         self._parts.model.train()
         given = _own(inputs, self._inputs(inputs))
-        # What came through the node's memory waits there, and not on the GPU.
+        # Inputs that came through the node's memory wait there, not on the GPU.
         kept = inputs.copy() if isinstance(inputs, np.ndarray) else given
         self._passes[minibatch] = RecomputedPass(version, kept, (self._copied_buffers(), generators()))
         with torch.no_grad(), self._computing():
@@ -295,7 +295,7 @@ class TorchStage(StageNetwork):
         present = generators()
         set_generators(random_states)
         with self._computing():
-            # Buffers are changed once for each minibatch, and by now others may have changed them.
+            # This pass must not change buffers again, and needs those of the first pass.
             begun = self._run(kept.version, self._inputs(kept.inputs), buffers=buffers)
         set_generators(present)
         return begun
@@ -313,8 +313,8 @@ class TorchStage(StageNetwork):
         # One zero, repeated without memory, until there is a gradient.
         received = InputGradient(given.new_zeros(()).expand(given.shape))
         weights = {name: tensor.detach().requires_grad_() for name, tensor in version.tensors.items()}
-        # A copy, because a first layer that works in place may not change what autograd gives a gradient,
-        # and because the memory of the inputs may be overwritten before the backward pass.
+        # A copy: a first layer that works in place must not change a tensor that gets a gradient, and the
+        # memory of the inputs may be overwritten before the backward pass.
         if self.layers.start > 0 and given.is_floating_point():
             root = torch.zeros((), device=self._device, requires_grad=True)
             entering = Entering.apply(root, given, received)
@@ -324,14 +324,14 @@ class TorchStage(StageNetwork):
         return ForwardPass(version, received, weights, outputs)
 
     def _end(self, minibatch: int, begun: ForwardPass) -> PassedTensor | None:
-        """Keep the gradients of the weights, and return that of the inputs."""
+        """Keep the gradients of the weights; return the gradient of the inputs."""
         self._gradients[minibatch] = {name: weight.grad for name, weight in begun.weights.items()}
         if self.layers.start == 0:
             return None
         return self._passing(begun.inputs.gradient)
 
     def _part_from_version(self) -> None:
-        """Leave the memory of the present weights to the version that is in use, if there is one."""
+        """Leave the memory of the present weights to a version in use, if there is one."""
         if self._present and self._present():
             for parameter in self._trainable.values():
                 parameter.data = parameter.data.clone()
@@ -342,7 +342,7 @@ class TorchStage(StageNetwork):
 
     def _set_weight(self, at: int, values: Tensor) -> None:
         parameter = list(self._trainable.values())[at]
-        # Other memory, since versions may use that of the old weights.
+        # New memory, since versions may use the old weights.
         parameter.data = torch.empty_like(parameter).copy_(torch.as_tensor(values))
         self._present = None
 
@@ -352,13 +352,13 @@ class TorchStage(StageNetwork):
         return self._tensor(values)
 
     def _passed(self, values: PassedTensor) -> torch.Tensor:
-        """Return activations or gradients of another stage, in the type that they have there."""
+        """Return activations or gradients of another stage, with their type."""
         if isinstance(values, np.ndarray):
             return torch.as_tensor(np.require(values, requirements="W")).to(self._device)
         return values
 
     def _passing(self, tensor: torch.Tensor) -> PassedTensor:
-        """Return a tensor for another stage: of a GPU the tensor itself, when it is computed."""
+        """Return a tensor for another stage: on a GPU the tensor itself, once it is computed."""
         if self._device.type != "cuda":
             return array_of(tensor)
         torch.cuda.current_stream(self._device).synchronize()
@@ -366,7 +366,7 @@ class TorchStage(StageNetwork):
         return computed
 
     def _tensor(self, values: Tensor) -> torch.Tensor:
-        # PyTorch warns of memory that must not be written, such as that of a message.
+        # PyTorch warns of read-only memory, such as a message's.
         return tensor_of(np.require(values, requirements="W"), self._device)
 
     def _evaluated(self, inputs: PassedTensor) -> torch.Tensor:
@@ -377,7 +377,7 @@ class TorchStage(StageNetwork):
         return outputs
 
     def _computing(self) -> AbstractContextManager[None]:
-        """Time what is computed, if somebody has asked for it."""
+        """Time the computation, if somebody asked for it."""
         return self._clock.running() if self._clock else nullcontext()
 
     def _no_scores(self) -> torch.Tensor:
@@ -391,7 +391,7 @@ class TorchStage(StageNetwork):
                     yield place, module, name, buffer
 
     def _saved_name(self, holder: str, path: str) -> str:
-        """Return the name in `save` of a tensor of the stage's module."""
+        """Return the name in `save` of a tensor in the stage's module."""
         if holder == "loss":
             return f"layer-{self.layers[-1]}/loss/{path}"
         number, _, name = path.partition(".")
@@ -411,7 +411,6 @@ class TorchStage(StageNetwork):
         }
 
     def _layer_state(self, layer: int) -> dict[str, Any]:
-        """Return state and optimizer slots of a layer."""
         states = {name: holder.state_dict() for name, holder in self._holders(layer).items()}
         slots = self._parts.optimizer.state
         named = self._parameters(layer).items()
@@ -449,7 +448,7 @@ class TorchStage(StageNetwork):
 
 
 def _own(received: PassedTensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a received tensor in this rank's memory: layers may read it often, or work in it."""
+    """Return a received tensor in this rank's memory: layers may read it often, or change it."""
     return tensor if isinstance(received, np.ndarray) else tensor.clone()
 
 
