@@ -1,4 +1,4 @@
-"""Batch systems: one entry each, with all differences except for those of the clients."""
+"""Batch systems: one entry each, with all differences outside of the clients."""
 
 from __future__ import annotations
 

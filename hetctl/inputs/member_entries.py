@@ -279,7 +279,6 @@ def _pair_problems(
 def _gpu_problems(
     model: EnsembleModel, points: list[MemberEntry], members: list[Member]
 ) -> Iterator[Problem]:
-    """Yield the errors in numbers of GPUs, each once."""
     found: dict[Location, str] = {}
     for where, settings in [((), model), *((point.where, point.settings) for point in points)]:
         limits = sorted({"min_gpus", "max_gpus"} & settings.model_fields_set)
@@ -328,7 +327,6 @@ def _shape_problem(name: str, named: Mapping[str, str | None]) -> str | None:
 def _command_problems(
     model: EnsembleModel, points: Sequence[MemberEntry], members: Sequence[Member]
 ) -> Iterator[Problem]:
-    """Yield the errors in the commands of an ensemble file, each with its place."""
     without = [point for point, member in zip(points, members, strict=True) if not member.command]
     if len(without) == len(members):
         if model.functions is None:

@@ -74,7 +74,6 @@ class SiteFile(Site):
 
 
 def _checked(path: Path, source: YamlSource) -> tuple[Site, Mapping[str, Any]]:
-    """Return a site, and the values of all keys of its file."""
     name = path.name.removesuffix(".yaml")
     if SAFE_NAME.fullmatch(name) is None:
         raise BadInputError(f"{path}: the file's name is the site's, which {NAME_RULE}")
@@ -86,7 +85,6 @@ def _checked(path: Path, source: YamlSource) -> tuple[Site, Mapping[str, Any]]:
 
 
 def _problems(site: Site) -> Iterator[tuple[Location, str]]:
-    """Yield the keys of a site that conflict."""
     names = {queue.name for queue in site.queues}
     if site.queue is not None and site.queue not in names:
         known = suggestion(site.queue, names)

@@ -87,7 +87,7 @@ class StopRule:
     def still_converged(self, reason: str, history: Callable[[], Sequence[float]]) -> str | None:
         """Return why a member that had converged under an earlier rule still counts as converged, or None.
 
-        A limit that was raised since is no longer a reason; any other reason stays valid.
+        A limit that was raised since is not a reason; any other reason stays valid.
 
         Parameters
         ----------
@@ -183,7 +183,7 @@ class Member:
     layers : str or None
         Absolute path of a profile of its layers, needed to cut it into a pipeline.
     profile_as : str or None
-        Name of the member whose rates it has; None: those of its own shape.
+        Name of the member whose rates it has; None: its own shape's.
     command : tuple of str
         Words of the command that trains it, with placeholders; empty: the ensemble's functions do.
     environment : mapping of str to str
@@ -191,7 +191,7 @@ class Member:
     checkpoint : CheckpointInterval
         Training after which its next checkpoint is due; it also writes one whenever it stops.
     search_objective : Objective or None
-        Metric that its search goes by; None: that of its stop rule, or it is no trial.
+        Metric that its search goes by; None: its stop rule's metric, or no trial.
     code : TrainingCode or None
         Framework, functions and data of its own; None: those of the ensemble.
     """
@@ -266,7 +266,7 @@ class Member:
         return self.batch_size if self.global_batch_size else None
 
     def rows_trained(self, gpus: int) -> int:
-        """Return the samples of the largest batch that a rank of a group of so many GPUs trains at once."""
+        """Return the largest number of samples that a rank trains at once, in a group of so many GPUs."""
         if self.global_batch_size is None:
             return self.batch_size
         share = -(-self.global_batch_size // gpus)

@@ -20,8 +20,8 @@ def load_entry(reference: str) -> Any:
 def without_collections() -> Iterator[None]:
     """Disable collections while many lasting objects are made.
 
-    Collections take a third of the time of reading a large run, and a fifth of that of importing TensorFlow
-    or PyTorch.
+    Collections take a third of the time of reading a large run, and a fifth of the import of TensorFlow or
+    PyTorch.
     """
     enabled = gc.isenabled()
     gc.disable()

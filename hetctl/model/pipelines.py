@@ -76,8 +76,8 @@ class PipelineSimulation:
     synchronisation_s : float
         Seconds to send a wave's updates and add them, if all virtual workers send at once.
     waiting_fraction, idle_fraction : float
-        Mean shares of the run in which a virtual worker waits for global weights, and in which none of its
-        GPUs has a pass meanwhile.
+        Mean shares of the run in which a virtual worker waits for global weights, and in which its GPUs are
+        also idle.
     minibatches : int
         Minibatches completed by all virtual workers until `end_s`.
     node_bytes : tuple of int
@@ -187,7 +187,7 @@ class StageReport:
     layers : tuple of int
         First and last layer, counted from 0.
     forward_s, backward_s : float
-        Time of the passes, with that of the optimizer.
+        Time of the passes, including the optimizer.
     wave_wait_s : float
         Time for which a first stage waited for waves of other virtual workers (the clock distance D).
     idle_s : float

@@ -63,7 +63,7 @@ class MemberProfile:
 
 @dataclass(frozen=True)
 class Hardware:
-    """Hardware and software of a measurement, by which an outdated profile is recognized."""
+    """Hardware and software of a measurement; they show whether a profile is outdated."""
 
     gpu_type: str
     driver: str
@@ -260,7 +260,7 @@ def rate_config(member: Member, rate_keys: tuple[str, ...]) -> dict[str, Any]:
 
 
 def compared_config(member: Member, rate_keys: tuple[str, ...]) -> dict[str, Any]:
-    """Return all values by which rates of members without a profile are predicted."""
+    """Return all values that predict rates of members without a profile."""
     return {"config": rate_config(member, rate_keys), "batch_size": member.batch_size}
 
 

@@ -160,7 +160,6 @@ def _is_final(hint: Any, kind: type) -> bool:
 
 
 def _float(data: Any) -> float:
-    """Accept a whole number as a float."""
     if type(data) is float:
         return data
     return float(data) if type(data) is int else typing.cast(float, _expect(float, data, float))

@@ -60,7 +60,7 @@ class Simulation:
     restarts : int
         Number of starts of members that had trained before.
     gpu_busy_fraction : float
-        GPU-seconds of intervals without restarts, over those of all GPUs until the makespan.
+        Share of all GPU-seconds until the makespan in intervals, without restarts.
     plan_seconds : float
         Total planning time of all decisions in seconds.
     slowest_plan_s : float

@@ -66,7 +66,7 @@ class Progress:
     disk_errors : int
         Tasks that ended with a disk error since a checkpoint or an epoch last got further than before.
     batch_size : int or None
-        Batch size to which it was reduced after it ran out of memory; None: it was not reduced.
+        Batch size after reductions for lack of memory; None: it was not reduced.
     furthest : int
         Largest number of finished epochs so far, even if it has returned to an earlier checkpoint.
     asked : int or None
@@ -191,11 +191,9 @@ class _Rows:
         self.width, self.numbers = width, array("d", numbers)
 
     def first(self, count: int) -> _Rows:
-        """Return a copy of the first rows."""
         return _Rows(self.kinds, self.width, self.numbers[: count * self.width].tobytes())
 
     def widened(self, width: int) -> _Rows:
-        """Return a copy with more columns."""
         wide = _Rows(self.kinds, width)
         more = (0.0,) * (width - self.width)
         for begin in range(0, len(self.numbers), self.width):
@@ -208,7 +206,6 @@ class _Rows:
         self.numbers.extend(array("d", (*row, *(0.0,) * (self.width - len(row)))))
 
     def results(self, begin: int, end: int) -> Iterator[EpochResult]:
-        """Yield the results in some rows."""
         kinds, width = list(self.kinds), self.width
         for at in range(begin * width, end * width, width):
             kind, _, epoch, duration_s, gpus, finished_at, rate, batch, overhead_s, *values = self.numbers[

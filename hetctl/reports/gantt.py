@@ -219,7 +219,6 @@ def _boxes(task: TaskSpan, layout: ChartLayout) -> Iterator[Box]:
 
 
 def _label_bar(axes: Axes, labels: Iterable[str], box: Box, layout: ChartLayout, look: Look) -> None:
-    """Write the first label that fits, if any does."""
     x0, y0, x1, y1 = box
     width = (x1 - x0) / layout.span_s * layout.width
     label = next((label for label in labels if fits(label, width)), "")
@@ -232,7 +231,6 @@ def _label_bar(axes: Axes, labels: Iterable[str], box: Box, layout: ChartLayout,
 
 
 def _draw_rounds(axes: Axes, spans: Spans | RunStatus, layout: ChartLayout) -> None:
-    """Mark the starts of rounds, with as many numbers as fit."""
     free_from = 0.0
     for span in spans.rounds:
         axes.axvline(span.start_s, color=INK, linewidth=0.6, alpha=0.55)

@@ -215,7 +215,6 @@ def _choices(plan: Plan) -> Section:
 
 
 def _size_line(size: JobSize, chosen: JobSizeOption | None, device: str) -> str:
-    """Return a line on the resources of each job."""
     what = f"{size.nodes} node{'s' * (size.nodes != 1)} ({size.gpus} {device_word(device, size.gpus)})"
     line = f"each job: {what} for {format_seconds(size.wall_s)} in queue {size.queue.name}"
     if chosen is None:

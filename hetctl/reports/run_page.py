@@ -176,7 +176,6 @@ def _gains(status: RunStatus) -> str:
 
 
 def _figures(status: RunStatus) -> list[tuple[str, str, str]]:
-    """Return the key figures as (name, figure, remark)."""
     error = prediction_error(status.predicted_s, status.measured_s) if status.state == "finished" else None
     rounds = _count(len(status.rounds), "round")
     jobs = _count(len({span.job for span in status.rounds}), "job")

@@ -88,7 +88,7 @@ def partition_files_table(partitions: Sequence[PartitionFile], written: Collecti
 
 
 def ensemble_lines(samples: int, partitions: Partitions) -> str:
-    """Return the lines of an ensemble file with which it trains on the partitions."""
+    """Return the lines by which an ensemble file names the partitions."""
     # A JSON text is a YAML text too, whatever characters the path has.
     values = {"path": json.dumps(partitions.path, ensure_ascii=False)}
     if partitions.source:

@@ -115,7 +115,6 @@ def _status_header(status: RunStatus) -> Text:
 
 
 def _early_ends(jobs: Sequence[Job]) -> str:
-    """Return a line on jobs that ended early, with the reasons; empty if there are none."""
     ends = [
         f"job {job.number} {job.state.value}{f' ({reason})' if (reason := job.shown_reason) else ''}"
         for job in jobs

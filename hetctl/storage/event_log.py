@@ -146,7 +146,7 @@ class EventLog:
             yield events
 
     def _expected(self) -> list[str]:
-        """Return sources with grown files; one whose new length is not visible yet (NFS) is tried again."""
+        """Return sources with grown files; one whose growth is not visible yet (NFS) is tried again."""
         unread = [source for source, length in self._lengths.items() if length > self._file_of(source).offset]
         self._lengths = {source: self._lengths[source] for source in unread}
         return unread
@@ -165,7 +165,7 @@ class EventLog:
         return changed
 
     def _grown(self) -> Iterator[str]:
-        """List the folder; yield the sources whose files are longer than the part that was read, by name."""
+        """List the folder; yield sources whose files are longer than the part that was read, by name."""
         sizes = _sizes_in(self._folder)
         for source, file in {DRIVER: self._driver, **self._files}.items():
             if sizes.get(source, 0) < file.offset:
@@ -183,7 +183,6 @@ class EventLog:
 
 
 def _sizes_in(folder: Path) -> dict[str, int]:
-    """Return the size of each event file in bytes, by its writer."""
     try:
         with os.scandir(folder) as entries:
             return {

@@ -91,7 +91,7 @@ def keep_modules(spec: RunSpec, folder: RunFolder) -> None:
     Raises
     ------
     BadInputError
-        If a module is no longer the one of the specification.
+        If a module differs from the specification.
     """
     target = _copy_of(spec.modules, folder)
     if not spec.modules or target.exists():

@@ -229,7 +229,6 @@ class Lease:
                 self.renew()
 
     def _draw(self) -> Path:
-        """Draw the next number; return its file."""
         while True:
             number = self._current() + 1
             while not self._is_first(number):
@@ -281,7 +280,7 @@ class Lease:
         return silent_s > OVER_S and self._is_called_over(holder)
 
     def _is_called_over(self, holder: LeaseHolder) -> bool:
-        """Return true if the batch system had ended the whole job when a command last asked it."""
+        """Return true if the batch system had ended the whole job when it was last asked."""
         record = read_record(self._folder)
         jobs = record.jobs if record else ()
         return any(job.batch_id == holder.batch_id and job.left_no_process for job in jobs)

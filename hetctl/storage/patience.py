@@ -80,4 +80,4 @@ class Patience:
 AT_ONCE = Patience(0.0)
 """No repetition: the first error is raised."""
 PATIENT = Patience()
-"""Repetition where nothing else has to go on."""
+"""Repetition for callers that may wait."""

@@ -47,7 +47,7 @@ class RunState:
     facts : RunFacts
         Facts about jobs and rounds.
     reports : mapping of (int, str) to TaskReport
-        Reports by round and member, without those of tasks that ended before the snapshot.
+        Reports by round and member; tasks that ended before the snapshot have none.
     usage : UsageFold
         Rounds, open tasks, and the resources used.
     hops : TotalsFold
@@ -67,7 +67,7 @@ class RunState:
             RunHopPlan,
             WorkerTotals,
         )
-        # Not by run.json: most changes of it change nothing here, and a changed run may not be stored yet.
+        # Not by run.json: most of its changes matter nothing here, and a changed run may not be stored yet.
         rules = [(m.name, m.batch_size, m.min_batch_size, row_of(m.stop)) for m in ensemble.members]
         self._key = key_of([rules, sorted(ensemble.trials), retries], *kept)
         try:
@@ -181,7 +181,7 @@ class RunState:
             name = events[0].source
             self._unreported |= self._progress.add([*self._about.pop(name, ()), *events])
             if not self._is_read:
-                # All events of a large run at a time would need much memory.
+                # All events of a large run at once would need much memory.
                 self._progress.forget(name)
         self._unreported |= self._progress.add(chain.from_iterable(self._about.values()))
         changed, self._unreported = self._unreported, set()

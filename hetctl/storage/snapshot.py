@@ -1,7 +1,7 @@
 """Snapshot of a run's state in one file: a cache from which folds of its events continue.
 
 Values are stored as rows, which read faster than mappings by name. The first line of the file has all parts
-but two. In these, each member has its own line: `status` of a large run needs those of few members.
+but two. In these, each member has its own line, because `status` of a large run needs few members.
 """
 
 from __future__ import annotations

@@ -125,7 +125,6 @@ def _waits(job: str) -> CheckResult:
 
 
 def _read(site: Site, job: str, folder: Path) -> Probe:
-    """Read the results of the job from its folder."""
     if not (folder / END_FILE).exists():
         log = RunFolder(folder).job(0).log
         fix = f"the nodes must see {folder.parent}, and Python there must import hetctl: {_tail(log)}"

@@ -145,7 +145,6 @@ def account_check(account: str | None, accounts: Sequence[str]) -> CheckResult:
 
 
 def _beyond(facts: QueueFacts, bins: Iterable[Queue]) -> Iterator[str]:
-    """Yield the limits in the site file that exceed the queue's."""
     bins = list(bins)
     nodes = [queue.max_nodes for queue in bins]
     if facts.max_nodes and any(each is not None and each > facts.max_nodes for each in nodes):

@@ -52,7 +52,7 @@ def member_profiles(
     Parameters
     ----------
     predict : bool
-        True to predict the rates of shapes without points from those of similar ones.
+        True to predict rates of shapes without points from similar shapes.
     """
     trained = _trained(catalog, ensemble, site.name)
     profiles = _profiles(catalog, ensemble, site.name, trained, has_types=bool(site.node_types))
@@ -352,7 +352,7 @@ def links_between(points: Sequence[LinkPoint], site: Site) -> NodeLinks | None:
     needed = {INTRA_NODE: site.gpus_per_node > 1, INTER_NODE: site.nodes > 1}
     if not measured or any(needed[kind] and kind not in measured for kind in needed):
         return None
-    # Both kinds need a figure, though that of a kind that the site lacks is not used.
+    # Both kinds need a figure, though one for a kind that the site lacks is not used.
     intra = measured.get(INTRA_NODE) or measured[INTER_NODE]
     inter = measured.get(INTER_NODE) or intra
     peak = max(size / seconds for size, seconds in intra)

@@ -197,7 +197,6 @@ class InterruptibleJobs:
             self._end(interruption, [job.id for job in jobs])
 
     def _end(self, interruption: Interruption, ids: Sequence[str]) -> NoReturn:
-        """Cancel the jobs, or let them continue."""
         # SIGTERM and SIGHUP come from a machine or a lost connection: the user has not decided to cancel.
         if interruption.number == signal.SIGINT and self._cancels(ids):
             self.batch.cancel(ids)

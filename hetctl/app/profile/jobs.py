@@ -96,7 +96,7 @@ class ProfileJob:
         return ended_file(self.folder).exists()
 
     def is_over(self, status: JobStatus, now: float | None = None) -> bool:
-        """Return true if it measures nothing more, by its files if the batch system forgot it.
+        """Return true if it measures nothing more; files decide if the batch system forgot the job.
 
         Parameters
         ----------
@@ -255,7 +255,7 @@ def open_groups(profiles: Path) -> list[JobGroup]:
 
 
 def unread_folders(profiles: Path) -> list[Path]:
-    """Return the folders with possibly unsaved measurements: all except those of groups that are over."""
+    """Return the folders with possibly unsaved measurements: all but those of groups that are over."""
     over = {name for group in _groups(profiles) if group.record.over for name in group.record.folders}
     found = sorted(profiles.glob(f"*/{measurements_file(Path()).name}"))
     return [path.parent for path in found if path.parent.name not in over]
@@ -292,7 +292,7 @@ def groups_under_way(
 
 
 def _with_ids(batch: BatchSystem, group: JobGroup, settle_s: float) -> JobGroup | None:
-    """Return a group with its ids if its submission was interrupted; None if it has no job at all.
+    """Return a group with the ids that an interrupted submission lacks; None if it has no job at all.
 
     The measurements file of a job that does not exist is removed.
     """

@@ -84,7 +84,6 @@ class _Rates:
         self._shapes = shapes_of(command.ensemble)
 
     def known(self) -> Iterator[ProfileTarget]:
-        """Yield the targets that are in the catalog."""
         return (
             ProfileTarget(name, point.gpus) for name, points in self._current().items() for point in points
         )
@@ -194,8 +193,8 @@ def profile_layers(
     Raises
     ------
     BadInputError
-        If the ensemble has no such member, or there are no two GPUs to measure links between; the others
-        are those of `profiling`.
+        If the ensemble has no such member, or there are no two GPUs to measure links between; otherwise as
+        in `profiling`.
     """
     refuse_strangers(command.ensemble, members)
     if members:
@@ -292,7 +291,6 @@ def _link_targets(site: Site, gpus: int) -> Iterator[ProfileTarget]:
 
 
 def _known(catalog: Catalog, ensemble: Ensemble, site: Site) -> set[ProfileTarget]:
-    """Return the targets in the catalog, of the members as they are now."""
     names = [member.name for member in ensemble.members]
     layers = current_layers(catalog.layers(ensemble.name, site.name), ensemble, names, site)
     return {

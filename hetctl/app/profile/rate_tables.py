@@ -56,7 +56,7 @@ def import_ensemble(project: Project, name: str, path: Path) -> tuple[Ensemble, 
     Raises
     ------
     BadInputError
-        If anything in the table is wrong or missing, or the name is that of an ensemble with networks.
+        If anything in the table is wrong or missing, or an ensemble with networks has the name.
     """
     if SAFE_NAME.fullmatch(name) is None:
         raise BadInputError(f"name: {NAME_RULE}, got {name!r}", "choose another --name")

@@ -49,7 +49,7 @@ class JobUnderWay:
     Parameters
     ----------
     job : str
-        Id of the job; its name while it is unknown whether the batch system has it.
+        Id of the job, or its name while its submission is in doubt.
     state : str
         Name of a `JobState`.
     reason : str
@@ -115,7 +115,7 @@ def folders_of(profiles: Path, ensemble: Ensemble, site: Site) -> list[Path]:
 
 
 def _newest(points: Iterable[ProfilePoint]) -> list[ProfilePoint]:
-    """Return the newest point of each member, fingerprint, number and type of GPUs, as the catalog does."""
+    """Return the newest point by member, fingerprint, number and type of GPUs, as the catalog does."""
     newest: dict[tuple[str, int, str, str], ProfilePoint] = {}
     for point in sorted(points, key=lambda point: point.measured_at):
         newest[point.member, point.gpus, point.fingerprint, point.machine.gpu_type] = point
@@ -258,7 +258,7 @@ class ProfileSession:
         return [point for point in points if point not in tried]
 
     def _adopt(self, points: Sequence[ProfileTarget]) -> bool:
-        """Wait for other commands' jobs that measure some of the points; return false if there are none."""
+        """Wait for other commands' jobs that measure some of the points; return false without any."""
         ensemble, site = self._command.ensemble, self._command.site
         self._earlier = self._jobs.under_way(ensemble.name, site.name)
         shared = {group: self._wanted_of(group).intersection(points) for group in self._earlier}

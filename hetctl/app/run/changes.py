@@ -21,7 +21,7 @@ MOST_NAMED, MOST_LINES, LONGEST = 3, 20, 60
 """Limits: members in a line, lines in a message, and characters in a value."""
 TIME = "time"
 KEPT, EDITED = "kept", "edited"
-"""Modules with which a run may go on after an edit: those of its submission, or the present ones."""
+"""Modules with which an edited run goes on: those of its submission, or the present ones."""
 MANY = "*"
 """Placeholder for the members in a change that concerns several."""
 
@@ -270,7 +270,7 @@ def _grouped(found: Iterable[Difference]) -> Iterator[tuple[str, Difference]]:
 
 
 def _contrast(one: Difference) -> str:
-    """Return a text on the new and the old value; for mappings, only of the keys that differ."""
+    """Return a text with the new and the old value; of mappings, only keys that differ."""
     was, now = encode(one.was), encode(one.now)
     if not isinstance(was, Mapping) or not isinstance(now, Mapping):
         return f"{_format_value(now)}, was {_format_value(was)}"

@@ -55,7 +55,7 @@ def keep_replay(trace: Path, folder: RunFolder) -> None:
 
 
 def replay_now(stored: str, trace: Path | None) -> str:
-    """Return the path of the stored trace if the given one has the same content, else that of the given one.
+    """Return the path of the stored trace if the given one has the same content, else the given path.
 
     Parameters
     ----------
@@ -211,12 +211,12 @@ def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec) -> Plan:
 
 
 def is_done(folder: RunFolder, spec: RunSpec) -> bool:
-    """Return true if no member needs any more training."""
+    """Return true if no member needs more training."""
     return not state_in(folder, spec).has_work
 
 
 def _site_now(project: Project, spec: RunSpec, requested: RequestedOptions) -> Site:
-    """Return the run's site from its present file; an account or a launch given by the user has priority."""
+    """Return the run's site from its present file, with the account and launch that the user gave."""
     site = _as_stored(project.site(requested.site or spec.given.get("site") or spec.site.name))
     return replace(
         site,
@@ -226,7 +226,7 @@ def _site_now(project: Project, spec: RunSpec, requested: RequestedOptions) -> S
 
 
 def _planner_now(spec: RunSpec, requested: RequestedOptions) -> str:
-    """Return the requested planner; if it is still ``auto``, the one that was chosen for the run."""
+    """Return the requested planner; for the same ``auto``, the one that was chosen for the run."""
     return spec.planner if requested.planner in (None, spec.given.get("planner")) else requested.planner
 
 
@@ -237,7 +237,7 @@ def _queue_now(spec: RunSpec, site: Site, requested: RequestedOptions) -> str:
 
 
 def _ensemble_now(then: Ensemble, now: Ensemble) -> Ensemble:
-    """Return the ensemble as a run would have stored it, its members in the run's order.
+    """Return the ensemble as a run would store it, with the members in the run's order.
 
     Paths to the same place count as equal: a home may have other names on other login nodes.
     """
@@ -270,7 +270,7 @@ def _as_stored(value: T) -> T:
 
 
 def _mode_of(spec: RunSpec) -> str:
-    """Return the mode of plans that go by the same rule as the run's jobs."""
+    """Return the mode whose plans follow the same rule as the run's jobs."""
     if len(spec.phases) == 1:
         return spec.phases[0] if spec.phases[0] in (HOPPER, PIPELINE) else DATA_PARALLEL
     return AUTO

@@ -54,7 +54,7 @@ def save_jobs(catalog: Catalog, run: str, jobs: Sequence[Job], ending: int | Non
 
 
 def at_work(jobs: Sequence[Job], folder: RunFolder) -> list[Job]:
-    """Return the jobs that may still train: neither over, nor reported as ended by their drivers."""
+    """Return the jobs that may still train: they are not over, and their drivers have reported no end."""
     ended = ended_by_files(jobs, job_events(folder), done=False, silent=True)
     return [job for job in ended if not job.state.over]
 
@@ -119,17 +119,17 @@ def _updated(job: Job, statuses: Mapping[str, JobStatus], events: Sequence[Event
 def ended_by_files(
     jobs: Sequence[Job], events: Sequence[Event], *, done: bool, silent: bool
 ) -> tuple[Job, ...]:
-    """Return the jobs, with FINISHED for those that have ended by the run's own files.
+    """Return the jobs; those that have ended by the run's own files are FINISHED.
 
     Parameters
     ----------
     events : sequence of Event
         All events of the run, in order of time.
     done : bool
-        True if no member needs any more training.
+        True if no member needs more training.
     silent : bool
-        True if the batch system does not answer, so that the states are the last known ones. If it does
-        answer, files decide only about the jobs that it has forgotten.
+        True if the batch system does not answer; the states are then the last known ones. Otherwise files
+        decide only about jobs that it has forgotten.
     """
     return tuple(
         _ended_by_files(job, events, done) if silent or job.state is JobState.UNKNOWN else job for job in jobs
@@ -169,7 +169,7 @@ def _state_by_files(job: Job, events: Sequence[Event]) -> JobState:
 
 
 def _reported_end(events: Sequence[Event]) -> Event | None:
-    """Return the report of a job's end; None if there is none, or the job was requeued and started since.
+    """Return the report of a job's end; None without one, or if the job was requeued and has started again.
 
     Parameters
     ----------
@@ -183,7 +183,7 @@ def _reported_end(events: Sequence[Event]) -> Event | None:
 ALL_CONVERGED = "every member has converged"
 
 IDLE_JOBS = 2
-"""Number of consecutive jobs without progress, although it was possible, after which a run stops."""
+"""Number of consecutive jobs without progress that was possible, after which a run stops."""
 NODE_FAILURES = 3
 """Number of consecutive failures of nodes that do not count as jobs without progress."""
 

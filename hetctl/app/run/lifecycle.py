@@ -214,7 +214,7 @@ def _continue(
         return replace(submitted, changed=changed)
     batch, events = project.batch_system(spec.site), job_events(folder)
     jobs = current_jobs(catalog.jobs(run), batch, events, claimant=claimant_in(folder))
-    # A job that is about to end does not keep the user from going on; the next job waits for it.
+    # The user may go on while a job is about to end; the next job waits for it.
     alive = [job.batch_id for job in jobs if not job.state.over]
     if record.state == CANCELLED:
         batch.cancel(alive)
@@ -245,7 +245,6 @@ def _refuse_under_way(run: str, jobs: Sequence[Job]) -> None:
 
 
 def _record_continued(project: Project, catalog: Catalog, spec: RunSpec) -> None:
-    """Continue a run under its specification from now on."""
     keep_modules(spec, project.home.run(spec.run))
     _save(project, catalog, spec)
     _note(catalog, spec.run, RunReason.CONTINUED, "continued")
@@ -253,7 +252,6 @@ def _record_continued(project: Project, catalog: Catalog, spec: RunSpec) -> None
 
 @contextmanager
 def _restored_if_refused(project: Project, catalog: Catalog, before: RunSpec) -> Iterator[None]:
-    """Restore a run's earlier specification if the batch system refuses its next job."""
     try:
         yield
     except SubmissionInDoubtError:
@@ -278,9 +276,9 @@ def _begin(project: Project, catalog: Catalog, new: NextJob, replay: Path | None
     if plan != catalog.latest_plan(spec.ensemble.name, spec.site.name):
         catalog.save_plan(spec.ensemble.name, spec.site.name, plan, time.time())
     if replay:
-        # Before the run is known: a command that finishes an interrupted submission does not have the file.
+        # Kept before the run is known: a command that finishes an interrupted submission lacks the file.
         keep_replay(replay, project.home.run(spec.run))
-    # For the same reason: the modules may be edited until then.
+    # For the same reason, as the modules may be edited until then.
     keep_modules(spec, project.home.run(spec.run))
     # The run and its job in doubt are stored together, before the batch system gets the job.
     catalog.add_run(spec, plan, time.time(), new.jobs[-1])
@@ -303,7 +301,7 @@ def _advance(
     jobs = refresh_jobs(catalog, batch, folder, after_job)
     if record.state not in UNDER_WAY:
         return RunTransition(spec.run, record.state, record.reason)
-    # Jobs that wait have used nothing of a budget yet, and are not needed if those before them end the run.
+    # Waiting jobs have used no budget, and are not needed if earlier ones end the run.
     end = reason_to_end(spec, folder, [job for job in jobs if job.state is not JobState.PENDING])
     alive = [job for job in jobs if not job.state.over]
     if alive and not (end and _are_queued(alive)):
@@ -323,7 +321,6 @@ def _are_queued(jobs: Sequence[Job]) -> bool:
 
 
 def _next_job(project: Project, catalog: Catalog, spec: RunSpec, jobs: Sequence[Job]) -> NextJob:
-    """Render the job after a run's jobs; nothing is written."""
     job = next_job_of(spec, identity_of(project, catalog), jobs)
     jobs = (*jobs[: job.number], job)
     return NextJob(spec, jobs, rendered(project, spec, jobs))

@@ -162,7 +162,7 @@ def _status(name: str, fold: StageFold, epochs: Iterable[EpochResult]) -> Pipeli
 
 
 def _are_of(layout: PipelineLayout, stages: Iterable[StageReport]) -> bool:
-    """Return true if these are the stages of a layout."""
+    """Return true if the stages are those of the layout."""
     planned = {
         (number, index, plan.first, plan.last)
         for number, plans in enumerate(layout.workers)

@@ -154,7 +154,6 @@ def export_study(project: Project, run: str | None, path: Path) -> RunStatus:
 
 
 def _has_study(path: Path, name: str) -> bool:
-    """Return true if a file is a database of Optuna with a study of this name."""
     place = f"{path.absolute().as_uri()}?mode=ro"
     with suppress(sqlite3.Error), closing(sqlite3.connect(place, uri=True)) as file:
         return bool(file.execute("SELECT 1 FROM studies WHERE study_name = ?", (name,)).fetchone())

@@ -11,7 +11,7 @@ from hetctl.model.job import ENDED, UNDER_WAY, Job, JobState
 
 
 def record_of(catalog: Catalog, run: str | None) -> RunRecord:
-    """Return a run's record, by default that of the newest.
+    """Return a run's record, by default of the newest.
 
     Raises
     ------

@@ -153,7 +153,6 @@ def as_planned(spec: RunSpec, plan: Plan, request: PlanRequest) -> RunSpec:
 
 
 def _spec(project: Project, run: str, request: PlanRequest, requested: RequestedOptions) -> RunSpec:
-    """Return the specification by the request alone."""
     return RunSpec(
         run=run,
         ensemble=request.ensemble,

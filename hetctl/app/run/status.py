@@ -64,7 +64,7 @@ def search_in(project: Project, status: RunStatus) -> SearchStatus | None:
 
 
 class RunWatch:
-    """Repeated reading of a run's status, with only new data of its files and few queries of its jobs.
+    """Repeated reading of a run's status: it reads only new data of files, and rarely queries jobs.
 
     Parameters
     ----------

@@ -193,7 +193,6 @@ def _first_round(plan: Plan | None) -> Sequence[Allocation]:
 
 
 def _hopping(plan: Plan) -> Sequence[str]:
-    """Return the members that hop in the first round."""
     return next((phase.members for phase in plan.phases[:1] if phase.mode == HOPPER), ())
 
 
@@ -340,7 +339,6 @@ def _predecessor(earlier: Sequence[Job]) -> str | None:
 
 
 def _forget(project: Project, catalog: Catalog, run: str, jobs: Sequence[Job]) -> None:
-    """Remove the entry of a job that the batch system refused."""
     if len(jobs) > 1:
         check_job_removal(jobs[-1].state)
         catalog.remove_job(run, jobs[-1].number)

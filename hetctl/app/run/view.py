@@ -55,7 +55,7 @@ class RunView:
         return {
             name: _state_of(done, name in training)
             for name, done in self.state.progress.items()
-            # A trial that its search has not asked for is none yet.
+            # A trial exists once its search has asked for it.
             if done.asked != 0
         }
 
@@ -111,7 +111,7 @@ class RunView:
         return rates_of(self._members[name], self._profiles.get(name), self.state.progress[name])
 
     def _going_on(self, alive: Set[int]) -> set[int]:
-        """Return the rounds without an end that go on: their job does, and was not requeued since."""
+        """Return the rounds without an end that go on: their job is alive, and was not requeued since."""
         facts = self.state.facts
         jobs = {index: facts.rounds[index]["round_started"].record.job for index in self._begun}
         last: dict[int, int] = defaultdict(int)
@@ -149,7 +149,7 @@ class RunView:
         )
 
     def _last_heard(self, index: int, members: Iterable[str]) -> float:
-        """Return the time of the last event of a round's driver and of some of its members; 0 without one."""
+        """Return the time of the last event of a round's driver or of some of its members; 0 without one."""
         reports = (self.state.reports.get((index, source)) for source in (DRIVER, *members))
         return max((report.last_at for report in reports if report and report.last_at), default=0.0)
 
@@ -266,7 +266,7 @@ def _seconds(tasks: Iterable[TaskSpan]) -> float | None:
 def batch_changes(member: Member, epochs: EpochHistory) -> tuple[BatchChange, ...]:
     """Return the changes of a data-parallel member's samples per step; none with a `global_batch_size`.
 
-    An epoch whose parts were trained on different numbers of GPUs counts with the last of them.
+    If parts of an epoch were trained on different numbers of GPUs, the last number counts.
     """
     if member.global_batch_size is not None:
         return ()

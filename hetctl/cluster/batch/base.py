@@ -78,8 +78,8 @@ class BatchSystem(Protocol):
         Parameters
         ----------
         recorded : bool
-            If true, finished jobs are included as long as there is any record of them. If false, those that
-            the batch system still has in memory are enough: it has all that wait or run.
+            If true, include finished jobs as long as there is any record of them. If false, jobs in the batch
+            system's memory are enough, where all are that wait or run.
         """
 
     def cancel(self, ids: Sequence[str]) -> None:

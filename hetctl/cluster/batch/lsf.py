@@ -37,7 +37,7 @@ REASONS = {
     "TERM_FORCE_OWNER": JobState.CANCELLED,
     "TERM_LOAD": JobState.PREEMPTED,  # its node was overloaded
     "TERM_MEMLIMIT": JobState.OUT_OF_MEMORY,
-    "TERM_ORPHAN_SYSTEM": JobState.CANCELLED,  # the condition that it waited for can no longer become true
+    "TERM_ORPHAN_SYSTEM": JobState.CANCELLED,  # the condition that it waited for cannot become true
     "TERM_OWNER": JobState.CANCELLED,
     "TERM_PREEMPT": JobState.PREEMPTED,
     "TERM_RC_RECLAIM": JobState.PREEMPTED,  # the cloud reclaimed the node
@@ -138,7 +138,7 @@ def parse_bjobs(text: str) -> dict[str, JobStatus]:
 
 
 def bhist_command(ids: Sequence[str]) -> list[str]:
-    """Return the query of the log for jobs that are no longer in LSF's memory."""
+    """Return the query of the log for jobs that have left LSF's memory."""
     return ["bhist", "-l", *ids]
 
 
@@ -268,7 +268,7 @@ class LsfBatch:
         return submit_script(self._commands, request, REFUSALS, parse_job_id)
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
-        """Query bjobs, then bhist for jobs that bjobs no longer has; jobs unknown to both are UNKNOWN."""
+        """Query bjobs, then bhist for jobs that bjobs lacks; jobs unknown to both are UNKNOWN."""
         if not ids:
             return {}
         found = parse_bjobs(self._commands.check_output(bjobs_command(ids), TRANSIENT, NOTHING_FOUND))
@@ -277,7 +277,7 @@ class LsfBatch:
         return {job: found.get(job, JobStatus(JobState.UNKNOWN)) for job in ids}
 
     def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
-        """Query bjobs, then bhist for jobs that bjobs no longer has."""
+        """Query bjobs, then bhist for jobs that bjobs lacks."""
         if not names:
             return {}
         found = parse_found(self._commands.check_output(find_command(names), TRANSIENT, NOTHING_FOUND))

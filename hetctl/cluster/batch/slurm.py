@@ -90,7 +90,7 @@ REFUSALS = (
 """Parts of messages of sbatch after which no job exists (slurm_errno.c); any other failure leaves a doubt."""
 
 GONE = ("Invalid job id",)
-"""Messages of squeue about a single job that is no longer in Slurm's memory."""
+"""Messages of squeue about a single job that has left Slurm's memory."""
 NO_ACCOUNTING = ("accounting storage is disabled",)
 OVER_ALREADY = ("already completing or completed", *GONE)
 
@@ -246,7 +246,7 @@ class SlurmBatch:
         return submit_script(self._commands, request, REFUSALS, parse_job_id)
 
     def statuses(self, ids: Sequence[str]) -> Mapping[str, JobStatus]:
-        """Query squeue, then sacct for jobs that squeue no longer has (UNKNOWN without accounting)."""
+        """Query squeue, then sacct for jobs that squeue lacks (UNKNOWN without accounting)."""
         if not ids:
             return {}
         records = parse_squeue(self._commands.check_output(squeue_command(ids), TRANSIENT, GONE))
@@ -255,7 +255,7 @@ class SlurmBatch:
         return {job: self._status(records.get(job)) for job in ids}
 
     def find(self, names: Sequence[str], *, recorded: bool = True) -> Mapping[str, str]:
-        """Query squeue, then sacct for jobs that squeue no longer has.
+        """Query squeue, then sacct for jobs that squeue lacks.
 
         Without accounting, a job is found as long as squeue has it (MinJobAge after its end).
         """

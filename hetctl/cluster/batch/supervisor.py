@@ -67,7 +67,6 @@ class _Supervisor:
         self._claim = Claim(HostBoot.this(), Process.of(os.getpid()))
 
     def has_claimed(self) -> bool:
-        """Return true if this supervisor has claimed the job."""
         return PATIENT.call(claim, self._folder, self._job, self._claim)
 
     def wait_for(self, job: str) -> None:
@@ -76,7 +75,6 @@ class _Supervisor:
             time.sleep(POLL_S)
 
     def wait_for_slots(self, slots: Slots, wanted: int) -> None:
-        """Wait until the job has its slots or is cancelled."""
         while not self._cancelled and not slots.acquire(wanted):
             time.sleep(POLL_S)
 

@@ -73,7 +73,7 @@ class Launcher:
     whole_nodes : bool
         True if LSF gives its jobs whole nodes (``bsub -nnodes``).
     fails_with : tuple of str
-        Environment variables with which it fails.
+        Environment variables that make it fail.
     on_path : bool
         True if a program of its name must be on the PATH of the compute nodes.
     mpi_fix : str
@@ -82,7 +82,7 @@ class Launcher:
         Regular expression for the beginning of its lines in the output of a step.
     exit_messages : tuple of tuple
         Regular expressions for the rest of such a line, each with the reason that it gives for the end of a
-        task. The first that fits decides: that of a job's end comes before its effects on processes.
+        task. The first that fits decides: the end of a job precedes its effects on processes.
     exit_codes : mapping of int to ExitReason
         Reasons by exit codes of its own.
     """
