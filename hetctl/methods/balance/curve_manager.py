@@ -1,7 +1,7 @@
 """Batches from time curves learnt online: a few large steps to the balance, then no further changes.
 
-Straight lines are fitted to measured times as local approximations of the time curves. `ChangeDetector` and
-`Noise` distinguish changed conditions from noise by the deviation of measured from expected times.
+Straight lines, fitted to measured times, approximate the time curves locally. `ChangeDetector` and `Noise`
+tell changed conditions from noise by the deviation of measured from expected times.
 """
 
 from __future__ import annotations
@@ -19,54 +19,53 @@ from hetctl.methods.balance.step_time import Lines, Values, whole_batches
 POINTS = 16
 """Points kept per worker; consecutive iterations with the same batch form one point."""
 WINDOW = 128
-"""Most iterations that a point averages over; beyond that, older ones are forgotten."""
+"""Most iterations that a point averages over; older ones are forgotten."""
 RECENT = 32
-"""Latest iterations that are stored individually."""
+"""Number of latest iterations stored individually."""
 LAUNCH_UNSURE = 0.3
 """Relative uncertainty of the prior launch overhead, as a share of the iteration time."""
 BEND = 0.1
-"""Relative deviation of a curve from its line at e times the batch; grows with the squared logarithm."""
+"""Relative deviation of a curve from its line at e times the batch; it grows with the squared logarithm."""
 LEAST_RISE = 0.05
-"""Least rise of time in per cent for 1 % more samples, at the largest batch measured. The rise is at most
-1 %, since launching takes time."""
+"""Least rise of time in per cent for 1 % more samples, at the largest measured batch. As launching takes
+time, the rise is at most 1 %."""
 
 LAUNCH_SHARE = 0.3
-"""Share of the first iteration that is assumed to be launch overhead until the curve shows it."""
+"""Assumed share of launch overhead in the first iteration, until the curve shows it."""
 LEAST_GAIN = 0.01
-"""Least share of the iteration time that a change of batches has to save."""
+"""Least share of the iteration time that new batches have to save."""
 SURE = 0.5
-"""Least saving as well, in standard errors of the slowest worker's time."""
+"""Least number of standard errors of the slowest worker's time that they have to save, too."""
 GROWTH_LIMITS = (1.15, 2.0, math.inf)
-"""Limits of growth, tried in turn: no batch exceeds the size that would take this multiple of the slowest
-worker's present time if time were proportional to it. A higher limit is tried only if a lower one does not
-save enough."""
+"""Limits of growth. A batch grows at most to the size that would take this multiple of the slowest worker's
+present time if time were proportional to it. A higher limit is tried only if a lower one saves too little."""
 NEGLIGIBLE = 1e-9
-"""Share of memory that counts as none; also the tolerance for rounding errors in samples."""
+"""Share of memory that counts as none; also the tolerance of rounding errors in samples."""
 PLAUSIBLE = 3.0
-"""Standard deviations to which larger deviations of a measurement are clipped."""
+"""Standard deviations at which a measurement's deviation is clipped."""
 
 OUTLIER = 5.0
-"""Limit of a residual, in standard deviations, so that a single outlier does not count as a change."""
+"""Limit of a residual in standard deviations, so that a single outlier is no change."""
 SLACK = 0.5
-"""Standard deviations subtracted in each iteration: half of the smallest change to be detected quickly."""
+"""Standard deviations subtracted in each iteration: half the smallest change to detect quickly."""
 THRESHOLD = 8.0
 """Sum of standard deviations that counts as a change; noise alone reaches it in about 20,000 iterations."""
 
 FIRST_NOISE, FIRST_WEIGHT, LAST_WEIGHT = 0.05, 10, 100
-"""Initial relative noise, and its weight in iterations: initially and at most."""
+"""Initial relative noise, and its weight in iterations: first and largest."""
 LEAST_NOISE = 0.003
 """Lower limit of the relative noise: no curve is known more precisely."""
 TRUSTED = 3.0
-"""Standard deviations beyond which an iteration is not used to estimate the noise."""
+"""Standard deviations beyond which an iteration does not count for the noise."""
 
 
 class CurveManager(BatchSizeManager):
     """Manager that learns each worker's Gamma_i (launch overhead, saturation, memory) and balances by it.
 
-    Each iteration adds a point to each worker's curve. The lines fitted near the present batches give a
-    balanced split. It is evaluated again with lines fitted near itself, and adopted if it saves more than
-    `LEAST_GAIN` and more than the measurement uncertainty. The curve of a worker that deviates from it by
-    more than noise explains is learnt anew.
+    Each iteration adds a point to each worker's curve. Lines fitted near the present batches give a balanced
+    split. Lines fitted near that split evaluate it; it is adopted if it saves more than `LEAST_GAIN` and more
+    than the measurement's uncertainty. If a worker deviates from its curve by more than noise, the curve is
+    learnt anew.
     """
 
     def __init__(self, batches: Sequence[int], caps: Sequence[int | None] = ()) -> None:
@@ -77,7 +76,7 @@ class CurveManager(BatchSizeManager):
         self._launch: Values = np.zeros(len(batches))
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
-        """Learn from the last iteration and return the batches, changed if that saves enough."""
+        """Learn from the last iteration; return the batches, new ones if they save enough."""
         batches = np.array([seen.batch for seen in observations], dtype=float)
         seconds = np.array([seen.seconds for seen in observations])
         self._learn(batches, seconds)
@@ -91,21 +90,21 @@ class CurveManager(BatchSizeManager):
             self._history.add(batches, seconds, seconds)
             return
         expected = self._fit(batches)
-        # Slowdowns are factors: in the logarithm twice and half as long are equally far away.
+        # Slowdowns are factors: in logarithms, twice and half the time are equally far away.
         off = np.log(seconds / expected.seconds)
-        # The curve itself is uncertain, and must not be mistaken for a change of conditions.
+        # The curve's own uncertainty must not pass for a change of conditions.
         deviation = np.hypot(self._noise.deviation, expected.error)
         self._noise.observe(off / deviation)
         new = self._changes.observe(off / deviation)
         limit = PLAUSIBLE * deviation
-        # A single outlier would bend the curve; after a real change `restart` uses times as measured.
+        # A single outlier would bend the curve; after a real change `restart` uses the measured times.
         self._history.add(batches, seconds, expected.seconds * np.exp(np.clip(off, -limit, limit)))
         self._history.restart(new)
         self._launch = np.where(new > 0, self._launch * seconds / expected.seconds, self._launch)
 
     def _batch_limits(self, batches: Values, memory: Values) -> Values:
-        """Return the limits of the batches; memory grows at most in proportion, which is assumed here."""
-        # A memory of 0 means unknown, which gives a limit that is never reached.
+        """Return the limits of the batches, if memory grows in proportion, which is its fastest growth."""
+        # A memory of 0 is unknown, and gives a limit that no batch reaches.
         filled = np.floor(batches * FULL_MEMORY / np.maximum(memory, NEGLIGIBLE) + NEGLIGIBLE)
         return np.minimum(self._limits, np.maximum(filled, self.batches))
 
@@ -118,13 +117,13 @@ class CurveManager(BatchSizeManager):
         self._launch = present.lines.launch
         slowest = int(present.seconds.argmax())
         enough = present.seconds[slowest] * (1 - max(LEAST_GAIN, SURE * float(present.error[slowest])))
-        # Half of the saving is enough here: lines near the present batches underestimate distant savings.
+        # Half the saving is enough here: lines near the present batches underestimate distant savings.
         if present.lines.seconds(self._split(present, most)).max() > (enough + present.seconds[slowest]) / 2:
             self._warn_of_late(present)
             return
         in_proportion = now * present.seconds[slowest] / present.seconds
         for growth in GROWTH_LIMITS:
-            # Far beyond the batches seen so far the curve is a guess, and an iteration could take very long.
+            # Far beyond the batches seen so far the curve is a guess: an iteration could take very long.
             limits = np.minimum(most, np.maximum(now + 1, np.floor(growth * in_proportion)))
             there = self._fit(self._split(present, limits))
             split = self._split(there, limits)
@@ -160,14 +159,14 @@ class StepTimeHistory:
         self._recent: Values = np.ones((2, workers, RECENT))
 
     def add(self, batches: Values, seconds: Values, plausible: Values) -> None:
-        """Add an iteration: as measured, and the plausible times to use for the time being."""
+        """Add an iteration: its measured times, and plausible times for use until a `restart`."""
         self._recent = np.concatenate(
             [self._recent[:, :, 1:], np.stack([batches, seconds])[:, :, None]], axis=2
         )
         self._add_points(np.arange(len(batches)), batches, plausible)
 
     def restart(self, lengths: NDArray[np.int64]) -> None:
-        """Keep only the last `lengths` iterations, as measured, of each worker for which it is above 0."""
+        """Keep, as measured, only the last `lengths` iterations of each worker, or all if its length is 0."""
         for worker in np.flatnonzero(lengths):
             self.counts[worker] = 0
             for batch, seconds in self._recent[:, worker, -lengths[worker] :].T:
@@ -203,9 +202,9 @@ class Fit:
 
 
 def fit_lines(history: StepTimeHistory, near: Values, noise: Values, launch: Values) -> Fit:
-    """Fit a line per worker; points with batches far from `near` weigh less, as curves are not straight.
+    """Fit a line per worker; as curves are not straight, points far from `near` weigh less.
 
-    Least squares of relative errors, with one additional point: `launch` at batch 0, with uncertainty
+    Least squares of relative errors, with one more point: `launch` at batch 0 with uncertainty
     `LAUNCH_UNSURE`.
 
     Parameters
@@ -229,7 +228,7 @@ def fit_lines(history: StepTimeHistory, near: Values, noise: Values, launch: Val
     width -= total * middle**2
     rise = (np.einsum("ij,ij->i", by_batch, history.seconds) - total * middle * level) / width
     largest = np.maximum((history.batches * (history.counts > 0)).max(axis=1), middle)
-    # The upper limit keeps the launch overhead from being negative.
+    # The upper limit keeps the launch overhead from falling below 0.
     rise = np.clip(rise, LEAST_RISE * level / largest, level / middle)
     expected = level + rise * (near - middle)
     error = np.sqrt(1 / total + (near - middle) ** 2 / width) / expected
@@ -244,14 +243,14 @@ class ChangeDetector:
         self._recent: Values = np.zeros((workers, RECENT))
 
     def observe(self, residuals: Values) -> NDArray[np.int64]:
-        """Return by worker the number of iterations since conditions changed; 0 if unchanged.
+        """Return, by worker, the number of iterations since conditions changed; 0 if unchanged.
 
         Parameters
         ----------
         residuals : array of shape (workers,)
             Deviations of the last iteration, in standard deviations.
         """
-        # Below THRESHOLD, so that one odd iteration alone is no change.
+        # Below THRESHOLD: one odd iteration alone is no change.
         counted = np.clip(residuals, -OUTLIER, OUTLIER)
         self._recent = np.column_stack([counted, self._recent[:, :-1]])
         self._sums = np.maximum(self._sums + np.stack([counted, -counted]) - SLACK, 0)
@@ -263,8 +262,8 @@ class ChangeDetector:
 
 
 def _likeliest_lengths(recent: Values) -> NDArray[np.int64]:
-    """Return by worker the most likely number of latest residuals with a mean other than 0."""
-    # Twice the log-likelihood ratio of a shifted mean over the last k residuals, whose variance is 1.
+    """Return, by worker, the most likely number of latest residuals with a mean other than 0."""
+    # Twice the log-likelihood ratio of a shifted mean over the last k residuals of variance 1.
     likelihood = np.cumsum(recent, axis=1) ** 2 / np.arange(1, RECENT + 1)
     lengths: NDArray[np.int64] = 1 + likelihood.argmax(axis=1)
     return lengths

@@ -1,4 +1,4 @@
-"""Detection of ranks that drift apart: when balancing switches itself on."""
+"""Detection of ranks that drift apart, upon which balancing begins."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from statistics import median
 
 LIMIT = 1.10
-"""Ratio of the slowest worker's time to the fastest one's beyond which their batches are balanced."""
+"""Ratio of the slowest to the fastest worker's time beyond which balancing begins."""
 WINDOW = 16
-"""Iterations that are compared: their medians are not affected by single outliers."""
+"""Number of iterations compared by their medians, which resist single outliers."""
 LASTING = 3
-"""Windows in succession in which the same worker has to be beyond the limit."""
+"""Successive windows in which the same worker has to exceed the limit."""
 SURE = 3.0
-"""Standard errors of the difference of two medians that a worker has to be apart as well."""
+"""Least distance of the worker as well, in standard errors of the difference of two medians."""
 DEVIATIONS_PER_MAD = 1.4826
 """Standard deviations in a median absolute deviation, for normal noise."""
 ERROR_OF_DIFFERENCE = math.sqrt(math.pi / 2 * 2 / WINDOW)
@@ -21,10 +21,10 @@ ERROR_OF_DIFFERENCE = math.sqrt(math.pi / 2 * 2 / WINDOW)
 
 
 class DriftDetector:
-    """Comparison of the times of workers with equal batches, once in each `WINDOW` of iterations.
+    """Comparison of the times of workers with equal batches, once per `WINDOW` of iterations.
 
-    A slowdown common to all workers does not count. Nor does noise: eight equal workers whose times vary by
-    10 % are taken for unequal ones twice in a million iterations.
+    A common slowdown of all workers does not count. Nor does noise: eight equal workers with times that vary
+    by 10 % pass for unequal ones twice in a million iterations.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class DriftDetector:
         seconds : sequence of float
             Computation time by worker, without waiting for others.
         """
-        # Slowdowns are factors: in the logarithm they are differences.
+        # Slowdowns are factors; their logarithms are differences.
         self._window.append([math.log(own) for own in seconds])
         if len(self._window) < WINDOW:
             return False
@@ -54,7 +54,7 @@ class DriftDetector:
         return len(self._slow) == LASTING and bool(set.intersection(*self._slow))
 
     def _slow_workers(self) -> set[int]:
-        """Return the workers that are slower in this window than the fastest one by more than the limit."""
+        """Return the workers whose time in this window exceeds the fastest worker's by the limit."""
         medians = [median(iteration[worker] for iteration in self._window) for worker in self._workers]
         residuals = (abs(own - medians[w]) for iteration in self._window for w, own in enumerate(iteration))
         noise = DEVIATIONS_PER_MAD * median(residuals)

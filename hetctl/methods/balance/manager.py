@@ -1,4 +1,4 @@
-"""Interface of every batch size manager and its observations (LB-BSP, Algorithm 3)."""
+"""Interface of batch size managers, and their observations (LB-BSP, Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FULL_MEMORY = 0.95
 
 @dataclass(frozen=True)
 class Observation:
-    """Measurement of a worker at the end of an iteration.
+    """Measurement of a worker after an iteration.
 
     Parameters
     ----------
@@ -29,14 +29,14 @@ class Observation:
     seconds : float
         Computation time t_i in seconds, without waiting for other workers.
     cpu : float
-        Share of the processors available to it, c_i.
+        Share of the processors that it can use, c_i.
     memory : float
         Share of its memory in use, m_i; 0 if unknown.
 
     Raises
     ------
     BadInputError
-        If the batch is below 1, the time is not finite and above 0, or another value is no finite share.
+        If the batch is below 1, the time is no finite number above 0, or another value is no finite share.
     """
 
     batch: int
@@ -55,7 +55,7 @@ class Observation:
 
 
 class StragglerWarning(NamedTuple):
-    """Warning about a worker, given by its number; `what` is a sentence without its subject."""
+    """Warning about a worker by number; `what` is a sentence without its subject."""
 
     worker: int
     what: str
@@ -64,8 +64,8 @@ class StragglerWarning(NamedTuple):
 class BatchSizeManager(ABC):
     """Manager that splits a constant total batch over the workers, anew after each iteration.
 
-    The sum of the batches never changes, each is at least 1, and none exceeds its cap. A manager has no
-    clock and no file, so its `dump_state` is sufficient to continue in the next job.
+    The sum of the batches is constant, each is at least 1, and none exceeds its cap. A manager has no clock
+    and no file: its `dump_state` suffices to continue in the next job.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class BatchSizeManager(ABC):
     batches : tuple of int
         Batch of each worker in the next iteration.
     warnings : tuple of StragglerWarning
-        Warnings for the user, each once, in order of occurrence.
+        Warnings for the user, each once, in order.
 
     Raises
     ------
@@ -103,7 +103,7 @@ class BatchSizeManager(ABC):
 
     @property
     def learner(self) -> Learner | None:
-        """Predictor whose networks the owner trains between two updates; None if there is none."""
+        """Predictor with networks that the owner trains between updates; None if there is none."""
         return None
 
     @abstractmethod

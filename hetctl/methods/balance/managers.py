@@ -1,7 +1,7 @@
-"""Managers of batch sizes: those of LB-BSP (Algorithms 1 and 2), the choice of one by its name, and states.
+"""Managers of batch sizes by LB-BSP (Algorithms 1 and 2), their choice by name, and their states.
 
 A state is plain values and arrays, from which another process continues exactly. It names the classes of its
-parts, and only those of a table are made of it: unlike a pickle, it cannot run a program.
+parts, and only classes of a table are built from it: unlike a pickle, it cannot run a program.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class CpuManager(BatchSizeManager):
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
         """Return batches for the predicted speeds (Algorithm 1).
 
-        They are rounded such that the slowest worker is fastest. A worker without free memory gets no larger
-        one, as by the other managers; Algorithm 1 has no such rule.
+        Rounding makes the slowest worker as fast as possible. Beyond Algorithm 1, and as in the other
+        managers, a worker without free memory gets no larger batch.
         """
         self._predictor.observe(
             np.array([seen.batch / seen.seconds for seen in observations]),
@@ -64,7 +64,7 @@ class CpuManager(BatchSizeManager):
         )
         speeds = self._predictor.predict()
         full = np.array([seen.memory > FULL_MEMORY for seen in observations])
-        # At least the present batches, so that their sum fits.
+        # At least the present batches, so that the total fits.
         limits = np.where(full, np.minimum(self._limits, self.batches), self._limits)
         self.batches = _in_proportion(speeds, sum(self.batches), limits)
         return self.batches
@@ -80,11 +80,11 @@ def first_batches(
     Parameters
     ----------
     samples : int
-        Samples of a step of the whole group, the sum of the batches.
+        Samples of the whole group's step, the sum of the batches.
     gpu_types : mapping of str to str
         GPU type of each node.
     rate_of : callable
-        Function that returns the member's rate on as many GPUs of one type, in samples/s.
+        Function that returns the member's rate in samples/s on as many GPUs of the given type.
     """
     types = [gpu_types[part.node] for part in given.placement for _ in part.gpus]
     if len(set(types)) == 1:
@@ -94,22 +94,22 @@ def first_batches(
 
 
 def _in_proportion(speeds: Values, total: int, limits: Values) -> tuple[int, ...]:
-    """Return integer batches with sum `total` and the least longest time x_i / v_i (lines 7 to 9)."""
+    """Return integer batches with sum `total` that minimise the longest time x_i / v_i (lines 7 to 9)."""
     lines = Lines(np.zeros_like(speeds), 1 / speeds)
-    # Plain rounding of the fractions could give the slowest worker a sample that delays all.
+    # Plain rounding could give the slowest worker a sample that delays all.
     return tuple(whole_batches(lines, total, limits).tolist())
 
 
 FAST_STEP, FAST_WINDOW = 5, 5
 """Step Delta in samples and window D in iterations during the approach to the balance."""
 FINE_STEP, FINE_WINDOW = 1, 20
-"""Step and window after a leader has been slower than a straggler."""
+"""Step and window after a leader was slower than a straggler."""
 PAPER_BATCH = 32
-"""Batch of a worker in the paper's evaluation. Larger ones begin with a step in proportion, before the two of
-the paper: with 512 samples, 5 at a time would take more than 30 iterations."""
+"""Batch of a worker in the paper's evaluation. Before the paper's two steps, larger batches use one in
+proportion: with 512 samples, 5 at a time would take more than 30 iterations."""
 CHANGED = 1.5
-"""Growth of the straggler's time over the leader's, since steps are fine, that counts as a change of
-conditions: steps are then coarse again. The paper's GPUs keep their speed (section 3.3)."""
+"""Growth of the straggler's time over the leader's, since steps are fine, that makes steps coarse again:
+conditions have changed. The paper's GPUs keep their speed (section 3.3)."""
 
 
 class GpuManager(BatchSizeManager):
@@ -124,20 +124,20 @@ class GpuManager(BatchSizeManager):
         self._enter(0)
 
     def update(self, observations: Sequence[Observation]) -> tuple[int, ...]:
-        """Transfer one step of samples if the leader was faster throughout the window (Algorithm 2)."""
+        """Move one step of samples if the leader was faster throughout the window (Algorithm 2)."""
         seconds = np.array([seen.seconds for seen in observations])
         self._recent = [*self._recent, seconds][-FINE_WINDOW:]
-        # Line 12 compares with all past iterations, not with the window alone.
+        # Line 12 compares with all past iterations, not just with the window.
         self._ever_slower |= seconds[:, None] > seconds[None, :]
         if self._have_conditions_changed():
             self._enter(0)
         straggler = int(seconds.argmax())
         faster = self._faster(observations, straggler)
-        # After the step's size: the leader must have room for a step of that size.
+        # Once the step is known: the leader must have room for it.
         able = [worker for worker in faster if self.batches[worker] + self._step <= self._limits[worker]]
         leader = min(able, key=lambda worker: seconds[worker], default=straggler)
         if not faster:
-            return self.batches  # as after a tie
+            return self.batches  # as in a tie
         if self.batches[straggler] <= self._step:
             self._stop_at(straggler)
         elif not able:
@@ -149,7 +149,7 @@ class GpuManager(BatchSizeManager):
         return self.batches
 
     def _enter(self, level: int) -> None:
-        """Use the step and window of a level; those of the last one stay until conditions change."""
+        """Use the step and window of a level; the last level stays until conditions change."""
         self._level = level
         self._step, self._window = self._levels[level]
         workers = len(self._limits)
@@ -161,11 +161,11 @@ class GpuManager(BatchSizeManager):
             self._enter(self._level + 1)
 
     def _have_conditions_changed(self) -> bool:
-        """Return true if the straggler has fallen far behind, for a window, after the balance was near."""
+        """Return true if the straggler has fallen far behind for a window, after being near the balance."""
         window = self._recent[-FAST_WINDOW:]
         if self._step != FINE_STEP or len(window) < FAST_WINDOW:
             return False
-        # A process beside the worker makes single iterations as slow, or as fast, as any.
+        # The median, since another process may change the time of single iterations.
         seconds = np.median(window, axis=0)
         gap = float(seconds.max() / seconds.min())
         self._least_gap = min(self._least_gap, gap)
@@ -174,7 +174,7 @@ class GpuManager(BatchSizeManager):
     def _stop_at(self, straggler: int) -> None:
         """Move nothing, and warn that training is faster without the worker (lines 8 and 9).
 
-        The steps for large batches are not the paper's: they become smaller first.
+        Steps for large batches, which are not the paper's, first become smaller.
         """
         if self._step > FAST_STEP:
             self._enter(self._level + 1)
@@ -215,7 +215,7 @@ _MANAGERS: Mapping[str, Callable[[Sequence[int], Caps, str, int], BatchSizeManag
 def make_manager(
     settings: BalanceSettings, batches: Sequence[int], caps: Caps = (), seed: int = 0
 ) -> BatchSizeManager:
-    """Return a new manager; its `dump_state` is sufficient to continue elsewhere.
+    """Return a new manager; its `dump_state` suffices to continue elsewhere.
 
     Parameters
     ----------
@@ -254,7 +254,7 @@ CLASSES: dict[str, type] = {
         network_training.FeedForward,
     )
 }
-"""Classes of which managers, and trainings of their networks, consist."""
+"""Classes in the states of managers and of trainings of their networks."""
 
 
 def dump_state(value: Any) -> Any:
@@ -268,7 +268,7 @@ def dump_state(value: Any) -> Any:
     if isinstance(value, np.random.Generator):
         return {"generator": value.bit_generator.state}
     if isinstance(value, np.ndarray):
-        # Parts are changed in place, also while a checkpoint is being written.
+        # A copy, since parts change in place while a checkpoint is being written.
         return value.copy()
     if isinstance(value, list):
         return [dump_state(part) for part in value]
@@ -276,12 +276,12 @@ def dump_state(value: Any) -> Any:
 
 
 def load_state(state: Any) -> Any:
-    """Return what a state is of.
+    """Return the manager or training of a state.
 
     Raises
     ------
     ValueError
-        If it names a class that is not in the table, or holds no state of a generator.
+        If the state names a class outside the table, or holds a wrong state of a generator.
     """
     match state:
         case {"class": name, "state": parts}:
@@ -302,7 +302,7 @@ def load_state(state: Any) -> Any:
 
 
 def same_structure(one: Any, other: Any) -> bool:
-    """Return true if one has the parts of the other, with arrays of the same shapes; None is like any."""
+    """Return true if both have the same parts, with arrays of the same shapes; None equals anything."""
     if other is None:
         return True
     if isinstance(other, np.ndarray):

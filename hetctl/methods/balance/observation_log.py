@@ -1,4 +1,4 @@
-"""Log of what a manager was given in training: its decisions repeated, and the history of balancing."""
+"""Log of a manager's input in training, to repeat its decisions and to show the history of balancing."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from hetctl.model.training_settings import BalanceSettings
 DOUBLE = "<f8"
 """Type of weights, the same on every machine."""
 POINTS = 200
-"""Most points of a history: means over as many iterations as needed."""
+"""Most points of a history, each a mean over as many iterations as needed."""
 
 
 @dataclass(frozen=True)
 class ManagerStart:
-    """Start of a manager, or of its continuation, in a round.
+    """Start or continuation of a manager in a round.
 
     Parameters
     ----------
     workers : tuple of str
         Node and GPU of each rank.
     batches : tuple of int
-        First batch sizes of a new manager, or those of the restored one.
+        First batch sizes of a new manager, or the sizes of a restored one.
     continued : int
-        Iterations that a manager restored from a checkpoint has been given; 0 for a new one. Those that the
-        log has beyond were lost with a killed job.
+        Number of iterations that a manager restored from a checkpoint has seen; 0 for a new one. Later
+        iterations in the log were lost with a killed job.
     """
 
     settings: BalanceSettings
@@ -59,22 +59,22 @@ class ManagerStart:
 
 @dataclass(frozen=True)
 class LoggedIteration:
-    """Input of a manager for an iteration, by worker, and its answer.
+    """A manager's input for an iteration, by worker, and its answer.
 
     Parameters
     ----------
     time : float
         Time of the answer, in seconds since the epoch.
     number : int
-        Number of the iteration, counted from 0 at the start of a new manager; a long log leaves some out.
+        Number of the iteration, from 0 at the start of a new manager; a long log leaves some out.
     batches, compute_s, cpu, memory
         As in `Observation`.
     answer : tuple of int
         Batch sizes that the manager set.
     adopted : str
-        Weights that its predictor took over before, one trained worker after another, as doubles in Base64;
-        empty if no training had ended. They are in the log because a training on another processor may end
-        with others, and in Base64 because the writing of decimals would delay a step.
+        Weights that its predictor had just adopted, worker by worker, as doubles in Base64; empty if no
+        training had ended. They are logged because training on another processor may give other weights, in
+        Base64 because writing decimals would delay a step.
     """
 
     time: float
@@ -100,9 +100,9 @@ class Replay:
     Parameters
     ----------
     iterations : tuple of LoggedIteration
-        Iterations that count: without those that were lost with killed jobs.
+        Iterations that were not lost with killed jobs.
     repeated : int
-        Number of them that were repeated: all of a manager up to the first that the log has left out.
+        Number of repeated iterations: of each manager, all before the first gap in the log.
     difference : AnswerDifference or None
         First difference; None if all batches are equal.
     """
@@ -120,7 +120,7 @@ def logged(
     answer: tuple[int, ...],
     adopted: Values | None = None,
 ) -> LoggedIteration:
-    """Return an iteration for the log; `adopted` are weights of a training, if one had ended."""
+    """Return an iteration for the log; `adopted` are the weights of a training that had ended, if any."""
     return LoggedIteration(
         at,
         number,
@@ -134,17 +134,17 @@ def logged(
 
 
 def json_line(record: ManagerStart | LoggedIteration) -> str:
-    """Return a line of the log; numbers are written such that reading gives the same."""
+    """Return a line of the log, from which exactly the same numbers are read."""
     return json.dumps(encode(record), separators=(",", ":")) + "\n"
 
 
 def records_in(lines: Iterable[str]) -> Iterator[ManagerStart | LoggedIteration]:
-    """Yield the records of a log; a last line that was torn by the end of its process is ignored.
+    """Yield the records of a log; ignore a torn last line of a killed process.
 
     Raises
     ------
     BadInputError
-        If another line is no record; the message begins with the line's number.
+        If any other line is no record; the message begins with its number.
     """
     for number, line in enumerate(lines, start=1):
         if not line.endswith("\n"):
@@ -160,7 +160,7 @@ def records_in(lines: Iterable[str]) -> Iterator[ManagerStart | LoggedIteration]
 
 
 def counted(records: Iterable[ManagerStart | LoggedIteration]) -> list[LoggedIteration]:
-    """Return the iterations of a log that count: without those that were lost with killed jobs."""
+    """Return the iterations of a log that were not lost with killed jobs."""
     iterations: list[LoggedIteration] = []
     began = 0
     for record in records:
@@ -174,14 +174,14 @@ def counted(records: Iterable[ManagerStart | LoggedIteration]) -> list[LoggedIte
 
 
 def replay(records: Iterable[ManagerStart | LoggedIteration]) -> Replay:
-    """Give new managers all that the log says, and compare their batches with those of the log.
+    """Give new managers the logged input, and compare their batches with the logged ones.
 
-    What a manager did after iterations that were left out cannot be repeated.
+    A manager cannot be repeated beyond iterations that the log leaves out.
 
     Raises
     ------
     BadInputError
-        If the log does not begin with the start of a manager, or has weights that no predictor waits for.
+        If the log does not begin with a manager's start, or has weights for which no predictor waits.
     """
     segments: list[ManagerStart] = []
     whole: list[ManagerStart | LoggedIteration] = []
@@ -209,7 +209,7 @@ def replay(records: Iterable[ManagerStart | LoggedIteration]) -> Replay:
 
 
 def _repeated(segments: Sequence[ManagerStart], history: Sequence[LoggedIteration]) -> BatchSizeManager:
-    """Return the manager as it was after some iterations of the log."""
+    """Return the manager after the iterations of `history`."""
     # The manager of a continued segment began in an earlier one.
     first = next(segment for segment in reversed(segments) if not segment.continued)
     manager = make_manager(first.settings, first.batches, (), first.seed)
@@ -219,7 +219,7 @@ def _repeated(segments: Sequence[ManagerStart], history: Sequence[LoggedIteratio
 
 
 def _answer(manager: BatchSizeManager, iteration: LoggedIteration) -> tuple[int, ...]:
-    """Give a manager what it was given in an iteration."""
+    """Return a manager's answer to the input of an iteration."""
     if iteration.adopted:
         if manager.learner is None:
             raise BadInputError("the log has weights of networks, but the manager has none")
@@ -253,9 +253,9 @@ def iteration_s(iterations: Sequence[LoggedIteration]) -> float:
 
 
 def equal_batches_s(iterations: Sequence[LoggedIteration]) -> float:
-    """Return the mean time that the slowest worker would have taken with equal batches, in seconds.
+    """Return the slowest worker's mean time in seconds if batches were equal.
 
-    Each worker's time is that of a line fitted to what it took with the batches that it had.
+    Each worker's time comes from a line fitted to its times and batches.
     """
     curves = _LearntCurves(iterations[0])
     stride = -(-len(iterations) // POINTS)
@@ -268,7 +268,7 @@ def equal_batches_s(iterations: Sequence[LoggedIteration]) -> float:
 
 
 class _LearntCurves:
-    """Time curves of all workers, from the iterations so far."""
+    """Time curves of all workers from the iterations so far."""
 
     def __init__(self, first: LoggedIteration) -> None:
         self._history = StepTimeHistory(len(first.batches))
@@ -283,7 +283,7 @@ class _LearntCurves:
         self._seen += 1
 
     def t_star_s(self) -> float:
-        """Return t* of lines fitted near the present batches; only the last `RECENT` iterations count."""
+        """Return t* from lines fitted near the present batches; only the last `RECENT` iterations count."""
         self._history.restart(np.full(len(self._now), min(self._seen, RECENT)))
         unlimited = np.full(len(self._now), np.inf)
         return fluid_time(self._fit(self._now).lines, int(self._now.sum()), unlimited)

@@ -1,4 +1,4 @@
-"""Simulation of BSP iterations on different workers while a manager balances their batches."""
+"""Simulation of BSP iterations on different workers with balanced batches."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from hetctl.methods.balance.step_time import TimeCurve, balance_time, balanced
 from hetctl.model.simulation import ConditionSpan, Iteration
 
 REACHED = 1.05
-"""Largest ratio to t* at which an iteration counts as balanced."""
+"""Largest ratio to t* of a balanced iteration."""
 STEADY = 0.25
-"""Share of a phase, at its end, that counts as its steady state."""
+"""Last share of a phase that counts as its steady state."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def iterate(
     Parameters
     ----------
     conditions : sequence of Conditions
-        Conditions in chronological order; the first ones must hold from iteration 0 on.
+        Conditions in chronological order; the first must hold from iteration 0 on.
     jitter : float
         Standard deviation of the logarithm of each worker's time.
     """
@@ -64,13 +64,13 @@ def iterate(
 
 
 def phases(iterations: Sequence[Iteration], conditions: Sequence[Conditions]) -> tuple[ConditionSpan, ...]:
-    """Return a comparison of the iterations with their limit for each set of conditions."""
+    """Compare the iterations with their limit, for each set of conditions."""
     ends = [*(later.first for later in conditions[1:]), len(iterations)]
     return tuple(_phase(iterations[one.first : end], one) for one, end in zip(conditions, ends, strict=True))
 
 
 def _seen(curve: TimeCurve, batch: int, seconds: float) -> Observation:
-    """Return a worker's observation: memory grows in proportion, and the cap leaves 5 % free."""
+    """Return a worker's observation; memory grows in proportion, and the cap leaves 5 % free."""
     return Observation(batch, seconds, memory=FULL_MEMORY * batch / curve.cap if curve.cap else 0.0)
 
 

@@ -18,13 +18,13 @@ from hetctl.model.errors import BadInputError, InfeasibleError
 Values = NDArray[np.float64]
 
 NEAR = 1e-12
-"""Relative width of the bracket at which the bisection for a time ends."""
+"""Relative width of the bracket at which the bisection of a time ends."""
 STEPS = 200
-"""Most bisection steps; they run out only for times near 0, where the relative width is not reached."""
+"""Most bisection steps, needed only near time 0, where the relative width stays above `NEAR`."""
 
 
 class Times(Protocol):
-    """Non-decreasing time curves of all workers, each rising without limit in the end."""
+    """Non-decreasing, unbounded time curves of all workers."""
 
     def seconds(self, batches: Values) -> Values:
         """Return the time in seconds of each worker with its batch."""
@@ -98,9 +98,9 @@ def whole_batches(times: Times, total: int, caps: Values) -> NDArray[np.int64]:
 def _bracket(
     within: Callable[[float], Values], guess_s: float, total: int, stop_at_total: bool = False
 ) -> tuple[float, float]:
-    """Return two times: at the first, at most `total` samples are processed; at the second, at least.
+    """Return two adjacent times, the first for at most, the second for at least `total` samples.
 
-    They are adjacent, unless `stop_at_total` ends the search at a time with exactly `total` samples.
+    `stop_at_total` ends the search early at a time with exactly `total` samples.
     """
     low, high = 0.0, guess_s
     if within(low).sum() >= total:
@@ -114,7 +114,7 @@ def _bracket(
             low = middle
         else:
             high = middle
-        # Any time with exactly `total` whole samples gives the result; the least such time is not needed.
+        # Any time with exactly `total` whole samples gives the result; it need not be the least.
         if high - low <= NEAR * high or (stop_at_total and done == total):
             break
     return low, high
@@ -124,9 +124,9 @@ def _bracket(
 class TimeCurve:
     """Iteration time in seconds by batch: Gamma_i of LB-BSP, section 3.1, plus communication.
 
-    Piecewise linear and non-decreasing: a point below an earlier one is raised to it. Below the first
-    point, the first line continues to its launch overhead, at least 0. Above the last point, the last line
-    continues or, if it is flat, time is proportional to the batch, as it is for a single point.
+    Piecewise linear and non-decreasing: a point below an earlier one is raised to it. Below the first point,
+    the first line continues to its launch overhead, at least 0. Above the last point, the last line
+    continues; if it is flat, or there is a single point, time is proportional to the batch.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class TimeCurve:
         at = bisect_right(starts, seconds) - 1
         if at < 0:
             return 0.0
-        # At a flat part bisect_right has passed to its end, so the slope is not 0.
+        # bisect_right passes to the end of a flat part, so the slope is not 0.
         found = batches[at] + (seconds - starts[at]) / slopes[at]
         return found if self.cap is None else min(found, float(self.cap))
 
@@ -187,7 +187,7 @@ class TimeCurve:
 def balance_time(curves: Sequence[TimeCurve], total: int) -> float:
     """Return t* in seconds, the least t with sum_i Gamma_i^-1(t) >= `total`, 1 <= x_i <= cap_i.
 
-    No split of the batch takes less, not even one into fractions of samples.
+    No split of the batch takes less time, not even into fractions of samples.
 
     Raises
     ------
@@ -220,7 +220,7 @@ def cap_limits(caps: Sequence[int | None]) -> NDArray[np.float64]:
 
 
 def check_room(total: int, caps: NDArray[np.float64]) -> None:
-    """Raise an error for a total batch too small for the workers or too large for their caps.
+    """Reject a total batch too small for the workers or too large for their caps.
 
     Raises
     ------

@@ -16,27 +16,26 @@ class Predictor(Protocol):
     """
 
     def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
-        """Add the observations before iteration k; all arrays have the shape (workers,).
+        """Add the observations before iteration k, arrays of shape (workers,).
 
         Parameters
         ----------
         speed : array
             Speed in the last iteration, v^{k-1}, in samples/s, above 0.
         cpu, memory : array
-            Present values c^k and m^k, in any unit common to all workers; all equal if they are not
-            measured.
+            Present values c^k and m^k, in a unit common to all workers; all equal if not measured.
         """
 
     def predict(self) -> Values:
         """Return v^k in samples/s, above 0, shape (workers,).
 
-        Predictions stay within the range of the worker's past speeds. Before the first observation, all
-        workers have the speed 1.
+        Predictions stay within the range of the worker's past speeds. Before the first observation they are
+        1.
         """
 
 
 class ObservedRange:
-    """Range of the values of each worker so far."""
+    """Range of each worker's values so far."""
 
     def __init__(self, workers: int) -> None:
         self.lowest = np.full(workers, np.inf)
@@ -48,8 +47,8 @@ class ObservedRange:
         np.maximum(self.highest, values, out=self.highest)
 
     def clip(self, values: Values) -> Values:
-        """Return the predictions clipped to the range; NaN becomes the lowest value."""
-        # fmin and fmax return the other operand for NaN, unlike minimum and maximum.
+        """Return the values clipped to the range; NaN becomes the lowest."""
+        # Unlike minimum and maximum, fmin and fmax return the other operand for NaN.
         return np.fmin(np.fmax(values, self.lowest), self.highest)
 
 

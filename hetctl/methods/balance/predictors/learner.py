@@ -1,4 +1,4 @@
-"""Predictors with a network per worker, trained as the iterations go on; NARX (LB-BSP, Equation 4)."""
+"""Predictors with a network per worker, trained during the iterations; NARX (LB-BSP, Equation 4)."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from hetctl.methods.balance.step_time import Values
 from hetctl.model.errors import BadInputError
 
 PREDICTS_FROM = 500
-"""Iterations with the moving average before the networks are used (LB-BSP, section 4)."""
+"""Iterations with the moving average, before the networks predict (LB-BSP, section 4)."""
 LEARNS_FROM = 100
-"""Iterations before the first training, so that every worker has a trained network at `PREDICTS_FROM`."""
+"""Iterations before the first training; every worker then has a trained network at `PREDICTS_FROM`."""
 TRAINS_EVERY = 10
-"""Least number of iterations between the starts of two trainings."""
+"""Least iterations between the starts of two trainings."""
 OTHERS = 12
-"""Other workers whose observations a training uses: few, since they are copied between two iterations."""
+"""Other workers whose observations a training uses: few, since copying delays an iteration."""
 HORIZON = 100
-"""Approximate number of iterations over which prediction errors are averaged."""
+"""Approximate number of iterations that prediction errors average over."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Effort:
     workers : int
         Workers trained at a time.
     samples : int
-        Iterations of the worker itself in its training set; as many samples of any workers are added.
+        Iterations of the worker in its training set, which has as many samples of any workers.
     """
 
     workers: int
@@ -52,14 +52,14 @@ class Effort:
 
 
 class Learner:
-    """Predictor with one network per worker, and the moving average until enough iterations are known.
+    """Predictor with one network per worker, and with the moving average until enough iterations are known.
 
-    Later, too, the moving average replaces a network as long as its recent errors are smaller, since a
-    network cannot predict conditions that no worker has had yet.
+    Later the moving average replaces a network as long as its recent errors are smaller: a network cannot
+    predict conditions that no worker has had yet.
 
-    The networks of a few workers are trained at a time. `training` is computed by the owner, who gives the
-    result to `adopt`: at once with `train`, or in the background. The first training of a worker starts
-    from the network of a worker trained before, every further one from its own network.
+    The networks of a few workers are trained at a time. The owner computes `training`, at once with `train`
+    or in the background, and passes the result to `adopt`. A worker's first training starts from another
+    worker's trained network, later ones from its own.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class Learner:
     Attributes
     ----------
     training : Training or None
-        Training that waits for its result; None until the next one is due.
+        Training that waits for its result; None until the next is due.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Learner:
         self.training: Training | None = None
 
     def observe(self, speed: Values, cpu: Values, memory: Values) -> None:
-        """Add the observation, compute the next forecasts, and see whether a training is due."""
+        """Add the observation, compute the next forecasts, and prepare a training if one is due."""
         self._average.observe(speed, cpu, memory)
         logarithm = np.log(speed)
-        # A sum that forgets by 1 / HORIZON in each iteration stands for a window without its history.
+        # A sum that forgets 1 / HORIZON per iteration replaces a window, and needs no history.
         self._errors += (self._forecasts - logarithm) ** 2 - self._errors / HORIZON
         self._range.observe(logarithm)
         self._history.append(logarithm, cpu, memory)
@@ -112,28 +112,28 @@ class Learner:
             self.training = self._next_training()
 
     def predict(self) -> Values:
-        """Return the forecast of the network or, if its errors were smaller, of the moving average."""
+        """Return the network's forecast, or the moving average if its errors were smaller."""
         by_network, by_average = self._errors
         speed: Values = np.exp(np.where(by_network <= by_average, *self._forecasts))
         return speed
 
     def train(self) -> None:
-        """Compute the training that waits, if there is one."""
+        """Compute the waiting training, if any."""
         if self.training is not None:
             self.adopt(self.training.fitted())
 
     def adopt(self, best: Values) -> None:
-        """Use the result of `training`; workers without a first one will start from the last of its networks.
+        """Use the result of `training`; untrained workers will start from the last of its networks.
 
         Parameters
         ----------
         best : array
-            The weights, shape (workers, parameters) or these in one row.
+            Weights, shape (workers, parameters) or (workers * parameters,).
 
         Raises
         ------
         BadInputError
-            If no training waits for so many weights.
+            If no training waits for this number of weights.
         """
         training = self.training
         if training is None or best.size != len(training.workers) * self._network.parameters:
@@ -151,7 +151,7 @@ class Learner:
         self.training = None
 
     def _ahead(self) -> Values:
-        """Return the forecasts of the log speed by the networks and by the moving average."""
+        """Return the networks' and the moving average's forecasts of the log speed."""
         average = np.log(self._average.predict())
         if self._history.seen < PREDICTS_FROM:
             return np.stack([average, average])
@@ -169,7 +169,7 @@ class Learner:
         return Models(weights, np.zeros((workers, 3)), np.ones((workers, 3)))
 
     def _next_training(self) -> Training:
-        """Return the training of the next few workers, on observations of these and of some others."""
+        """Return the training of the next few workers, on their observations and those of some others."""
         workers = self._workers[self._next : self._next + self._effort.workers]
         self._next = (int(workers[-1]) + 1) % len(self._workers)
         others = self._draw.permutation(np.delete(self._workers, workers))[:OTHERS]
@@ -209,4 +209,4 @@ PREDICTORS: dict[str, Callable[[int, int], Predictor]] = {
     "memoryless": lambda workers, _: Memoryless(workers),
     "narx": narx,
 }
-"""Constructors of predictors by name, with the number of workers and a seed as arguments."""
+"""Constructors of predictors by name; arguments are the number of workers and a seed."""

@@ -1,6 +1,6 @@
 """Small networks, one per worker, and their training by Levenberg-Marquardt steps with early stopping.
 
-A training is a value: when and where it is computed makes no difference.
+A training is a value: any process can compute it at any time.
 """
 
 from __future__ import annotations
@@ -15,24 +15,23 @@ from numpy.typing import NDArray
 from hetctl.methods.balance.step_time import Values
 
 MOST_STEPS, PATIENCE = 20, 3
-"""Most training steps, and most consecutive steps without a lower held-out error."""
+"""Most training steps, and most steps in a row without a lower held-out error."""
 HELD_OUT = 5
 """Ratio of all samples to held-out samples."""
 BLOCK = 64
-"""Samples multiplied at once: few enough that BLAS uses a single thread, since several threads would be
-delayed by other computations on the machine.
-"""
+"""Samples multiplied at once: so few that BLAS uses one thread. Other work on the machine would delay
+several threads."""
 DECAY = 1e-3
 """Weight of the squared weights relative to the mean squared error."""
 FIRST_DAMPING, LEAST_DAMPING, SOFTER, HARDER = 1e-1, 1e-7, 0.2, 5.0
-"""Initial and least damping, and its factor after a step that lowers the error and one that does not."""
+"""Initial and least damping, and its factors after a step that lowers the error and one that does not."""
 
 Indices = NDArray[np.int64]
 
 SERIES = SPEED, CPU, MEMORY = range(3)
-"""Indices of the series; speed is stored as its logarithm, since slowdowns are multiplicative."""
+"""Indices of the series; speed is a logarithm, since slowdowns are factors."""
 REMEMBERED = 1024
-"""Least number of observations kept; at most twice as many are."""
+"""Least number of kept observations; the most is twice that."""
 FLAT = 1e-6
 """Share of its mean below which the variation of a series counts as none."""
 
@@ -61,7 +60,7 @@ def outer(left: Values, right: Values) -> Values:
 
 @dataclass(frozen=True)
 class FeedForward:
-    """Network with one hidden layer of hyperbolic tangents and a linear output.
+    """Network with a hidden layer of hyperbolic tangents and a linear output.
 
     Weights have the shape (workers, parameters), inputs (workers, samples, features).
     """
@@ -130,7 +129,7 @@ class Fitting:
         return self._steps >= MOST_STEPS or bool((self._idle >= PATIENCE).all())
 
     def step(self) -> None:
-        """Take one step per worker; one that raises the training error is rejected and damping increased."""
+        """Take one step per worker; if it raises the training error, reject it and increase the damping."""
         trial = self._weights + self._change()
         error, held_out = self._errors(trial)
         # False for NaN as well, so that a diverged step is rejected.
@@ -172,7 +171,7 @@ def _products(columns: Values) -> Values:
 
 
 class SpeedHistory:
-    """Series of observations, of which the oldest are dropped.
+    """Series of observations; the oldest are dropped.
 
     Attributes
     ----------
@@ -199,20 +198,20 @@ class SpeedHistory:
 
     @property
     def kept(self) -> Values:
-        """Values kept, the oldest first, shape (workers, series, observations); a view that changes."""
+        """View of the kept values, the oldest first, shape (workers, series, observations)."""
         return self._values[..., : self._length]
 
     def usual(self) -> tuple[Values, Values]:
         """Return means and standard deviations, shape (workers, series).
 
-        Means of the speed are per worker. All else is common to all workers, so that a network can use the
-        conditions that other workers have had.
+        Mean speeds are per worker. All else is common to all workers, so that a network can use conditions
+        that other workers have had.
         """
         mean, square = self._sums / self.seen
         centres = np.broadcast_to(mean.mean(axis=0), mean.shape).copy()
         centres[:, SPEED] = mean[:, SPEED]
         variance = (square - 2 * centres * mean + centres**2).mean(axis=0)
-        # A difference of squares may be negative by rounding.
+        # Rounding may make a difference of squares negative.
         spread = np.sqrt(np.maximum(variance, 0.0))
         spread = np.where(spread > FLAT * np.abs(centres).max(axis=0), spread, 1.0)
         return centres, np.broadcast_to(spread, mean.shape)
@@ -246,11 +245,11 @@ class Training:
     workers : array of int
         Numbers of the workers whose networks are trained.
     models : Models
-        Their networks at the start, followed by those of other workers, whose observations are also used.
+        Their networks at the start, then those of other workers whose observations the training uses.
     past : array, shape (workers, series, observations)
         Log speed, CPU and memory of the workers in `models`.
     samples : int
-        Most observations of a worker itself in its training set; as many of any workers are added.
+        Most observations of a worker in its training set, which has as many of any workers.
     seed : int
         Seed of the sample.
     """
@@ -287,7 +286,7 @@ class Training:
 
 
 def features(past: Values, lags: tuple[Lag, ...], models: Models, workers: Indices, rows: Indices) -> Values:
-    """Return the inputs at given observations of given workers, shape (.., features).
+    """Return the inputs at some workers' observations, shape (.., features).
 
     Parameters
     ----------
