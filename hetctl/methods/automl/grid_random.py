@@ -1,4 +1,4 @@
-"""Grid and random search: sources that do not learn from reports, and trials of the same epochs."""
+"""Grid and random search: sources that do not learn from reports, and trials of equal epochs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hetctl.methods.automl.trials import Categorical, Config, Space, TrialHistor
 
 @dataclass(frozen=True)
 class GridSource:
-    """Grid of a space that lists all its values; the last parameter changes fastest."""
+    """Grid of a space with listed values; the last parameter changes fastest."""
 
     space: Mapping[str, Categorical]
 
@@ -22,7 +22,7 @@ class GridSource:
         return math.prod(len(choice.values) for choice in self.space.values())
 
     def config(self, number: int) -> Config:
-        """Return the combination with this number, counted from 0."""
+        """Return the combination with this number, from 0."""
         values_at = dict[str, Value]()
         for name, choice in reversed(dict(self.space).items()):
             number, at = divmod(number, len(choice.values))
@@ -36,7 +36,7 @@ class GridSource:
 
 @dataclass(frozen=True)
 class RandomSource:
-    """Unlimited random draws; each depends only on the seed and its number."""
+    """Unlimited random draws; each depends on the seed and its number alone."""
 
     space: Space
     seed: int = 0

@@ -33,7 +33,7 @@ class Bracket:
 
 @dataclass(frozen=True)
 class Hyperband(Method):
-    """Hyperband (Li et al., 2018, Algorithm 1); one bracket proceeds while another waits for a slow trial.
+    """Hyperband (Li et al., 2018, Algorithm 1); a bracket goes on while another waits for a slow trial.
 
     Failed trials count as the worst of their rung.
 
@@ -60,12 +60,12 @@ class Hyperband(Method):
     def brackets(self) -> tuple[Bracket, ...]:
         """Return the brackets of Algorithm 1, from s_max to 0."""
         most = 0
-        # In whole numbers: log(243) / log(3) is 4.999999999999999 in floating point.
+        # In whole numbers, since log(243) / log(3) is 4.999999999999999.
         while self.eta ** (most + 1) <= self.max_epochs:
             most += 1
         brackets, first = list[Bracket](), 0
         for s in range(most, -1, -1):
-            # Rounding up in whole numbers, as the ceiling in Algorithm 1.
+            # The ceiling of Algorithm 1, in whole numbers.
             trials = -(-(most + 1) * self.eta**s // (s + 1))
             epochs = tuple(self.max_epochs // self.eta ** (s - rung) for rung in range(s + 1))
             brackets.append(Bracket(range(first, first + trials), epochs))
@@ -73,7 +73,7 @@ class Hyperband(Method):
         return tuple(brackets)
 
     def likely_epochs(self) -> tuple[int, ...]:
-        """Return the epochs of each trial if the first ones of each bracket are the best."""
+        """Return the epochs of each trial if the first trials of each bracket are the best."""
         return tuple(
             max(e for rung, e in enumerate(b.epochs) if rung == 0 or n < len(b.numbers) // self.eta**rung)
             for b in self.brackets()
@@ -95,7 +95,7 @@ class Hyperband(Method):
         members = list(bracket.numbers)
         for rung, (epochs, more) in enumerate(pairwise(bracket.epochs), start=1):
             losses = history.rung(epochs)
-            # The barrier of successive halving; unlike in Algorithm 1, the next bracket goes on.
+            # The barrier of successive halving; unlike in Algorithm 1, other brackets go on.
             if any(losses[number] is None for number in members):
                 return None
             members = history.ranked(epochs, members)[: len(bracket.numbers) // self.eta**rung]
@@ -106,19 +106,18 @@ class Hyperband(Method):
 
 
 EARLY_FACTOR = 2
-"""Factor by which fewer trials of the first rung are promoted while others are left to begin."""
+"""Divisor of the promoted share of the first rung while trials are left to begin."""
 
 
 @dataclass(frozen=True)
 class Asha(Method):
-    """Asynchronous promotion: from the highest rung down, else a new trial is begun.
+    """Asynchronous promotion: promote from the highest rung down, else begin a new trial.
 
-    Failed trials count as the worst of their rung. Algorithm 2 is the variant `PROMOTION`. In `DELAYED`, only
-    the best 1/(`EARLY_FACTOR` * eta) of the first rung are promoted while trials are left to begin: of a
-    fixed number the others would often be overtaken. In `STOPPING`, the variant of Ray Tune and of Optuna
-    (Klein et al., "Model-based Asynchronous Hyperparameter and Neural Architecture Search", 2020), a trial
-    goes on at once if its report is among the best 1/eta of those that its rung has by then, or the best of
-    fewer than eta; otherwise it ends for good.
+    Failed trials count as the worst of their rung. Algorithm 2 is the variant `PROMOTION`. `DELAYED` promotes
+    only the best 1/(`EARLY_FACTOR` * eta) of the first rung while trials are left to begin: later ones would
+    often overtake the others. In `STOPPING`, the variant of Ray Tune and Optuna (Klein et al., "Model-based
+    Asynchronous Hyperparameter and Neural Architecture Search", 2020), a trial goes on at once if it is among
+    the best 1/eta of its rung's reports so far, or the best of fewer than eta; otherwise it ends for good.
 
     Parameters
     ----------
@@ -160,7 +159,7 @@ class Asha(Method):
         return tuple(rungs)
 
     def likely_epochs(self) -> tuple[int, ...]:
-        """Return the epochs of each trial if the first ones are the best."""
+        """Return the epochs of each trial if the first trials are the best."""
         return tuple(
             max(e for rung, e in enumerate(self.epochs) if rung == 0 or n < self.trials // self.eta**rung)
             for n in range(self.trials)
@@ -174,9 +173,9 @@ class Asha(Method):
         return again
 
     def _promoted(self, history: TrialHistory, factor: int = 1) -> Trial | None:
-        """Return the best trial to promote in the highest rung that has one; None if no rung has any."""
+        """Return the best trial to promote from the highest rung that has one; None if no rung has."""
         first = self.epochs[0]
-        # Highest rung first, as `get_job` of Algorithm 2 does.
+        # Highest rung first, as in `get_job` of Algorithm 2.
         for epochs, more in reversed(list(pairwise(self.epochs))):
             reported = sum(loss is not None for loss in history.rung(epochs).values())
             one_in = self.eta * factor if epochs == first else self.eta
@@ -186,7 +185,7 @@ class Asha(Method):
         return None
 
     def _going_on(self, history: TrialHistory) -> Trial | None:
-        """Return the first trial that goes on after its report, and was not asked for since."""
+        """Return the first trial that goes on after its report and has not been asked for since."""
         more = dict(pairwise(self.epochs))
         losses: dict[int, list[float]] = defaultdict(list)
         for report in history.events:
@@ -208,4 +207,4 @@ VARIANTS: Mapping[str, Callable[[Asha, TrialHistory], Trial | None]] = {
     PROMOTION: Asha._promoted,
     STOPPING: Asha._going_on,
 }
-"""Choice of a trial that is to go on, by variant."""
+"""Choice of the trial to go on, by variant."""

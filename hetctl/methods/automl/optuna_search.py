@@ -1,4 +1,4 @@
-"""Search by Optuna: configurations drawn by its samplers, and trials that one of its pruners ends early."""
+"""Search by Optuna: its samplers draw configurations, and one of its pruners ends trials early."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hetctl.model.errors import BadInputError
 
 SAMPLERS, PRUNERS = "samplers", "pruners"
 TRIED_LOSSES = (1.0, 0.0, 2.0)
-"""Made-up losses with which parts of Optuna are tried out when a search is read."""
+"""Made-up losses to try out parts of Optuna when a search is read."""
 EXAMPLES = {
     SAMPLERS: "for example TPESampler, GPSampler or CmaEsSampler",
     PRUNERS: "for example MedianPruner, SuccessiveHalvingPruner or HyperbandPruner",
@@ -26,17 +26,17 @@ EXAMPLES = {
 
 @dataclass(frozen=True)
 class OptunaSource:
-    """An Optuna sampler whose draws and reports follow the order of the history.
+    """Optuna sampler whose draws and reports follow the order of the history.
 
-    The sampler learns from the first report of each trial; PBT's mutants, which it did not draw, are left
-    out. A restored search repeats all draws, since the state of a sampler cannot be saved as JSON.
+    The sampler learns from each trial's first report, but not from PBT's mutants, which it did not draw. A
+    restored search repeats all draws, since a sampler's state cannot be saved as JSON.
 
     Parameters
     ----------
     sampler : str
         Name of a class in ``optuna.samplers``.
     options : mapping
-        Arguments of that class; one that is required, other than a seed, must be among them.
+        Arguments of that class, with all required ones except a seed.
     """
 
     space: Space
@@ -49,7 +49,7 @@ class OptunaSource:
             self._try_out()
 
     def _try_out(self) -> None:
-        """Draw and report some trials: options are used, and packages imported, not before the first ones."""
+        """Draw and report some trials: only these use options and import packages."""
         study = self.new_study()
         for loss in TRIED_LOSSES:
             trial = study.ask({name: optuna_distribution(each) for name, each in self.space.items()})
@@ -57,7 +57,7 @@ class OptunaSource:
 
     @property
     def size(self) -> int | None:
-        """Number of configurations of a sampler that goes through all; None if its draws are unlimited."""
+        """Number of configurations of an exhaustive sampler; None if draws are unlimited."""
         if self.sampler == "GridSampler":
             return math.prod(len(values) for values in self.options["search_space"].values())
         if self.sampler == "BruteForceSampler":
@@ -65,16 +65,16 @@ class OptunaSource:
         return None
 
     def new_study(self) -> Any:
-        """Return a study with the sampler in its initial state; BadInputError if there can be none."""
+        """Return a study with the sampler in its initial state; BadInputError if Optuna refuses."""
         return _study_of(sampler=_optuna_part(SAMPLERS, self.sampler, self.options, self.seed))
 
     def follow(self, history: TrialHistory) -> Callable[[int], Config]:
-        """Return a function that draws configurations, from a study that follows the history.
+        """Return a function that draws configurations from a study that follows the history.
 
         Raises
         ------
         BadInputError
-            If Optuna now draws other configurations than those of the history.
+            If Optuna now draws other configurations than the history has.
         """
         from optuna.trial import TrialState
 
@@ -86,7 +86,7 @@ class OptunaSource:
             return dict(drawn[number].params)
 
         def check_draw(trial: Trial) -> None:
-            # The history has what was trained: another draw would make Optuna learn from wrong values.
+            # The history has the trained config: from another draw Optuna would learn wrong values.
             if (config := draw(trial.number)) != trial.config:
                 raise BadInputError(
                     f"the saved trial {trial.number} has {dict(trial.config)}, but Optuna now draws {config}",
@@ -99,7 +99,7 @@ class OptunaSource:
                 if isinstance(event, Report):
                     if event.trial in drawn:
                         state = TrialState.FAIL if event.loss is None else TrialState.COMPLETE
-                        # A trial reports again after more epochs, but Optuna takes a single result of it.
+                        # A trial reports again after more epochs, but Optuna takes a single result.
                         study.tell(drawn[event.trial], event.loss, state, skip_if_finished=True)
                 elif event.parent is None and event.number not in drawn:
                     check_draw(event)
@@ -119,20 +119,20 @@ def _study_of(**parts: Any) -> Any:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study: Any = optuna.create_study(**parts)
-    # Samplers that have drawn everything stop the study, which raises an error outside `optimize`.
+    # Exhausted samplers stop the study, which is an error outside `optimize`.
     study.stop = lambda: None
     return study
 
 
 def _count(parameter: Parameter) -> int:
-    """Return the number of values of a parameter that has listed values, or a range of whole numbers."""
+    """Return the number of values of a parameter with listed values or a range of whole numbers."""
     if isinstance(parameter, Categorical):
         return len(parameter.values)
     return int(parameter.high) - int(parameter.low) + 1
 
 
 def optuna_distribution(parameter: Parameter) -> Any:
-    """Return a parameter as a distribution of Optuna."""
+    """Return a parameter as an Optuna distribution."""
     from optuna import distributions
 
     if isinstance(parameter, Categorical):
@@ -144,9 +144,9 @@ def optuna_distribution(parameter: Parameter) -> Any:
 
 @dataclass(frozen=True)
 class Pruned(Method):
-    """An Optuna study whose trials report every few epochs; after each report the pruner decides.
+    """Optuna study whose trials report every few epochs; after each report the pruner decides.
 
-    A trial that goes on is more urgent than a new one. Failed trials end.
+    Trials that go on come before new ones. Failed trials end.
 
     Parameters
     ----------
@@ -174,7 +174,7 @@ class Pruned(Method):
             self._try_out()
 
     def _try_out(self) -> None:
-        """Judge some trials: options are used, and packages imported, not before the first ones."""
+        """Judge some trials: only these use options and import packages."""
         study = self.new_study()
         for loss in TRIED_LOSSES:
             trial = study.ask()
@@ -184,16 +184,16 @@ class Pruned(Method):
             study.tell(trial, loss)
 
     def likely_epochs(self) -> tuple[int, ...]:
-        """Return the epochs of each trial if half of them are pruned in the middle."""
+        """Return the epochs of each trial if half of the trials are pruned in the middle."""
         half = -(-self.epochs // 2)
         return tuple(half if number % 2 else self.epochs for number in range(self.trials))
 
     def new_study(self) -> Any:
-        """Return a study with the pruner in its initial state; BadInputError if there can be none."""
+        """Return a study with the pruner in its initial state; BadInputError if Optuna refuses."""
         return _study_of(pruner=_optuna_part(PRUNERS, self.pruner, self.options))
 
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
-        """Return the first trial that is to go on, or a new one."""
+        """Return the first trial to go on, or a new one."""
         if history not in _KEPT:
             _KEPT[history] = _Verdicts(self)
         ended = _KEPT[history].catch_up(history)
@@ -208,7 +208,7 @@ class Pruned(Method):
 
 
 class _Verdicts:
-    """Decisions of a pruner on the reports of a history, each when it arrives: later ones change none."""
+    """Decisions of a pruner on a history's reports, each final on arrival."""
 
     def __init__(self, method: Pruned) -> None:
         self._study = method.new_study()
@@ -217,7 +217,7 @@ class _Verdicts:
         self.ended = set[int]()
 
     def catch_up(self, history: TrialHistory) -> set[int]:
-        """Take what the history has gained; return the trials that were pruned."""
+        """Take the new events of the history; return the pruned trials."""
         for event in history.events[self._seen :]:
             if isinstance(event, Report):
                 self._judge(event)
@@ -242,16 +242,16 @@ class _Verdicts:
 
 
 _KEPT: WeakKeyDictionary[TrialHistory, _Verdicts] = WeakKeyDictionary()
-"""Verdicts by history: a decision is made once, not at each request."""
+"""Verdicts by history, kept so that each decision is made once."""
 
 
 def optuna_for(user: str) -> Any:
-    """Return the package; BadInputError if it is missing.
+    """Return the package Optuna; BadInputError if it is missing.
 
     Parameters
     ----------
     user : str
-        Part of hetctl that needs it, for the message.
+        Part of hetctl that needs Optuna, for the message.
     """
     try:
         import optuna
@@ -266,14 +266,14 @@ def optuna_for(user: str) -> Any:
 def _optuna_part(kind: str, name: str, options: Mapping[str, Any], seed: int = 0) -> Any:
     """Return a new sampler or pruner in its initial state.
 
-    An option that is a mapping with a ``name`` is such a part itself, for parts that wrap another one.
+    An option that is a mapping with a ``name`` is a part inside this one.
 
     Parameters
     ----------
     kind : str
         `SAMPLERS` or `PRUNERS`.
     seed : int
-        Seed of parts that have one, unless the options give it.
+        Seed for parts that take one, unless the options have it.
 
     Raises
     ------
@@ -289,7 +289,7 @@ def _optuna_part(kind: str, name: str, options: Mapping[str, Any], seed: int = 0
         raise BadInputError(
             f"options of {word} {name} are a mapping, got {options!r}", f"its options are {', '.join(known)}"
         )
-    # NumPy's RandomState, which samplers use, takes seeds of 32 bits only.
+    # Samplers use NumPy's RandomState, which takes seeds of 32 bits.
     seeded = {"seed": seed % 2**32} if "seed" in known else {}
     given = {
         key: _optuna_part(kind, str(value["name"]), value.get("options", {}), seed)
@@ -305,15 +305,15 @@ def _optuna_part(kind: str, name: str, options: Mapping[str, Any], seed: int = 0
 def _refusing(
     kind: str, name: str, hint: str = "change its options, or install what it imports"
 ) -> Iterator[None]:
-    """Refuse a sampler or pruner by what Optuna raises in the block, and hide its warnings."""
+    """Refuse a sampler or pruner if Optuna raises an error in the block, and hide its warnings."""
     try:
         with warnings.catch_warnings():
-            # Many parts count as experimental in Optuna, of which each process of a run would tell.
+            # Many parts are experimental in Optuna, of which each process would warn.
             warnings.simplefilter("ignore")
             yield
     except BadInputError:
         raise
-    # Options go to classes of Optuna, and may break them in any way.
+    # Options may break Optuna's classes in any way.
     except Exception as error:
         raise BadInputError(
             f"{kind.removesuffix('s')} {name} cannot be used: {type(error).__name__}: {error}", hint

@@ -1,4 +1,4 @@
-"""Trials as a study of Optuna, for its dashboard and plots, and the importance of hyper-parameters."""
+"""Trials as an Optuna study, for its dashboard and plots, and the importance of hyper-parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hetctl.methods.automl.optuna_search import optuna_distribution, optuna_for
 from hetctl.methods.automl.trials import Categorical, Config, Space
 
 COMPLETE, PRUNED, FAIL, RUNNING = "COMPLETE", "PRUNED", "FAIL", "RUNNING"
-"""States of a trial in Optuna: with all epochs, ended before, failed, and not ended."""
+"""States of a trial in Optuna: after all epochs, ended early, failed, and not ended."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class StudyTrial:
     Parameters
     ----------
     config : mapping
-        Values of the keys of the space; others become attributes.
+        Values by key; keys outside the space become attributes.
     values : mapping of int to float
         Metric by epoch.
     state : str
-        `COMPLETE`, `PRUNED`, `FAIL` or `RUNNING`. One that is complete has values.
+        `COMPLETE`, `PRUNED`, `FAIL` or `RUNNING`; a complete trial has values.
     attributes : mapping
-        What else is to be shown of it.
+        Further values to show.
     """
 
     config: Config
@@ -37,25 +37,25 @@ class StudyTrial:
 
     @property
     def result(self) -> float | None:
-        """Value after the last epoch of a trial that is complete."""
+        """Value of a complete trial after its last epoch."""
         return self.values[max(self.values)] if self.state == COMPLETE else None
 
 
 def update_study(storage: str, name: str, mode: str, space: Space, trials: Sequence[StudyTrial]) -> None:
-    """Bring a study up to date with trials, by number; it is created if the storage has none of this name.
+    """Update a study with trials, by number; create it if the storage has none of this name.
 
-    Trials that have ended in the study stay as they are.
+    Trials that have ended in the study stay unchanged.
 
     Parameters
     ----------
     storage : str
-        URL of a database of Optuna, such as ``sqlite:///trials.db``.
+        URL of Optuna's database, such as ``sqlite:///trials.db``.
     name : str
         Name of the study.
     mode : str
         ``min`` or ``max``.
     space : mapping
-        Parameters whose ranges hold the values of all trials that will ever come.
+        Parameters whose ranges hold the values of all trials, future ones included.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def update_study(storage: str, name: str, mode: str, space: Space, trials: Seque
 
 
 def _study_in(database: Any, name: str, direction: Any) -> int:
-    """Return the number of the study with a name, which is created if there is none."""
+    """Return the number of the study with a name; create it if it is missing."""
     try:
         return int(database.get_study_id_from_name(name))
     except KeyError:
@@ -102,7 +102,7 @@ def _as_optuna(trial: StudyTrial, spaces: Mapping[str, Any]) -> Any:
 
 
 def _continue(database: Any, study: int, before: Any, trial: StudyTrial) -> None:
-    """Add what is new of a trial that had not ended."""
+    """Add the news of a trial that had not ended."""
     import optuna
 
     number = database.get_trial_id_from_study_id_trial_number(study, before.number)
@@ -117,15 +117,14 @@ def _continue(database: Any, study: int, before: Any, trial: StudyTrial) -> None
 Measured = tuple[Config, float]
 """Config of a trial, with all keys of the space, and its loss."""
 LEAST_TRIALS = 8
-"""Least number of trials from which importance is computed."""
+"""Least number of trials for a computation of importance."""
 
 
 def key_importance(trials: Sequence[Measured], space: Space) -> dict[str, float]:
     """Return the importance of each key, the largest first; they sum to 1.
 
-    They are those of PED-ANOVA (Watanabe et al., 2023), as Optuna computes them: how far the values of each
-    key in the best tenth of the trials are from those in all. Losses of the others, most of which were ended
-    early, do not count.
+    Optuna computes it by PED-ANOVA (Watanabe et al., 2023): the distance of a key's values in the best tenth
+    of the trials from its values in all. Losses of other trials, most of which ended early, do not count.
 
     Parameters
     ----------
@@ -155,9 +154,9 @@ def key_importance(trials: Sequence[Measured], space: Space) -> dict[str, float]
 
 
 def _distributions_of(space: Space, configs: Sequence[Config]) -> dict[str, Any]:
-    """Return a space as distributions of Optuna that hold the values of these configs.
+    """Return a space as Optuna distributions that hold the values of these configs.
 
-    PBT has changed some values of choices to others between them.
+    PBT may have changed a choice to a value between the listed ones.
     """
     wide = {
         key: Categorical(tuple(dict.fromkeys([*one.values, *(config[key] for config in configs)])))

@@ -16,11 +16,11 @@ class Mutation:
     Parameters
     ----------
     steps : tuple of float
-        Possible steps, equally likely; one of them is added (CEREBRO).
+        Possible steps to add, equally likely (CEREBRO).
     low, high : float
         Bounds of the result; integers remain integers.
     multiply : bool
-        True if the value is multiplied by the step instead (Jaderberg et al., section 4.1.1: 0.8 or 1.2).
+        True to multiply by the step instead (Jaderberg et al., section 4.1.1: 0.8 or 1.2).
     """
 
     steps: tuple[float, ...]
@@ -39,21 +39,21 @@ class Mutation:
         step = self.steps[int(share * len(self.steps))]
         changed = value * step if self.multiply else value + step
         kept = min(max(changed, self.low), self.high)
-        # A factor such as 0.8 makes a float of a whole number, such as a number of layers.
+        # A factor such as 0.8 turns a whole number, such as a number of layers, into a float.
         return round(kept) if isinstance(value, int) else kept
 
 
 @dataclass(frozen=True)
 class Pbt(Method):
-    """Replacement of the worse half of a population by mutants of the better half after each iteration.
+    """Replacement of a population's worse half by mutants of the better half after each iteration.
 
-    A mutant starts with its parent's weights. An iteration begins when all reports of the previous one
-    have arrived. Failed trials are in the worse half; if more than half fail, all of them are replaced.
+    A mutant starts with its parent's weights. An iteration begins when all reports of the last one have
+    arrived. Failed trials are in the worse half; if more than half fail, all of these are replaced.
 
     Parameters
     ----------
     trials : int
-        Size of the population: trials of an iteration. Those of the first iteration come from the source.
+        Size of the population: trials of an iteration. The source gives the first ones.
     iterations : int
         Number of iterations.
     epochs : int
@@ -74,15 +74,11 @@ class Pbt(Method):
 
     @property
     def slots(self) -> int:
-        """Most trials that it ever begins: a population, then up to so many mutants in each iteration.
-
-        If trials fail, there are more mutants than the worse half, but never more than the population less
-        one survivor.
-        """
+        """Most trials that it ever begins: a population, then mutants of all but one in each iteration."""
         return self.trials + (self.iterations - 1) * (self.trials - 1)
 
     def likely_epochs(self) -> tuple[int, ...]:
-        """Return the epochs of each trial beyond those of its parent: half of a population goes on."""
+        """Return the epochs of each trial beyond its parent's: half of a population goes on."""
         return (self.epochs,) * self.slots
 
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
@@ -96,7 +92,7 @@ class Pbt(Method):
         return None
 
     def _member(self, history: TrialHistory, iteration: int, place: int) -> Trial | NewTrial | None:
-        """Return a trial of an iteration: first those of the better half, then their mutants."""
+        """Return a trial of an iteration: first the better half, then its mutants."""
         epochs = iteration * self.epochs
         if iteration == 1:
             return NewTrial(epochs)
@@ -106,7 +102,7 @@ class Pbt(Method):
             return None
         if place < len(better):
             return replace(history.trials[better[place]], epochs=epochs)
-        # The draw depends on the number of the mutant alone, so that a restored search draws it again.
+        # The draw depends on the mutant's number alone, so a restored search repeats it.
         number = len(history.trials)
         draw = draws(self.seed, number)
         parent = better[int(draw.random() * len(better))]

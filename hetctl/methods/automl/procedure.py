@@ -1,4 +1,4 @@
-"""The ask-and-tell template of every AutoML procedure (CEREBRO, section 3)."""
+"""The ask-and-tell template of AutoML procedures (CEREBRO, section 3)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hetctl.model.errors import BadInputError
 
 @dataclass(frozen=True)
 class NewTrial:
-    """Request for a new configuration from the source, to be trained for the given epochs."""
+    """Request to train a new configuration of the source for these epochs."""
 
     epochs: int
 
@@ -30,19 +30,19 @@ class TrialSource(Protocol):
         """Number of configurations; None if unlimited."""
 
     def follow(self, history: TrialHistory) -> Callable[[int], Config]:
-        """Return a function from a new trial's number to its configuration.
+        """Return a function that gives a new trial's configuration by number.
 
-        The function may learn from the history, which grows, and depends on nothing else.
+        The function may learn from the growing history, and depends on nothing else.
         """
 
 
 class Method(ABC):
-    """A published search method; each implementation is a frozen dataclass of its settings.
+    """Published search method; each implementation is a frozen dataclass of its settings.
 
     Attributes
     ----------
     trials : int
-        Number of configurations that it takes from the source.
+        Number of configurations from the source.
     """
 
     trials: int
@@ -54,14 +54,14 @@ class Method(ABC):
 
     @abstractmethod
     def likely_epochs(self) -> tuple[int, ...]:
-        """Return the epochs that each trial is likely to get, by number, for predictions."""
+        """Return the likely epochs of each trial, by number, for predictions."""
 
     @abstractmethod
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
-        """Return the next trial, from the history alone; None if there is none before further reports."""
+        """Return the next trial, from the history alone; None before further reports."""
 
     def check(self, source: TrialSource) -> None:
-        """Raise BadInputError if the source lacks something that this method needs."""
+        """Raise BadInputError if the source lacks what this method needs."""
         if source.size is not None and source.size < self.trials:
             raise BadInputError(
                 f"{type(self).__name__} takes {self.trials} configurations, but there are only {source.size}",
@@ -70,9 +70,9 @@ class Method(ABC):
 
 
 class Procedure:
-    """A search: a method with a source of configurations.
+    """Search: a method with a source of configurations.
 
-    Both decide from the history alone. A procedure with the events of another one goes on as that would have.
+    Both decide from the history alone: two procedures with the same events go on alike.
 
     Parameters
     ----------
@@ -97,12 +97,12 @@ class Procedure:
         return not self.history.waiting and self._method.next_trial(self.history) is None
 
     def ask(self, most: int | None = None) -> tuple[Trial, ...]:
-        """Return the trials to train besides `history.waiting`, the most urgent first.
+        """Return the trials to train beside `history.waiting`, the most urgent first.
 
         Parameters
         ----------
         most : int or None
-            Most trials to return; None for all that are available.
+            Most trials to return; None for all available ones.
         """
         asked = list[Trial]()
         while most is None or len(asked) < most:
@@ -119,8 +119,8 @@ class Procedure:
     def tell(self, report: Report) -> bool:
         """Take a report and return true if it counts.
 
-        Only the first report of a requested trial counts. Later ones do not: neither a repeated report, nor
-        the result of a trial that had been given up. A failed trial is not asked for again.
+        Only the first report of a request counts, not a repeated one or the late result of a trial that was
+        given up. A failed trial is not asked for again.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""A search in a run: which reports count, which trials come next, and when it has ended."""
+"""A search in a run: the reports that count, the next trials, and the end."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def search_space(search: SearchSpec) -> dict[str, Parameter]:
 
 
 def study_space(search: SearchSpec) -> dict[str, Parameter]:
-    """Return the space of a search with the range of each key whose listed values its method changes."""
+    """Return the space of a search, with ranges for listed values that its method changes."""
     changed = search.settings.get("mutate", {})
     return {key: _range_of(one) if key in changed else one for key, one in search_space(search).items()}
 
 
 def _range_of(parameter: Parameter) -> NumberRange:
-    """Return a range, or that between the least and the largest of listed numbers."""
+    """Return a range itself, or the range from the least to the largest listed number."""
     if not isinstance(parameter, Categorical):
         return parameter
     numbers = [value for value in parameter.values if isinstance(value, int | float)]
@@ -58,7 +58,7 @@ def search_parts(search: SearchSpec) -> tuple[Method, TrialSource]:
     Raises
     ------
     BadInputError
-        If the settings do not go together, or Optuna is needed and missing.
+        If the settings contradict each other, or Optuna is needed and missing.
     """
     source = _source(search)
     method = METHODS[search.method](search, source)
@@ -67,9 +67,9 @@ def search_parts(search: SearchSpec) -> tuple[Method, TrialSource]:
 
 
 def likely_configs(search: SearchSpec, method: Method, source: TrialSource) -> list[Config]:
-    """Return a config for each trial by number: its own if that is certain, else one of the space.
+    """Return a config for each trial by number: its own if certain, else a draw from the space.
 
-    Plans and profiles go by them, so that they count with the shapes of trials that are yet to come.
+    Plans and profiles use them, to allow for the shapes of future trials.
     """
     certain = source if isinstance(source, GridSource | RandomSource) else None
     draws = RandomSource(search_space(search), search.seed)
@@ -95,7 +95,7 @@ def _pbt(search: SearchSpec, source: TrialSource) -> Method:
 
 
 def _mutation(parameter: Parameter, how: Mapping[str, Any]) -> Mutation:
-    """Return a mutation that stays within the range, or between the least and the largest choice."""
+    """Return a mutation within the range, or from the least to the largest choice."""
     ((kind, steps),) = how.items()
     values = _range_of(parameter)
     return Mutation(tuple(steps), values.low, values.high, multiply=kind == "multiply")
@@ -123,14 +123,14 @@ DONE = "every trial that it asked for is reported"
 
 @dataclass(frozen=True)
 class UsedResources:
-    """Resources that a run has used: GPU-hours, and seconds since its start."""
+    """Used resources of a run: GPU-hours, and seconds since its start."""
 
     gpu_hours: float
     time_s: float
 
 
 class SearchRun:
-    """A search whose requests and reports are events of a run.
+    """Search whose requests and reports are events of a run.
 
     Attributes
     ----------
@@ -140,14 +140,14 @@ class SearchRun:
     Parameters
     ----------
     parallel : int
-        Most trials at a time, unless the search sets it or no request depends on a report.
+        Most trials at a time, unless the search sets it or its requests do not depend on reports.
     events : iterable of (str, mapping)
-        Kind and fields of the events so far, in their order.
+        Kind and fields of the events so far, in order.
 
     Raises
     ------
     BadInputError
-        If Optuna is missing, or now draws other configs than those that are recorded.
+        If Optuna is missing, or now draws other configs than the recorded ones.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class SearchRun:
         method, source = search_parts(search)
         self._search = search
         self._procedure = Procedure(method, source, _history(events))
-        # Hyperband and PBT wait at barriers: what they ask for does not depend on the order of reports.
+        # Hyperband and PBT wait at barriers: their requests do not depend on the order of reports.
         free = not isinstance(source, OptunaSource) and isinstance(method, OneShot | Hyperband)
         self._most = None if free or isinstance(method, Pbt) else search.parallel or parallel
 
@@ -167,15 +167,15 @@ class SearchRun:
 
     @property
     def waiting(self) -> tuple[Trial, ...]:
-        """Trials that are not reported yet."""
+        """Trials without a report."""
         return self._procedure.history.waiting
 
     def member_of(self, trial: Trial) -> str:
-        """Return the name of the member that is a trial."""
+        """Return the member's name of a trial."""
         return self._search.members[trial.number]
 
     def report(self, trial: Trial, loss: float | None) -> dict[str, Any] | None:
-        """Take the result of a trial; return the fields of its event, or None if it does not count."""
+        """Take a trial's result; return the fields of its event, or None if it does not count."""
         if not self._procedure.tell(Report(trial.number, trial.epochs, loss)):
             return None
         # Every event names its trial by `number`.
@@ -183,7 +183,7 @@ class SearchRun:
         return {"member": self.member_of(trial), "number": fields.pop("trial"), **fields}
 
     def requests(self, resources: UsedResources) -> Iterator[dict[str, Any]]:
-        """Yield the fields of the event of each trial that is to be trained now."""
+        """Yield the event fields of each trial to train now."""
         while not self._limit(resources) and (self._most is None or len(self.waiting) < self._most):
             asked = self._procedure.ask(1)
             if not asked:
@@ -191,13 +191,13 @@ class SearchRun:
             yield {"member": self.member_of(asked[0]), **encode(asked[0])}
 
     def reason_to_end(self, resources: UsedResources) -> str | None:
-        """Return why no trial will come any more; None if some may."""
+        """Return why no more trials will come; None if some may."""
         if self.waiting:
             return None
         return self._limit(resources) or (DONE if self._procedure.done else None)
 
     def _limit(self, resources: UsedResources) -> str | None:
-        """Return the limit of the search's budget that is reached; None if none is."""
+        """Return the limit of the search's budget that is reached, or None."""
         budget = self._search.budget
         epochs = 0
         if budget.epochs is not None:

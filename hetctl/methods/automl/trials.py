@@ -1,4 +1,4 @@
-"""Trials of a search: the space of their configurations, and the history of their reports."""
+"""Trials of a search: the space of configurations, and the history of reports."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class NumberRange:
 
     def at(self, share: float) -> Value:
         """Return the value at a position in [0, 1)."""
-        # Rounded down below, so that the upper end is as likely as all others.
+        # The value is rounded down, so this makes the upper end as likely as the others.
         high = self.high + 1 if self.whole else self.high
         if self.log:
             value = math.exp(math.log(self.low) + share * (math.log(high) - math.log(self.low)))
@@ -51,7 +51,7 @@ class NumberRange:
             value = self.low + share * (high - self.low)
         if self.whole:
             value = math.floor(value)
-        # exp() of a logarithm may leave the range by rounding.
+        # Rounding in exp() of a logarithm may leave the range.
         return min(max(value, self.low), self.high)
 
 
@@ -60,8 +60,8 @@ Space = Mapping[str, Parameter]
 
 
 def draws(seed: int, number: int) -> random.Random:
-    """Return the random generator of one trial, which depends only on the seed and the trial's number."""
-    # Seeded by text, which Python hashes with SHA-512: the same in every process.
+    """Return the random generator of one trial, which depends on the seed and the trial's number alone."""
+    # Python hashes a text with SHA-512, the same in every process.
     return random.Random(f"{seed}/{number}")
 
 
@@ -71,7 +71,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Parent:
-    """The trial whose weights another trial starts from, and the epochs for which they were trained."""
+    """Trial from whose weights another trial starts, and the epochs of its training."""
 
     trial: int
     epochs: int
@@ -84,9 +84,9 @@ class Trial:
     Parameters
     ----------
     number : int
-        Number of the trial, counted from 0. The same number with more epochs continues the same trial.
+        Number of the trial, from 0. The same number with more epochs continues the trial.
     epochs : int
-        Total epochs at the end, those of its parent included.
+        Total epochs at the end, including its parent's.
     parent : Parent or None
         Origin of the initial weights; None for new weights.
     """
@@ -106,7 +106,7 @@ class Report:
     trial, epochs : int
         Number and total epochs of the trial, as requested.
     loss : float or None
-        Loss after these epochs; lower is better. The trial failed if it is None or not finite.
+        Loss after these epochs; lower is better. None or not finite for a failed trial.
     """
 
     trial: int
@@ -118,12 +118,12 @@ TrialEvent = Trial | Report
 
 
 class TrialHistory:
-    """Requested trials and the reports that counted, in chronological order.
+    """Requested trials, and the reports that counted, in chronological order.
 
     Attributes
     ----------
     events : list of Trial and Report
-        Complete history, from which everything else follows.
+        Complete history, from which all else follows.
     trials : list of Trial
         Trials by number, each with the epochs of its latest request.
     """
@@ -140,18 +140,18 @@ class TrialHistory:
 
     @property
     def waiting(self) -> tuple[Trial, ...]:
-        """Trials that were asked for and are not reported yet."""
+        """Requested trials without a report."""
         return tuple(trial for trial in self.trials if self._rungs[trial.epochs][trial.number] is None)
 
     def rung(self, epochs: int) -> Mapping[int, float | None]:
-        """Return the losses of the trials requested with these epochs, by trial in the order of requests.
+        """Return the losses of the trials requested with these epochs, by trial, in the order of requests.
 
         A loss is None before the report, and infinite for a failed trial.
         """
         return self._rungs.get(epochs, {})
 
     def ranked(self, epochs: int, numbers: Iterable[int] | None = None) -> list[int]:
-        """Return the trials that have a finite loss after these epochs, the best first."""
+        """Return the trials with a finite loss after these epochs, the best first."""
         rung = self.rung(epochs)
         losses = {n: rung.get(n) for n in (rung if numbers is None else numbers)}
         known = [(loss, n) for n, loss in losses.items() if loss is not None and math.isfinite(loss)]
@@ -167,7 +167,7 @@ class TrialHistory:
         self.events.append(trial)
 
     def tell(self, report: Report) -> bool:
-        """Add a report and return true if it counts, which is the case for the first report of a request.
+        """Add a report and return true if it counts: if it is the first one of a request.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class TrialHistory:
             raise BadInputError(
                 f"a report names trial {report.trial} with {report.epochs} epochs, which was not requested"
             )
-        # A trial that was given up may report later after all; the decision that followed stands.
+        # A trial that was given up may still report; the decision that followed stands.
         if rung[report.trial] is not None:
             return False
         if report.loss is None or not math.isfinite(report.loss):
