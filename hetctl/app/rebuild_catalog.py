@@ -118,7 +118,6 @@ def rebuild_catalog(project: Project) -> RebuiltCatalog:
 
 
 def _restore_runs(catalog: Catalog, home: Home) -> None:
-    """Store all runs that have been submitted."""
     found = [(folder, spec) for folder in home.every_run() if (spec := _spec_of(folder))]
     records = {folder.name: read_record(folder) for folder, _ in found}
     known = [record for record in records.values() if record]
@@ -159,7 +158,7 @@ def _profiles(home: Home) -> list[tuple[Path, float]]:
 
 
 def _restore_inputs(catalog: Catalog, home: Home, since: float) -> None:
-    """Store the ensembles and sites of runs and profiling jobs, unless the copy of `since` has newer ones."""
+    """Store the ensembles and sites of runs and profiling jobs, if newer than the copy or missing in it."""
     for at, ensemble, site in sorted(_inputs(home), key=lambda one: one[0]):
         if at > since or catalog.ensemble(ensemble.name) is None:
             catalog.save_ensemble(ensemble)

@@ -229,7 +229,7 @@ def _as_restarting(members: Sequence[Workload], restart_s: float | None) -> list
 
 
 def _arrivals(members: Sequence[Workload], request: SimulateRequest, seed: int) -> list[Arrival]:
-    """Return drawn members and arrivals, with separate random streams: the gaps do not change the members."""
+    """Draw members and arrivals from separate random streams, so that the gaps do not change the members."""
     chosen = list(members)
     if request.sample_members is not None:
         drawn = random.Random(f"{seed}:jobs").choices(members, k=request.sample_members)

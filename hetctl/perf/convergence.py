@@ -295,7 +295,6 @@ class ConvergenceForecast:
         return updated
 
     def _store(self, name: str, done: Progress, fit: LossFit | None) -> None:
-        """Store what is known of a member."""
         for known in (self._own_logs, self._fits, self._unfitted):
             known.pop(name, None)
         if done.converged:

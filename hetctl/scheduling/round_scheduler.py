@@ -307,7 +307,6 @@ class RoundScheduler(JobScheduler):
         self._fresh = False
 
     def _next_s(self, now_s: float) -> float:
-        """Return the time of the next action if no event comes before."""
         if self.ending:
             return math.inf
         if now_s < self._launch_from_s:

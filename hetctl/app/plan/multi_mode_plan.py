@@ -92,7 +92,7 @@ def _drafts(
 def _compared(
     request: PlanRequest, rest: Sequence[Workload], layers: Mapping[str, MemberLayers]
 ) -> PhaseDraft:
-    """Return the data-parallel phase, with the times of other modes as far as they are possible."""
+    """Return the data-parallel phase, with the times of other possible modes."""
     draft = data_parallel(request, rest)
     makespans_s = dict(draft.makespans_s)
     if request.partitions:

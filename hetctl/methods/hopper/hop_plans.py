@@ -68,7 +68,7 @@ def planned_visits(
 
 
 def _epoch(train: UnitTimes, evaluate: UnitTimes, search: SearchOptions, scheduler: str) -> tuple[Visit, ...]:
-    """Return the training visits of one epoch with number 0, and its evaluation visits with number 1."""
+    """Return one epoch's training visits as the hopper's epoch 0, and its evaluation visits as epoch 1."""
     schedule = SCHEDULERS[scheduler](train, search)
     evaluation = visits_of(_evaluation(schedule, evaluate), evaluate)
     return (*visits_of(schedule, train), *(replace(visit, epoch=1) for visit in evaluation))

@@ -280,7 +280,7 @@ class HopScheduler(JobScheduler):
             self._change = "node joined"
 
     def _drop_states(self, node: str) -> None:
-        """Record that a node's agent was started again, and its store is empty."""
+        """Record that a node's agent has restarted with an empty store."""
         for states in self._states.values():
             states.drop_node(node)
         for name, running in self.running.items():
@@ -425,7 +425,7 @@ class HopScheduler(JobScheduler):
         return any(states.writer for states in self._states.values())
 
     def _check_end(self, now_s: float) -> None:
-        """End a job in which nothing runs and nothing could be started."""
+        """End a job in which nothing runs and nothing can start."""
         if self.running or self._is_writing:
             return
         if self._hopper.is_over:
@@ -464,7 +464,7 @@ class HopScheduler(JobScheduler):
             self._commands.append(Start(self._round, (task,)))
 
     def _prefetch(self) -> None:
-        """Copy the states that busy workers need next to their nodes, while these train."""
+        """Copy the states that busy workers need next to their nodes while they train."""
         for worker in self._hopper.running:
             unit = self._hopper.next_turn(worker)
             if unit is not None and unit.config not in self.running:
@@ -490,7 +490,6 @@ class HopScheduler(JobScheduler):
         return visits
 
     def _node_of(self, member: str) -> str:
-        """Return the node that a member visits."""
         return node_of(_visit_of(self.running[member]).worker)
 
 

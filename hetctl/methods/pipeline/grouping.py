@@ -144,7 +144,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _aligned(cluster: PipelineCluster, cell: Group) -> list[Group]:
-    """Return the kinds of GPUs in an order that is equal for cells of like nodes."""
+    """Return the kinds of GPUs in the same order for cells of like nodes."""
     return sorted(
         cluster.kinds(cell),
         key=lambda kind: (sorted(cluster.nodes[kind[0][0]]), kind[0][0], cluster.type_of(kind[0])),
@@ -305,7 +305,6 @@ class _LocalSearch:
                     yield _with(_without(group, taken), given), _with(_without(other, given), taken)
 
     def _one_of_each_kind(self, group: Group) -> list[Gpu]:
-        """Return one GPU of each type on each node."""
         return [kind[0] for kind in self._cluster.kinds(group)]
 
     def _kind(self, gpu: Gpu) -> tuple[int, str]:

@@ -84,7 +84,7 @@ def _together(request: Request, known: Known) -> Explored:
 
 
 def _stages(request: Request, known: Known) -> dict[str, int]:
-    """Return explorers with their GPUs, as long as all members can have a GPU beside them."""
+    """Return explorers with their GPUs, as many as leave a GPU for every other member."""
     candidates = [candidate for candidate in candidates_of(request) if not candidate.fixed]
     stages = {candidate.name: known.next_stage(candidate.workload) for candidate in candidates}
     if not any(stages.values()):

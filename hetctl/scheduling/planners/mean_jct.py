@@ -38,7 +38,7 @@ def decide(request: Request) -> Decision:
 
 
 def _by_work(request: Request) -> list[ResizeCandidate]:
-    """Return the members by their work left; one in training is overtaken only if that pays for the stop."""
+    """Return the members by their work left; overtaking one in training has to pay for its stop."""
 
     def key(job: ResizeCandidate) -> float:
         # Without the cost of the interruption, members of about equal work would replace each other in turn.

@@ -87,7 +87,7 @@ def _read(state: Any) -> tuple[list[Planned], list[Planned]]:
 
 
 def _is_outdated(waiting: Sequence[Planned], request: Request) -> bool:
-    """Return true if a workload has no place in the plan, or its place does not exist any more."""
+    """Return true if a workload has no place in the plan, or its place is gone."""
     planned = {p.name: p for p in waiting}
     nodes = {node.name for node in request.all_nodes}
     return any(

@@ -119,7 +119,6 @@ class Engine:
         self._send(self._opened)
 
     def _next_s(self) -> float:
-        """Return the time of the next event."""
         while self._queue and self._is_stale(self._queue[0]):
             heapq.heappop(self._queue)
         queued_s = self._queue[0][0] if self._queue else math.inf
@@ -248,7 +247,6 @@ class Engine:
                 self._arrivals.appendleft(Arrival(workload, self.now))
 
     def _is_stopping(self, task: SimulatedTask) -> bool:
-        """Return true if the member in training got a stop command."""
         return self._scheduler.running[task.workload.name].stopping
 
     def _set_pace(self, indices: Iterable[int]) -> None:

@@ -94,7 +94,6 @@ class SimulatedMember:
             self.predict(self.predicted_from[1] if self.predicted_from else FIRST_PRIOR)
 
     def _fit(self, epochs: int) -> LossFit | None:
-        """Fit the losses of the first epochs."""
         return fit_histories([(self.losses[:epochs], self.course.rule)])[0]
 
     def predict(self, prior: EpochPrior) -> None:
@@ -106,7 +105,7 @@ class SimulatedMember:
             self._note_errors(prior)
 
     def _note_errors(self, prior: EpochPrior) -> None:
-        """Store the error of the prediction at each share of the run reached, from the losses until then."""
+        """Store the prediction's error at each share of the run that is over, from the losses until then."""
         for share in SHARES:
             if share not in self.errors and len(self.losses) >= share * self.epochs:
                 seen = int(share * self.epochs)
