@@ -127,7 +127,7 @@ class Connection:
         self._end.settimeout(seconds)
 
     def limit_unanswered(self, seconds: float) -> None:
-        """Break the connection if what was sent is not acknowledged in some seconds."""
+        """Break the connection if sent data are not acknowledged in some seconds."""
         if not self._is_local:
             self._end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
 
@@ -143,7 +143,7 @@ class Connection:
         Raises
         ------
         ConnectionError
-            If the other end has closed, or has sent what is no JSON.
+            If the other end has closed, or has sent no JSON.
         TimeoutError
             If no value arrives in time.
         """

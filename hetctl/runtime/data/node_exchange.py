@@ -239,7 +239,7 @@ class Exchange:
         self._moved_at = self._watched_at = time.monotonic()
 
     def run(self) -> int:
-        """Serve until no node has readers any more; return the number of broadcast chunks.
+        """Serve until no node has readers; return the number of broadcast chunks.
 
         Raises
         ------

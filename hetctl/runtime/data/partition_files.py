@@ -77,7 +77,7 @@ def write(file: IO[bytes], arrays: Mapping[str, Array]) -> None:
 
 
 class Digested:
-    """Binary file that counts and digests what is written, and passes it on to another, if there is one."""
+    """Binary file that counts and digests all writes, and may pass them on to another file."""
 
     def __init__(self, file: IO[bytes] | None = None) -> None:
         self._file = file

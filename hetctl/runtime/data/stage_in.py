@@ -52,7 +52,7 @@ def stage_orders(partitions: Partitions | None, nodes: Sequence[str]) -> dict[st
 def stage(node: str, order: StageOrder, on_bytes: Callable[[int], None]) -> StagedPartitions:
     """Copy a node's partitions; keep those that are there with the right digest.
 
-    Errors are part of the result: the other partitions are copied nevertheless, and ranks use what is there.
+    Errors are part of the result: the other partitions are still copied, and ranks use these.
 
     Parameters
     ----------

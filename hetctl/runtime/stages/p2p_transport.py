@@ -110,7 +110,7 @@ class P2PTransport:
         self._acceptor.start()
 
     def send(self, target: int, kind: str, tensors: Sequence[PassedTensor] = (), /, **fields: Any) -> None:
-        """Send a message in the background; its tensors must not change any more."""
+        """Send a message in the background; its tensors must not change afterwards."""
         message = TensorMessage(self.rank, kind, fields, tuple(tensors))
         if target == self.rank:
             self._deliver(message)

@@ -42,7 +42,7 @@ class RingWriter:
 
     @property
     def left(self) -> bool:
-        """True if this leader no longer fills the ring."""
+        """True once this leader has left the ring to others."""
         return self._service.closed
 
     def buffer(self, position: int) -> Bytes | None:

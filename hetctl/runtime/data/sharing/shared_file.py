@@ -66,7 +66,7 @@ def map_whole(path: Path, content: str, hint: str) -> mmap.mmap:
 def fence() -> None:
     """Act as a memory barrier, since some processors reorder reads and writes.
 
-    What announces data must be neither written before nor read after the data.
+    A word that announces data must be written after the data, and read before them.
     """
     # Taking and releasing a lock are barriers in one direction each; two pairs in a row are one in both.
     for _ in range(2):

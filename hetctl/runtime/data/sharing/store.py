@@ -91,7 +91,7 @@ class SampleStore:
         Parameters
         ----------
         prepare : callable
-            ``prepare(number) -> (x, y)``. Its exceptions are raised again; the sample is left to others.
+            ``prepare(number) -> (x, y)``. Its exceptions pass through, and leave the sample to others.
         patience_s : float
             Seconds to wait for the other process.
 
