@@ -65,7 +65,7 @@ class OptunaSource:
         return None
 
     def new_study(self) -> Any:
-        """Return a study with the sampler in its initial state; BadInputError if Optuna refuses."""
+        """Return a study with the sampler in its initial state; BadInputError if that fails."""
         return _study_of(sampler=_optuna_part(SAMPLERS, self.sampler, self.options, self.seed))
 
     def follow(self, history: TrialHistory) -> Callable[[int], Config]:
@@ -114,7 +114,6 @@ class OptunaSource:
 
 
 def _study_of(**parts: Any) -> Any:
-    """Return a study with a sampler or a pruner."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -189,7 +188,7 @@ class Pruned(Method):
         return tuple(half if number % 2 else self.epochs for number in range(self.trials))
 
     def new_study(self) -> Any:
-        """Return a study with the pruner in its initial state; BadInputError if Optuna refuses."""
+        """Return a study with the pruner in its initial state; BadInputError if that fails."""
         return _study_of(pruner=_optuna_part(PRUNERS, self.pruner, self.options))
 
     def next_trial(self, history: TrialHistory) -> Trial | NewTrial | None:
@@ -308,7 +307,7 @@ def _refusing(
     """Refuse a sampler or pruner if Optuna raises an error in the block, and hide its warnings."""
     try:
         with warnings.catch_warnings():
-            # Many parts are experimental in Optuna, of which each process would warn.
+            # Each process would warn of experimental parts, which are many.
             warnings.simplefilter("ignore")
             yield
     except BadInputError:

@@ -102,7 +102,6 @@ def _as_optuna(trial: StudyTrial, spaces: Mapping[str, Any]) -> Any:
 
 
 def _continue(database: Any, study: int, before: Any, trial: StudyTrial) -> None:
-    """Add the news of a trial that had not ended."""
     import optuna
 
     number = database.get_trial_id_from_study_id_trial_number(study, before.number)

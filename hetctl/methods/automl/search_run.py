@@ -197,7 +197,7 @@ class SearchRun:
         return self._limit(resources) or (DONE if self._procedure.done else None)
 
     def _limit(self, resources: UsedResources) -> str | None:
-        """Return the limit of the search's budget that is reached, or None."""
+        """Return the reached limit of the search's budget, or None."""
         budget = self._search.budget
         epochs = 0
         if budget.epochs is not None:

@@ -268,8 +268,6 @@ def equal_batches_s(iterations: Sequence[LoggedIteration]) -> float:
 
 
 class _LearntCurves:
-    """Time curves of all workers from the iterations so far."""
-
     def __init__(self, first: LoggedIteration) -> None:
         self._history = StepTimeHistory(len(first.batches))
         self._noise = np.full(len(first.batches), FIRST_NOISE)

@@ -90,7 +90,7 @@ def whole_batches(times: Times, total: int, caps: Values) -> NDArray[np.int64]:
     shares = within(low)
     missing = total - shares.sum()
     room = np.minimum(within(high) - shares, missing)
-    # Workers that tie for the last samples get them in their order, so that the total is exact.
+    # Tied workers get the last samples in order, so that the total is exact.
     shares += np.clip(missing - (np.cumsum(room) - room), 0, room)
     return shares.astype(np.int64)
 

@@ -44,7 +44,6 @@ def run_agent(driver_file: Path, step: str, frameworks: Sequence[str]) -> int:
 
 
 def _run_once(driver: DriverFile, step: str, frameworks: Sequence[str], *, is_first: bool) -> int:
-    """Run an agent until it ends or loses its driver; return its exit code."""
     try:
         agent = Agent(
             lambda facts: join(driver.address, facts) if is_first else reconnect(driver, facts),

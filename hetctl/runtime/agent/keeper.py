@@ -19,7 +19,7 @@ from hetctl.storage.processes import die_with_parent
 RETURNS = 77
 """Exit code of an agent that has lost its driver; the driver may take the node back."""
 KILLED = 128 + signal.SIGKILL
-"""Exit code of an agent that was killed, or whose ranks were all killed with their template."""
+"""Exit code of an agent after a kill of itself, or of its template and thus of all its ranks."""
 MOST_RESTARTS = 3
 """Most restarts of a killed agent; after so many, the cause is likely to stay."""
 RESTART_PAUSE_S = 0.1

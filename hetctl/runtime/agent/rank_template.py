@@ -195,7 +195,7 @@ def run_to_the_end(body: Callable[[], int]) -> None:
 
 
 def _reaped(children: dict[int, int]) -> Iterator[tuple[int, int]]:
-    """Yield the processes that have ended, with their exit codes."""
+    """Yield the ended processes with their exit codes."""
     while True:
         try:
             # Pending signals of one kind merge (signal(7)): one SIGCHLD may stand for several ranks.

@@ -350,7 +350,7 @@ class AgentPool:
             # No message reaches agents that have not connected.
             if not step.agents:
                 self._steps.signal(signal.SIGTERM, name)
-        # This shows agents that try to return that the driver ends.
+        # Agents that try to return thus see the driver's end.
         with suppress(OSError):
             self._files.address.unlink(missing_ok=True)
         self._steps.end(self._shutdown_s)
@@ -572,7 +572,6 @@ def _reject(connection: Connection, reason: str) -> None:
 
 
 def _log_in(step: AgentStep, line: str) -> None:
-    """Write a line into the logs of the driver and a step."""
     log_line(line)
     # A full disk ends the job in order.
     with suppress(OSError):

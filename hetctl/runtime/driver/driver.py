@@ -188,7 +188,6 @@ class Driver:
         self._unclosed: list[RankGroup] = []
 
     def _open_search(self) -> TrialQueue | None:
-        """Return the trials of the run's search; None if it has none."""
         if self._spec.ensemble.search is None:
             return None
         # Imported here, with all search methods, since few runs have a search.
@@ -202,7 +201,7 @@ class Driver:
         )
 
     def _begin_phase(self) -> None:
-        """Begin the job's next phase, which reports for its mode have waited for."""
+        """Begin the job's next phase; until then reports for its mode wait."""
         mode = self._later.pop(0)
         self._executors.update(mode.executors)
         self._scheduler = PATIENT.call(mode.scheduler)
@@ -434,7 +433,7 @@ class Driver:
             self._executors[type(command)](command)
 
     def _start(self, command: Start) -> None:
-        """Start tasks; report as ended those that cannot be launched."""
+        """Start tasks; report a failed launch as an ended task."""
         started: set[str] = set()
         try:
             members = self._members.with_batch_sizes(task.name for task in command.tasks)

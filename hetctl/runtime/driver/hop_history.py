@@ -1,4 +1,4 @@
-"""Earlier visits of a run, from its events, and the states from which members that hop continue."""
+"""Earlier visits of a run, from its events, and the states from which its members continue."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class RankGroup:
         self.output = output or self.output
         if lost_node is not None and lost_node not in self.lost_nodes:
             self.lost_nodes += (lost_node,)
-        # A rank that only lost a peer may be recorded before the peer, whose exit code is the cause.
+        # A rank that lost a peer may be seen to end first, but the peer's exit code is the cause.
         if not self.exit_code or (self.exit_code == LOST_PEER and not self.killed):
             # srun exits with 0 after a node failure, which is no success.
             self.exit_code = exit_code or LOST_PEER

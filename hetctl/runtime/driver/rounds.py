@@ -80,7 +80,7 @@ class Rounds:
         self._open.add(index)
 
     def start(self, command: Start, members: Sequence[Member]) -> set[str]:
-        """Start tasks, in a new round unless theirs is open; return those that could be launched.
+        """Start tasks, in a new round unless theirs is open; return the launched ones.
 
         Parameters
         ----------
@@ -173,7 +173,7 @@ class Rounds:
         )
 
     def _launch(self, index: int, task: Task, member: Member, shares: tuple[InputShare, ...]) -> str | None:
-        """Launch a task; return its name, or None if that fails."""
+        """Launch a task; None if that fails."""
         allocation, visit = task.allocation, task.visit
         # Before the group forms: the use of its GPUs counts from this event on, even if the driver is killed.
         self.queue.writer(DRIVER, index).write(

@@ -374,7 +374,7 @@ class CheckpointFolder:
         return TrainingState()
 
     def inherit(self, origin: CheckpointFolder) -> None:
-        """Take all files of another member's folder or none; nothing if this folder has any.
+        """Take all files of another member's folder, or none; do nothing if this folder has files.
 
         Files of checkpoints never change: they are linked, since copies of large ones take minutes. Other
         files, such as those of commands, are copied.
@@ -430,7 +430,7 @@ class CheckpointFolder:
 
     def _entries(self, pattern: str) -> list[str]:
         """Return the names in the folder that match a pattern; none if there is no folder."""
-        # Not by `glob`, which takes a folder that cannot be read for an empty one.
+        # Not by `glob`, which takes an unreadable folder for an empty one.
         try:
             return [path.name for path in self.path.iterdir() if fnmatch(path.name, pattern)]
         except FileNotFoundError:

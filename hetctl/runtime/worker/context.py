@@ -227,7 +227,6 @@ class WorkerContext:
         return training
 
     def _release_kept(self) -> None:
-        """Release the networks that are kept for other tasks."""
         if self.kept is not None:
             self.kept.release_networks()
             self.clear()

@@ -268,7 +268,7 @@ class UnsavedState:
 
 
 class StateSaver:
-    """Thread that writes the states of members that have hopped on, one after another.
+    """Thread that writes states one after another, after their members have hopped on.
 
     Parameters
     ----------

@@ -36,7 +36,7 @@ BALANCE = "balance/"
 ACCESSES = "visits/"
 """Prefix of a checkpoint's arrays with the state of `SampleAccesses`."""
 SCORES = "scores/"
-"""Prefix of the sums from which a member that hops computes the metrics of an evaluation in progress."""
+"""Prefix of the sums for the metrics of an unfinished evaluation of a member that hops."""
 RANKS = "generators_of_rank/"
 """Prefix, before the rank, of the states of other ranks' generators, each a JSON text."""
 

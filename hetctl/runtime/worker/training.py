@@ -112,7 +112,6 @@ class Trainer(MemberTrainer):
             self.network.set_generators(of_framework)
 
     def _train_epoch(self) -> bool:
-        """Train the rest of the epoch; return false if told to stop before its end."""
         number, is_whole = len(self.state.epochs) + 1, not self.state.part_samples
         clock = EpochClock(self.training.samples, self.member.chunk(self.group.size))
 
@@ -149,7 +148,6 @@ class Trainer(MemberTrainer):
         return True
 
     def _is_pause_due(self) -> bool:
-        """Return true if a checkpoint is due in the middle of an epoch."""
         # Training does not wait for the last checkpoint if the interval is a time; one in steps is kept to.
         waits = self.member.checkpoint.is_timed and self._saver.is_busy
         return self._clock.is_due() and not waits
@@ -170,7 +168,6 @@ class Trainer(MemberTrainer):
         return batches.paused
 
     def _evaluate(self, number: int) -> dict[str, float]:
-        """Return the ``val_*`` metrics after an epoch, equal on every rank."""
         return self.network.evaluate(held_out_batches(self.validation, number, self.heartbeat))
 
     def _end_epoch(self, metrics: Mapping[str, float]) -> None:
@@ -209,7 +206,7 @@ class ShardedTrainer(Trainer):
         super().__post_init__()
 
     def _load(self) -> Loaded:
-        """Return the newest checkpoint, all parts of which the ranks have checked together."""
+        """Return the newest checkpoint; the ranks together have checked all its parts."""
 
         def needs(name: str) -> bool:
             """Return true for arrays and this rank's share of the shards, whatever number of ranks wrote."""
@@ -320,7 +317,6 @@ def run_shown(
 def _balancer(
     spec: TrainingSpec, task: TaskMessage, built: BuiltMember, events: EventWriter, stack: ExitStack
 ) -> TrainingBalancer | None:
-    """Return the balancer of a group of several ranks, unless balancing is off."""
     timer, group = built.network.timer, built.group
     if group.size == 1 or timer is None or spec.balance.mode == OFF:
         return None

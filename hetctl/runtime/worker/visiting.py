@@ -166,7 +166,6 @@ class Visitor:
         )
 
     def _loaders(self) -> tuple[ArrayLoader, ArrayLoader]:
-        """Return the training and the validation samples of the partition."""
         sources = self._resources.partitions.open(self._visit.partition_number, self._context.prepare_data)
         self._context.heartbeat()
         place = self._group.rank, self._group.size

@@ -142,7 +142,7 @@ class Inbox:
         return iter(self._queue.get, None)
 
     def end(self) -> None:
-        """End `assignments` after those that have arrived."""
+        """End `assignments` after all that have arrived."""
         self._queue.put(None)
 
     def _listen(self) -> None:

@@ -19,7 +19,7 @@ from hetctl.runtime.worker.hardware import peak_gpu_memory, peak_of_process, res
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 COPIES = 5
 Kept = Callable[[Callable[[], Tensor], Tensor], int]
-"""Function that runs a forward pass on inputs and returns the bytes that it keeps; `MemoryGauge.kept_by`."""
+"""Function that runs a forward pass on inputs and returns its kept bytes; `MemoryGauge.kept_by`."""
 
 
 class MemoryGauge:

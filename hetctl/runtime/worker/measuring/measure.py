@@ -127,7 +127,6 @@ def _measure_point(
 
 
 def _train_steadily(built: BuiltMember, member: Member, context: WorkerContext) -> SteadyClock:
-    """Train full batches until their rate is known."""
     clock = SteadyClock()
     # Smaller last batches, which TensorFlow traces anew, made rates up to 2.2 times too low.
     loader = FullBatches(built.training, member.chunk(built.group.size))
@@ -302,7 +301,7 @@ def _run(
     group: Group,
     context: WorkerContext,
 ) -> ReportTimes:
-    """Run the command until its rate is known or its time is over; return its reports."""
+    """Run the command until its rate is known or its time is over."""
     member, folder = measurements.ensemble.member(point.member), Path(assignment.task.folder)
     scratch = folder / "scratch" / point.source
     make_private_folder(scratch.parent)

@@ -31,7 +31,7 @@ from hetctl.storage.profile_request import read_measurements
 WARM_UPS = 2
 LEAST_PASSES, MOST_PASSES = 5, 50
 LEAST_S = 0.2
-"""Seconds of a layer's timed passes, of which there are at most `MOST_PASSES`."""
+"""Seconds of a layer's timed passes, at most `MOST_PASSES` of them."""
 
 Passes = tuple[ComputeTime, ComputeTime, ComputeTime]
 """Times of a layer's forward pass, its backward pass and its update."""

@@ -312,7 +312,7 @@ class CommandRun:
         return OVER in self._heard
 
     def _take_reports(self, wait_s: float) -> int:
-        """Read the lines that have arrived; return their number."""
+        """Judge the lines that have arrived; return their number."""
         lines = list(self.process.reports(wait_s))
         for line in lines if self.group.rank == 0 else ():
             reason = self.read(line)
