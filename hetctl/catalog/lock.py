@@ -16,7 +16,7 @@ from types import TracebackType
 
 from hetctl.model.errors import BadInputError, LockedError, is_transient
 from hetctl.model.serialization import encode, parse
-from hetctl.storage.atomic_io import link_anew, make_private_folder, write_json
+from hetctl.storage.atomic_io import hard_link, make_private_folder, write_json
 from hetctl.storage.processes import HostBoot, Process
 
 HEARTBEAT_S = 5.0
@@ -166,7 +166,7 @@ class ProjectLock:
         start, is_logged = time.monotonic(), False
         while True:
             try:
-                while not (link_anew(own, self._path) or self._take_over(own)):
+                while not (hard_link(own, self._path) or self._take_over(own)):
                     pass
                 return
             except LockedError as error:

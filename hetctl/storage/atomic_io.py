@@ -60,7 +60,7 @@ def private_file(path: Path, *, durable: bool = True) -> Iterator[BinaryIO]:
     """
     with unfinished_file(path.with_name(f".{path.name}.{os.getpid()}.tmp")) as file:
         yield file
-        give_name(file, path)
+        sync_and_rename(file, path)
     if durable:
         sync_folder(path.parent)
 
@@ -78,7 +78,7 @@ def unfinished_file(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def give_name(file: BinaryIO, path: Path) -> None:
+def sync_and_rename(file: BinaryIO, path: Path) -> None:
     """Name an open file once its data are on the disk; `sync_folder` makes the name durable."""
     file.flush()
     # rename(2) is atomic for readers, but does not order data: after a crash the file could be empty.
@@ -86,7 +86,7 @@ def give_name(file: BinaryIO, path: Path) -> None:
     Path(file.name).replace(path)
 
 
-def link_anew(file: Path, path: Path) -> bool:
+def hard_link(file: Path, path: Path) -> bool:
     """Give a file a second name; return False if that name is taken."""
     try:
         os.link(file, path)

@@ -18,7 +18,7 @@ from typing import Any
 from hetctl.model.errors import is_transient
 from hetctl.model.events import Event, in_order
 from hetctl.storage.atomic_io import sync_folder
-from hetctl.storage.patience import AT_ONCE, Patience
+from hetctl.storage.patience import NO_RETRY, Patience
 
 HEAD = b'{"kind": '
 """Beginning of every line of an event file."""
@@ -48,7 +48,7 @@ class EventWriter:
         source: str,
         round_index: int | None = None,
         on_written: Callable[[int], None] = lambda _: None,
-        patience: Patience = AT_ONCE,
+        patience: Patience = NO_RETRY,
     ) -> None:
         self.path = folder / f"{source}.jsonl"
         self.patience = patience

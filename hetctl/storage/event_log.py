@@ -37,7 +37,7 @@ class EventFile:
         self.offset = offset
         self.lines = lines
 
-    def fresh(self) -> list[Event]:
+    def read_new(self) -> list[Event]:
         """Read the lines completed since the last call as events; an OSError leaves all unread."""
         try:
             # Opened each time, because an NFS client checks on opening whether the file has grown.
@@ -105,14 +105,14 @@ class EventLog:
         self._driver = self._files.pop(DRIVER, self._driver)
         self._in_training = dict.fromkeys(in_training)
 
-    def fresh(self, lengths: Mapping[str, int] | None = None) -> list[Event]:
-        """Read all new events as `fresh_files` does; after an OSError the next call returns them all."""
-        for events in self.fresh_files(lengths):
+    def read_new(self, lengths: Mapping[str, int] | None = None) -> list[Event]:
+        """Read all new events as `read_new_by_file` does; after an OSError the next call returns them all."""
+        for events in self.read_new_by_file(lengths):
             self._read += events
         read, self._read = self._read, []
         return read
 
-    def fresh_files(self, lengths: Mapping[str, int] | None = None) -> Iterator[list[Event]]:
+    def read_new_by_file(self, lengths: Mapping[str, int] | None = None) -> Iterator[list[Event]]:
         """Read new events file by file, since all together may be many.
 
         The drivers' file is first: the end of a task is never read without the member's last events.
@@ -133,7 +133,7 @@ class EventLog:
         self._lengths |= lengths or {}
         # Once: listing asks the metadata server of a shared file system for the size of every file.
         sources = [] if self._listed else list(self._grown())
-        driver_events = self._driver.fresh()
+        driver_events = self._driver.read_new()
         changed = self._update_in_training(driver_events)
         # Opening the files of 1,000 members takes 20 ms, and as many requests to a metadata server.
         grown = self._in_training if lengths is None else self._expected()
@@ -141,7 +141,7 @@ class EventLog:
         self._listed = True
         yield driver_events
         for source in list(self._due):
-            events = self._file_of(source).fresh()
+            events = self._file_of(source).read_new()
             del self._due[source]
             yield events
 

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from hetctl.model.serialization import decode, encode
 from hetctl.model.site import LEASE_SHARE
-from hetctl.storage.atomic_io import link_anew, write_json
+from hetctl.storage.atomic_io import hard_link, write_json
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.patience import PATIENT
 from hetctl.storage.processes import HostBoot, Process
@@ -244,7 +244,7 @@ class Lease:
         draft = self._folder.lease.with_name(f".lease.{socket.gethostname()}.{os.getpid()}.{id(self)}")
         write_json(draft, encode(self._holder))
         try:
-            return link_anew(draft, self._folder.ticket(number))
+            return hard_link(draft, self._folder.ticket(number))
         finally:
             draft.unlink()
 
@@ -277,9 +277,9 @@ class Lease:
         silent_s = now - since
         if silent_s > self._lease_s or (silent_s > HERE_S and holder.is_dead_here):
             return True
-        return silent_s > OVER_S and self._is_called_over(holder)
+        return silent_s > OVER_S and self._ended_by_batch_system(holder)
 
-    def _is_called_over(self, holder: LeaseHolder) -> bool:
+    def _ended_by_batch_system(self, holder: LeaseHolder) -> bool:
         """Return true if the batch system had ended the whole job when it was last asked."""
         record = read_record(self._folder)
         jobs = record.jobs if record else ()

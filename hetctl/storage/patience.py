@@ -26,19 +26,19 @@ class Patience:
     ----------
     limit_s : float
         Seconds after the first error after which the next one is raised.
-    meanwhile : callable
+    on_pause : callable
         Function called before each pause, such as a heartbeat.
     clock, sleep : callable
         Clock in seconds, and wait.
-    before : callable
+    before_attempt : callable
         Function called before each attempt, such as a check of the lease; its error is raised at once.
     """
 
     limit_s: float = PATIENCE_S
-    meanwhile: Callable[[], None] = lambda: None
+    on_pause: Callable[[], None] = lambda: None
     clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
-    before: Callable[[], None] = lambda: None
+    before_attempt: Callable[[], None] = lambda: None
 
     def call(self, function: Callable[P, T], *arguments: P.args, **options: P.kwargs) -> T:
         """Call a function until it raises no transient error; return its result.
@@ -55,7 +55,7 @@ class Patience:
         """
         pause_s, limit = FIRST_PAUSE_S, None
         while True:
-            self.before()
+            self.before_attempt()
             try:
                 return function(*arguments, **options)
             except OSError as error:
@@ -64,7 +64,7 @@ class Patience:
                 if not is_transient(error) or now >= limit:
                     raise
                 self._say(error, pause_s)
-            self.meanwhile()
+            self.on_pause()
             self.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -77,7 +77,7 @@ class Patience:
             logging.getLogger(__name__).warning("%s; trying again", error)
 
 
-AT_ONCE = Patience(0.0)
+NO_RETRY = Patience(0.0)
 """No repetition: the first error is raised."""
 PATIENT = Patience()
 """Repetition for callers that may wait."""

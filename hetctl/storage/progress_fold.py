@@ -108,16 +108,16 @@ class ProgressFold:
 
     def add(self, events: Iterable[Event]) -> set[str]:
         """Fold more events; return the members that they concern."""
-        fresh: dict[str, list[Event]] = defaultdict(list)
+        by_member: dict[str, list[Event]] = defaultdict(list)
         for event in events:
             if (name := member_of(event)) in self._members:
-                fresh[name].append(event)
-        for name, new_events in fresh.items():
+                by_member[name].append(event)
+        for name, new_events in by_member.items():
             if name not in self._folds:
-                self._folds[name] = OrderedFold(_begun(self._progress[name]), self._step(name))
+                self._folds[name] = OrderedFold(_initial_state(self._progress[name]), self._step(name))
             self._folds[name].add(new_events)
             self._progress[name] = self._folds[name].state.progress
-        return set(fresh)
+        return set(by_member)
 
     def forget(self, name: str) -> None:
         """Drop the events of a member; older ones are refused from now on."""
@@ -143,14 +143,14 @@ def _row(fold: OrderedFold[MemberFold]) -> Row:
     return [fold.last, *times, state.epochs.row(), [member, *others]]
 
 
-def _begun(progress: Progress) -> MemberFold:
+def _initial_state(progress: Progress) -> MemberFold:
     """Return the state of a member before its first event."""
     return MemberFold(with_fields(progress, epochs=EpochHistory()))
 
 
 def events_in(folder: RunFolder) -> list[Event]:
     """Read all event files of a run, sorted by time."""
-    return in_order(EventLog(folder).fresh())
+    return in_order(EventLog(folder).read_new())
 
 
 def _before_events(ensemble: Ensemble, known: Mapping[str, Progress]) -> dict[str, Progress]:
@@ -180,10 +180,10 @@ def _with(state: MemberFold, **changed: Any) -> MemberFold:
 def _after_task(state: MemberFold, event: Event, member: Member, retries: int) -> MemberFold:
     if not state.progress.active:
         return state
-    return with_fields(_with(state, **_counted(state, event, member, retries)), error="")
+    return with_fields(_with(state, **_changes_by_task_end(state, event, member, retries)), error="")
 
 
-def _counted(state: MemberFold, event: Event, member: Member, retries: int) -> dict[str, Any]:
+def _changes_by_task_end(state: MemberFold, event: Event, member: Member, retries: int) -> dict[str, Any]:
     """Return the changes of progress by the end of a task, which may count against the member."""
     progress = state.progress
     reason, description = event.record.reason, event.record.description

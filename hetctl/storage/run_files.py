@@ -65,10 +65,10 @@ def write_record(folder: RunFolder, record: CatalogRecord) -> None:
 
 def read_record(folder: RunFolder) -> CatalogRecord | None:
     """Read ``record.json``; None if it is missing or damaged; the next change writes it anew."""
-    return _read_spare(folder.record, CatalogRecord)
+    return _read_optional(folder.record, CatalogRecord)
 
 
-def _read_spare(path: Path, kind: type[T]) -> T | None:
+def _read_optional(path: Path, kind: type[T]) -> T | None:
     """Read a dispensable file; None if it is missing or damaged."""
     try:
         return read_json(path, kind, "")
@@ -109,7 +109,7 @@ def write_planner_state(folder: RunFolder, state: Any) -> None:
 
 def read_planner_state(folder: RunFolder) -> Any:
     """Return the planner's state at the start of the run's newest round; None if it is missing or damaged."""
-    return _read_spare(folder.planner_state, Any)
+    return _read_optional(folder.planner_state, Any)
 
 
 STALE_S = 30.0

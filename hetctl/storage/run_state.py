@@ -149,7 +149,7 @@ class RunState:
         Parameters
         ----------
         lengths : mapping of str to int or None
-            Same as in `EventLog.fresh_files`.
+            Same as in `EventLog.read_new_by_file`.
 
         Returns
         -------
@@ -164,9 +164,9 @@ class RunState:
 
     def _refresh(self, lengths: Mapping[str, int] | None) -> set[str]:
         if self._is_read:
-            return self._folded(self._log.fresh_files(lengths))
+            return self._folded(self._log.read_new_by_file(lengths))
         with frozen_afterwards():
-            changed = self._folded(self._log.fresh_files(lengths))
+            changed = self._folded(self._log.read_new_by_file(lengths))
         self._is_read = True
         return changed
 

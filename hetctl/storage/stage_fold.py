@@ -57,5 +57,5 @@ class StageLog:
     def refresh(self) -> StageFold:
         """Return the fold of all events so far."""
         for file in self._files:
-            self._fold.add(file.fresh())
+            self._fold.add(file.read_new())
         return self._fold

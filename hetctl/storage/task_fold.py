@@ -75,13 +75,13 @@ class TaskFold:
 
     def add(self, events: Iterable[Event]) -> Mapping[TaskKey, Tasks]:
         """Fold more events; return the tasks that have changed."""
-        fresh: dict[TaskKey, list[Event]] = defaultdict(list)
+        by_task: dict[TaskKey, list[Event]] = defaultdict(list)
         for event in events:
             if event.source == DRIVER and event.kind in ("task_started", "task_ended"):
-                fresh[event.round, event.record.member].append(event)
-        for (index, name), new_events in fresh.items():
+                by_task[event.round, event.record.member].append(event)
+        for (index, name), new_events in by_task.items():
             self._folds_of(name).setdefault(index, OrderedFold((), _after)).add(new_events)
-        return {(index, name): self._folds[name][index].state for index, name in fresh}
+        return {(index, name): self._folds[name][index].state for index, name in by_task}
 
     def _folds_of(self, member: str) -> dict[int, OrderedFold[Tasks]]:
         if member not in self._folds:

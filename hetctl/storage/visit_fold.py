@@ -95,7 +95,7 @@ class VisitLog:
     def refresh(self) -> VisitFold:
         """Return the fold of all events so far."""
         for file in self._files:
-            self.fold.add(file.fresh())
+            self.fold.add(file.read_new())
         return self.fold
 
 

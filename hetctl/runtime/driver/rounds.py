@@ -123,7 +123,7 @@ class Rounds:
     def report_of(self, name: str, index: int) -> TaskReport:
         """Return the report of a member's trainer; OSError if its events cannot be read."""
         # A trainer that briefly outlives its driver may write events of an earlier round.
-        return report_of(e for e in self._event_files[name].fresh() if e.round == index)
+        return report_of(e for e in self._event_files[name].read_new() if e.round == index)
 
     def close(self, group: RankGroup, running: RunningTask, report: TaskReport, peak: int) -> ExitReason:
         """Record the end of a task; return its reason.

@@ -33,7 +33,7 @@ class RunMembers:
     gpus : int
         Number of GPUs of the job.
     take_written : callable
-        Function that returns the lengths of event files announced since its last call (`EventLog.fresh`).
+        Function that returns the lengths of event files announced since its last call (`EventLog.read_new`).
     trials : TrialQueue or None
         Trials of the run's search; None if it has none.
     on_failure : callable

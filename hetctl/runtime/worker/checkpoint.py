@@ -23,14 +23,14 @@ from hetctl.model.errors import is_transient
 from hetctl.model.serialization import encode, parse
 from hetctl.model.training_progress import EpochResult
 from hetctl.storage.atomic_io import (
-    give_name,
     make_private_folder,
     read_json,
+    sync_and_rename,
     sync_folder,
     unfinished_file,
     write_json,
 )
-from hetctl.storage.patience import AT_ONCE, Patience
+from hetctl.storage.patience import NO_RETRY, Patience
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -210,7 +210,7 @@ class CheckpointFolder:
         Patience with a file system that does not answer.
     """
 
-    def __init__(self, path: Path, patience: Patience = AT_ONCE) -> None:
+    def __init__(self, path: Path, patience: Patience = NO_RETRY) -> None:
         self.path = path
         self._patience = patience
         self._invalid: set[str] = set()
@@ -289,7 +289,7 @@ class CheckpointFolder:
             # An earlier checkpoint counts until the new manifest is there.
             if name in self._named(state):
                 file = file.with_suffix(f".{digest[:8]}.npz")
-            give_name(stream, file)
+            sync_and_rename(stream, file)
         # Before the manifest, which may replace a valid one.
         sync_folder(self.path)
         return ArrayFile(file.name, size, digest)
@@ -297,7 +297,7 @@ class CheckpointFolder:
     def _finish(self, manifest: Manifest, since: int | None) -> None:
         """Write the manifest for files on the disk, and delete old checkpoints."""
         # Checked again, since arrays take long to write.
-        self._patience.before()
+        self._patience.before_attempt()
         write_json(self.path / f"{_name_of(manifest.state)}.json", encode(manifest))
         self._drop_old(manifest, since)
 

@@ -297,7 +297,9 @@ class WorkerContext:
     @property
     def patience(self) -> Patience:
         """Patience with a file system that does not answer; it sends heartbeats, and checks the lease."""
-        return Patience(meanwhile=self.heartbeat, before=self.lease.check if self.lease else lambda: None)
+        return Patience(
+            on_pause=self.heartbeat, before_attempt=self.lease.check if self.lease else lambda: None
+        )
 
     def writer(self, task: TaskMessage) -> EventWriter:
         """Return the writer of a task's events, which tells the driver the file's length after each."""
