@@ -69,7 +69,7 @@ def profile(
             points=tuple(attending.catalog.points(ensemble, site)),
             preprocess=tuple(attending.catalog.preprocess(ensemble, site)),
             measured=session.measured,
-            known=session.had,
+            known=session.known_before,
             failures=tuple(session.failures),
             shapes=shapes_of(command.ensemble),
         )
@@ -218,7 +218,7 @@ def profile_layers(
             layers=tuple(current_layers(stored, command.ensemble, members, site)),
             links=tuple(catalog.links(site.name)),
             measured=session.measured,
-            known=session.had,
+            known=session.known_before,
             failures=tuple(session.failures),
         )
 

@@ -212,7 +212,7 @@ class ProfileSession:
 
     Attributes
     ----------
-    had : int
+    known_before : int
         Number of targets known before; 0 if they are measured again.
     failures : list of Failure
         Targets that could not be measured.
@@ -230,13 +230,13 @@ class ProfileSession:
         self._known = set() if command.force else set(known)
         self._preprocess_cores = preprocess_cores
         self._earlier: Sequence[JobGroup] = ()
-        self.had = len(self._known)
+        self.known_before = len(self._known)
         self.failures: list[Failure] = []
 
     @property
     def measured(self) -> int:
         """Number of targets measured by this command."""
-        return len(self._known) - self.had
+        return len(self._known) - self.known_before
 
     def measure(self, points: Iterable[ProfileTarget]) -> None:
         """Measure the targets that are neither known nor failed.

@@ -44,7 +44,7 @@ def comparison_of(
     timing = JobTiming(spec.wall_s, spec.grace_s, ROUND_OVERHEAD_S, JOB_OVERHEAD_S)
     scenario = Scenario(Cluster.at(spec.site, spec.gpus), timing, lockstep=spec.sharing == LOCKSTEP)
     options = options_from(spec.options)
-    starting_s = _starting_s(spec, events)
+    rank_start_s = _rank_start_s(spec, events)
     try:
         own = forecast(planner_named(spec.planner), members, scenario, options)
         baseline = forecast(planner_named(BASELINE), members, replace(scenario, lockstep=False), options)
@@ -52,8 +52,8 @@ def comparison_of(
         return None
     return Comparison(
         baseline=BASELINE,
-        baseline_s=starting_s + baseline.predicted_makespan_s,
-        simulated_s=starting_s + own.predicted_makespan_s,
+        baseline_s=rank_start_s + baseline.predicted_makespan_s,
+        simulated_s=rank_start_s + own.predicted_makespan_s,
         epochs=epochs,
     )
 
@@ -79,7 +79,7 @@ def _as_trained(spec: RunSpec, progress: Mapping[str, Progress]) -> list[Workloa
     ]
 
 
-def _starting_s(spec: RunSpec, events: Sequence[Event]) -> float:
+def _rank_start_s(spec: RunSpec, events: Sequence[Event]) -> float:
     """Return how many seconds the first step started up longer than profiled: the start of the ranks."""
     startup_s = {profile.member: profile.startup_s for profile in spec.profiles}
     for event in events:

@@ -201,7 +201,7 @@ def plan_of_rest(project: Project, catalog: Catalog, spec: RunSpec) -> Plan:
     request = PlanRequest(
         *(spec.ensemble, spec.site, size, spec.planner, spec.options),
         sharing=spec.sharing,
-        mode=_mode_of(spec),
+        mode=_planning_mode(spec),
         profiles={profile.member: profile for profile in spec.profiles},
         progress=state_in(project.home.run(spec.run), spec).progress,
     )
@@ -269,7 +269,7 @@ def _as_stored(value: T) -> T:
     return decode(type(value), json.loads(json.dumps(encode(value))))
 
 
-def _mode_of(spec: RunSpec) -> str:
+def _planning_mode(spec: RunSpec) -> str:
     """Return the mode whose plans follow the same rule as the run's jobs."""
     if len(spec.phases) == 1:
         return spec.phases[0] if spec.phases[0] in (HOPPER, PIPELINE) else DATA_PARALLEL

@@ -156,12 +156,12 @@ def _status(name: str, fold: StageFold, epochs: Iterable[EpochResult]) -> Pipeli
     if task is None or task.pipeline is None:
         return None
     # After the loss of a node the layers are on other stages: the figures of the earlier ones are void.
-    known = stages is not None and _are_of(task.pipeline, stages.stages)
+    known = stages is not None and _match_layout(stages.stages, task.pipeline)
     last = _epoch(stages, epochs) if stages is not None and known else None
     return PipelineStatus(name, task.pipeline, task.rate, last)
 
 
-def _are_of(layout: PipelineLayout, stages: Iterable[StageReport]) -> bool:
+def _match_layout(stages: Iterable[StageReport], layout: PipelineLayout) -> bool:
     """Return true if the stages are those of the layout."""
     planned = {
         (number, index, plan.first, plan.last)

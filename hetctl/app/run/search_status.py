@@ -138,7 +138,7 @@ def export_study(project: Project, run: str | None, path: Path) -> RunStatus:
         raise BadInputError(f"run {status.run} has no search", "`hetctl search` needs a run with one")
     events = events_in(project.home.run(status.run))
     found = trials_of(status, ensemble, events)
-    left = _left_behind(events) if search.method == DECIDES_AT_ONCE else ()
+    left = _passed_over(events) if search.method == DECIDES_AT_ONCE else ()
     trials = [
         _study_trial(status, trial, found, is_over=bool(found.ended) or trial.member in left)
         for trial in sorted(found.trials, key=lambda trial: trial.number)
@@ -160,7 +160,7 @@ def _has_study(path: Path, name: str) -> bool:
     return False
 
 
-def _left_behind(events: Iterable[Event]) -> Set[str]:
+def _passed_over(events: Iterable[Event]) -> Set[str]:
     """Return the members whose trials reported before the search asked for a new one."""
     begun, waiting, left = set[str](), set[str](), set[str]()
     for event in (event for event in events if event.kind in (TRIAL, REPORT)):
