@@ -80,7 +80,7 @@ def train_rank(number, framework, gpus, batch, config, folder, samples, train_fn
     (x, y), _ = load_functions(ensemble).input_fn(None)
     stream = Stream(
         samples,
-        sum(sizes[0]) if sizes else member.chunk(gpus),
+        sum(sizes[0]) if sizes else member.step_samples(gpus),
         seed,
         rank=rank.group.rank,
         ranks=rank.group.size,

@@ -258,7 +258,7 @@ def _show(ensemble: Ensemble, site: Site, outcome: ProfileOutcome | LayerOutcome
 
 
 def _lines(outcome: ProfileOutcome | LayerOutcome) -> Iterator[str]:
-    from hetctl.reports.summary import FailureGroup, grouped, named
+    from hetctl.reports.summary import FailureGroup, grouped, names_text
 
     yield f"{outcome.measured} points measured now, {outcome.known} known before"
     for job in outcome.under_way:
@@ -268,7 +268,7 @@ def _lines(outcome: ProfileOutcome | LayerOutcome) -> Iterator[str]:
         FailureGroup((failure.point.title,), failure.error, failure.log_tail, failure.log)
         for failure in outcome.failures
     ):
-        yield f"\n{named(group.names)}: {group.reason}"
+        yield f"\n{names_text(group.names)}: {group.reason}"
         yield from (f"    {line}" for line in (*group.log_tail, group.log))
 
 

@@ -70,13 +70,13 @@ def _failure(status: RunStatus) -> HetctlError | None:
         return RunStalledError(
             f"run {status.run} is stalled: {status.reason}", "correct the cause, then `hetctl submit` goes on"
         )
-    from hetctl.reports.summary import named
+    from hetctl.reports.summary import names_text
 
     failed = [name for name, state in status.states.items() if state == "failed"]
     if not failed or status.state in UNDER_WAY:
         return None
     return MembersFailedError(
-        f"{len(failed)} of {len(status.states)} members failed: {named(failed)}",
+        f"{len(failed)} of {len(status.states)} members failed: {names_text(failed)}",
         "correct the cause, then `hetctl submit --new` starts another run",
     )
 

@@ -32,7 +32,7 @@ def matching(pattern: re.Pattern[str], rule: str) -> Column:
     return Column(rule, pattern.fullmatch)
 
 
-def whole(least: int, rule: str, digits: int = 9) -> Column:
+def whole_number(least: int, rule: str, digits: int = 9) -> Column:
     """Return a column of whole numbers with at most `digits` digits, which keeps later products small."""
     # \d would also match digits of other scripts.
     form = re.compile(rf"[0-9]{{1,{digits}}}")
@@ -44,7 +44,7 @@ def number(least: float, most: float, rule: str) -> Column:
     return Column(rule, lambda text: NUMBER.fullmatch(text) and least <= float(text) <= most, float)
 
 
-COUNT = whole(1, "must be a whole number of at least 1")
+COUNT = whole_number(1, "must be a whole number of at least 1")
 TEXT = Column("must be printable text", lambda text: text and text.isprintable())
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hetctl.inputs.csv_table import TEXT, Column, read_table, repeated, whole
+from hetctl.inputs.csv_table import TEXT, Column, read_table, repeated, whole_number
 from hetctl.inputs.ensemble_schema import EnsembleModel, PartitionsModel
 from hetctl.inputs.input_errors import SourceLine, refuse, shown, suggestion
 from hetctl.inputs.member_entries import (
@@ -43,7 +43,7 @@ SOURCE = Column(
     lambda text: text.startswith(("/", "$")) and text.isprintable(),
 )
 PLACEMENT = {
-    "partition": whole(0, "must be a whole number from 0"),
+    "partition": whole_number(0, "must be a whole number from 0"),
     "path": TEXT,
     "nodes": Column(
         "must be names separated by ';', each once, or empty",

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
-from hetctl.inputs.csv_table import NUMBER, TEXT, Problem, number, read_table, repeated, whole
+from hetctl.inputs.csv_table import NUMBER, TEXT, Problem, number, read_table, repeated, whole_number
 from hetctl.inputs.input_errors import SourceLine, read_text, refusal, refuse, shown
 from hetctl.model.profile import MeasuredLayer
 
@@ -204,7 +204,7 @@ def _crossing(order: Sequence[str], nodes: Mapping[str, GraphNode], edges: Edges
 
 
 SECONDS = number(0.0, sys.float_info.max, "must be a number of seconds, at least 0")
-SIZE = whole(0, "must be a whole number from 0 to 999,999,999,999,999", digits=15)
+SIZE = whole_number(0, "must be a whole number from 0 to 999,999,999,999,999", digits=15)
 TIMES, BYTES = ("forward_s", "backward_s"), ("activation_bytes", "parameter_bytes")
 OPTIONAL_BYTES = ("held_bytes", "workspace_bytes", "optimizer_bytes")
 NEEDED = {"layer": TEXT, **dict.fromkeys(TIMES, SECONDS), **dict.fromkeys(BYTES, SIZE)}

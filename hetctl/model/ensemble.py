@@ -256,7 +256,7 @@ class Member:
         """Return how many of `gpus` GPUs it may have: each needs a sample in every step."""
         return min(gpus, self.max_gpus or gpus, self.global_batch_size or gpus)
 
-    def chunk(self, gpus: int) -> int:
+    def step_samples(self, gpus: int) -> int:
         """Return the samples in a step of a group of so many GPUs."""
         return self.global_batch_size or self.batch_size * gpus
 
@@ -265,7 +265,7 @@ class Member:
         """Largest batch, if a rank's part of a step may have several; None: it has one."""
         return self.batch_size if self.global_batch_size else None
 
-    def rows_trained(self, gpus: int) -> int:
+    def largest_train_batch(self, gpus: int) -> int:
         """Return the largest number of samples that a rank trains at once, in a group of so many GPUs."""
         if self.global_batch_size is None:
             return self.batch_size

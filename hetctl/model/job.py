@@ -14,7 +14,7 @@ GIVEN_GPUS = "HETCTL_GIVEN_GPUS"
 TRAIN, PROFILE, PROBE = "train", "profile", "probe"
 """Modes of a job: it trains members of a run, measures points of a profile, or tests a site."""
 
-GAVE_WAY = 75
+SUPERSEDED_EXIT = 75
 """Exit code of a script or driver that leaves the run to another job (EX_TEMPFAIL)."""
 
 

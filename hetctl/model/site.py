@@ -208,7 +208,7 @@ OF_COMMUNICATION = ("NCCL_", "RCCL_", "GLOO_", "HOROVOD_GLOO_", "FI_")
 """Prefixes of variables of NCCL, RCCL, Gloo and libfabric; a site only gives defaults for these."""
 
 
-def yields(variable: str) -> bool:
+def is_overridable(variable: str) -> bool:
     """Return true if a site's value of a variable is a default that the user's own value overrides."""
     return variable.startswith(OF_COMMUNICATION)
 
@@ -340,10 +340,10 @@ class Site:
                 return node_type.gpu_type
         return None
 
-    def yielding_to(self, environment: Mapping[str, str]) -> Site:
+    def with_overrides(self, environment: Mapping[str, str]) -> Site:
         """Return the site with the user's values of communication libraries' variables."""
         # The script must not export these: the next job, which it submits, would take them for the user's.
-        set_by_user = {n: environment[n] for n in self.environment if yields(n) and n in environment}
+        set_by_user = {n: environment[n] for n in self.environment if is_overridable(n) and n in environment}
         return replace(self, environment={**self.environment, **set_by_user})
 
     @property

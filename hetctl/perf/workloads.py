@@ -207,7 +207,7 @@ def _save_s(member: Member, profile: MemberProfile, rates: Mapping[int, float]) 
         return profile.save_s
     save_s = profile.checkpoint_s if profile.save_s is None else profile.save_s
     gpus = min(rates)
-    return save_s * interval.saves_of_epoch(samples / member.chunk(gpus), samples / rates[gpus])
+    return save_s * interval.saves_of_epoch(samples / member.step_samples(gpus), samples / rates[gpus])
 
 
 def _samples_left(

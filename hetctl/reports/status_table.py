@@ -21,7 +21,7 @@ from hetctl.reports.summary import (
     describe_time,
     failures_of,
     gpus_by_round,
-    named,
+    names_text,
 )
 from hetctl.reports.units import (
     NONE,
@@ -93,7 +93,7 @@ def status_sections(status: RunStatus, width: int | None) -> Iterator[Section]:
     if status.hops:
         yield from _hops(status.hops, on_page=width is None)
     for group in failures_of(status):
-        title = f"{named(group.names)} failed: {group.reason}"
+        title = f"{names_text(group.names)} failed: {group.reason}"
         yield Section(title, log=(*group.log_tail, group.log))
 
 

@@ -88,7 +88,7 @@ class FailureGroup:
     log: str
 
 
-def named(members: Sequence[str]) -> str:
+def names_text(members: Sequence[str]) -> str:
     """Return the names of the first members, and the number of the others."""
     return some_of(members, MOST_NAMED)
 

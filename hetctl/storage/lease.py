@@ -40,7 +40,7 @@ OVER_S = 15.0
 """Seconds without a sign of life after which a driver is dead if the batch system, which may err, says so."""
 
 
-class GaveWayError(Exception):
+class SupersededError(Exception):
     """End of the wait for a lease: another driver goes on with the run, or the job has to end."""
 
 
@@ -167,7 +167,7 @@ class Lease:
 
         Raises
         ------
-        GaveWayError
+        SupersededError
             If the driver of a later job is there, or the job has to end.
         """
         try:
@@ -175,11 +175,11 @@ class Lease:
             while (waits := PATIENT.call(self._earlier)) != []:
                 for holder in waits or ():
                     if holder.job > self._holder.job:
-                        raise GaveWayError(f"{holder} goes on with the run")
+                        raise SupersededError(f"{holder} goes on with the run")
                 if self.is_claimed:
-                    raise GaveWayError("a later driver goes on with the run")
+                    raise SupersededError("a later driver goes on with the run")
                 if reason := gives_up():
-                    raise GaveWayError(f"{reason} while others had the lease of the run")
+                    raise SupersededError(f"{reason} while others had the lease of the run")
                 if waits and told != waits[0]:
                     told = waits[0]
                     self._say(

@@ -94,8 +94,8 @@ def test_members_divide_their_networks_or_not(tmp_path: Path):
 def test_a_global_batch_leaves_the_learning_rate_alone(tmp_path: Path):
     found = members(tmp_path, "  - {name: a, global_batch_size: 64}\n  - {name: b}\n")
     a, b = (found[name] for name in "ab")
-    assert (a.chunk(1), a.chunk(4), a.micro_batch_size, a.rescales) == (64, 64, 32, False)
-    assert (b.chunk(1), b.chunk(4), b.micro_batch_size, b.rescales) == (32, 128, None, True)
+    assert (a.step_samples(1), a.step_samples(4), a.micro_batch_size, a.rescales) == (64, 64, 32, False)
+    assert (b.step_samples(1), b.step_samples(4), b.micro_batch_size, b.rescales) == (32, 128, None, True)
     assert a.fingerprint != b.fingerprint
 
 

@@ -14,7 +14,7 @@ from hetctl.reports.summary import (
     describe_time,
     failures_of,
     gpus_by_round,
-    named,
+    names_text,
     prediction_error,
     ranked,
 )
@@ -121,5 +121,5 @@ def test_failures_with_one_cause_are_one_group(make_run: MakeRun) -> None:
 
 def test_of_many_failed_members_the_first_are_named() -> None:
     names = [f"m{number}" for number in range(1200)]
-    assert named(names[:5]) == "m0, m1, m2, m3, m4"
-    assert named(names) == "m0, m1, m2, m3, m4 and 1,195 more"
+    assert names_text(names[:5]) == "m0, m1, m2, m3, m4"
+    assert names_text(names) == "m0, m1, m2, m3, m4 and 1,195 more"

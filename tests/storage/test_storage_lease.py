@@ -14,7 +14,7 @@ from hetctl.model.job import Job, JobState
 from hetctl.model.plan import Plan
 from hetctl.model.site import LEASE_SHARE
 from hetctl.storage import lease as leases
-from hetctl.storage.lease import GaveWayError, Lease, LeaseLostError, release_ended
+from hetctl.storage.lease import Lease, LeaseLostError, SupersededError, release_ended
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.processes import Process
 from hetctl.storage.run_files import CatalogRecord, write_record
@@ -99,7 +99,7 @@ def test_a_driver_that_gives_signs_of_life_is_waited_for(draw, clock):
         holder.renew()
         return ""
 
-    with pytest.raises(GaveWayError, match="the job ended"):
+    with pytest.raises(SupersededError, match="the job ended"):
         take(draw(1), clock, touch)
     assert clock.now > 10 * LEASE_S
     holder.mark.check()
@@ -150,7 +150,7 @@ def test_a_holder_whose_file_is_another_drivers_ends(draw, clock):
 
 def test_the_driver_of_an_earlier_job_gives_way(draw, clock):
     holder = take(draw(2), clock)
-    with pytest.raises(GaveWayError, match="job 2"):
+    with pytest.raises(SupersededError, match="job 2"):
         take(draw(1), clock)
     # Nothing of it keeps others waiting.
     holder.release()
@@ -163,7 +163,7 @@ def test_a_driver_that_waits_gives_way_to_a_later_one(draw, clock):
     second = draw(1)
     draw(2)
     second.renew()
-    with pytest.raises(GaveWayError, match="a later driver"):
+    with pytest.raises(SupersededError, match="a later driver"):
         take(second, clock)
 
 
@@ -222,7 +222,7 @@ def test_a_living_driver_whose_job_is_called_over_is_waited_for(draw, clock, fol
         holder.renew()
         return "the job ended" if next(steps, None) is None else ""
 
-    with pytest.raises(GaveWayError, match="the job ended"):
+    with pytest.raises(SupersededError, match="the job ended"):
         take(draw(1), clock, touch)
     holder.mark.check()
 
@@ -262,7 +262,7 @@ def test_of_many_drivers_at_once_one_holds_at_a_time(folder):
         lease = Lease(folder, 0, "1", LEASE_S, alone=False, on_lost=done.append, say=lambda _: None)
         try:
             lease.acquire(lambda: "", lambda _: time.sleep(0.001))
-        except GaveWayError:
+        except SupersededError:
             done.append("gave way")
             return
         with guard:

@@ -92,7 +92,7 @@ def _balanced(
     from hetctl.methods.balance.managers import first_batches
 
     by_name = {member.name: member for member in members}
-    chunk_of = {member.name: member.chunk for member in request.ensemble.members}
+    chunk_of = {member.name: member.step_samples for member in request.ensemble.members}
 
     def with_batches(given: Allocation) -> Allocation:
         workload, chunk = by_name[given.member], chunk_of[given.member](given.gpus)

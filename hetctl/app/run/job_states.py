@@ -9,7 +9,7 @@ from dataclasses import replace
 from hetctl.catalog.catalog import Catalog
 from hetctl.cluster.batch.base import START_PATIENCE_S, BatchSystem
 from hetctl.model.events import DRIVER, Event, ExitReason, in_order
-from hetctl.model.job import GAVE_WAY, Job, JobState, JobStatus, RunReason, moved
+from hetctl.model.job import SUPERSEDED_EXIT, Job, JobState, JobStatus, RunReason, moved
 from hetctl.model.run import RunSpec, Usage
 from hetctl.model.training_progress import Progress
 from hetctl.storage.event_files import read_events
@@ -92,7 +92,7 @@ def current_jobs(
     statuses |= {
         job: JobStatus(JobState.UNKNOWN, reason="another job has its number")
         for job in unseen
-        if statuses[job].exit_code == GAVE_WAY
+        if statuses[job].exit_code == SUPERSEDED_EXIT
     }
     claimed = (replace(job, batch_id=claims.get(job.number) or job.batch_id) for job in jobs)
     return tuple(_updated(job, statuses, events, ending) for job in claimed)
@@ -254,7 +254,7 @@ def idle_jobs(jobs: Sequence[Job], reached_at: float) -> list[Job]:
     idle = [job for job in jobs if job.submitted_at >= reached_at]
     failed = [job for job in idle if job.state is JobState.NODE_FAILED]
     forgiven = FREE if len(failed) > NODE_FAILURES else FREE | {JobState.NODE_FAILED}
-    return [job for job in idle if job.state not in forgiven and job.exit_code != GAVE_WAY]
+    return [job for job in idle if job.state not in forgiven and job.exit_code != SUPERSEDED_EXIT]
 
 
 def excluded_nodes(jobs: Iterable[Job], nodes: int, needed: int) -> tuple[str, ...]:

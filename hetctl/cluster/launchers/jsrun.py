@@ -43,5 +43,5 @@ JSRUN = Launcher(
     chooses_nodes=True,
     script_nodes=1,
     whole_nodes=True,
-    fails_with=("TMPDIR",),
+    forbidden_variables=("TMPDIR",),
 )

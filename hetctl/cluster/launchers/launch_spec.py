@@ -72,7 +72,7 @@ class Launcher:
         Most nodes of a job; None: any number.
     whole_nodes : bool
         True if LSF gives its jobs whole nodes (``bsub -nnodes``).
-    fails_with : tuple of str
+    forbidden_variables : tuple of str
         Environment variables that make it fail.
     on_path : bool
         True if a program of its name must be on the PATH of the compute nodes.
@@ -95,7 +95,7 @@ class Launcher:
     script_nodes: int = 0
     most_nodes: int | None = None
     whole_nodes: bool = False
-    fails_with: tuple[str, ...] = ()
+    forbidden_variables: tuple[str, ...] = ()
     on_path: bool = True
     mpi_fix: str = "check `setup`"
     exit_lines: str = ""

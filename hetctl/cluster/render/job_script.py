@@ -17,8 +17,8 @@ from jinja2.sandbox import SandboxedEnvironment
 from hetctl.cluster.batch_systems import BATCH_SYSTEMS
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.errors import BadInputError, DiskError
-from hetctl.model.job import GAVE_WAY, TRAIN
-from hetctl.model.site import Queue, Site, yields
+from hetctl.model.job import SUPERSEDED_EXIT, TRAIN
+from hetctl.model.site import Queue, Site, is_overridable
 from hetctl.storage.paths import JobFiles, RunFolder
 
 
@@ -167,7 +167,7 @@ def _check(job: JobScript) -> None:
             f"{job.nodes} nodes; the launcher {launcher.name!r} has at most {launcher.most_nodes}",
             "choose another launcher in the site file",
         )
-    for variable in launcher.fails_with:
+    for variable in launcher.forbidden_variables:
         if variable in job.site.environment:
             raise BadInputError(
                 f"{variable} in the environment of site {job.site.name!r}: {launcher.name} fails with it",
@@ -186,7 +186,7 @@ def _values(job: JobScript) -> dict[str, Any]:
         "log": str(job.files.log),
         "stop": str(job.files.stop),
         "claim": str(job.files.claim),
-        "gave_way": GAVE_WAY,
+        "superseded_exit": SUPERSEDED_EXIT,
         "of_disk": DiskError.exit_code,
         "next": str(job.files.of_next.script),
         "site": job.site,
@@ -214,7 +214,7 @@ def _environment(folders: Sequence[str]) -> SandboxedEnvironment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.tests["of_communication"] = yields
+    environment.tests["of_communication"] = is_overridable
     environment.filters.update(FILTERS, hours_minutes=hours_minutes, minutes=minutes, clock=clock)
     return environment
 

@@ -113,7 +113,7 @@ class RoundInputs:
         The chunk that is prepared together is the greatest common divisor of the members' batches, or the
         smallest of them if the divisor is less than `LEAST_CHUNK`.
         """
-        batches = {a.member: self.ensemble.member(a.member).chunk(a.gpus) for a in self.allocations}
+        batches = {a.member: self.ensemble.member(a.member).step_samples(a.gpus) for a in self.allocations}
         roles, sizes = self.roles, [batches[a.member] for a in self.allocations]
         common, readers = math.gcd(*sizes), Counter(role.node for role in roles)
         numbers = {node: count() for node in readers}

@@ -188,7 +188,7 @@ def micro_batches(samples: int, most: int | None) -> tuple[int, ...]:
 
 def streams_of(member: Member, samples: int, held_out: int, rank: int, ranks: int) -> tuple[Stream, Stream]:
     """Return a rank's streams of the training and of the validation samples of a member."""
-    chunk, rows = member.chunk(ranks), member.rows_evaluated * ranks
+    chunk, rows = member.step_samples(ranks), member.rows_evaluated * ranks
     return (
         Stream(samples, chunk, member.seed, rank=rank, ranks=ranks),
         Stream(held_out, rows, UNSHUFFLED, rank=rank, ranks=ranks),

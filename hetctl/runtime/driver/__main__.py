@@ -10,10 +10,10 @@ from pathlib import Path
 
 from hetctl.model.errors import HetctlError
 from hetctl.model.interpreter import load_entry, skip_last_collections
-from hetctl.model.job import GAVE_WAY, PROBE, PROFILE, TRAIN
+from hetctl.model.job import PROBE, PROFILE, SUPERSEDED_EXIT, TRAIN
 from hetctl.runtime.driver.driver import SIGNAL_DELAY_S, Driver
 from hetctl.runtime.job_logs import log_line
-from hetctl.storage.lease import GaveWayError
+from hetctl.storage.lease import SupersededError
 from hetctl.storage.paths import RunFolder
 from hetctl.storage.processes import raise_descriptor_limit
 
@@ -44,9 +44,9 @@ def main(signal_delay_s: float = SIGNAL_DELAY_S) -> int:
             return 0
         run, job = RunFolder(folder), arguments.job
         driver = Driver(run, job, arguments.deadline, arguments.batch_id, signal_delay_s)
-    except GaveWayError as error:
+    except SupersededError as error:
         log_line(f"job {job} of run {run.name} leaves: {error}")
-        return GAVE_WAY
+        return SUPERSEDED_EXIT
     except HetctlError as error:
         log_line(f"job {arguments.job} of {folder.name} cannot begin: {error.message} ({error.hint})")
         return error.exit_code

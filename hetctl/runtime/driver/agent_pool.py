@@ -209,7 +209,7 @@ class AgentPool:
         self._stages = stages
         self._stores: dict[str, Any] = {}
         # Keep variables of NCCL, RCCL, Gloo and libfabric from the user's shell or a module.
-        self.site = site.yielding_to(os.environ)
+        self.site = site.with_overrides(os.environ)
         self._files = files
         self._frameworks = frameworks
         self._ranks = ranks

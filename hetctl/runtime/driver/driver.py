@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hetctl.cluster.launchers import LAUNCHERS
 from hetctl.model.errors import HetctlError, is_transient
 from hetctl.model.events import DRIVER, ExitReason
-from hetctl.model.job import GAVE_WAY
+from hetctl.model.job import SUPERSEDED_EXIT
 from hetctl.model.run import RunSpec
 from hetctl.model.serialization import encode
 from hetctl.model.site import MEMBERS
@@ -84,7 +84,7 @@ class Driver:
     """Process that sends a job's events to its scheduling (`JobScheduler`) and executes the commands.
 
     One driver runs in each allocation. Members that start together form a round. Scheduling times count from
-    the start of the run. The driver first waits for the lease of the run; GaveWayError if it cannot get it.
+    the start of the run. The driver first waits for the run's lease; SupersededError if it cannot get it.
 
     Parameters
     ----------
@@ -473,4 +473,4 @@ def _reason_to_leave(files: JobFiles, deadline: float) -> str:
 def _end_at_once(reason: str) -> None:
     """End the driver at once; its agents see that, and end with their ranks."""
     log_line(f"the driver ends at once: {reason}")
-    os._exit(GAVE_WAY)
+    os._exit(SUPERSEDED_EXIT)

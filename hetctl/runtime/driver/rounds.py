@@ -246,7 +246,9 @@ class Rounds:
         found = {t: rate_on(allocation.gpus, profile.rates_by_type.get(t, {})) for t in types.values()}
         # For a type without a measurement; the manager will find its speed.
         slowest = min((rate for rate in found.values() if rate), default=1.0)
-        return first_batches(allocation, member.chunk(allocation.gpus), types, lambda t: found[t] or slowest)
+        return first_batches(
+            allocation, member.step_samples(allocation.gpus), types, lambda t: found[t] or slowest
+        )
 
     def _gpu_type_of(self, allocation: Allocation) -> str | None:
         """Return the one type of a member's GPUs; None if they are of several."""
@@ -286,7 +288,7 @@ class Exchanges:
     """
 
     def __init__(self, site: Site, files: JobFiles) -> None:
-        self._site = site.yielding_to(os.environ)
+        self._site = site.with_overrides(os.environ)
         self._start_leaders = LAUNCHERS[site.launcher].leaders
         self._files = files
         self._steps = StepPool()

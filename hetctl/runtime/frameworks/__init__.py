@@ -93,7 +93,7 @@ class TrainableNetwork(StatefulNetwork):
         """
         if self._accumulation is not None:
             self._accumulation.begin()
-        rows = self._member.rows_trained(self._group.size)
+        rows = self._member.largest_train_batch(self._group.size)
         data = TrainingData(batches, rows, self._convert, self._noting(batches))
         arguments = [data, self._model, self._optimizer, dict(self._member.config)]
         if self._context is not None:

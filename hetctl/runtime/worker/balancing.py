@@ -114,7 +114,7 @@ def make_balancer(
     """Return the balancer of a group of several ranks; the stack ends what it starts."""
     (member,) = spec.ensemble.members
     given = spec.allocation.batch_sizes
-    sizes = given or parts_of(member.chunk(group.size), (1,) * group.size)
+    sizes = given or parts_of(member.step_samples(group.size), (1,) * group.size)
     if group.rank != 0:
         return Balancer(group, timer, sum(sizes))
     start = ManagerStart(spec.balance, spec.worker_names, sizes, member.seed)

@@ -113,7 +113,7 @@ class Trainer(MemberTrainer):
 
     def _train_epoch(self) -> bool:
         number, is_whole = len(self.state.epochs) + 1, not self.state.part_samples
-        clock = EpochClock(self.training.samples, self.member.chunk(self.group.size))
+        clock = EpochClock(self.training.samples, self.member.step_samples(self.group.size))
 
         def after_step(position: int) -> None:
             clock.note(position, batches.loss)

@@ -185,7 +185,7 @@ def test_variables_of_communication_libraries_are_not_exported(tmp_path: Path) -
 def test_a_users_variables_of_communication_libraries_stay() -> None:
     values = {"NCCL_DEBUG": "WARN", "FI_CXI_RDZV_PROTO": "alt_read", "NOTE": "site"}
     site = dataclasses.replace(SITES["local"], environment=values)
-    found = site.yielding_to({"NCCL_DEBUG": "INFO", "NOTE": "user", "NCCL_ALGO": "Ring"}).environment
+    found = site.with_overrides({"NCCL_DEBUG": "INFO", "NOTE": "user", "NCCL_ALGO": "Ring"}).environment
     assert found == {"NCCL_DEBUG": "INFO", "FI_CXI_RDZV_PROTO": "alt_read", "NOTE": "site"}
 
 

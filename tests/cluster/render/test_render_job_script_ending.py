@@ -14,7 +14,7 @@ import pytest
 from test_render_job_script import SITES, job, prepare, run_script, wait_for
 
 from hetctl.cluster.render import JobScript
-from hetctl.model.job import GAVE_WAY
+from hetctl.model.job import SUPERSEDED_EXIT
 from hetctl.model.site import Site
 
 # Plays a driver that leaves when the job's stop file is there.
@@ -155,7 +155,7 @@ def test_a_second_job_with_the_same_number_leaves_at_once(tmp_path: Path, local_
     second = {**environment, "SLURM_JOB_ID": "102"}
     left = subprocess.run(command, env=second, timeout=60, capture_output=True, text=True)
     assert (left.returncode, left.stderr) == (
-        GAVE_WAY,
+        SUPERSEDED_EXIT,
         "job 102 leaves: job 101 is job 2 of run digits-1 already\n",
     )
     assert not (records / "advance").exists()

@@ -15,7 +15,7 @@ from one_driver import problems
 from workbench import alive, kill_all, wait_for
 
 from hetctl.model.events import DRIVER
-from hetctl.model.job import GAVE_WAY
+from hetctl.model.job import SUPERSEDED_EXIT
 from hetctl.model.site import Queue, Site, Timeouts
 from hetctl.storage.atomic_io import write_json
 from hetctl.storage.progress_fold import events_in
@@ -62,7 +62,7 @@ def test_a_driver_that_stood_still_ends_when_it_wakes(job):
     following = training(job, 1)
     os.kill(frozen.pid, signal.SIGCONT)
     output, _ = frozen.communicate(timeout=60)
-    assert frozen.returncode == GAVE_WAY
+    assert frozen.returncode == SUPERSEDED_EXIT
     assert "ends at once: the lease could not be renewed in time" in output
     assert following.wait(120) == 0
     check(job)
@@ -87,7 +87,7 @@ def test_ranks_without_the_lease_are_no_failures_of_members(job):
     held = json.loads(job.run.lease.read_text())
     write_json(job.run.lease, {**held, "number": held["number"] + 1})
     output, _ = driver.communicate(timeout=60)
-    assert driver.returncode == GAVE_WAY, output
+    assert driver.returncode == SUPERSEDED_EXIT, output
     assert job.events("task_ended") == []
     wait_for(lambda: not alive(str(job.run.path)))
 
@@ -107,7 +107,7 @@ def test_an_earlier_job_gives_way_to_a_later_one(job):
     later = training(job, 1)
     earlier = job.start(0)
     output, _ = earlier.communicate(timeout=60)
-    assert earlier.returncode == GAVE_WAY
+    assert earlier.returncode == SUPERSEDED_EXIT
     assert "leaves: the driver of job 1" in output
     assert later.wait(120) == 0
     check(job)

@@ -103,7 +103,7 @@ def _measure_point(
     result = ProfilePoint(
         member=point.member,
         gpus=point.gpus,
-        rate=member.chunk(point.gpus) / times.mean_s,
+        rate=member.step_samples(point.gpus) / times.mean_s,
         fingerprint=member.fingerprint,
         batch_size=member.batch_size,
         measured_at=time.time(),
@@ -129,7 +129,7 @@ def _measure_point(
 def _train_steadily(built: BuiltMember, member: Member, context: WorkerContext) -> SteadyClock:
     clock = SteadyClock()
     # Smaller last batches, which TensorFlow traces anew, made rates up to 2.2 times too low.
-    loader = FullBatches(built.training, member.chunk(built.group.size))
+    loader = FullBatches(built.training, member.step_samples(built.group.size))
 
     def after_step(_position: int) -> None:
         clock.note(batches.loss)
@@ -154,7 +154,7 @@ def _epoch_ends(
         Extra seconds over the same samples at the steady rate, at least 0: the first time, and the mean
         of the later times.
     """
-    chunk = member.chunk(built.group.size)
+    chunk = member.step_samples(built.group.size)
     samples = built.training.samples
     left = min(samples, chunk + samples % chunk)
     beyond = []
@@ -197,7 +197,7 @@ def _save_beside(
         steps += 1
         context.heartbeat()
 
-    loader = TimedLoader(FullBatches(built.training, member.chunk(built.group.size)))
+    loader = TimedLoader(FullBatches(built.training, member.step_samples(built.group.size)))
     began = time.perf_counter()
     with closing(Saver(CheckpointFolder(folder))) as saver:
         if built.group.rank == 0:

@@ -19,10 +19,10 @@ from hetctl.model.errors import BatchSystemError
 from hetctl.model.events import DRIVER, Event
 from hetctl.model.job import (
     BETWEEN_JOBS,
-    GAVE_WAY,
     IN_DOUBT,
     JOB_REASONS,
     RUN_AFTER,
+    SUPERSEDED_EXIT,
     Job,
     JobState,
     JobStatus,
@@ -469,7 +469,7 @@ def test_a_job_is_as_the_batch_system_says(before, after):
 @pytest.mark.parametrize(("claimed", "state"), [("", JobState.UNKNOWN), ("7", JobState.FAILED)])
 def test_a_job_that_left_to_an_unseen_one_is_not_over(claimed, state):
     """Files of other nodes may be seen late, but the exit code tells."""
-    left = Answer(JobState.FAILED, exit_code=GAVE_WAY)
+    left = Answer(JobState.FAILED, exit_code=SUPERSEDED_EXIT)
     (job,) = current_jobs([a_job(JobState.RUNNING)], left, [], claimant=lambda _: claimed)
     assert job.state is state
 
